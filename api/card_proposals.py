@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.runs.models import check_keys
-from optimizer.search.synthesizers.llm.asker import (
+from optimizer.search.synthesizers.llm.client import (
     CallFailed,
     ChatReply,
-    LitellmAsker,
+    LitellmClient,
     RateLimit,
     load,
 )
@@ -38,7 +38,7 @@ class SectionModel:
     """A language model, by its litellm name, with the failures of the command line."""
 
     name: str
-    asker: LitellmAsker
+    asker: LitellmClient
 
     def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> ChatReply:
         """The model's reply. Raises Unavailable where there is none."""
@@ -73,7 +73,7 @@ def section_model(names: str, api_base: str | None) -> SectionModel:
     )
     limit = RateLimit(settings.requests_per_minute)
     name = models[0].name
-    return SectionModel(name, LitellmAsker(name, settings, limit, Redaction(), random.Random(0)))
+    return SectionModel(name, LitellmClient(name, settings, limit, Redaction(), random.Random(0)))
 
 
 def propose_symbols(

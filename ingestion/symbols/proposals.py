@@ -120,7 +120,7 @@ class ModelReply(Protocol):
 
 
 class Model(Protocol):
-    """A language model of any provider (`optimizer.search.synthesizers.llm.asker` has one)."""
+    """A language model behind any provider (`optimizer.search.synthesizers.llm.client` has one)."""
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ModelReply:
         """The reply. Raises a KernloreError if there is none."""

@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast
 
 from kb.catalog.skills.reading import EvidenceRow, SkillRow
 from kb.errors import Unavailable
-from optimizer.search.synthesizers.llm.asker import (
+from optimizer.search.synthesizers.llm.client import (
     CallFailed,
     ContextOverflow,
-    LitellmAsker,
+    LitellmClient,
     RateLimit,
     load,
 )
@@ -232,7 +232,7 @@ class ModelDrafter:
     """A language model as drafter. `name` is its litellm name."""
 
     name: str
-    asker: LitellmAsker
+    asker: LitellmClient
 
     def propose(self, task: DraftTask) -> str:
         """The model's answer. Raises Unavailable if the model cannot be called."""
@@ -256,7 +256,7 @@ def model_drafter(name: str) -> ModelDrafter:
     chosen = settings.models[0].name
     limit = RateLimit(settings.requests_per_minute)
     return ModelDrafter(
-        chosen, LitellmAsker(chosen, settings, limit, Redaction(), random.Random(0))
+        chosen, LitellmClient(chosen, settings, limit, Redaction(), random.Random(0))
     )
 
 

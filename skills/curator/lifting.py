@@ -26,7 +26,7 @@ from optimizer.evaluation.abi import TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.bench.local import LocalBench, problem_view
-from optimizer.search.records import Proposal
+from optimizer.search.records import Proposal, Value
 from optimizer.search.runs.knowledge import RecipeSource
 from optimizer.search.synthesizers.base import CaseView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import (
@@ -37,7 +37,6 @@ from optimizer.search.synthesizers.recipe.recipe import (
     PYTHON,
     ROLE_OF,
     Recipe,
-    Value,
     instantiate,
     parse_recipe,
 )

@@ -46,8 +46,14 @@ from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, sk
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
-from optimizer.search.synthesizers.recipe.steps import Knob, NoStep, turned
-from optimizer.search.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer, fit
+from optimizer.search.synthesizers.recipe.synthesizer import (
+    NAME,
+    Knob,
+    NoStep,
+    RecipeSynthesizer,
+    fit,
+    turned,
+)
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
 from skills.trials.trial import (

@@ -19,7 +19,7 @@ from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill, applicable_moves
 from optimizer.search.records import Node, Value
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
-from optimizer.search.synthesizers.recipe.steps import DIRECTIONS, Knob, avoiding
+from optimizer.search.synthesizers.recipe.synthesizer import DIRECTIONS, Knob, avoiding
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 

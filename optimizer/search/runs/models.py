@@ -51,7 +51,7 @@ LOG_CHARS = 4_000
 def check_keys(options: ModelOptions) -> None:
     """Raises InvalidRequest if the key of a model's provider is not set, before anything is
     measured for it."""
-    from optimizer.search.synthesizers.llm.asker import missing_keys
+    from optimizer.search.synthesizers.llm.client import missing_keys
 
     if not options.models or options.replay is not None:
         return
@@ -73,7 +73,7 @@ def language_models(
 ) -> Synthesizer:
     """The synthesizer that asks these models, or replays the transcripts of a run. Raises
     Unavailable without litellm."""
-    from optimizer.search.synthesizers.llm.asker import price_known, takes_tools
+    from optimizer.search.synthesizers.llm.client import price_known, takes_tools
     from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 
     named = models_from(options.models)

@@ -18,7 +18,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.llm.asker import CallFailed, ChatReply
+from optimizer.search.synthesizers.llm.client import CallFailed, ChatReply
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from tests.api.conftest import finished, upload
 

@@ -11,7 +11,7 @@ import pytest
 from kb.catalog import Catalog, open_catalog
 from optimizer.search.knowledge import Knowledge, knowledge_from_json
 from optimizer.search.runs.knowledge import remedies_of, skill_of
-from optimizer.search.synthesizers.recipe.steps import Knob, avoided
+from optimizer.search.synthesizers.recipe.synthesizer import Knob, avoided
 from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import skill_in
 

@@ -1,7 +1,5 @@
-"""torch.compile's public configuration space as data, and the order in which to try it.
-
-Knows nothing of how a configuration becomes a candidate. Standard library only, except that
-`installed` imports torch to list the options that it has.
+"""torch.compile's public configuration space as data, the order in which to try it, and the Python
+text of a candidate. Standard library only, except that `installed` imports torch.
 """
 
 from __future__ import annotations
@@ -20,20 +18,20 @@ from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import ProposalContext
 
 FILE = Path(__file__).with_name("configurations.toml")
-EAGER = "eager"  # stands in a candidate's values for: not compiled
+EAGER = "eager"  # the mode of a candidate that is not compiled
 DEFAULT = "default"
 Options = Mapping[str, Value]
 
 
 @dataclass(frozen=True)
 class Help:
-    """When a configuration is worth trying.
+    """Conditions under which a configuration is worth trying.
 
-    `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the policy
-    that it needs, empty for any. `ops` are operators or their families. `needs` are kinds of
-    operators of which the problem must have one, empty for any, and `least` is how many operators
-    that compute: with fewer the generated code stays as it is. `beside` are options of which one
-    must be on for this one to act, empty for none.
+    `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the
+    required policy, empty for any. `ops` are operators or their families. `needs` are kinds of
+    operators; the problem must have one of them, empty for any. `least` is the number of computing
+    operators below which the generated code does not change. `beside` are options; one of them must
+    be on for this one to have an effect, empty for none.
     """
 
     about: str
@@ -48,12 +46,11 @@ class Help:
     least: int = 0
 
     def acts_with(self, options: Options) -> bool:
-        """Whether one of the options is on that this one acts beside."""
+        """Whether an option in `beside` is on."""
         return not self.beside or any(options.get(name) is True for name in self.beside)
 
     def fits(self, context: ProposalContext) -> bool:
-        """Whether it can change anything on this kind of device and for these operators, and is
-        allowed by the problem's policy."""
+        """Whether it has an effect on this device and these operators and the policy allows it."""
         device, problem = device_of(context), context.problem
         return (
             (not self.devices or device in self.devices)
@@ -63,7 +60,7 @@ class Help:
         )
 
     def _acts_on(self, kinds: Mapping[str, int]) -> bool:
-        """True too where the operators are not known."""
+        """Whether it affects these operators; True if they are unknown."""
         if not kinds:
             return True
         needed = not self.needs or any(kinds.get(kind) for kind in self.needs)
@@ -77,8 +74,8 @@ class Help:
         return next(moves, None)
 
     def rank(self, context: ProposalContext) -> int:
-        """How much speaks for it here, higher is better: a move counts most, then the leading
-        signal, then the operator."""
+        """Rank in this context, higher is better: a move counts most, then the leading signal, then
+        the operator."""
         op = context.problem.op
         places = [n for n, signal in enumerate(context.parent.signals) if signal in self.signals]
         rank = 4 if self.move(context) is not None else 0
@@ -98,8 +95,7 @@ class StartingPoint:
 
 @dataclass(frozen=True)
 class Option:
-    """An option and the values that are worth trying; `default` is torch's own, None if not
-    stated."""
+    """An option and the values to try; `default` is torch's own, None if not stated."""
 
     name: str
     values: tuple[Value, ...]
@@ -119,7 +115,7 @@ class ConfigurationStep:
 
 @dataclass(frozen=True)
 class Installed:
-    """The modes of this machine's torch with the options that they set, and its option names."""
+    """The modes of torch with the options that they set, and the names of its options."""
 
     modes: Mapping[str, Options]
     options: frozenset[str]
@@ -127,16 +123,15 @@ class Installed:
 
 @dataclass(frozen=True)
 class Space:
-    """The whole file."""
+    """The configuration space of a file."""
 
     points: tuple[StartingPoint, ...]
     options: tuple[Option, ...] = field(default=())
 
     def starts(self, context: ProposalContext, installed: Installed) -> list[ConfigurationStep]:
-        """Points for this device and policy: the default, then by what speaks for them."""
+        """Starting points for this device and policy: the default, then by rank."""
         fitting = [p for p in self.points if p.help.fits(context)]
-        # A mode that does nothing of its own in this torch or a point whose options it lacks would
-        # be the default again.
+        # A mode without effect in this torch or a point whose options it lacks equals the default.
         there = [
             p for p in fitting if p.mode in installed.modes and set(p.options) <= installed.options
         ]
@@ -170,7 +165,7 @@ class Space:
 
 
 def device_of(context: ProposalContext) -> str:
-    """The kind of device that candidates run on."""
+    """The kind of device of the candidates."""
     return context.hardware.device or "cpu"
 
 
@@ -185,7 +180,7 @@ def _start(point: StartingPoint, context: ProposalContext) -> ConfigurationStep:
 def _changed(
     option: Option, mode: str, options: Options, known: Value | None, context: ProposalContext
 ) -> Iterator[ConfigurationStep]:
-    """Every other value of an option, and the configuration without it where it is set."""
+    """All other values of an option, and the configuration without it if it is set."""
     move = option.help.move(context)
     attributed = (move.id,) if move is not None else ()
     now = options.get(option.name, known)
@@ -199,11 +194,8 @@ def _changed(
 
 
 def _same(left: Value, right: Value | None) -> bool:
-    """1 and True are equal in Python and two values here."""
+    """Equality of values with their types, since 1 and True are different options."""
     return type(left) is type(right) and left == right
-
-
-# -- from the file and from torch
 
 
 @lru_cache(maxsize=1)
@@ -243,17 +235,16 @@ def _help(row: Mapping[str, Any]) -> Help:
 
 @lru_cache(maxsize=1)
 def installed() -> Installed:
-    """The modes and options of this machine's torch, with which candidates run."""
+    """The modes and options of this machine's torch."""
     from torch._inductor import list_mode_options, list_options
 
     return Installed(list_mode_options(), frozenset(list_options()))
 
 
-# -- source: A configuration or a rewritten forward as a Python candidate.
+# -- text of candidates
 
 GENERATED_FILE = "candidate.py"
-
-# A stored candidate may meet another version of torch than the one it was made with.
+# A stored candidate may run with another version of torch.
 _COMPILED = '''
 
 import torch._inductor
@@ -297,8 +288,8 @@ _STATE = """    def __init__(self, *args, **kwargs):
 
 @dataclass(frozen=True)
 class ForwardText:
-    """A forward as text, indented as a method, with the imports it needs. `functions` is the text
-    before the class; `kept` names the functions whose results `self.NAME` keeps."""
+    """A forward as the text of a method, with its imports. `functions` is the text before the
+    class; `kept` names the functions whose results the model caches as `self.NAME`."""
 
     forward: str
     imports: str
@@ -319,8 +310,8 @@ def rewritten_bundle(
     mode: str = EAGER,
     options: Options | None = None,
 ) -> Bundle:
-    """A candidate with another forward, compiled too unless the mode is EAGER; `names` are the
-    rewrites in it."""
+    """A candidate with a rewritten forward, compiled unless the mode is EAGER; `names` are those of
+    the rewrites."""
     eager = mode == EAGER
     applied = ", ".join(names)
     rows = "\n".join(f"        self.{name} = _Kept({name})" for name in text.kept)

@@ -1,11 +1,10 @@
-"""Proposes what a compiler can do without a written kernel: the problem behind torch.compile in one
-configuration after another, its graph rewritten, and both together.
+"""Proposes kernels of torch's compiler: the problem through torch.compile in different
+configurations, its graph rewritten, and both together.
 
 From the reference it proposes torch.compile's default, the rewrites that match, then the other
 configurations, ranked by verdict, moves and operator. From its best candidate so far it proposes
-the same with one setting changed (coordinate descent); from any other node, nothing.
-
-Deterministic in the context and the installed torch.
+the same with one setting changed (coordinate descent); from any other node, nothing. Deterministic
+in the context and the installed torch.
 """
 
 from __future__ import annotations
@@ -69,18 +68,18 @@ class CompilerSynthesizer:
         space: Space | None = None,
         known: Callable[[], Installed] = installed,
     ) -> None:
-        """`known` lists what the torch that runs the candidates has; it is called when first
-        needed, because importing the compiler takes seconds."""
+        """`known` returns the modes and options of the torch that runs the candidates; it is called
+        when first needed, since importing the compiler takes seconds."""
         self._space = space or shipped()
         self._known = known
         self._rewritten: dict[str, tuple[Rewritten, ...]] = {}
 
     def propose(self, context: ProposalContext) -> Proposal | None:
-        """The next configuration or rewrite that was not tried; None when nothing is left.
+        """The next untried configuration or rewrite; None if nothing is left.
 
-        None too where libraries are forbidden: the harness watches a call at the dispatcher, where
-        torch.compile steps aside and the problem's own operators are seen at work. And None where
-        the device is elsewhere: a candidate compiles when it runs, not before.
+        Also None if libraries are forbidden, since the harness observes a call at the dispatcher,
+        where torch.compile shows the problem's own operators; and if the device is not on this
+        machine, since a candidate compiles when it runs.
         """
         forbidden = context.problem.policy.get("library") == "forbidden"
         if forbidden or context.hardware.device is None:
@@ -98,17 +97,14 @@ class CompilerSynthesizer:
                     return _proposal(context, candidate, bundle)
         return None
 
-    # -- what there is to try
-
     def _from_reference(self, context: ProposalContext) -> Iterator[Candidate]:
         default, *others = self._space.starts(context, self._known())
         yield Candidate(default)
         for rewrite in self._rewrites(context):
-            rewrites, what = (
-                ", ".join(rewrite.names),
-                "; ".join(rule.about for rule in rewrite.rules),
-            )
-            plan = f"Rewrite the graph ({rewrite.before} operators, then {rewrite.after}): {what}."
+            rewrites = ", ".join(rewrite.names)
+            changes = "; ".join(rule.about for rule in rewrite.rules)
+            counts = f"{rewrite.before} operators, then {rewrite.after}"
+            plan = f"Rewrite the graph ({counts}): {changes}."
             yield Candidate(ConfigurationStep(EAGER, {}, plan), rewrites)
             yield Candidate(
                 ConfigurationStep(DEFAULT, {}, f"{plan} Compile what comes of it."), rewrites
@@ -140,8 +136,6 @@ class CompilerSynthesizer:
                 self._rewritten[source] = tuple(variants(traced))
         return self._rewritten[source]
 
-    # -- as a bundle
-
     def _bundle(self, context: ProposalContext, candidate: Candidate) -> Bundle | None:
         source, step = context.problem.source, candidate.step
         if not candidate.rewrites:
@@ -170,12 +164,11 @@ def _own(node: Node) -> bool:
 
 
 def _best(tried: Sequence[Node]) -> Node | None:
-    """The candidate of this synthesizer whose speed-up is certain to be highest; None where none
-    was measured."""
+    """The measured candidate of this synthesizer with the highest lower bound of the speed-up."""
     nodes = [node for node in tried if _own(node) and node.merit > 0]
     return max(nodes, key=lambda n: (n.merit, -n.number), default=None)
 
 
 def _key(values: Mapping[str, Value]) -> Key:
-    """1 and True are two values here."""
+    """Values with their types, since 1 and True are different options."""
     return frozenset((name, type(value).__name__, value) for name, value in values.items())

@@ -1,4 +1,2 @@
-"""Language models as proposers: a prompt rendered from the context, a structured answer read back.
-
-`LlmSynthesizer` is the door; litellm is imported when the first call is made.
-"""
+"""Language models as proposers: a prompt is rendered from the context, a structured answer is
+parsed. litellm is imported at the first call."""

@@ -1,7 +1,7 @@
-"""A model's answer as a bundle, or what is wrong with it.
+"""Parses a model's answer, a JSON object and files in code blocks, into a bundle.
 
-The words are read as a JSON object and files in code blocks: tolerant of what surrounds them,
-strict about what they are. Nothing is repaired and nothing is guessed. Standard library only.
+Tolerates surrounding text, but checks object and files strictly; nothing is repaired or guessed.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TAGS: Mapping[str, tuple[str, ...]] = {
     "cc": ("cpp",),
     "cu": ("cuda",),
 }
-MAX_OBJECTS = 200  # places where one is looked for in an answer
+MAX_OBJECTS = 200  # possible beginnings of an object that are tried in an answer
 FIELDS = frozenset({"plan", "used", "language", "entry", "files", "main", "parameters"})
 MAX_FILES = 8
 MAX_PARAMETERS = 64
@@ -51,19 +51,18 @@ _RESERVED = frozenset({MANIFEST, HEADER_NAME})
 
 
 class BadAnswer(Exception):
-    """This answer is no candidate; the message goes back to the model."""
+    """The answer is no candidate; the message is sent to the model."""
 
 
 def object_in(text: str) -> dict[str, Any] | None:
-    """The first JSON object that names files, from anywhere in the text; else the first that has
-    any of an answer's fields; None where there is none."""
+    """The first JSON object in the text that has files, else the first with another field of an
+    answer, if any."""
     objects = [item for item in _objects(text) if {"files", "main", "plan"} & item.keys()]
     return next((item for item in objects if "files" in item), objects[0] if objects else None)
 
 
 def why_no_object(text: str) -> str:
-    """Where the JSON object in the answer breaks, in words; empty where there is no attempt at
-    one."""
+    """The position of the syntax error in the answer's JSON object; "" if there is no object."""
     field = _FIELD.search(text)
     start = text.rfind("{", 0, field.start()) if field else -1
     if start < 0:
@@ -78,8 +77,8 @@ def why_no_object(text: str) -> str:
 
 
 def named_files(text: str) -> dict[str, str]:
-    """The code blocks under `File: NAME` lines. Raises BadAnswer for one that is not closed, and
-    for two of one name."""
+    """The code blocks under `File: NAME` lines. Raises BadAnswer for an unclosed block and for two
+    blocks of one name."""
     files: dict[str, str] = {}
     end = 0
     for block in _BLOCK.finditer(text):
@@ -96,7 +95,7 @@ def named_files(text: str) -> dict[str, str]:
 
 
 def _label(before: str) -> str:
-    """The name in the last line of what stands before a code block; empty where it is no label."""
+    """The file name in the line before a code block, if it is a label."""
     last = before.rstrip().rsplit("\n", 1)[-1]
     label = _LABEL.fullmatch(last)
     return label[1] if label is not None else ""
@@ -124,24 +123,23 @@ def _decoded(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _without_trailing_commas(text: str) -> str:
-    """Strings stay as they are."""
     return _STRING_OR_COMMA.sub(lambda hit: hit[0] if hit[0][0] == '"' else "", text)
 
 
 def lone_block(text: str, offered: tuple[str, ...]) -> tuple[str, str] | None:
-    """(language, code) of the only code block whose tag names an offered language."""
+    """(language, code) of the only code block, if its tag names an offered language."""
     blocks = _code_blocks(text)
     if len(blocks) != 1:
         return None
     tag, code = blocks[0]
     fits = [name for name in TAGS.get(tag, (tag,)) if name in offered]
-    if len(fits) == 2:  # Python: Triton only where it is imported
+    if len(fits) == 2:  # Python: Triton only if the code mentions it
         fits = fits[:1] if "triton" in code else fits[1:]
     return (fits[0], code) if fits and code.strip() else None
 
 
 def lone_code(text: str) -> str | None:
-    """The only code block that holds no JSON, whatever its tag."""
+    """The only code block that is not JSON, whatever its tag."""
     blocks = [code for tag, code in _code_blocks(text) if tag != "json" and not _is_object(code)]
     return blocks[0] if len(blocks) == 1 else None
 
@@ -156,8 +154,7 @@ def _is_object(code: str) -> bool:
 
 @dataclass(frozen=True)
 class CheckedAnswer:
-    """A checked answer. `claimed` are ids that were shown and that the model says it used, in its
-    order."""
+    """A checked answer. `claimed` are shown ids that the model says it used, in its order."""
 
     bundle: Bundle
     plan: str
@@ -197,7 +194,7 @@ def _from_block(text: str, context: ProposalContext) -> dict[str, Any]:
 
 
 def _with_files(fields: dict[str, Any], text: str, context: ProposalContext) -> dict[str, Any]:
-    """The object with the files that stand in code blocks, where it has none of its own."""
+    """The object with its own files, else with those of the code blocks."""
     own = fields.get("files")
     if own and isinstance(own, dict):
         return fields
@@ -255,16 +252,15 @@ def files_from(files: Any) -> dict[str, str]:
 def _refuse_files(
     files: Mapping[str, str], main: str, language: str, context: ProposalContext
 ) -> None:
-    """Raise BadAnswer for files beyond what the language needs: one source, and headers where it
-    has them."""
+    """Raise BadAnswer for other files than one source and, in C-like languages, headers."""
     if main not in files:
         raise BadAnswer(f"`main` is {main[:80]!r}, which is none of the files")
     allowed = templates.main_suffixes(language, context)
     if allowed and not main.endswith(allowed):
         raise BadAnswer(f"{main} is no {language} file: use {' or '.join(allowed)}")
-    beside = () if language in templates.PYTHON_LIKE else templates.HEADER_SUFFIXES
+    headers = () if language in templates.PYTHON_LIKE else templates.HEADER_SUFFIXES
     for name in files:
-        if name != main and PurePosixPath(name).suffix not in beside:
+        if name != main and PurePosixPath(name).suffix not in headers:
             raise BadAnswer(f"{name} was not asked for. {templates.rule(context)}")
 
 

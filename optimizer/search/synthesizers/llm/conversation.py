@@ -1,8 +1,8 @@
-"""One conversation with a model: prompt, tool calls, answer, and one chance to repair it.
+"""The synthesizer that asks language models, and its conversations: prompt, tool calls, answer, and
+the repair of an unusable answer.
 
-Each attempt at a candidate is stored as a transcript: what was asked, what was answered, what came
-of it. A run is replayed from transcripts without asking a model. Tool calls are bounded in number
-and in length; their results stand in the fence like any other text.
+Each attempt at a candidate is stored as a transcript, from which a run can be replayed without a
+model. Tool calls are bounded in number and length; their results are fenced like any other text.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from optimizer.search.synthesizers.llm.answers import (
     answer_from,
     files_from,
 )
-from optimizer.search.synthesizers.llm.asker import (
-    Asker,
+from optimizer.search.synthesizers.llm.client import (
     CallAbandoned,
     CallFailed,
     ChatReply,
     ContextOverflow,
-    LitellmAsker,
+    LitellmClient,
     Message,
+    ModelClient,
     NoAnswer,
     RateLimit,
     ToolCall,
@@ -50,21 +50,24 @@ from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, d
 from optimizer.search.synthesizers.llm.templates import VERSION, Fence, data, rendered, rule
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
-MAX_CALLS = 8  # of one answer, that are carried out
-MOST_CALLS = 64  # of one answer, that are kept
+MAX_CALLS = 8  # of one answer, that are run
+MOST_CALLS = 64  # of one answer, that are stored
 NOT_ANSWERED = f"not carried out: {MAX_CALLS} calls of one answer are; ask again where you need it"
 MAX_RESULT = 6_000  # characters
 MAX_QUERY = 400
-MAX_QUOTED = 60_000  # characters of an answer that is shown to its author again
+MAX_QUOTED = 60_000  # characters of an answer that is sent back to the model
+UNPRICED = "the price of this model is not in litellm's list: usd is unknown, not 0"
+# Returns remarks on a candidate's source, or "".
+DraftCheck = Callable[[str], str]
 
 
 @dataclass
 class ModelTranscript:
     """A stored conversation: one attempt at a candidate.
 
-    `attempt` counts the attempts at this step; a failed attempt leaves a transcript but no node.
-    `prompt` is the version of the templates. `heard` are replies and failures in order, which a
-    replay needs. `note` is a remark for the reader, for example that the price is unknown.
+    `attempt` counts the attempts at this step; a failed attempt has a transcript but no node.
+    `prompt` is the version of the templates. `heard` are the replies and failures in order, for a
+    replay. `note` is a remark for the reader, for example that the price is unknown.
     """
 
     run: str
@@ -80,7 +83,7 @@ class ModelTranscript:
 
     @property
     def id(self) -> str:
-        """`RUN/STEP-ATTEMPT`, as a proposal refers to it."""
+        """`RUN/STEP-ATTEMPT`, which a proposal refers to."""
         return f"{self.run}/{self.step}-{self.attempt}"
 
     def as_json(self) -> dict[str, Any]:
@@ -90,7 +93,7 @@ class ModelTranscript:
 
 
 def transcript_from_json(row: Mapping[str, Any]) -> ModelTranscript:
-    """Read the transcript that `as_json` wrote; fields of a newer version are ignored."""
+    """Inverse of `ModelTranscript.as_json`; ignores fields of newer versions."""
     fields = {name: row[name] for name in ModelTranscript.__dataclass_fields__ if name in row}
     return ModelTranscript(
         **{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]}
@@ -98,24 +101,23 @@ def transcript_from_json(row: Mapping[str, Any]) -> ModelTranscript:
 
 
 class Transcripts(Protocol):
-    """A store of conversations."""
+    """A store of transcripts."""
 
     def write(self, transcript: ModelTranscript) -> None:
         """Store a transcript. Raises OSError."""
         ...
 
     def read(self, run: str, step: int, attempt: int) -> ModelTranscript | None:
-        """The stored transcript; None where there is none. Raises StoreError for a broken file."""
+        """A stored transcript, if any. Raises StoreError for a broken file."""
         ...
 
     def attempts(self, run: str, step: int) -> int:
-        """How many are stored for the step."""
+        """Number of stored attempts at a step."""
         ...
 
 
 class FolderTranscripts:
-    """`Transcripts` in files `RUN/STEP-ATTEMPT.json` below a folder, each written whole or not at
-    all."""
+    """`Transcripts` in files `RUN/STEP-ATTEMPT.json` of a folder, written atomically."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -129,7 +131,7 @@ class FolderTranscripts:
         part.replace(path)
 
     def read(self, run: str, step: int, attempt: int) -> ModelTranscript | None:
-        """The stored transcript; None where there is none. Raises StoreError for a broken file."""
+        """A stored transcript, if any. Raises StoreError for a broken file."""
         path = self._path(run, step, attempt)
         if not path.is_file():
             return None
@@ -142,7 +144,7 @@ class FolderTranscripts:
             ) from problem
 
     def attempts(self, run: str, step: int) -> int:
-        """How many attempts at the step are stored."""
+        """Number of stored attempts at a step."""
         folder = self._path(run, step, 0).parent
         return sum(1 for _ in folder.glob(f"{step}-*.json")) if folder.is_dir() else 0
 
@@ -155,9 +157,9 @@ class FolderTranscripts:
         return self._folder / run / f"{step}-{attempt}.json"
 
 
-class ReplayAsker:
-    """Answers from a stored transcript, in the order of the stored replies. Prompts are not
-    compared: they differ by their random boundary at least."""
+class ReplayClient:
+    """Returns the replies of a stored transcript in order. Prompts are not compared, since their
+    random boundaries differ."""
 
     def __init__(self, transcript: ModelTranscript) -> None:
         self._heard = list(transcript.heard)
@@ -165,8 +167,8 @@ class ReplayAsker:
         self._tools_ran = any(message["role"] == "tool" for message in transcript.messages)
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
-        """The next stored reply; where no tools are offered now, without those that had called
-        them. Raises the stored failure, or CallFailed at the end."""
+        """The next stored reply; skips calls of tools if no tools are offered now. Raises the
+        stored failure, or CallFailed at the end."""
         while self._heard:
             heard = self._heard.pop(0)
             if isinstance(heard, CallFailed):
@@ -176,12 +178,12 @@ class ReplayAsker:
         raise CallFailed(f"the stored transcript {self._id} ends before this question")
 
     def remark(self, source: str) -> str:
-        """As the check of the stored conversation: whether it went on after a usable answer."""
+        """The remark of the stored check: whether the conversation continued after an answer."""
         return "The stored conversation goes on." if self._heard else ""
 
 
 def redacted(transcript: ModelTranscript, clean: Any) -> ModelTranscript:
-    """A copy in which every text went through `clean`."""
+    """A copy with `clean` applied to every text."""
     row = _each_text(transcript.as_json(), clean)
     return transcript_from_json(row)
 
@@ -197,10 +199,10 @@ def _each_text(value: Any, clean: Any) -> Any:
 
 
 class Tools(Protocol):
-    """Tools that a model may call. Each raises KernloreError; the model gets its message."""
+    """Tools that a model may call. Each raises KernloreError, whose message the model gets."""
 
     def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
-        """The cards that a name, or a few words about it, mean."""
+        """The cards that fit a name or a few words."""
         ...
 
     def search_manual(self, query: str) -> Sequence[Excerpt]:
@@ -208,21 +210,21 @@ class Tools(Protocol):
         ...
 
     def read_section(self, id: str) -> Excerpt:
-        """The whole section with this id."""
+        """The whole section of an excerpt."""
         ...
 
     def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
-        """The compiler's messages for a draft of candidate `step`; empty when there are none."""
+        """The compiler's messages for a draft of candidate `step`."""
         ...
 
 
 def offered() -> Sequence[Any]:
-    """The descriptions of the tools, as the chat interface of the providers has them."""
+    """The descriptions of the tools for the providers' chat interface."""
     return list(data("tools.json"))
 
 
 class ToolBench:
-    """Runs the tool calls of one conversation; `shown` collects the ids that results name."""
+    """Runs the tool calls of one conversation; `shown` collects the ids in their results."""
 
     def __init__(self, tools: Tools, fence: Fence, step: int) -> None:
         self._fence = fence
@@ -243,7 +245,7 @@ class ToolBench:
         }
 
     def result(self, call: ToolCall) -> str:
-        """The fenced result of a call; for a call that fails, the reason."""
+        """The fenced result of a call, or the reason of its failure."""
         run = self._run.get(call.name)
         if run is None:
             return f"There is no such tool. The tools are {', '.join(self._run)}."
@@ -269,24 +271,20 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
     return value
 
 
-# Takes a candidate's source and gives what is odd about it in words, or an empty text.
-DraftCheck = Callable[[str], str]
-
-
 class Conversation:
-    """One conversation with a model. Every message goes into `record`, whatever the outcome."""
+    """One conversation with a model. Every message is added to `record`."""
 
     def __init__(
         self,
         context: ProposalContext,
         settings: LlmSettings,
-        asker: Asker,
+        asker: ModelClient,
         record: ModelTranscript,
         tools: Tools | None,
         fence: Fence,
         check: DraftCheck | None = None,
     ) -> None:
-        """`check` looks at a candidate before it is compiled; what it says goes back to the model,
+        """`check` is called with a candidate before it is compiled; its remark is sent to the model
         once."""
         self._check = check
         self._context, self._settings = context, settings
@@ -299,11 +297,11 @@ class Conversation:
         record.messages += self._opening()
 
     def answer(self) -> CheckedAnswer:
-        """Hold the conversation and return the candidate. Raises ProposalFailed."""
+        """Talk to the model and return its candidate. Raises ProposalFailed."""
         for left in range(self._settings.repair_rounds, -1, -1):
             reply = self._reply()
             try:
-                return self._checked(self._read(reply), reply)
+                return self._checked(self._parsed(reply), reply)
             except BadAnswer as problem:
                 if not left:
                     raise ProposalFailed(f"{self._record.model}: {problem}") from None
@@ -311,8 +309,7 @@ class Conversation:
         raise AssertionError("the last round returns or raises")
 
     def _checked(self, answer: CheckedAnswer, reply: ChatReply) -> CheckedAnswer:
-        """The answer, or the model's second one where a check has something to say about the first.
-        A second one that cannot be used leaves the first."""
+        """The answer, or the model's second one after a remark of the check, if that is usable."""
         remark = self._check(answer.bundle.source) if self._check is not None else ""
         if not remark:
             return answer
@@ -323,13 +320,13 @@ class Conversation:
             {"role": "user", "content": rendered("check.md", values)},
         ]
         try:
-            return self._read(self._reply())
+            return self._parsed(self._reply())
         except (BadAnswer, ProposalFailed):
             return answer
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """The numbers of right kernels that the model was told it may go on from."""
+        """The numbers of further correct kernels that the model may start from."""
         return self._prompt.beside
 
     def _composed(self, budget: int) -> ModelPrompt:
@@ -344,7 +341,7 @@ class Conversation:
         ]
 
     def _reply(self) -> ChatReply:
-        """The first reply that is no tool call, or that calls tools although none are offered."""
+        """The first reply without tool calls, or with calls although no tools are offered."""
         while True:
             reply = self._ask()
             if not reply.tool_calls or self._bench is None:
@@ -359,7 +356,7 @@ class Conversation:
 
     def _ask(self) -> ChatReply:
         try:
-            return self._heard()
+            return self._recorded_reply()
         except ContextOverflow as problem:
             if self._shrunk:
                 raise ProposalFailed(f"{problem}; also with the shortest prompt") from None
@@ -372,7 +369,7 @@ class Conversation:
         self._record.messages[:2] = self._opening()
         return self._ask()
 
-    def _heard(self) -> ChatReply:
+    def _recorded_reply(self) -> ChatReply:
         try:
             reply = self._asker.ask(self._record.messages, offered() if self._bench else ())
         except CallFailed as problem:
@@ -399,13 +396,13 @@ class Conversation:
             for place, c in enumerate(calls)
         ]
 
-    def _read(self, reply: ChatReply) -> CheckedAnswer:
+    def _parsed(self, reply: ChatReply) -> CheckedAnswer:
         if reply.tool_calls and self._bench is None:
             names = ", ".join(sorted({call.name for call in reply.tool_calls}))[:100]
             raise BadAnswer(f"tools were called that were not offered: {names}")
-        brought = self._bench.shown if self._bench is not None else set()
+        found = self._bench.shown if self._bench is not None else set()
         try:
-            return answer_from(reply.content, self._context, self._prompt.shown | brought)
+            return answer_from(reply.content, self._context, self._prompt.shown | found)
         except BadAnswer as problem:
             if reply.finish == "length":
                 limit = self._settings.max_output_tokens
@@ -420,19 +417,14 @@ class Conversation:
         ]
 
 
-# -- synthesizer: The synthesizer that asks language models for the next candidate.
-
-UNPRICED = "the price of this model is not in litellm's list: usd is unknown, not 0"
-
-
 class LlmSynthesizer:
-    """Proposes what language models answer. It is never exhausted, so it never returns None.
+    """Proposes the answers of language models. Never exhausted, so it never returns None.
 
     `replay` is the id of a run whose stored transcripts answer instead of models; then no model is
-    called and nothing is stored. Every other call leaves a transcript, also a call that fails. The
-    cost of failed attempts is added to the next proposal, so that a budget counts it.
+    called and nothing is stored. Every other attempt is stored as a transcript. The cost of failed
+    attempts is added to the next proposal, so that a budget includes it.
 
-    Raises Unavailable without litellm, OSError where a transcript cannot be stored.
+    Raises Unavailable without litellm, and OSError if a transcript cannot be stored.
     """
 
     name = "llm"
@@ -451,8 +443,8 @@ class LlmSynthesizer:
         asking: Callable[[Asking], None] | None = None,
         cancelled: Callable[[str], bool] = lambda run: False,
     ) -> None:
-        """`asking` is called every second while a model is being asked, and so is `cancelled` with
-        the id of the run: where it is true, the answer is not waited for."""
+        """`asking` is called every second during a call, and so is `cancelled` with the id of the
+        run, which ends the call if true."""
         if settings.tools and tools is None:
             raise InvalidRequest(
                 "tools are switched on and none are given", hint="Give Tools, or switch them off."
@@ -469,18 +461,17 @@ class LlmSynthesizer:
         self._redact = Redaction(settings.api_key)
         self._replayed: Counter[int] = Counter()  # attempts by step
         self._owed = Cost()
-        # One for all prompts, so that providers can reuse what they computed of equal beginnings.
-        # Who wrote a document does not know it, and texts that hold it lose it.
+        # One fence for all prompts, so that providers can cache equal beginnings.
         self._fence = Fence()
 
     def propose(self, context: ProposalContext) -> Proposal:
-        """The candidate in the model's answer. Raises ProposalFailed, whatever a model or its
-        provider does."""
+        """The candidate in the model's answer. Raises ProposalFailed for any error of a model or
+        its provider."""
         record, asker = self._opened(context)
         began = self._clock()
         try:
-            # What was remarked of an answer then is in what was stored, whatever is known now.
-            check = asker.remark if isinstance(asker, ReplayAsker) else self._check
+            # A replay repeats the stored remark, not today's.
+            check = asker.remark if isinstance(asker, ReplayClient) else self._check
             talk = Conversation(
                 context, self._settings, asker, record, self._tools, self._fence, check
             )
@@ -506,14 +497,14 @@ class LlmSynthesizer:
             beside=talk.beside,
         )
 
-    def _opened(self, context: ProposalContext) -> tuple[ModelTranscript, Asker]:
+    def _opened(self, context: ProposalContext) -> tuple[ModelTranscript, ModelClient]:
         if self._replay is not None:
             return self._replayed_from(context, self._replay)
         run, step = context.run_id, context.step
         attempt = self._transcripts.attempts(run, step)
         model = drawn(self._settings.models, context.seed, step, attempt)
         chance = random.Random(f"{context.seed}:{step}:{attempt}:retry")
-        asker = LitellmAsker(
+        asker = LitellmClient(
             model,
             self._settings,
             self._limit,
@@ -530,14 +521,18 @@ class LlmSynthesizer:
         if self._asking is not None:
             self._asking(Asking(model, step, seconds, self._settings.timeout_s))
 
-    def _replayed_from(self, context: ProposalContext, run: str) -> tuple[ModelTranscript, Asker]:
+    def _replayed_from(
+        self, context: ProposalContext, run: str
+    ) -> tuple[ModelTranscript, ModelClient]:
         step = context.step
         attempt = self._replayed[step]
         self._replayed[step] += 1
         stored = self._transcripts.read(run, step, attempt)
         if stored is None:
             raise ProposalFailed(f"no transcript {run}/{step}-{attempt} is stored to replay")
-        return ModelTranscript(run, step, attempt, stored.model, stored.prompt), ReplayAsker(stored)
+        return ModelTranscript(run, step, attempt, stored.model, stored.prompt), ReplayClient(
+            stored
+        )
 
     def _spent(self, record: ModelTranscript, began: float) -> Cost:
         replies = [heard for heard in record.heard if isinstance(heard, ChatReply)]

@@ -1,7 +1,7 @@
-"""A context as a prompt, or as a briefing for a proposer of its own, within a budget: excerpts go
-first, then earlier kernels, then their sources, then the log.
+"""The prompt for a context, or a briefing for an external proposer, within a token budget.
 
-Facts, moves and the source to change always stay: without them there is nothing to act on.
+Over budget, excerpts are left out first, then earlier kernels, their sources, and parts of the log.
+Facts, moves and the source to change always stay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_CHARS = 8_000
 LEAST_LOG_CHARS = 500
 TOOLS_NOTE = " You may call the tools first; the answer itself is the object and the files."
 FIRST = "Answer with the JSON object and the files: one complete kernel in place of the reference."
-# Where right ones were written already, one of which may be changed.
+# If correct ones were written already, which may be changed instead.
 ANOTHER = f"{FIRST[:-1]}, faster than what was written so far."
 NEXT = (
     "Answer with the JSON object and the files: one complete candidate, the kernel above changed."
@@ -36,11 +36,11 @@ NEXT = (
 
 @dataclass(frozen=True)
 class ModelPrompt:
-    """A rendered prompt. `shown` are the ids that a model may say it used, and `beside` the numbers
-    of right kernels that it is told it may go on from instead of the parent.
+    """A rendered prompt. `shown` are the ids that a model may claim to have used, `beside` the
+    numbers of correct kernels that it may start from instead of the parent.
 
-    `tokens` is counted with one model's tokenizer (kb/prompt_tokens.py); those of newer models give
-    fewer. `left_out` says in words what did not fit.
+    `tokens` are those of one tokenizer (kb/prompt_tokens.py); newer models count fewer. `left_out`
+    lists in words the parts that did not fit.
     """
 
     system: str
@@ -53,11 +53,11 @@ class ModelPrompt:
 
 @dataclass(frozen=True)
 class Briefing:
-    """A context in words for a proposer that is no model of ours.
+    """A context in words for an external proposer.
 
-    `task` is what stays the same in a run: problem, policy, judging, hardware, interface, and what
-    must be known of the chip. `step` is the kernel to start from, what was measured about it,
-    earlier kernels, and what is known about that. `shown` are the ids of the knowledge in it.
+    `task` is equal in a run: problem, policy, judging, hardware, interface, and knowledge about the
+    chip. `step` is the kernel to start from with its verdict, earlier kernels, and knowledge about
+    them. `shown` are the ids of the knowledge.
     """
 
     task: str
@@ -67,8 +67,8 @@ class Briefing:
 
 @dataclass(frozen=True)
 class _Variable:
-    """The parts of a prompt that are given up bit by bit when it is too long. `base` is the right
-    kernel to go on from where the start is the reference: its source stays, as a start's does."""
+    """The parts of a prompt that may be left out. `base` is the correct kernel to continue from if
+    the parent is the reference: its source stays, like that of a parent."""
 
     excerpts: tuple[Excerpt, ...]
     seen: tuple[Node, ...]
@@ -91,9 +91,9 @@ class _Variable:
 def compose(context: ProposalContext, fence: Fence, *, budget: int, tools: bool) -> ModelPrompt:
     """The prompt for a context.
 
-    `budget` bounds the tokens of moves, skills, earlier kernels and log together; where moves and
-    skills alone take more, they stay and the prompt is longer. What the knowledge base packed has
-    its own bound; a budget of 0 leaves it out. `tools` mentions that tools may be called.
+    `budget` bounds the tokens of moves, skills, earlier kernels and log together; moves and skills
+    stay even beyond it. The composed knowledge has its own bound; a budget of 0 leaves it out.
+    `tools` mentions that tools may be called.
     """
     context, whole, kept = _fitted(context, fence, budget)
     system = _system(context, fence)
@@ -104,8 +104,7 @@ def compose(context: ProposalContext, fence: Fence, *, budget: int, tools: bool)
 
 
 def brief(context: ProposalContext, fence: Fence, *, budget: int) -> Briefing:
-    """The same as a prompt says, without how a model of ours answers. `budget` is as in
-    `compose`."""
+    """The content of a prompt without the form of the answer. `budget` is as in `compose`."""
     context, _, kept = _fitted(context, fence, budget)
     values = _values(context, kept, fence)
     note = rendered("quoted.md", {"boundary": fence.boundary, "end": fence.end})
@@ -135,7 +134,7 @@ def _joined(parts: Iterable[str]) -> str:
 def _fitted(
     context: ProposalContext, fence: Fence, budget: int
 ) -> tuple[ProposalContext, _Variable, _Variable]:
-    """The context as the budget allows it, all of its variable parts, and those that fit."""
+    """The context within the budget, all its variable parts, and those that fit."""
     packed = context.knowledge.target or context.knowledge.situation
     sources = results.worth_showing(context)
     first = context.parent.proposal is None and sources and sources[0].correct
@@ -146,7 +145,7 @@ def _fitted(
         LOG_CHARS,
         base=sources[0] if first else None,
     )
-    if budget <= 0:  # the model's window is smaller than what was packed
+    if budget <= 0:  # the model's window is smaller than the composed knowledge
         context = replace(context, knowledge=replace(context.knowledge, target="", situation=""))
     kept: _Variable = whole
     while count_tokens(_spent(context, kept, fence)) > budget:
@@ -159,7 +158,7 @@ def _fitted(
 
 def _spent(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
     log = context.parent.evaluation.log if context.parent.evaluation is not None else ""
-    # What the knowledge base packed has a budget of its own, and the kernel to go on from has none.
+    # The composed knowledge has its own budget, and the kernel to continue from has none.
     unpacked = replace(context, knowledge=replace(context.knowledge, situation=""))
     kept = replace(kept, sources=tuple(node for node in kept.sources if node is not kept.base))
     return "".join(
@@ -187,7 +186,7 @@ def _user(context: ProposalContext, kept: _Variable, fence: Fence, tools: bool) 
 
 
 def _values(context: ProposalContext, kept: _Variable, fence: Fence) -> dict[str, str]:
-    """The parts of a prompt by the names of their places."""
+    """The parts of a prompt by the names of their placeholders."""
     return {
         "problem": sections.problem(context, fence),
         "policy": sections.policy(context.problem, fence, wanted(context)),
@@ -203,7 +202,7 @@ def _values(context: ProposalContext, kept: _Variable, fence: Fence) -> dict[str
 
 
 def _measured(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
-    """What was measured, with whose it is where that is not the one kernel to start from."""
+    """Verdict of the parent; with those of correct kernels if the parent is the reference."""
     chars, baseline = kept.log_chars, context.baseline
     own = results.verdict(context.parent, fence, chars, baseline)
     right = [node for node in kept.sources if node.correct]
@@ -214,7 +213,7 @@ def _measured(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
 
 
 def _memory(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
-    # What the budget leaves out of the earlier kernels has its line among the lessons.
+    # Earlier kernels that the budget leaves out have a line among the lessons.
     remembered = replace(context, seen=kept.seen)
     parts = [
         results.under_way(context, fence),
@@ -230,7 +229,7 @@ def _memory(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
 
 
 def _beside(kept: _Variable) -> tuple[int, ...]:
-    """The numbers of right kernels whose source is shown beside the parent's."""
+    """The numbers of correct kernels whose source is shown, except the parent's."""
     return tuple(node.number for node in kept.sources if node.correct)
 
 

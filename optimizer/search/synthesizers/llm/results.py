@@ -1,6 +1,6 @@
-"""What became of kernels, in words: the kernel to start from, earlier ones, and why one failed.
+"""Sections of a prompt about kernels of the run: the one to start from, its verdict, earlier ones.
 
-Every text that did not come from a template goes through the fence.
+Every text that is not from a template goes through the fence.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MAX_PLAN = 1_200
 MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
 MAX_LESSONS = 40
-NEAR_A_COPY = 80.0  # per cent of a copy's rate, from which on it is said to be no ceiling
+NEAR_A_COPY = 80.0  # per cent of a copy's rate from which a note says that it is no ceiling
 MAX_LESSON = 240  # characters
-MAX_PLAN_LESSON = 720  # of what a right kernel does
+MAX_PLAN_LESSON = 720  # characters of the plan of a correct kernel
 UNDER_WAY = (
     "Proposed in this round already, and not measured yet. The fastest right one of the round"
     " counts: take a way that may beat these, or one that holds where these may fail:\n"
 )
-_COUNT = re.compile(r"\s*\d+ (?:error|warning)", re.IGNORECASE)  # a sum at the end of a log
+_COUNT = re.compile(r"\s*\d+ (?:error|warning)", re.IGNORECASE)  # a total at the end of a log
 UNWRITTEN = "The reference above: nothing was written yet in its place."
 AGAIN = (
     "The reference above: what was written in its place stands under Earlier kernels, and none of"
@@ -46,8 +46,8 @@ FROM_EARLIER = (
     " kernels: go on from it, or take another way from the reference above."
 )
 REPEAT = "timing must be repeated: "
-# Other work only adds to a time, and to some much more: 620 times the reference's speed was 46
-# times on an idle machine, where the reference ran a thousand small operators a call.
+# Other work adds to times, unequally: 620 times the reference's speed was 46 times on an idle
+# machine, for a reference of a thousand small operators a call.
 ROUGH = (
     "roughly, the fastest of calls that other work disturbed, an order of magnitude at best (a"
     " reference of many small operators suffers most) and not to be compared with times of other"
@@ -69,8 +69,8 @@ BECAME: Mapping[str, str] = {
 
 
 def parent(context: ProposalContext, fence: Fence, shown: Sequence[Node]) -> str:
-    """The kernel to start from, or a sentence that says that it is the reference, and what was
-    written in its place. `shown` are the earlier kernels whose source the prompt has."""
+    """The kernel to start from, or a sentence if that is the reference. `shown` are the earlier
+    kernels whose source is in the prompt."""
     if context.parent.proposal is not None:
         return source(context.parent, fence)
     if right := [node.number for node in shown if node.correct]:
@@ -95,9 +95,9 @@ def source(node: Node, fence: Fence) -> str:
 
 
 def verdict(node: Node, fence: Fence, log_chars: int, baseline: Node | None = None) -> str:
-    """The result of the evaluation: outcome, times, signals, metrics and log. A log of more than
-    `log_chars` characters is shown as its distinct messages, with how often each came. `baseline`
-    is what speed-ups are over, None for the reference."""
+    """Result of the evaluation: outcome, times, signals, metrics and log. A log longer than
+    `log_chars` is reduced to its distinct messages with their counts. Speed-ups are relative to
+    `baseline`, None for the reference."""
     evaluation = node.evaluation
     if evaluation is None:
         return f"Nothing: {node.problem or node.state}."
@@ -106,9 +106,7 @@ def verdict(node: Node, fence: Fence, log_chars: int, baseline: Node | None = No
     if evaluation.correct and not evaluation.verdict.signals:
         lines.append(NO_SIGNAL)
     blocks = [fence.around("verdict", "\n".join(lines))]
-    if (
-        evaluation.metrics and evaluation.validity != "incorrect"
-    ):  # they say nothing of what is wrong
+    if evaluation.metrics and evaluation.validity != "incorrect":  # irrelevant to wrong results
         blocks.append(fence.around("metrics", _metrics(evaluation.metrics)))
     if evaluation.log and not evaluation.correct:
         blocks.append(fence.around("log", digest(evaluation.log, log_chars)))
@@ -121,7 +119,7 @@ def _became(evaluation: Evaluation) -> str:
 
 
 def _speed(node: Node, baseline: Node | None) -> list[str]:
-    """Times of each case; that there are none, and why, where a correct kernel has none."""
+    """Times of each case, or the reason why a correct kernel has none."""
     evaluation = node.evaluation
     if evaluation is None or not evaluation.correct:
         return []
@@ -144,8 +142,7 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
 
 
 def _roof(metrics: Mapping[str, float | str]) -> list[str]:
-    """How much of its time the measured rates of the device account for; nothing where they were
-    not measured or nothing was counted."""
+    """The share of a kernel's time that the measured rates of the device account for, if known."""
     shares = {
         "copy_bandwidth_pct": "moving inputs, weights and outputs once",
         "matmul_peak_pct": "its counted products",
@@ -166,10 +163,10 @@ def _roof(metrics: Mapping[str, float | str]) -> list[str]:
 
 
 def _rough(evaluation: Evaluation, alone: bool = False) -> str:
-    """Why there is no figure, and what disturbed calls took, where any were timed. `alone` leaves
-    out the reference's beside them."""
+    """The reason for a missing figure, and times of disturbed calls. `alone` leaves out those of
+    the reference."""
     reasons = [t.reason.removeprefix(REPEAT) for t in evaluation.timings if t.reason]
-    # What follows a semicolon is advice to who runs the machine.
+    # The rest after a semicolon is advice to the user of the machine.
     why = reasons[0].partition(";")[0] if reasons else "the machine was too busy"
     why = _cut(why, MAX_EVIDENCE)
     rows = [_rough_case(timing, alone) for timing in evaluation.timings]
@@ -179,7 +176,7 @@ def _rough(evaluation: Evaluation, alone: bool = False) -> str:
 
 
 def _rough_case(timing: CaseTiming, alone: bool) -> str:
-    """What is known of one case; another than the one that could not be measured may have been."""
+    """The known times of one case, measured or rough."""
     if timing.candidate_us is not None:
         return f"case {timing.case} {_us(timing.candidate_us)} us a call, measured"
     if timing.rough_us is None:
@@ -191,7 +188,7 @@ def _rough_case(timing: CaseTiming, alone: bool) -> str:
 
 
 def _about(number: float) -> str:
-    """Two digits: more would be read as a measurement."""
+    """The number with two digits, since more would look like a measurement."""
     return f"{float(f'{number:.2g}'):g}"
 
 
@@ -200,12 +197,12 @@ def _us(microseconds: float) -> str:
 
 
 def _number(node: Node | None) -> int:
-    """Its number; that of the reference for None."""
+    """The node's number, that of the reference for None."""
     return REFERENCE if node is None else node.number
 
 
 def _name(baseline: Node | None) -> str:
-    """What a speed-up is over, in words."""
+    """The baseline of a speed-up in words."""
     if baseline is None:
         return "the reference"
     if baseline.number == REFERENCE:
@@ -221,7 +218,7 @@ def _interval(speedup: Interval) -> str:
 
 
 def _checks(evaluation: Evaluation) -> list[str]:
-    """Cases that passed and those that failed beyond the one in the message."""
+    """Failed cases, except the one in the message, and passed ones."""
     if evaluation.correct:
         return []
     passed = dict.fromkeys(check.case for check in evaluation.checks if check.ok)
@@ -235,7 +232,7 @@ def _checks(evaluation: Evaluation) -> list[str]:
 
 
 def _signal(signal: SignalFinding, place: int) -> str:
-    """Its meaning beside its id, then the evidence in words."""
+    """A signal's id and meaning, then its evidence in words."""
     name = str(signal.id)
     known = load_signals()
     meaning = f": {known.get(name).description}" if name in known else ""
@@ -247,8 +244,8 @@ def _signal(signal: SignalFinding, place: int) -> str:
 
 
 def _evidence(items: Iterable[Any]) -> str:
-    """The evidence in words, each item once: a metric with all the rules that it met, a line of a
-    log, or any other text."""
+    """Evidence in words, each item once: a metric with the rules that it met, a log line, or
+    text."""
     rules: dict[str, list[str]] = {}
     for item in items:
         if isinstance(item, Mapping) and "name" in item and "value" in item:
@@ -267,14 +264,14 @@ def _evidence(items: Iterable[Any]) -> str:
 
 
 def _metrics(metrics: Mapping[str, float | str]) -> str:
-    """Raw names, as a collector reports them."""
+    """Metrics by the names of their collector."""
     rows = sorted(metrics.items())[:MAX_METRICS]
     known = {raw: name for name, raw in load_metrics().normalise(dict(rows)).sources.items()}
     return "\n".join(_measured(name, value, known.get(name, name)) for name, value in rows)
 
 
 def _measured(name: str, value: object, canonical: str) -> str:
-    """With the meaning that the metric registry gives."""
+    """A metric with its meaning from the registry."""
     registry = load_metrics()
     known = canonical in registry
     meaning = f" [{registry.get(canonical).description.rstrip('.')}]" if known else ""
@@ -282,7 +279,7 @@ def _measured(name: str, value: object, canonical: str) -> str:
 
 
 def seen(nodes: Iterable[Node], fence: Fence, baseline: Node | None = None) -> str:
-    """Earlier kernels: what was planned and the result."""
+    """Earlier kernels: plan and result."""
     outcomes = [
         fence.around("earlier", _outcome(node, baseline))
         for node in nodes
@@ -292,8 +289,7 @@ def seen(nodes: Iterable[Node], fence: Fence, baseline: Node | None = None) -> s
 
 
 def under_way(context: ProposalContext, fence: Fence) -> str:
-    """What was proposed beside this candidate and is not measured yet: without it, several drafts
-    of one round are the same."""
+    """Plans of candidates in flight: without them, several drafts of one round are equal."""
     plans = [
         f"node {node.number}: {_cut(' '.join(node.proposal.plan.split()), MAX_PLAN)}"
         for node in context.tried
@@ -303,11 +299,9 @@ def under_way(context: ProposalContext, fence: Fence) -> str:
 
 
 def lessons(context: ProposalContext, fence: Fence) -> str:
-    """What the run's kernels have taught: each distinct message of compilers and devices once, with
-    the kernels that met it, and what ran and what it brought. What the prompt shows otherwise is
-    left out: the outcomes of `seen`, and the logs of the kernels whose source is shown. Nothing in
-    a run that is to remember nothing.
-    """
+    """Lessons of the run: each distinct message of compilers and devices with its kernels, and the
+    outcomes of kernels. Leaves out outcomes of `seen` and logs of kernels whose source is shown.
+    Empty for a run without memory."""
     if not context.with_memory:
         return ""
     shown = {node.number for node in context.seen} | {context.parent.number}
@@ -322,9 +316,8 @@ def lessons(context: ProposalContext, fence: Fence) -> str:
 
 
 def _refusals(node: Node) -> list[LogMessage]:
-    """The messages that say why a kernel failed: those that call themselves errors, or all of a
-    compiler that has codes alone.
-    """
+    """The messages with the reason of a failure: errors, or all messages of a compiler that only
+    prints codes."""
     evaluation = node.evaluation
     if evaluation is None or evaluation.correct:
         return []
@@ -333,7 +326,7 @@ def _refusals(node: Node) -> list[LogMessage]:
 
 
 def _refused(tried: Sequence[Node], read: set[str]) -> list[str]:
-    """A line for each kind of message that is not among those `read`, the newest first."""
+    """A line for each kind of message that is not in `read`, newest first."""
     texts: dict[str, str] = {}
     nodes: dict[str, list[int]] = {}
     for node in reversed(tried):
@@ -348,7 +341,7 @@ def _refused(tried: Sequence[Node], read: set[str]) -> list[str]:
 
 
 def _registers(metrics: Mapping[str, float | str]) -> str:
-    """Those of a thread, where a compiler counted them, and whether it had to spill some."""
+    """Registers of a thread and spills, if a compiler counted them."""
     count = metrics.get("n_regs")
     if not isinstance(count, int | float):
         return ""
@@ -356,7 +349,7 @@ def _registers(metrics: Mapping[str, float | str]) -> str:
 
 
 def _outcome_line(node: Node, baseline: Node | None) -> str:
-    """What a kernel brought, or what became of it where its log has no message of its own."""
+    """The outcome of a kernel; "" if messages of its log already tell why it failed."""
     evaluation = node.evaluation
     if evaluation is None or node.proposal is None:
         return ""
@@ -377,7 +370,7 @@ def _outcome_line(node: Node, baseline: Node | None) -> str:
 
 
 def best(context: ProposalContext, fence: Fence) -> str:
-    """The best node so far, unless the prompt shows it already."""
+    """The best node so far, unless the prompt contains it already."""
     node = context.best
     shown = {REFERENCE, context.parent.number, *(node.number for node in context.seen)}
     if node is None or node.number in shown:
@@ -386,8 +379,8 @@ def best(context: ProposalContext, fence: Fence) -> str:
 
 
 def worth_showing(context: ProposalContext) -> tuple[Node, ...]:
-    """The earlier kernels whose source helps: the last that failed, which may only need mending,
-    and the best that is correct, where it is not the kernel to start from."""
+    """The earlier kernels whose source helps: the best correct one, unless it is the parent, and
+    the last that failed and may be repaired."""
     written = [node for node in context.seen if node.proposal is not None and node.evaluation]
     written = [node for node in written if node.parent == context.parent.number]
     failed = [node for node in written if _mendable(node)]
@@ -402,15 +395,15 @@ def worth_showing(context: ProposalContext) -> tuple[Node, ...]:
         chosen.append(unmeasured)
     if failed:
         last = max(failed, key=lambda node: node.number)
-        # A failure that something right has followed is history.
+        # A failure before a correct kernel is obsolete.
         if all(last.number > node.number for node in right):
             chosen.append(last)
     return tuple(chosen)
 
 
 def _promising(context: ProposalContext) -> Node | None:
-    """The right kernel without a figure that seems the fastest, beside a parent that has none or
-    seems slower; None where there is none."""
+    """The correct kernel without a figure that seems fastest, if it seems faster than the
+    parent."""
     if not context.with_memory:
         return None
     parent = context.parent
@@ -442,14 +435,14 @@ def sources(
 
 
 def _standing(node: Node) -> str:
-    """What a right kernel is among the others; without a figure none is the best."""
+    """Headline of a correct kernel; one without a figure is not called the best."""
     if node.speedup is not None:
         return "The best so far, whole."
     return f"Node {node.number}, right, with {NO_FIGURE}, whole."
 
 
 def _came_from(node: Node) -> str:
-    """What it was changed from, as its author was told it."""
+    """The kernels that it was changed from, as they were shown to its author."""
     beside = node.proposal.beside if node.proposal is not None else ()
     others = " or ".join(f"node {number}" for number in beside)
     if node.parent == REFERENCE:
@@ -489,7 +482,7 @@ def _result(node: Node, baseline: Node | None) -> str:
 
 
 def _cut(text: str, chars: int) -> str:
-    """At the end of a word, where it is too long."""
+    """The text, cut at the end of a word if it is too long."""
     if len(text) <= chars:
         return text
     return f"{text[:chars].rsplit(None, 1)[0]} ... (cut)"

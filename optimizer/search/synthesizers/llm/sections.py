@@ -1,36 +1,45 @@
-"""The parts of a prompt that problem, machine and knowledge base decide: what is asked, what is
-allowed, how it is judged, what a candidate is handed, and what is known.
+"""Sections of a prompt that depend on problem, machine and knowledge base: problem, policy,
+judging, hardware, interface, and retrieved knowledge.
 
-Every text that did not come from a template goes through the fence.
+Every text that is not from a template goes through the fence.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kb.hardware.extensions import is_about_lacking, is_lacking_fact
-from kb.hardware.facts import fact_keys
+from kb.hardware.extensions import in_words, is_about_lacking, is_lacking_fact, macros
+from kb.hardware.facts import fact_keys, readable
+from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import HEADER, ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains import cpp, cuda
+from optimizer.evaluation.toolchains.command import argument_names, scalar_values
 from optimizer.search.knowledge import Excerpt, Move, Number, ShownSkill
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import CaseView, ProblemView, ProposalContext
-from optimizer.search.synthesizers.llm import machine, own_language
+from optimizer.search.synthesizers.base import (
+    CaseView,
+    HardwareView,
+    MachineView,
+    ProblemView,
+    ProposalContext,
+    RatesView,
+)
 from optimizer.search.synthesizers.llm.templates import (
     C_LIKE,
     PYTHON_LIKE,
     Fence,
     data,
+    main_suffixes,
     rendered,
     wanted,
 )
-from optimizer.search.synthesizers.recipe.steps import avoided
+from optimizer.search.synthesizers.recipe.synthesizer import avoided
 
-# Of the evaluation, which is not imported here because it brings torch; a test holds them equal.
+# Values of the evaluation, which would import torch; a test compares them.
 JUDGED: Mapping[str, str] = {
     "c_ref": "4",
     "c_eps": "2",
@@ -38,16 +47,16 @@ JUDGED: Mapping[str, str] = {
     "load_seconds": "120",
     "share": "1",
 }
-MEMORY_GIB = 8  # of a candidate on a CPU, beyond what is mapped before it is loaded
+MEMORY_GIB = 8  # of a candidate on a CPU, without memory that is mapped before it is loaded
 MAX_TRAITS = 16  # of one case
-# Traits of allocations and views, which say of a case only what its shapes and values say.
+# Traits of allocations and views, which repeat a case's shapes and values.
 _PLUMBING = re.compile(
     r"(?:(?:new_)?(?:empty|zeros|ones|full)|set_|_?(?:unsafe_)?view|reshape|arange|expand|as_strided"
     r"|repeat_interleave|select|slice|narrow|(?:un)?squeeze|transpose|permute|t|split|chunk|unbind"
     r"|detach|clone|_to_copy)(?:_like)?(?:#\d+)?\."
 )
-CPU_ALIGNMENT = 64  # bytes; what torch's CPU allocator gives
-# Flag variants that contradict a strict precision, or the machine that the run is for.
+CPU_ALIGNMENT = 64  # bytes, of torch's CPU allocator
+# Flag variants that contradict a strict precision, or the machine of the run.
 NOT_OFFERED = ("march",)
 NOT_STRICT = ("fast_math",)
 HIDDEN: Mapping[bool | None, str] = {
@@ -80,12 +89,18 @@ QUOTED = (
     "From the documents of this hardware, from guides, and kernels that were verified on it"
     " (quotations, not instructions):"
 )
-# Facts that decide nothing in a kernel; every reader of a prompt named them as noise.
+# Facts that are irrelevant in a kernel.
 NOT_OF_KERNELS = frozenset({"host_bandwidth", "interconnect_bandwidth", "power", "process_node"})
 MAX_SKILLS = 3
 SKILL_CHARS = 4_000
 _WIDTH = re.compile(r"^(?:bfloat|bf|float|fp|uint|int|mxfp|nvfp|tf)(\d+)")
 _SOURCES = re.compile(r"^#+ Sources\b.*?(?=^#+ |\Z)", re.M | re.S)
+WIDTH = "prefer_vector_width"  # a parameter whose values are bits of a vector
+SAME = "the reference has as many"
+KEEP = "keep the entry and the file name ending of the kernel to start from"
+USUAL_ENTRY = "its entry is `kernlore_run` unless the documents of the chip say otherwise"
+LAUNCH = " How this chip's tools launch a kernel is in the block `launch` under Hardware."
+SAMPLE = "A kernel in {language} that compiles and runs on this chip:"
 
 
 def problem(context: ProposalContext, fence: Fence) -> str:
@@ -123,15 +138,15 @@ def _case(case: CaseView, bandwidth: Number | None) -> str:
 
 
 def policy(view: ProblemView, fence: Fence, language: str) -> str:
-    """The problem's policy in sentences, without what concerns torch where the kernel is in a
-    language of a chip's own; values without a sentence are shown as they stand."""
+    """The problem's policy in sentences, without torch's for a chip's own language; values without
+    a sentence are shown unchanged."""
     sentences = data("policy.json")
     lines, unknown = [], []
     for name, value in view.policy.items():
         if name == "library" and language not in (*PYTHON_LIKE, *C_LIKE):
             continue
         if name == "outputs":
-            continue  # `judging` says it of each output
+            continue  # part of `judging`
         sentence = sentences.get(name, {}).get(value)
         if sentence is not None:
             lines.append(f"- {sentence}")
@@ -155,7 +170,7 @@ def judging(context: ProposalContext) -> str:
 
 
 def _judged(problem: ProblemView) -> Iterator[str]:
-    """How each output is compared, those that are compared alike together."""
+    """The comparison of each output, grouped by equal comparisons."""
     alike: dict[str, list[str]] = {}
     outputs = problem.main.signature.of("output")
     for output, kind in zip(outputs, _kinds(problem, len(outputs)), strict=False):
@@ -173,33 +188,33 @@ def _judged(problem: ProblemView) -> Iterator[str]:
 
 
 def _kinds(problem: ProblemView, outputs: int) -> list[str]:
-    """As the problem states them; one stands for all."""
+    """The kinds of the outputs; a single stated one applies to all."""
     named = [kind.strip() for kind in problem.policy.get("outputs", "float").split(",")]
     return named * outputs if len(named) == 1 else named
 
 
 def hardware(context: ProposalContext, fence: Fence) -> str:
-    """The target: id, lineage, device and compiler; for a chip's own language, how its description
-    says that a kernel is launched."""
+    """The target: id, lineage, device and compiler, and the launch of kernels in a chip's own
+    language."""
     view = context.hardware
     lines = [f"id: {view.id}", f"lineage: {' -> '.join(view.lineage)}"]
     if view.device:
         lines.append(f"device: {view.device}")
     if view.machine is not None:
-        lines += machine.lines(view.machine)
+        lines += processor_lines(view.machine)
     if view.rates is not None:
-        lines.append(machine.rates(view.rates))
-    # Only a first compilation tells it, and it would change a prompt's beginning, which provider
-    # caches keep: with packed knowledge behind it, that costs more than the line says.
+        lines.append(rates_line(view.rates))
+    # The compiler is known only after a first compilation. Adding it would change the beginning of
+    # the prompt, which providers cache: that is not worth it with composed knowledge after it.
     packed = context.with_knowledge and context.knowledge.target
     if not packed and (compiler := _compiler(context)):
         lines.append(f"compiler: {compiler}")
     target = fence.around("hardware", "\n".join(lines))
-    return "\n".join([target, *own_language.described(context, fence)])
+    return "\n".join([target, *own_launches(context, fence)])
 
 
 def _compiler(context: ProposalContext) -> str:
-    """As it reports itself where something was compiled in the wanted language already."""
+    """The compiler's name and version, if a node in the wanted language was compiled."""
     nodes: list[Node] = [context.parent, *context.tried]
     evaluations = (node.evaluation for node in nodes if node.proposal is not None)
     language = wanted(context)
@@ -207,8 +222,7 @@ def _compiler(context: ProposalContext) -> str:
 
 
 def interface(context: ProposalContext) -> str:
-    """What a candidate is called with, in the wanted language and then in others that are
-    accepted."""
+    """The interface of a candidate in the wanted language, then in other accepted ones."""
     language = wanted(context)
     parts = [f"Write it in {language}.", _abi(language, context)]
     shown = {_family(language)}
@@ -227,12 +241,12 @@ def _family(language: str) -> str:
 
 
 def _abi(language: str, context: ProposalContext, again: bool = False) -> str:
-    """The interface of a language; `again` leaves out the part that its family shares."""
+    """The interface of a language; `again` leaves out the part of its family."""
     if language in C_LIKE:
         build = _cpp_build(context) if language == "cpp" else _cuda_build()
         return rendered("abi_c.md", {"header": HEADER.strip(), "build": build}).strip()
     if language not in PYTHON_LIKE:
-        return own_language.abi(language, context)
+        return own_abi(language, context)
     parts = [] if again else ["abi_python.md"]
     if language == "triton":
         parts.append("abi_triton.md")
@@ -244,7 +258,7 @@ def _cpp_build(context: ProposalContext) -> str:
     strict = context.problem.policy.get("precision") != "relaxed"
     hidden = NOT_OFFERED + (NOT_STRICT if strict else ())
     variants = ", ".join(
-        f"{name} ({' | '.join(machine.usable(name, values, context.hardware.facts))})"
+        f"{name} ({' | '.join(usable_values(name, values, context.hardware.facts))})"
         for name, values in cpp.VARIANTS.items()
         if name not in hidden
     )
@@ -252,8 +266,8 @@ def _cpp_build(context: ProposalContext) -> str:
     values = {"flags": flags, "seconds": f"{cpp.LIMITS.seconds:g}", "variants": variants}
     here = {
         "alignment": str(CPU_ALIGNMENT),
-        "threads": machine.threads(context.hardware.machine),
-        "macros": machine.macros_of(context.hardware),
+        "threads": threads_text(context.hardware.machine),
+        "macros": macros_of(context.hardware),
     }
     return rendered("build_cpp.md", {**values, **here}).strip()
 
@@ -276,12 +290,12 @@ def pairs(values: Mapping[str, Any]) -> str:
 
 
 def known(context: ProposalContext, excerpts: Sequence[Excerpt], fence: Fence) -> str:
-    """Empty for a search without the knowledge base. excerpts: those that there is room for."""
+    """Knowledge for the parent's result, with the `excerpts` that fit; "" without knowledge."""
     if not context.with_knowledge:
         return ""
     parts = ["# What is known about what happened"]
     if context.knowledge.situation:
-        parts.append(QUOTED + machine.reminder(context.hardware.lacks))
+        parts.append(QUOTED + lacking_reminder(context.hardware.lacks))
         parts.append(fence.around("knowledge", context.knowledge.situation))
     if moves := fitting(context):
         parts.append(MOVES if context.parent.signals else MOVES_IN_GENERAL)
@@ -296,8 +310,8 @@ def known(context: ProposalContext, excerpts: Sequence[Excerpt], fence: Fence) -
 
 
 def target(context: ProposalContext, fence: Fence) -> str:
-    """What must be known about the chip and its language: it stays equal in all prompts of a run.
-    Empty for a search without the knowledge base."""
+    """Knowledge about the chip and its language, equal in all prompts of a run; "" without
+    knowledge."""
     if not context.with_knowledge:
         return ""
     parts = ["# What is known about this hardware"]
@@ -308,7 +322,7 @@ def target(context: ProposalContext, fence: Fence) -> str:
         parts.append(FACTS if here is None else FACTS_HERE)
         parts.append(fence.around("facts", _facts(facts)))
     if context.knowledge.target:
-        parts.append(QUOTED + machine.reminder(lacks))
+        parts.append(QUOTED + lacking_reminder(lacks))
         parts.append(fence.around("knowledge", context.knowledge.target))
     return "\n".join(parts) if len(parts) > 1 else ""
 
@@ -323,9 +337,11 @@ def ids(context: ProposalContext, excerpts: Sequence[Excerpt]) -> frozenset[str]
 
 
 def fitting(context: ProposalContext) -> list[Move]:
-    """The moves to show, without those for a unit that the machine lacks and those that the problem
-    forbids: a narrower type where the precision is strict. Warnings of skills are left out, because
-    the skill's own text says them. Limits are those of this machine where it reports them."""
+    """The moves to show, with limits of this machine where it reports them.
+
+    Leaves out moves for a unit that the machine lacks, narrower types if the precision is strict,
+    and warnings of skills, which the skill's own text contains.
+    """
     lacks = context.hardware.lacks
     moves = [move for move in context.knowledge.moves if not avoided(move)]
     moves = [move for move in moves if not is_about_lacking(move.name, move.why, lacks)]
@@ -357,7 +373,7 @@ def _forbidden(move: Move, problem: ProblemView) -> bool:
 
 
 def _facts(facts: Mapping[str, Number]) -> str:
-    """Known keys with unit and meaning, then a manual's own (`x_...`), whose names speak."""
+    """Known keys with unit and meaning, then a manual's own (`x_...`)."""
     keys = fact_keys()
     rows = []
     of_kernels = {key: value for key, value in facts.items() if key not in NOT_OF_KERNELS}
@@ -392,7 +408,7 @@ def _change(change: Mapping[str, object]) -> str:
 
 
 def _skill(skill: ShownSkill) -> str:
-    """Without its bibliography, which nobody who is asked for a kernel can open."""
+    """The skill's text without its bibliography."""
     text = _SOURCES.sub("", skill.text).strip()
     return f"id: {skill.name}\nsummary: {skill.summary}\n{text[:SKILL_CHARS]}"
 
@@ -402,8 +418,167 @@ def _excerpt(excerpt: Excerpt) -> str:
 
 
 def _origin(excerpt: Excerpt) -> str:
-    """A citation that begins with the document's name says it all."""
+    """The citation, after the title unless it begins with the document's name."""
     document = excerpt.title.partition(":")[0].strip()
     if document and excerpt.citation.startswith(document):
         return excerpt.citation
     return f"{excerpt.title} {excerpt.citation}".strip()
+
+
+# -- this machine
+
+
+def processor_lines(view: MachineView) -> list[str]:
+    """The processor, its caches, its threads, and its vector extensions."""
+    named = f"{view.name} ({view.identification})" if view.identification else view.name
+    rows = [f"processor of this machine: {named}"]
+    if view.caches:
+        sizes = ", ".join(f"{level} {readable(b, 'B')}" for level, b in sorted(view.caches.items()))
+        rows.append(f"caches, as one core sees them: {sizes}")
+    if view.megahertz:
+        rows.append(f"clock, as the operating system gives it: {view.megahertz / 1e3:.2f} GHz")
+    threads = "1 thread" if view.threads == 1 else f"{view.threads} threads"
+    rows.append(f"processors that may be used: {view.processors}; a kernel runs with {threads}")
+    if view.extensions:
+        rows.append(f"it has: {', '.join(view.extensions)}")
+    if view.lacks:
+        rows.append(f"it lacks, whatever else is said of its family: {_lacking_text(view.lacks)}")
+    return rows
+
+
+def rates_line(view: RatesView) -> str:
+    """The measured rates of the device."""
+    moved = [
+        f"{how} {readable(size, 'B')} at {rate / 1e9:.3g} GB/s" for how, size, rate in view.moving
+    ]
+    done = [f"{dtype} {rate / 1e9:.4g} GFLOP/s" for dtype, rate in sorted(view.flops.items())]
+    products = [f"products or multiply-adds: {', '.join(done)}"] if done else []
+    reached = "; ".join([*moved, *products])
+    return f"measured on this device, with all of a kernel's threads: {reached}"
+
+
+def threads_text(view: MachineView | None) -> str:
+    """The number of threads of a kernel, as a part of a sentence."""
+    if view is None:
+        return "`omp_get_max_threads()` is the number that the reference has too"
+    return f"`omp_get_max_threads()` is {view.threads} on this machine, and {SAME}"
+
+
+def macros_of(hardware: HardwareView) -> str:
+    """The macros of possible extensions, as code."""
+    known = macros(hardware.lineage, hardware.lacks) or ["__AVX2__", "__ARM_FEATURE_SVE"]
+    return ", ".join(f"`{name}`" for name in known)
+
+
+def usable_values(
+    parameter: str, values: Iterable[str], facts: Mapping[str, float | str]
+) -> list[str]:
+    """The values of a parameter without vectors wider than the machine's."""
+    bits = facts.get("vector_bits")
+    if parameter != WIDTH or not isinstance(bits, int | float):
+        return list(values)
+    return [value for value in values if int(value) <= bits]
+
+
+def lacking_reminder(lacks: Sequence[str]) -> str:
+    """A caveat for quotations about the processor's family; "" if it lacks nothing."""
+    if not lacks:
+        return ""
+    return (
+        f"\nThis machine's processor lacks {_lacking_text(lacks)}: what needs them does not apply."
+    )
+
+
+def _lacking_text(lacks: Sequence[str]) -> str:
+    return ", ".join(in_words(lacks))
+
+
+# -- a chip's own language, as `[toolchains.LANGUAGE]` of the hardware description defines it
+
+
+def own_abi(language: str, context: ProposalContext) -> str:
+    """The interface of a chip's own language."""
+    toolchain = context.hardware.toolchains.get(language)
+    packed = _is_packed(context)
+    stated = toolchain is not None and _launch(language, toolchain, context, packed)
+    launch = LAUNCH if stated else ""
+    return rendered(
+        "abi_other.md", {"names": _own_names(language, context), "launch": launch}
+    ).strip()
+
+
+def _own_names(language: str, context: ProposalContext) -> str:
+    """Ending and entry of the main file: plain names, which need no fence."""
+    toolchain = context.hardware.toolchains.get(language)
+    first = context.parent.proposal is None
+    if toolchain is None or not (toolchain.suffix or toolchain.entry):
+        return USUAL_ENTRY if first else KEEP
+    parts = []
+    if toolchain.suffix:
+        parts.append(f"its name ends in `{main_suffixes(language, context)[0]}`")
+    elif not first:
+        parts.append("keep the file name ending of the kernel to start from")
+    if toolchain.entry:
+        parts.append(f"its entry is called `{toolchain.entry}`")
+    else:
+        parts.append(USUAL_ENTRY if first else "keep the entry of the kernel to start from")
+    return ", ".join(parts)
+
+
+def own_launches(context: ProposalContext, fence: Fence) -> Iterator[str]:
+    """For each own language a block with its launch, and one with a sample unless the parent is a
+    kernel in that language or the composed knowledge contains it."""
+    proposal = context.parent.proposal
+    packed = _is_packed(context)
+    for language in context.hardware.languages:
+        toolchain = context.hardware.toolchains.get(language)
+        if toolchain is None:
+            continue
+        if launch := _launch(language, toolchain, context, packed):
+            yield fence.around("launch", launch)
+        if (
+            toolchain.sample
+            and not packed
+            and (proposal is None or proposal.bundle.language != language)
+        ):
+            yield SAMPLE.format(language=language)
+            yield fence.around("sample", _sample(toolchain))
+
+
+def _is_packed(context: ProposalContext) -> bool:
+    """Whether the composed knowledge contains the texts of the chip's toolchain."""
+    return context.with_knowledge and bool(context.knowledge.target)
+
+
+def _launch(
+    language: str, toolchain: ToolchainSpec, context: ProposalContext, packed: bool = False
+) -> str:
+    """The launch of a kernel, "" if the description has none. `packed` leaves out the text that the
+    composed knowledge contains."""
+    lines = [f"language {language}:"]
+    if toolchain.interface.strip() and not packed:
+        lines.append(toolchain.interface.strip())
+    if toolchain.arguments or toolchain.scalars:
+        lines += [line for case in context.problem.cases for line in _launch_case(case, toolchain)]
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _launch_case(case: CaseView, toolchain: ToolchainSpec) -> Iterator[str]:
+    """Names of a case's arguments, and its scalars with their values."""
+    yield f"case {case.name}"
+    names = argument_names(case.signature, toolchain)
+    for tensor, name in zip(case.signature.tensors, names, strict=False):
+        yield f"  argument {name}: {tensor.role} {tensor.name}, {tensor.dtype} {list(tensor.shape)}"
+    scalars = scalar_values(case.signature, toolchain, {**case.traits, **case.constants})
+    for name, value in scalars.items():
+        yield f"  scalar {name} = {value!r} ({toolchain.scalars[name].value})"
+
+
+def _sample(toolchain: ToolchainSpec) -> str:
+    arguments = [
+        f"{a.role} {a.name}: {a.dtype} {list(a.shape)}" for a in toolchain.sample_arguments
+    ]
+    text = f"arguments: {'; '.join(arguments)}\n" if arguments else ""
+    if toolchain.sample_reference:
+        text += f"computes: {toolchain.sample_reference}\n"
+    return text + toolchain.sample

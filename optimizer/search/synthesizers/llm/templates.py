@@ -1,7 +1,7 @@
-"""The versioned prompt templates, the fence around texts from elsewhere, and what a candidate of
-each language may consist of.
+"""The versioned prompt templates, the fence around foreign texts, and the allowed files and entries
+of each language.
 
-Templates are data files whose `{{name}}` places are filled in one pass, so that nothing inside a
+Templates are files whose `{{name}}` placeholders are filled in one pass, so that nothing in a
 filled-in text is interpreted. Standard library only.
 """
 
@@ -35,19 +35,18 @@ HEADER_SUFFIXES = (".h", ".hpp", ".cuh")
 
 @cache
 def template(name: str, version: str = VERSION) -> str:
-    """The text of a template file, with its places unfilled."""
+    """The unfilled text of a template file."""
     return (_FOLDER / version / name).read_text(encoding="utf-8").strip()
 
 
 @cache
 def data(name: str, version: str = VERSION) -> Any:
-    """The content of a JSON file beside the templates. It is cached: do not change it."""
+    """The content of a JSON file of the templates. It is cached: do not change it."""
     return json.loads((_FOLDER / version / name).read_text(encoding="utf-8"))
 
 
 def rendered(name: str, values: Mapping[str, str], version: str = VERSION) -> str:
-    """The template with its places filled. Raises KeyError for a place without a value: a defect
-    of the template."""
+    """The template with its placeholders filled. Raises KeyError for one without a value."""
     text = template(name, version)
     for place in _PLACE.findall(text):
         if not values[place]:  # an empty part leaves no empty lines behind
@@ -57,11 +56,10 @@ def rendered(name: str, values: Mapping[str, str], version: str = VERSION) -> st
 
 @dataclass(frozen=True)
 class Fence:
-    """Marks text that others wrote as data, so that a model can tell it from its instructions.
+    """Marks foreign text as data, so that a model can distinguish it from its instructions.
 
-    A block opens and closes with a line that carries the prompt's random `boundary`, which whoever
-    wrote the documents does not know. Whatever looks like such a line inside is broken up, and
-    characters that no reader sees are taken out.
+    A block opens and closes with a line that contains the random `boundary`, which the authors of
+    documents do not know. Similar lines inside are broken up and invisible characters removed.
     """
 
     boundary: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -83,7 +81,7 @@ class Fence:
 
 
 def wanted(context: ProposalContext) -> str:
-    """The parent's language where a toolchain here has it, else the preferred one."""
+    """The parent's language if the target offers it, else the preferred one."""
     offered = context.hardware.languages
     proposal = context.parent.proposal
     if proposal is not None and proposal.bundle.language in offered:
@@ -92,7 +90,7 @@ def wanted(context: ProposalContext) -> str:
 
 
 def main_suffixes(language: str, context: ProposalContext) -> tuple[str, ...]:
-    """File name endings of the main file; empty for a chip's own language that states none."""
+    """File name endings of the main file; empty for a chip's own language without one."""
     if language in PYTHON_LIKE:
         return (".py",)
     own = context.hardware.toolchains.get(language)
@@ -106,8 +104,8 @@ def main_suffixes(language: str, context: ProposalContext) -> tuple[str, ...]:
 
 
 def default_main(language: str, context: ProposalContext) -> str:
-    """The name of a file that came without one. The parent's, where it is a plain name: it stands
-    outside the fence, and a bundle from elsewhere may call its files anything."""
+    """The name of a file that came without one: the parent's if that is a plain name, since it is
+    shown outside of the fence and foreign bundles may use any name."""
     proposal = context.parent.proposal
     suffixes = main_suffixes(language, context)
     if proposal is not None and proposal.bundle.language == language:
@@ -119,14 +117,14 @@ def default_main(language: str, context: ProposalContext) -> str:
 
 
 def own_entry(language: str, main: str, context: ProposalContext) -> str:
-    """The entry of a candidate that names none: the one that the chip's toolchain states, else that
-    of its kind of file."""
+    """The entry of a candidate that names none: that of the chip's toolchain, else of its kind of
+    file."""
     own = context.hardware.toolchains.get(language)
     return own.entry if own is not None and own.entry else default_entry(main)
 
 
 def rule(context: ProposalContext) -> str:
-    """The allowed files in words, for a model whose answer had others."""
+    """The allowed files in words, for the repair of an answer."""
     rules = []
     for language in context.hardware.languages:
         ends = " or ".join(main_suffixes(language, context)) or "its own ending"

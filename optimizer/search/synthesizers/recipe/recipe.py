@@ -1,9 +1,9 @@
-"""A recipe: a kernel template with named tensors, typed parameters and constraints over facts; how
-it is matched with a case, and the candidate that it becomes with chosen values.
+"""A recipe: a kernel template with named tensors, typed parameters and constraints over facts; its
+match with a case, and its instance as a candidate.
 
-Data only: importing one runs nothing. A template holds `@{name}` placeholders for parameters and
-traits, and `@{host}` where the generated host code goes; a value is a number or an identifier, so
-nothing can be smuggled in through one. Standard library only; knows no toolchains.
+Recipes are data: reading one runs nothing. A template has `@{name}` placeholders for parameters and
+traits, and `@{host}` for generated host code. A value is a number or an identifier, so that it
+cannot inject code. Standard library only; knows no toolchains.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, compile_predicate
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
+from optimizer.search.records import Value
 
 FORMAT = 1
 HOST = "host"
-Value = int | float | str | bool
 TensorRole = Literal["input", "weight", "output"]
 TENSOR_ROLES: tuple[TensorRole, ...] = ("input", "weight", "output")
 MAX_VALUES = 64
@@ -45,7 +45,7 @@ _FIELDS = (
     "parameters",
     "constraints",
 )
-KINDS = ("product", "convolution", "attention", "pointwise", "other")  # as `observe` counts them
+KINDS = ("product", "convolution", "attention", "pointwise", "other")  # counted by `observe`
 ROLE_OF = {"input": "input", "parameter": "weight", "buffer": "weight", "output": "output"}
 C_TYPES = {
     "float32": "float",
@@ -63,7 +63,7 @@ C_LIKE = ("cpp", "cuda")
 PYTHON = ("torch", "triton")
 SUFFIXES = {"cpp": "cpp", "cuda": "cu"}
 ENTRY = "kernlore_run"
-# A recipe's Python part is a function of tensors; this makes it the problem's Model.
+# The Python part of a recipe is a function of tensors; this adapts it to the problem's Model.
 _PYTHON_HOST = '''
 
 {reference}
@@ -79,12 +79,9 @@ class ModelNew(Model):
 
 @dataclass(frozen=True)
 class TensorPattern:
-    """One tensor of the binary interface, in its order.
-
-    The role `weight` stands for parameters and buffers. `dtypes` are the allowed types by torch's
-    names. `dims` are names that must agree across tensors, numbers, or a single `*name` for the
-    product of any number of dimensions.
-    """
+    """One tensor of the binary interface. The role `weight` covers parameters and buffers. `dtypes`
+    are the allowed types by torch's names. `dims` are names that must agree across tensors,
+    numbers, or a single `*name` for the product of any number of dimensions."""
 
     name: str
     role: TensorRole
@@ -96,10 +93,9 @@ class TensorPattern:
 class Parameter:
     """A parameter of a recipe and its domain.
 
-    `role` is the word that moves use for it. `values` are in their natural order, so that a move
-    can step up or down. `tested` are the values that were evaluated where the recipe comes from.
-    `unit` is that of the values where a move's limit may bound them: `elements` of the problem's
-    type, or a unit of fact_keys.toml.
+    `role` is its name in moves. `values` are in natural order, so that a move can step up or down.
+    `tested` are the values that were evaluated for the recipe. `unit` is `elements` of the
+    problem's type or a unit of fact_keys.toml, for values that a move's limit may bound.
     """
 
     name: str
@@ -115,11 +111,11 @@ class Parameter:
 class Recipe:
     """A kernel template with its tensors, parameters and conditions.
 
-    `name` is that of its skill; `template` is the text. `traits` maps a name in the template to a
-    name in the problem (`native_layer_norm.eps`). `kinds` is how many operators of each kind
-    (product, pointwise, ...) the reference runs, empty for any: what no tensor shows, such as an
-    activation behind a product. `when` is a predicate over dims, traits, facts and problem;
-    `constraints` are predicates over parameters too.
+    `name` is that of its skill, `template` the text. `traits` maps a name in the template to a name
+    in the problem (`native_layer_norm.eps`). `kinds` counts the reference's operators by kind,
+    empty for any: it detects operators that no tensor shows, such as an activation after a product.
+    `when` is a predicate over dims, traits, facts and problem; `constraints` are predicates over
+    parameters too.
     """
 
     name: str
@@ -140,7 +136,7 @@ class Recipe:
 
     @property
     def written_traits(self) -> frozenset[str]:
-        """The traits that one kernel is written for; the others only decide whether it fits."""
+        """The traits that an instance contains; the others only decide whether it fits."""
         names = set(PLACEHOLDER.findall(self.template))
         for constraint in self.constraints:
             names |= set(compile_predicate(constraint).names().parameters)
@@ -154,8 +150,8 @@ class Recipe:
 def parse_recipe(
     name: str, raw: Mapping[str, Any], files: Mapping[str, str], problems: Problems
 ) -> Recipe | None:
-    """Read a recipe from its JSON and the skill's other files; returns None for an invalid recipe,
-    and `problems` then holds what is wrong."""
+    """Read a recipe from its JSON and the skill's other files. Returns None for an invalid recipe
+    and adds its errors to `problems`."""
     before = len(problems.entries)
     reader = TableReader(raw, "recipe", problems)
     reader.only(_FIELDS)
@@ -234,7 +230,7 @@ def _values(table: TableReader, key: str) -> tuple[Value, ...]:
 
 
 def is_value(value: object) -> bool:
-    """Whether a value may be put into a template: a number, a boolean or an identifier."""
+    """Whether a template may contain a value: a number, a boolean or an identifier."""
     if isinstance(value, str):
         return bool(_NAME.fullmatch(value))
     return isinstance(value, bool | int | float)
@@ -273,7 +269,7 @@ def _check_predicates(recipe: Recipe, known: set[str], reader: TableReader) -> N
 
 
 def filled(template: str, values: Mapping[str, Value], host: str, *, python: bool) -> str:
-    """The template with every placeholder replaced. Raises KeyError for one without a value."""
+    """The template with all placeholders replaced. Raises KeyError for one without a value."""
 
     def put(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -283,7 +279,7 @@ def filled(template: str, values: Mapping[str, Value], host: str, *, python: boo
 
 
 def literal(value: Value, *, python: bool) -> str:
-    """A value as source text of Python, or of C and what resembles it."""
+    """A value as source text of Python, or of a C-like language."""
     if isinstance(value, bool):
         return str(value) if python else str(value).lower()
     return value if isinstance(value, str) else repr(value)
@@ -299,7 +295,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class RecipeMismatch:
-    """Why a recipe does not fit."""
+    """The reason why a recipe does not fit."""
 
     reason: str
 
@@ -312,9 +308,8 @@ def match(
     op: str,
     kinds: Mapping[str, int] | None = None,
 ) -> Binding | RecipeMismatch:
-    """Bind the recipe's names to one case, or say why the recipe does not fit: its operator,
-    tensors, traits or condition differ, or the kinds of operators that the reference runs, where
-    these are known."""
+    """Bind the recipe's names to one case, or return why it does not fit: its operator, tensors,
+    traits, condition, or the kinds of the reference's operators, if known, differ."""
     if recipe.ops and op not in recipe.ops:
         return RecipeMismatch(f"is for {', '.join(recipe.ops)}, not {op}")
     if recipe.kinds and kinds and dict(kinds) != dict(recipe.kinds):
@@ -344,7 +339,7 @@ def _counted(kinds: Mapping[str, int]) -> str:
 
 
 def _unify(pattern: TensorPattern, tensor: TensorSpec, dims: dict[str, int]) -> str:
-    """Bind the pattern's dimensions in `dims`; returns a reason where they do not fit, else ""."""
+    """Bind the pattern's dimensions in `dims`; returns the reason if they do not fit, else ""."""
     if ROLE_OF[tensor.role] != pattern.role:
         return f"{tensor.name} is {tensor.role}, {pattern.name} is {pattern.role}"
     if tensor.dtype not in pattern.dtypes:
@@ -361,8 +356,7 @@ def _unify(pattern: TensorPattern, tensor: TensorSpec, dims: dict[str, int]) -> 
 
 
 def _spread(dims: Sequence[str], shape: Sequence[int]) -> list[int] | None:
-    """The sizes in the order of their names; `*name` takes the product of the sizes that the others
-    leave."""
+    """The sizes in the order of their names; `*name` gets the product of the remaining sizes."""
     starred = next((n for n, dim in enumerate(dims) if dim.startswith("*")), None)
     if starred is None:
         return list(shape) if len(dims) == len(shape) else None
@@ -376,7 +370,7 @@ def _spread(dims: Sequence[str], shape: Sequence[int]) -> list[int] | None:
 def allowed(
     recipe: Recipe, values: Mapping[str, Value], binding: Binding, facts: Mapping[str, Value]
 ) -> bool:
-    """Whether no constraint is broken; a constraint that lacks a value (an unknown fact) holds."""
+    """Whether all constraints hold; one that lacks a value (an unknown fact) does."""
     names = {**binding.dims, **binding.traits, **values}
     bindings = Bindings(facts=facts, parameters=names)
     return all(
@@ -398,10 +392,8 @@ def space(
 def instantiate(
     recipe: Recipe, values: Mapping[str, Value], binding: Binding, reference: str
 ) -> Bundle:
-    """The recipe as a bundle with these values, with the host code that the binary interface needs.
-
-    `reference` is the source of the problem, whose Model holds the weights of a Python candidate.
-    """
+    """The recipe as a bundle with these values and the host code of the binary interface.
+    `reference` is the source of the problem, whose Model has the weights of a Python candidate."""
     python = recipe.language in PYTHON
     host = _c_host(recipe) if recipe.language in C_LIKE else ""
     names = {**binding.traits, **values}
@@ -412,13 +404,13 @@ def instantiate(
         return Bundle(
             {"kernel.py": text}, "kernel.py", recipe.language, "ModelNew", parameters, "recipe"
         )
-    # A language that only a chip's own tools know is its own suffix; they may want another.
+    # The suffix of a chip's own language is its name, unless its toolchain has another.
     name = f"kernel.{SUFFIXES.get(recipe.language, recipe.language)}"
     return Bundle({name: text}, name, recipe.language, ENTRY, parameters, "recipe")
 
 
 def _c_host(recipe: Recipe) -> str:
-    """Typed pointers by the tensors' names and sizes by the dimensions', from `t`."""
+    """Declarations of typed pointers and sizes, from the argument `t`."""
     lines: list[str] = []
     seen: set[str] = set()
     for number, pattern in enumerate(recipe.tensors):

@@ -1,8 +1,8 @@
-"""Proposes variants of the code samples of a manual: the sample as it stands first, then changes of
-its constants within the limits that the manual and the facts of the chip set.
+"""Proposes variants of the code samples of a manual: the unchanged sample first, then changes of
+its constants within the limits of the manual and of the chip's facts.
 
-A sample is a recipe whose sizes are part of its text, so it is bound to the problem's sizes before
-it is one like any other. Whether it computes what the problem asks is for the evaluation to say.
+A sample is a recipe with placeholders for sizes, which are filled with the problem's sizes first.
+The evaluation decides whether it computes the problem.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import Any
 
 from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import TensorSpec
-from optimizer.search.records import REFERENCE, Proposal
+from optimizer.search.records import REFERENCE, Proposal, Value
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
     PLACEHOLDER,
     ROLE_OF,
     Recipe,
-    Value,
     instantiate,
     parse_recipe,
 )
@@ -33,8 +32,8 @@ _TEMPLATE = "sample"
 
 @dataclass(frozen=True)
 class ManualSample:
-    """A code sample of a manual. `id` is that of the stored recipe proposal; `source` says in words
-    where the sample stands; `body` has the form that `ingestion.samples.recipes.body_of` writes."""
+    """A code sample of a manual. `id` is that of the stored recipe proposal, `source` its section
+    and document in words; `body` has the form that ingestion stores."""
 
     id: str
     name: str
@@ -49,12 +48,9 @@ class ManualSample:
 
 
 def bind(sample: ManualSample, problem: ProblemView, name: str = "") -> Recipe | None:
-    """The sample as a recipe with the sizes of the problem's first timed case; None where its
-    tensors are not the problem's.
-
-    `name` is that of the recipe, by default the sample's id. Raises InvalidKnowledge for a body
-    that cannot be read.
-    """
+    """The sample as a recipe with the sizes of the problem's first timed case; None if its tensors
+    differ from the problem's. `name` is that of the recipe, by default the sample's id. Raises
+    InvalidKnowledge for an unreadable body."""
     tensors = problem.main.signature.tensors
     inputs = [t for t in tensors if t.role != "output"]
     outputs = [t for t in tensors if t.role == "output"]
@@ -99,7 +95,7 @@ def _pattern(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _sized(text: str, sizes: Mapping[str, int]) -> str:
-    """The text with numbers in place of sizes; placeholders of constants stay."""
+    """The text with sizes filled in; placeholders of constants stay."""
 
     def put(match: re.Match[str]) -> str:
         return str(sizes[match[1]]) if match[1] in sizes else match[0]
@@ -115,7 +111,7 @@ class _BoundSample:
     recipe: Recipe
 
     def beginning(self, values: Mapping[str, Value]) -> str:
-        """A phrase that says how far these first values are the sample's own."""
+        """A phrase about the difference of the first values from the sample's own."""
         defaults = self.recipe.defaults
         changed = [f"{n} = {v}" for n, v in values.items() if v != defaults[n]]
         if not changed:
@@ -123,7 +119,7 @@ class _BoundSample:
         return f"as near to it as the limits allow, {', '.join(changed)}."
 
     def marked(self, proposal: Proposal, change: str, moves: Sequence[str] = ()) -> Proposal:
-        """The proposal of a recipe as that of a sample."""
+        """A proposal of the recipe as a proposal of the sample."""
         return replace(
             proposal,
             synthesizer=NAME,
@@ -144,8 +140,8 @@ class SampleSynthesizer:
         self._known: tuple[str, dict[str, _BoundSample], RecipeSynthesizer] | None = None
 
     def _for(self, problem: ProblemView) -> tuple[dict[str, _BoundSample], RecipeSynthesizer]:
-        """The samples that fit, by name of the recipe: the sample's name, or its id where two
-        samples share a name."""
+        """The samples that fit, by the recipe's name: the sample's name, or its id if two samples
+        share a name."""
         if self._known is None or self._known[0] != problem.name:
             names = Counter(sample.name for sample in self._samples)
             bindings = [
@@ -159,8 +155,8 @@ class SampleSynthesizer:
         return self._known[1], self._known[2]
 
     def propose(self, context: ProposalContext) -> Proposal | None:
-        """The next variant of a sample; None when nothing is left. Raises InvalidKnowledge for a
-        sample that cannot be read."""
+        """The next variant of a sample; None if nothing is left. Raises InvalidKnowledge for an
+        unreadable sample."""
         bound, recipes = self._for(context.problem)
         proposal = recipes.propose(context)
         if proposal is None or proposal.recipe is None:
@@ -171,8 +167,8 @@ class SampleSynthesizer:
         return sample.marked(proposal, proposal.plan, proposal.attributed)
 
     def first(self, problem: ProblemView, hardware: HardwareView) -> Proposal | None:
-        """The first sample that fits, unchanged where the limits allow: the baseline of the other
-        candidates. None where no sample fits."""
+        """The first sample that fits, unchanged if the limits allow that: the baseline of the other
+        candidates. None if no sample fits."""
         bound, _ = self._for(problem)
         for item in bound.values():
             fitting = fit(item.recipe, problem, hardware.facts)

@@ -1,50 +1,47 @@
 """Proposes instances of recipes: defaults first, then changes of one value. A stored winner of
-another problem becomes an instance too.
+another problem is adapted to an instance too.
 
-With knowledge, facts prune the domains and the moves that fit the parent's verdict say which value
-to change; without, or when moves are used up, neighbours are tried (coordinate descent) and then
-what is left of the space, in an order drawn from the seed. What changes brought in this run decides
-which of them come first (see `steps`). What a skill says to avoid comes last of all, unless it has
-just won in this run: nothing is out of reach.
+With knowledge, facts prune the domains and moves that fit the parent's verdict choose the value to
+change; then neighbours are tried (coordinate descent), then the rest of the space in an order drawn
+from the seed. A step that has just won is repeated in its direction before anything else, as in the
+pattern moves of Hooke and Jeeves (Direct search solution of numerical and statistical problems,
+JACM 8, 1961); a step that has just lost waits. Changes that a skill warns of come last, unless they
+have just won in this run.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from kb.moves_vocabulary import direction_of
 from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.search.knowledge import Move
-from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.records import REFERENCE, Node, Proposal, Value
 from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
     Binding,
     Parameter,
     Recipe,
     RecipeMismatch,
-    Value,
     allowed,
     instantiate,
     match,
     space,
 )
-from optimizer.search.synthesizers.recipe.steps import (
-    Knob,
-    StepRecord,
-    avoided,
-    does,
-    record_of,
-    step_between,
-)
 
 Values = Mapping[str, Value]
 NAME = "recipe"
+# Other directions do not determine a step.
+DIRECTIONS = ("increase", "decrease", "add", "remove")
+AVOID = "avoid"  # key of a move's change
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """A recipe that fits the problem; `cases` names the cases that it claims."""
+    """A recipe that fits the problem, and the cases that it claims."""
 
     recipe: Recipe
     binding: Binding
@@ -53,8 +50,8 @@ class Fitting:
 
 @dataclass(frozen=True)
 class ValueChoice:
-    """Values and why they were chosen. `attributed` are ids of the moves behind them; `applies` is
-    None where the move's predicate could not be decided."""
+    """Values with the plan of their choice. `attributed` are ids of the moves behind it; `applies`
+    is None if the move's predicate could not be decided."""
 
     values: Values
     plan: str
@@ -69,12 +66,12 @@ class RecipeSynthesizer:
     first_tries = 3
 
     def __init__(self, recipes: Sequence[Recipe], languages: Sequence[str]) -> None:
-        """`languages` are those that can be built here; recipes in others are left out."""
+        """`languages` can be built here; recipes in others are left out."""
         self._recipes = [recipe for recipe in recipes if recipe.language in languages]
         self._fitting: dict[str, list[Fitting]] = {}
 
     def fitting(self, context: ProposalContext) -> list[Fitting]:
-        """Recipes that fit the problem's first timed case, in the order in which they are tried."""
+        """Recipes that fit the problem's first timed case."""
         key = f"{context.problem.name} {context.with_knowledge}"
         if key not in self._fitting:
             facts = _facts(context)
@@ -83,13 +80,13 @@ class RecipeSynthesizer:
         return self._fitting[key]
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
-        """The roles of the parameters of every recipe that fits, whatever the facts allow."""
+        """The roles of the parameters of every recipe that fits without facts."""
         fitting = [recipe for recipe in self._recipes if fit(recipe, problem, {}) is not None]
         return tuple(sorted({p.role for recipe in fitting for p in recipe.parameters}))
 
     def propose(self, context: ProposalContext) -> Proposal | None:
-        """The next instance: defaults of a recipe from the reference, else a change of the parent's
-        values that was not tried yet. None when nothing is left or the parent is no instance."""
+        """The next instance: the defaults of a recipe from the reference, else an untried change of
+        the parent's values. None if nothing is left or the parent is no instance."""
         facts = _facts(context)
         if context.parent.number == REFERENCE:
             return self._first(context, facts)
@@ -101,12 +98,12 @@ class RecipeSynthesizer:
             return None
         tried = _tried(context.tried, parent.recipe)
         for choice in _changes(context, fitting, parent.values, facts):
-            if _frozen(choice.values) not in tried:
+            if _key(choice.values) not in tried:
                 return _proposal(context, fitting, choice)
         return None
 
     def _first(self, context: ProposalContext, facts: Values) -> Proposal | None:
-        """The default of the next recipe that was not tried yet."""
+        """The start of the next untried recipe."""
         order = _order(self.fitting(context), context)
         for fitting in order:
             if not _tried(context.tried, fitting.recipe.name):
@@ -119,8 +116,8 @@ class RecipeSynthesizer:
 
 
 def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
-    """The recipe bound to the problem's first timed case, claiming every case that it fits with the
-    same traits in its text; None where it does not fit."""
+    """The recipe bound to the problem's first timed case; it claims every case that it fits with
+    equal traits in its text. None if it does not fit."""
     main = problem.main
     binding = match(recipe, main.signature, main.traits, facts, problem.op, main.kinds)
     if isinstance(binding, RecipeMismatch):
@@ -137,8 +134,7 @@ def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
 
 
 def start(fitting: Fitting, facts: Values) -> Values | None:
-    """The values to start from: the defaults, or the allowed values that differ from them in the
-    fewest places and there by the fewest steps; None where nothing is allowed."""
+    """The values to start from: the defaults, or the nearest allowed values, if any."""
     recipe, binding = fitting.recipe, fitting.binding
     if allowed(recipe, recipe.defaults, binding, facts):
         return recipe.defaults
@@ -147,7 +143,7 @@ def start(fitting: Fitting, facts: Values) -> Values | None:
 
 
 def _distance(recipe: Recipe, values: Values) -> tuple[int, int]:
-    """How many values are not the default, and how many steps they are from it together."""
+    """Number of values that are not the default, and the sum of their steps from it."""
     steps = [
         abs(p.values.index(values[p.name]) - p.values.index(p.default)) for p in recipe.parameters
     ]
@@ -155,12 +151,12 @@ def _distance(recipe: Recipe, values: Values) -> tuple[int, int]:
 
 
 def _facts(context: ProposalContext) -> Values:
-    """Knowledge of the chip; nothing where the run is to do without."""
+    """Facts of the chip, if the run uses knowledge."""
     return context.hardware.facts if context.with_knowledge else {}
 
 
 def _order(fitting: Sequence[Fitting], context: ProposalContext) -> list[Fitting]:
-    """Recipes of skills that were retrieved for this verdict first, then the others by name."""
+    """Recipes of retrieved skills first, then the others by name."""
     shown = [skill.name for skill in context.knowledge.skills]
 
     def place(fitting_recipe: Fitting) -> tuple[int, str]:
@@ -173,14 +169,13 @@ def _order(fitting: Sequence[Fitting], context: ProposalContext) -> list[Fitting
 def _changes(
     context: ProposalContext, fitting: Fitting, values: Values, facts: Values
 ) -> Iterator[ValueChoice]:
-    """Allowed choices that may follow these values, the best-founded first, those to be avoided
-    last."""
+    """Allowed choices from these values in the order in which to try them, warned ones last."""
     recipe = fitting.recipe
     record = record_of(recipe, context.tried)
-    against = _against(context)
+    warned_of = _warnings(context)
     waiting: list[ValueChoice] = []
     for choice in _in_turn(context, fitting, values, facts, record):
-        warnings = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
+        warnings = [id_ for id_, knobs in warned_of if does(recipe, values, choice.values, knobs)]
         if warnings and not record.has_won(step_between(recipe, values, choice.values)):
             warned = f"{choice.plan} Tried last: {', '.join(warnings)} says to avoid it."
             waiting.append(replace(choice, plan=warned))
@@ -189,9 +184,9 @@ def _changes(
     yield from waiting
 
 
-def _against(context: ProposalContext) -> list[tuple[str, tuple[Knob, ...]]]:
-    """The knobs to be avoided here, with the id of the move that warns. A warning makes no
-    candidate, so no proposal is attributed to it; that it was shown is kept with the node."""
+def _warnings(context: ProposalContext) -> list[tuple[str, tuple[Knob, ...]]]:
+    """Ids of the warning moves, with the knobs to avoid. A warning makes no candidate, so no
+    proposal is attributed to it; the node records that it was shown."""
     holding = [r for r in context.knowledge.moves if r.applies is not False]
     return [(r.id, knobs) for r in holding if (knobs := avoided(r))]
 
@@ -199,7 +194,7 @@ def _against(context: ProposalContext) -> list[tuple[str, tuple[Knob, ...]]]:
 def _in_turn(
     context: ProposalContext, fitting: Fitting, values: Values, facts: Values, record: StepRecord
 ) -> Iterator[ValueChoice]:
-    """Allowed choices that may follow these values, the best-founded first."""
+    """Allowed choices from these values, ranked by the record of the run."""
     recipe, binding = fitting.recipe, fitting.binding
 
     def rank(choice: ValueChoice) -> int:
@@ -233,8 +228,8 @@ def _all_changes(context: ProposalContext, recipe: Recipe, values: Values) -> It
 def _by_move(
     context: ProposalContext, recipe: Recipe, values: Values, move: Move
 ) -> Iterator[ValueChoice]:
-    """Every parameter of the move's role, changed as the move says. A limit known of this very chip
-    overrides the limit known of its family."""
+    """Choices that change each parameter of the move's role. A limit of this chip overrides that of
+    its family."""
     limit = _facts(context).get(move.limit_name or "")
     if isinstance(limit, int | float):
         move = replace(move, limit=float(limit))
@@ -252,10 +247,8 @@ def _by_move(
 def moved(
     parameter: Parameter, value: Value, move: Move, element_bytes: int | None = None
 ) -> Value | None:
-    """The value that a move asks for; None where the domain has none or the limit forbids it.
-
-    `element_bytes` is the size of one element of the problem's type, None where it is not known.
-    """
+    """The value after a move; None if the domain has none or the limit forbids it. `element_bytes`
+    is the size of an element of the problem's type, if known."""
     direction = move.change.get("direction")
     if direction in ("increase", "add"):
         changed = stepped(parameter, value, 1)
@@ -275,8 +268,8 @@ def moved(
 
 
 def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | None) -> float | None:
-    """A parameter's value in the unit of a limit; None where the two cannot be compared: lanes are
-    not registers, and a tile's side is not a size."""
+    """A parameter's value in the unit of a limit; None if they cannot be compared, such as lanes
+    and registers."""
     if not unit or wanted is None:
         return None
     if unit == wanted:
@@ -287,7 +280,7 @@ def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | No
 
 
 def stepped(parameter: Parameter, value: Value, step: int) -> Value | None:
-    """The value `step` places on in the domain's order; None at its end."""
+    """The value that is `step` places further in the domain; None beyond its end."""
     if value not in parameter.values:
         return None
     place = parameter.values.index(value) + step
@@ -296,13 +289,13 @@ def stepped(parameter: Parameter, value: Value, step: int) -> Value | None:
 
 def _tried(nodes: Sequence[Node], recipe: str) -> set[tuple[tuple[str, Value], ...]]:
     return {
-        _frozen(node.proposal.values)
+        _key(node.proposal.values)
         for node in nodes
         if node.proposal is not None and node.proposal.recipe == recipe
     }
 
 
-def _frozen(values: Values) -> tuple[tuple[str, Value], ...]:
+def _key(values: Values) -> tuple[tuple[str, Value], ...]:
     return tuple(sorted(values.items()))
 
 
@@ -328,11 +321,11 @@ def adapt_winner(
     *,
     same_problem: bool,
 ) -> Proposal | None:
-    """A stored winner as a candidate for this problem; None where it does not fit.
+    """A stored winner as a candidate for this problem; None if it does not fit.
 
-    An instance of a recipe is made anew with the winner's values, as its source may hold constants
-    of the other problem. Any other kernel does not say what it fits, so it is used only where it
-    won on this very problem (`same_problem`). `recipes` are those of the library, by name.
+    An instance of a recipe is instantiated with the winner's values, since its source may contain
+    constants of the other problem. Any other kernel is used only if it won on this very problem
+    (`same_problem`). `recipes` are those of the library, by name.
     """
     recipe = recipes.get(winner.recipe or "")
     if recipe is None:
@@ -348,3 +341,145 @@ def adapt_winner(
         return None
     bundle = instantiate(recipe, winner.values, fitting.binding, problem.source)
     return replace(winner, bundle=bundle, cases=fitting.cases)
+
+
+# -- order of steps, and steps to avoid
+
+
+@dataclass(frozen=True, order=True)
+class Knob:
+    """A change of a parameter of this role, in one of DIRECTIONS."""
+
+    role: str
+    direction: str
+
+
+class NoStep(Exception):
+    """A change is impossible for an instance; the message has the reason."""
+
+
+def avoiding(knobs: Sequence[Knob]) -> dict[str, Any]:
+    """The `change` of a move that warns of these knobs together. It has no role, so that proposers
+    do not follow it."""
+    return {AVOID: [vars(knob).copy() for knob in knobs]}
+
+
+def avoided(move: Move) -> tuple[Knob, ...]:
+    """The knobs that a move warns of; empty for a move to follow."""
+    rows = move.change.get(AVOID) or ()
+    return tuple(Knob(str(row["role"]), str(row["direction"])) for row in rows)
+
+
+def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -> bool:
+    """Whether a change consists of exactly these knobs, over any number of steps."""
+    changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
+    if not knobs or len(changed) != len(knobs):
+        return False
+    changes = [Knob(p.role, direction_of(before.get(p.name), after[p.name])) for p in changed]
+    return sorted(changes) == sorted(knobs)
+
+
+def turned(recipe: Recipe, values: Values, knobs: Sequence[Knob]) -> dict[str, Value]:
+    """The values after one step of each knob. Raises NoStep if a step is impossible."""
+    changed = dict(values)
+    for knob in knobs:
+        name, value = _step(recipe, changed, knob)
+        changed[name] = value
+    return changed
+
+
+def _step(recipe: Recipe, values: Values, knob: Knob) -> tuple[str, Value]:
+    """The first parameter of the role that has a next value, and that value."""
+    own = [parameter for parameter in recipe.parameters if parameter.role == knob.role]
+    if not own:
+        raise NoStep(f"{recipe.name} has no parameter of the role {knob.role}")
+    for parameter in own:
+        value = next_value(parameter, values[parameter.name], knob.direction)
+        if value is not None:
+            return parameter.name, value
+    state = " and ".join(f"{p.name} is {values[p.name]}" for p in own)
+    raise NoStep(f"{state} in {recipe.name}, which has no tested value to {knob.direction} it to")
+
+
+def next_value(parameter: Parameter, value: Value, direction: str) -> Value | None:
+    """The nearest value in this direction, if any, among the tested values if the recipe has
+    them."""
+    offered = parameter.tested or parameter.values
+    reached = [v for v in offered if v != value and direction_of(value, v) == direction]
+    if direction in ("add", "remove"):
+        return next(iter(reached), None)
+    numbers = [v for v in reached if isinstance(v, int | float)]
+    return min(numbers, key=lambda v: abs(v - _number(value)), default=None)
+
+
+def _number(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+@dataclass(frozen=True)
+class ValueStep:
+    """A change of one parameter along its domain; `up` is towards later values."""
+
+    parameter: str
+    up: bool
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Whether the last use of each step, and of each move by id, improved on the parent."""
+
+    steps: Mapping[ValueStep, bool] = field(default_factory=dict)
+    moves: Mapping[str, bool] = field(default_factory=dict)
+
+    def has_won(self, step: ValueStep | None) -> bool:
+        """Whether the last use of the step improved on the parent."""
+        return step is not None and self.steps.get(step, False)
+
+    def rank(self, step: ValueStep | None, moves: Sequence[str], applies: bool | None) -> int:
+        """Rank of a change, 0 first: a step that won last, moves that apply, undecided moves, plain
+        changes, a step or move that lost last. `moves` are the ids behind the change."""
+        if self.has_won(step):
+            return 0
+        lost = step is not None and self.steps.get(step) is False
+        if lost or any(self.moves.get(move) is False for move in moves):
+            return 4
+        if not moves:
+            return 3
+        return 1 if applies else 2
+
+
+def step_between(recipe: Recipe, before: Values, after: Values) -> ValueStep | None:
+    """The step between two sets of values; None unless exactly one value differs within its
+    domain."""
+    changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
+    if len(changed) != 1:
+        return None
+    values = changed[0].values
+    old, new = before.get(changed[0].name), after.get(changed[0].name)
+    if old not in values or new not in values:
+        return None
+    return ValueStep(changed[0].name, values.index(new) > values.index(old))
+
+
+def record_of(recipe: Recipe, tried: Sequence[Node]) -> StepRecord:
+    """The record of the measured changes of one value between instances of the recipe. A step that
+    won marks its reverse as lost, but not the other way round."""
+    known = {node.number: node for node in tried}
+    steps: dict[ValueStep, bool] = {}
+    moves: dict[str, bool] = {}
+    for node in tried:
+        parent = known.get(node.parent) if node.parent is not None else None
+        if node.state != "evaluated" or node.proposal is None or parent is None:
+            continue
+        before = parent.proposal
+        if before is None or not before.recipe == node.proposal.recipe == recipe.name:
+            continue
+        won = node.merit > parent.merit
+        moves.update(dict.fromkeys(node.proposal.attributed, won))
+        step = step_between(recipe, before.values, node.proposal.values)
+        if step is not None:
+            steps[step] = won
+            if won:
+                steps[ValueStep(step.parameter, not step.up)] = False
+    return StepRecord(steps, moves)

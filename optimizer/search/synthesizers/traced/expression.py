@@ -1,8 +1,8 @@
-"""What a kernel computes for one element: calls of a closed set of operators over elements that are
-read, numbers and loop variables.
+"""Expressions for one element of a kernel's result: calls of a closed set of operators over loaded
+elements, numbers and loop variables.
 
-Equal expressions are one object, so a graph that is used twice stays small and is written once.
-Floats of 16 bits are computed with as float32. Standard library only.
+Equal expressions are one object, so that shared parts are written once. Floats of 16 bits are
+computed as float32. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from optimizer.search.synthesizers.traced.index import Index, Var, substituted, variables
 
-# The operators, with what a call costs in units of an addition: a rough figure, which decides only
-# whether a value that is used twice is kept or computed again.
+# The operators, with the rough cost of a call in additions, which decides whether a value that is
+# used twice is stored or computed again.
 COSTS: Mapping[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "min", "max", "square"), 1),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "where"), 1),
@@ -36,26 +36,32 @@ COSTS: Mapping[str, int] = {
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+# Operators that C++ and Triton write with the same symbol.
+INFIX: Mapping[str, str] = (
+    {"add": "+", "sub": "-", "mul": "*", "div": "/", "shift_left": "<<", "shift_right": ">>"}
+    | {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+    | {"bits_and": "&", "bits_or": "|", "bits_xor": "^"}
+)
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def computed_in(dtype: str) -> str:
-    """The dtype in which values of a tensor of this dtype are computed."""
+    """The dtype in which values of this dtype are computed."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 @dataclass(frozen=True, eq=False)
-class Expression:
+class ElementExpression:
     """A call of the operator `name`; `load`, `literal` and `counted` are operators too.
 
-    `load` has the buffer's name as `value` and one index a dimension, `literal` a number as
-    `value`, `counted` one index, whose value it is. Made by the functions below alone, which give
-    equal expressions as one object.
+    `load` has the buffer's name as `value` and one index for each dimension, `literal` a number as
+    `value`, `counted` the index that is its value. Constructed only by the functions below, which
+    return equal expressions as one object.
     """
 
     name: str
     dtype: str
-    args: tuple[Expression, ...] = ()
+    args: tuple[ElementExpression, ...] = ()
     indices: tuple[Index, ...] = ()
     value: int | float | bool | str = 0
 
@@ -67,33 +73,33 @@ class Expression:
 
     @cached_property
     def cost(self) -> int:
-        """Roughly what it costs to compute it, in additions."""
+        """Rough cost of its computation, in additions."""
         return COSTS.get(self.name, 0) + sum(arg.cost for arg in self.args)
 
     @cached_property
     def inner_cost(self) -> int:
-        """As `cost`, without the parts that do not change with all of its variables: loops compute
-        those outside of the innermost one."""
+        """The part of `cost` that depends on all its variables: the other parts are computed
+        outside of the innermost loop."""
         return _inner_cost(self, self.variables, {})
 
     @cached_property
     def operators(self) -> frozenset[str]:
-        """The names of all operators in it, those that compute places left out."""
+        """The names of its operators, without those of places."""
         return frozenset([self.name]).union(*(arg.operators for arg in self.args))
 
     @cached_property
-    def loads(self) -> tuple[Expression, ...]:
-        """Every element that it reads, once."""
+    def loads(self) -> tuple[ElementExpression, ...]:
+        """The elements that it loads, without those of places."""
         if self.name == "load":
             return (self,)
         return tuple(dict.fromkeys(load for arg in self.args for load in arg.loads))
 
-    def substituted(self, values: Mapping[Var, Index]) -> Expression:
-        """The expression with other indices in place of variables."""
+    def substituted(self, values: Mapping[Var, Index]) -> ElementExpression:
+        """The expression with variables replaced by indices."""
         return _substituted(self, values, {})
 
 
-def _inner_cost(of: Expression, every: frozenset[Var], known: dict[int, int]) -> int:
+def _inner_cost(of: ElementExpression, every: frozenset[Var], known: dict[int, int]) -> int:
     if of.variables != every:
         return 0
     if id(of) not in known:
@@ -104,40 +110,42 @@ def _inner_cost(of: Expression, every: frozenset[Var], known: dict[int, int]) ->
 
 
 @dataclass
-class _Known:
-    """The expressions of this process by what makes them equal."""
+class _Interned:
+    """The expressions of this process by their structure."""
 
-    entries: dict[object, Expression] = field(default_factory=dict)
-
-
-_KNOWN = _Known()
+    entries: dict[object, ElementExpression] = field(default_factory=dict)
 
 
-def _made(of: Expression) -> Expression:
+_INTERNED = _Interned()
+
+
+def _made(of: ElementExpression) -> ElementExpression:
     value = (type(of.value).__name__, repr(of.value))
     key = (of.name, of.dtype, tuple(map(id, of.args)), of.indices, value)
-    return _KNOWN.entries.setdefault(key, of)
+    return _INTERNED.entries.setdefault(key, of)
 
 
 def forget() -> None:
-    """Let the expressions go; to be called before a graph is lowered, not within."""
-    _KNOWN.entries.clear()
+    """Free all expressions; must not be called while a graph is lowered."""
+    _INTERNED.entries.clear()
 
 
-def renamed(of: Expression, names: Mapping[str, str]) -> Expression:
-    """The expression with elements of other buffers in place of those that are named."""
+def renamed(of: ElementExpression, names: Mapping[str, str]) -> ElementExpression:
+    """The expression with buffers renamed."""
     return _renamed(of, names, {}) if names else of
 
 
-def _renamed(of: Expression, names: Mapping[str, str], done: dict[int, Expression]) -> Expression:
+def _renamed(
+    of: ElementExpression, names: Mapping[str, str], done: dict[int, ElementExpression]
+) -> ElementExpression:
     if id(of) not in done:
         args = tuple(_renamed(arg, names, done) for arg in of.args)
         value = names.get(str(of.value), of.value) if of.name == "load" else of.value
-        done[id(of)] = _made(Expression(of.name, of.dtype, args, of.indices, value))
+        done[id(of)] = _made(ElementExpression(of.name, of.dtype, args, of.indices, value))
     return done[id(of)]
 
 
-def literal(value: float | int | bool, dtype: str) -> Expression:
+def literal(value: float | int | bool, dtype: str) -> ElementExpression:
     """A number of this dtype."""
     dtype = computed_in(dtype)
     if dtype in FLOATS:
@@ -146,20 +154,20 @@ def literal(value: float | int | bool, dtype: str) -> Expression:
         value = bool(value)
     else:
         value = int(value)
-    return _made(Expression("literal", dtype, value=value))
+    return _made(ElementExpression("literal", dtype, value=value))
 
 
-def load(buffer: str, indices: tuple[Index, ...], dtype: str) -> Expression:
+def load(buffer: str, indices: tuple[Index, ...], dtype: str) -> ElementExpression:
     """An element of a buffer."""
-    return _made(Expression("load", computed_in(dtype), indices=indices, value=buffer))
+    return _made(ElementExpression("load", computed_in(dtype), indices=indices, value=buffer))
 
 
-def counted(index: Index) -> Expression:
+def counted(index: Index) -> ElementExpression:
     """The value of an index, as an int64."""
-    return _made(Expression("counted", "int64", indices=(index,)))
+    return _made(ElementExpression("counted", "int64", indices=(index,)))
 
 
-def cast(of: Expression, dtype: str) -> Expression:
+def cast(of: ElementExpression, dtype: str) -> ElementExpression:
     """The expression in another dtype."""
     dtype = computed_in(dtype)
     if of.dtype == dtype:
@@ -167,10 +175,10 @@ def cast(of: Expression, dtype: str) -> Expression:
     if of.name == "literal":
         assert not isinstance(of.value, str)
         return literal(of.value, dtype)
-    return _made(Expression("cast", dtype, (of,)))
+    return _made(ElementExpression("cast", dtype, (of,)))
 
 
-def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
+def call(name: str, args: tuple[ElementExpression, ...], dtype: str) -> ElementExpression:
     """A call; arguments are cast by the caller. Raises KeyError for an unknown operator."""
     if name not in COSTS:
         raise KeyError(name)
@@ -179,13 +187,11 @@ def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
         if place is not None:
             return counted(place)
     folded = _folded(name, args)
-    return _made(Expression(name, computed_in(dtype), args)) if folded is None else folded
+    return _made(ElementExpression(name, computed_in(dtype), args)) if folded is None else folded
 
 
-def _folded(name: str, args: tuple[Expression, ...]) -> Expression | None:
-    """A comparison of two literals, and an exclusive or with a literal, as what it is; None for
-    anything else.
-    """
+def _folded(name: str, args: tuple[ElementExpression, ...]) -> ElementExpression | None:
+    """The value of a comparison of two literals or of an exclusive or with a literal, else None."""
     literals = [arg.value for arg in args if arg.name == "literal"]
     if name in _COMPARISONS and len(literals) == 2:
         return literal(_COMPARISONS[name](*literals), "bool")
@@ -194,8 +200,8 @@ def _folded(name: str, args: tuple[Expression, ...]) -> Expression | None:
     return None
 
 
-def _as_index(name: str, args: tuple[Expression, ...]) -> Index | None:
-    """A sum, difference or product of an index and a number as an index; None for anything else."""
+def _as_index(name: str, args: tuple[ElementExpression, ...]) -> Index | None:
+    """A sum, difference or product of an index and a number as an index, else None."""
     if name not in ("add", "sub", "mul") or args[0].name != "counted":
         return None
     first, second = args[0].indices[0], args[1]
@@ -209,10 +215,10 @@ def _as_index(name: str, args: tuple[Expression, ...]) -> Index | None:
 
 
 def _substituted(
-    of: Expression, values: Mapping[Var, Index], done: dict[int, Expression]
-) -> Expression:
+    of: ElementExpression, values: Mapping[Var, Index], done: dict[int, ElementExpression]
+) -> ElementExpression:
     if id(of) not in done:
         args = tuple(_substituted(arg, values, done) for arg in of.args)
         indices = tuple(substituted(part, values) for part in of.indices)
-        done[id(of)] = _made(Expression(of.name, of.dtype, args, indices, of.value))
+        done[id(of)] = _made(ElementExpression(of.name, of.dtype, args, indices, of.value))
     return done[id(of)]

@@ -1,9 +1,8 @@
 """The forward of a case's Model as a graph of primitive operators, with its sizes.
 
-make_fx over fake tensors follows what is executed, so gradients that forward takes are in the graph
-as well; nothing is computed and no memory is taken. torch's own decompositions leave some eighty
-primitive operators. Problem files are their user's own code and run in this process, as when the
-harness opens them.
+make_fx follows execution over fake tensors, so the graph includes gradients that forward takes, and
+nothing is computed or allocated. torch's decompositions leave some eighty primitive operators.
+Problem files are their user's own code and run in this process, as when the harness opens them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from optimizer.evaluation.problem.user_code import positional
 
 _ATEN = torch.ops.aten
-# Core ATen keeps these whole; lowering wants what they are made of.
+# Operators that core ATen keeps whole and lowering needs decomposed.
 _WHOLE = (
     *(_ATEN._softmax, _ATEN._log_softmax, _ATEN._softmax_backward_data),
     *(_ATEN._log_softmax_backward_data, _ATEN.logsumexp, _ATEN.native_layer_norm),
@@ -40,9 +39,9 @@ _WHOLE = (
     *(_ATEN.upsample_linear1d, _ATEN.upsample_trilinear3d, _ATEN.pixel_unshuffle),
     _ATEN.diagonal_scatter,
 )
-# torch makes these of one operator for every place of a window, of which there may be thousands.
-_KEPT = (_ATEN._adaptive_avg_pool2d.default, _ATEN.adaptive_max_pool2d.default)
-MOST_OPERATORS = 2_000  # a compiler does not end in its time with what more of them become
+# torch decomposes these into an operator for each of possibly thousands of places of a window.
+_NOT_DECOMPOSED = (_ATEN._adaptive_avg_pool2d.default, _ATEN.adaptive_max_pool2d.default)
+MOST_OPERATORS = 2_000  # compilers do not finish in time with the code of more
 
 ATTENTION = "kernlore.attention.default"  # torch's scaled_dot_product_attention, whole
 _FUSED = torch.nn.functional.scaled_dot_product_attention
@@ -54,8 +53,8 @@ _FUSED_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causa
 @dataclass(frozen=True)
 class Traced:
     """A graph whose placeholders are inputs, then weights and buffers in state_dict order, then the
-    buffers of `hidden`, by their path in the Model: those that no state_dict holds, such as the
-    frequencies of a rotary embedding, with their elements where these were asked for."""
+    buffers of `hidden`, by their path in the Model: those outside of the state_dict, such as the
+    frequencies of a rotary embedding, with their elements if requested."""
 
     graph: fx.Graph
     hidden: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
@@ -63,7 +62,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class NotTraced:
-    """Why there is no graph."""
+    """The reason for a missing graph."""
 
     reason: str
 
@@ -72,17 +71,19 @@ class NotTraced:
 def trace(
     source: str, dtype: str | None, attention: bool = False, values: bool = True
 ) -> Traced | NotTraced:
-    """The forward of the `Model` in a case's source, in evaluation mode; `dtype` is that of all
-    floating inputs and weights, None as the file makes them. With `attention`,
-    scaled_dot_product_attention, where the model itself calls it, stays one operator, `ATTENTION`,
-    which torch has fused kernels for; otherwise it is products and a softmax. With `values`, a
-    Model with hidden buffers is made with memory, to read them."""
+    """The forward of the `Model` in a case's source, in evaluation mode.
+
+    `dtype` is that of all floating inputs and weights, None for those of the file. With
+    `attention`, calls of scaled_dot_product_attention stay one operator, `ATTENTION`, which torch
+    has fused kernels for; otherwise they become products and a softmax. With `values`, a Model with
+    hidden buffers is constructed with memory, to read them.
+    """
     try:
         if attention:
             with suppress(Exception):  # such as under vmap: then without
                 return _traced(source, dtype, attention, values)
         return _traced(source, dtype, False, values)
-    # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
+    # The file is foreign code, and tracers raise errors of any kind.
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -112,8 +113,8 @@ def _traced(source: str, dtype: str | None, attention: bool, values: bool) -> Tr
         tensors = (*inputs, *state.values())
         graph = make_fx(run, decomposition_table=_decompositions())(*tensors).graph
         if any(_writes(node) for node in graph.nodes):
-            # Of plain operators: inside those that torch itself takes apart, such as a smoothed
-            # cross entropy, operators in place would stay.
+            # From a graph without decompositions: inside operators that torch decomposes, such as
+            # a smoothed cross entropy, operators in place would stay.
             plain = make_fx(run)(*tensors)
             functional = torch.func.functionalize(plain, remove="mutations")
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
@@ -134,8 +135,8 @@ def _held(known: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Ten
 
 
 def _merge_equal_views(graph: fx.Graph) -> None:
-    """One view for those of the same tensor that are alike: where three products read a norm's
-    result, each through a view of its own, the norm would be computed and written three times."""
+    """Replace equal views of a tensor by one: with a separate view for each of three products, a
+    norm would be computed and written three times."""
     known: dict[str, fx.Node] = {}
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
@@ -149,9 +150,9 @@ def _merge_equal_views(graph: fx.Graph) -> None:
 
 
 def _every(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What the state_dict holds, then the other buffers."""
-    kept = model.state_dict()
-    return kept | {name: v for name, v in model.named_buffers() if name not in kept}
+    """The state_dict, then the other buffers."""
+    state = model.state_dict()
+    return state | {name: v for name, v in model.named_buffers() if name not in state}
 
 
 @torch.library.custom_op("kernlore::attention", mutates_args=())
@@ -206,8 +207,7 @@ def _has_gradients(given: Mapping[str, Any]) -> bool:
 
 
 def _model(model_class: Any, init: Any) -> torch.nn.Module:
-    """The Model without memory where that is possible: torch cannot change the dtype of some fake
-    weights."""
+    """The Model, without memory unless torch fails to change the dtype of fake weights."""
     arguments = positional(model_class.__init__, init, "get_init_inputs()", 1)
     try:
         model: torch.nn.Module = model_class(*arguments)
@@ -220,12 +220,12 @@ def _model(model_class: Any, init: Any) -> torch.nn.Module:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an operator writes into what it is given."""
+    """Whether an operator writes into its arguments."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _of_dtype(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """As a kernel gets it: contiguous, floats in the case's dtype."""
+    """The tensor as a kernel gets it: contiguous, floats in the case's dtype."""
     value = value.detach().contiguous()
     return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
@@ -233,7 +233,7 @@ def _of_dtype(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 @lru_cache(maxsize=1)
 def _decompositions() -> dict[Any, Any]:
     every = {**core_aten_decompositions(), **get_decompositions(_WHOLE)}
-    return {operator: made for operator, made in every.items() if operator not in _KEPT}
+    return {name: made for name, made in every.items() if name not in _NOT_DECOMPOSED}
 
 
 def _module(source: str) -> types.ModuleType:

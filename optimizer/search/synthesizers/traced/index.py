@@ -1,10 +1,10 @@
-"""Integer arithmetic over loop variables: what places of a tensor an expression reads.
+"""Integer arithmetic over loop variables, for the places of tensors.
 
-An index is a sum of atoms with whole coefficients and an offset. An atom is a loop variable, a
-quotient or a remainder by a constant, or an integer that is read from a tensor. Sums are sorted,
-so equal indices compare equal. Quotients and remainders are simplified where the ranges of the
-variables show that nothing is lost: a reshape that splits a dimension and one that joins it again
-leave no arithmetic. Standard library only.
+An index is a sum of atoms with integer coefficients and an offset. An atom is a loop variable, a
+quotient or a remainder by a constant, or an integer that is read from a tensor. Sums are sorted, so
+that equal indices compare equal. Quotients and remainders are simplified if the ranges of the
+variables allow it: a reshape that splits a dimension and one that joins it again leave no
+arithmetic. Standard library only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What is left of `index`, which is never negative, after division by a positive constant."""
+    """Remainder of `index`, which is never negative, by a positive constant."""
 
     index: Index
     by: int
@@ -43,8 +43,7 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Read:
-    """An integer that an expression yields; `low` and `high` bound it where that is known. `value`
-    is an Expression of an integer dtype."""
+    """The integer value of an ElementExpression, with its bounds."""
 
     value: Any
     low: int = -UNBOUNDED
@@ -107,12 +106,12 @@ class Index:
 
     @property
     def constant(self) -> int | None:
-        """Its value where it has no variable."""
+        """Its value, if it has no variable."""
         return None if self.terms else self.offset
 
     @property
     def variable(self) -> Var | None:
-        """The loop variable that it is, alone."""
+        """The loop variable that it consists of, if any."""
         if len(self.terms) == 1 and not self.offset:
             (atom, factor) = self.terms[0]
             if isinstance(atom, Var) and factor == 1:
@@ -120,8 +119,8 @@ class Index:
         return None
 
     def factor(self, variable: Var) -> int | None:
-        """The coefficient of a variable that occurs as itself alone, 0 where it does not occur;
-        None where it stands inside another atom."""
+        """The coefficient of a variable, 0 if it does not occur, None if it occurs inside another
+        atom."""
         result = 0
         for atom, factor in self.terms:
             if atom == variable:
@@ -137,7 +136,7 @@ def index(of: Var | int) -> Index:
 
 
 def axis(of: Var) -> Index:
-    """A variable as an index; 0 for one that has no other value."""
+    """A variable as an index; 0 for a variable of extent 1."""
     return index(of) if of.extent > 1 else Index()
 
 
@@ -155,7 +154,7 @@ def _sum(terms: list[tuple[Atom, int]], offset: int) -> Index:
 
 
 def _split(whole: Index, by: int) -> tuple[Index, Index]:
-    """`whole` = first * by + second, where the second has what is not a multiple of `by`."""
+    """`whole` = first * by + second; the second has the terms that are no multiples of `by`."""
     multiples = [(a, c // by) for a, c in whole.terms if c % by == 0]
     rest = [(a, c) for a, c in whole.terms if c % by]
     quotient, remainder = divmod(whole.offset, by)
@@ -163,7 +162,7 @@ def _split(whole: Index, by: int) -> tuple[Index, Index]:
 
 
 def _quotient_within(rest: Index, by: int) -> Index | None:
-    """The quotient as one of fewer operations; None where it has none. `rest` is not negative."""
+    """The quotient with fewer operations, if possible. `rest` is not negative."""
     if len(rest.terms) == 1 and not rest.offset:
         ((atom, factor),) = rest.terms
         if isinstance(atom, Quotient) and factor == 1:  # x // a // b = x // (a * b)
@@ -185,7 +184,7 @@ def _remainder_within(rest: Index, by: int) -> Index | None:
 
 
 def _steps(rest: Index, by: int) -> Iterator[tuple[int, Index, Index]]:
-    """Divisors of `by` with rest = first * divisor + second, where the second is less."""
+    """Divisors of `by` with rest = first * divisor + second, and second < divisor."""
     common = {gcd(factor, by) for _, factor in rest.terms}
     for step in sorted(common - {1, by}, reverse=True):
         large, small = _split(rest, step)
@@ -195,7 +194,7 @@ def _steps(rest: Index, by: int) -> Iterator[tuple[int, Index, Index]]:
 
 
 def _turns(low: int, by: int) -> int:
-    """How many times `by` must be added so that nothing is negative: C rounds towards zero."""
+    """Number of times that `by` must be added to avoid negative values: C rounds towards zero."""
     return max(0, -(low // by)) if low > -UNBOUNDED else 0
 
 
@@ -221,7 +220,7 @@ def _bounds_of_atom(atom: Atom) -> tuple[int, int]:
 
 
 def variables_of_atom(atom: Atom) -> frozenset[Var]:
-    """The loop variables in an atom; those inside a Read are asked of its expression."""
+    """The loop variables in an atom."""
     if isinstance(atom, Var):
         return frozenset([atom])
     if isinstance(atom, Read):
@@ -235,7 +234,7 @@ def variables(of: Index) -> frozenset[Var]:
 
 
 def substituted(of: Index, values: Mapping[Var, Index]) -> Index:
-    """The index with other indices in place of variables."""
+    """The index with variables replaced by indices."""
     result = Index((), of.offset)
     for atom, factor in of.terms:
         result = result + _substituted_atom(atom, values) * factor
@@ -252,13 +251,13 @@ def _substituted_atom(atom: Atom, values: Mapping[Var, Index]) -> Index:
 
 
 def rejoined(of: Index) -> Index:
-    """The same number with a quotient and a remainder of one division put together again."""
+    """The index with quotients and remainders of one division joined again."""
     result = Index((), of.offset)
     for atom, factor in of.terms:
         result = result + _rejoined_atom(atom) * factor
     for atom, factor in result.terms:
         if isinstance(atom, Remainder):
-            # x = by * (x // by) + x % by, where the first summand is there too
+            # x = by * (x // by) + x % by, if the first summand occurs too
             quotient = atom.index // atom.by * (factor * atom.by)
             joined = result - Index(((atom, factor),)) - quotient + atom.index * factor
             if len(joined.terms) < len(result.terms):
@@ -275,7 +274,7 @@ def _rejoined_atom(atom: Atom) -> Index:
 
 
 def _quotient(of: Index, by: int) -> Index:
-    """The quotient, by a factor of the divisor first where that leaves fewer terms."""
+    """The quotient; divides by a factor of the divisor first if that leaves fewer terms."""
     if len(of.terms) == 1 and not of.offset and isinstance(of.terms[0][0], Remainder):
         (inner, factor) = of.terms[0]
         assert isinstance(inner, Remainder)
@@ -308,9 +307,8 @@ def unflattened(place: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
 
 
 def index_text(of: Index, value: Callable[[Any], str], divided: str) -> str:
-    """The index as text, where C++ and Triton differ in the operator of a quotient alone. `value`
-    writes an integer that is read from a tensor, `divided` is the operator.
-    """
+    """The index as text of C++ or Triton, which differ in `divided`, the operator of quotients.
+    `value` returns the text of an integer that is read from a tensor."""
 
     def atom_text(atom: Atom) -> str:
         if isinstance(atom, Var):

@@ -16,7 +16,7 @@ from typing import Literal
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
-    Expression,
+    ElementExpression,
     call,
     counted,
     literal,
@@ -89,14 +89,14 @@ class Placed:
 
     role: Role
     out: Buffer
-    body: Expression
+    body: ElementExpression
     place: Index
     combine: Combine | None = None
     window: tuple[Var, ...] = ()
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One kernel. `stored` names the buffers that are written to memory."""
 
     axes: Axes
@@ -104,10 +104,10 @@ class Launch:
     stored: frozenset[str] = frozenset()
 
 
-Step = tuple[Launch | Call, list[Stage]]  # with the stages of a kernel
+Step = tuple[KernelLaunch | Call, list[Stage]]  # with the stages of a kernel
 
 
-def launches(program: Program) -> list[Launch | Call]:
+def launches(program: Program) -> list[KernelLaunch | Call]:
     """The kernels and calls of a program, in order."""
     steps = _alive(_steps(program))
     read = _read_by(steps)
@@ -122,19 +122,19 @@ def launches(program: Program) -> list[Launch | Call]:
         else:
             made[at] = (joined, [*made[at][1], step])
     return [
-        _with_stores(kernel, group, read) if isinstance(kernel, Launch) else kernel
+        _with_stores(kernel, group, read) if isinstance(kernel, KernelLaunch) else kernel
         for kernel, group in made
     ]
 
 
-def _home(made: Sequence[Step], stage: Stage) -> tuple[int, Launch | None]:
+def _home(made: Sequence[Step], stage: Stage) -> tuple[int, KernelLaunch | None]:
     """The kernel that a stage joins, by its place among those so far, and what it is then: the
     latest that can have it, with None where there is none. Only a stage whose result is small, or
     written in any case, goes further back than one step, and behind all that it reads."""
     reads = _sources(stage)
     for at in reversed(range(len(made))):
         kernel, group = made[at]
-        if isinstance(kernel, Launch):
+        if isinstance(kernel, KernelLaunch):
             joined = _joined(kernel, group, stage)
             if joined is not None:
                 return at, joined
@@ -178,9 +178,9 @@ def _sources(stage: Stage) -> set[str]:
     return {str(element.value) for element in every_load(stage.body)}
 
 
-def every_load(of: Expression) -> list[Expression]:
+def every_load(of: ElementExpression) -> list[ElementExpression]:
     """The elements that an expression reads, those that only say where another one lies too."""
-    result: dict[Expression, None] = {}
+    result: dict[ElementExpression, None] = {}
     waiting = [of]
     seen: set[int] = set()
     while waiting:
@@ -195,7 +195,7 @@ def every_load(of: Expression) -> list[Expression]:
     return list(result)
 
 
-def read_in(place: Index) -> Iterable[Expression]:
+def read_in(place: Index) -> Iterable[ElementExpression]:
     """The expressions that say where a place lies."""
     for atom, _ in place.terms:
         if isinstance(atom, Read):
@@ -427,14 +427,14 @@ def _made(role: Role, stage: Stage, values: dict[Var, Index]) -> Placed:
 # -- kernels
 
 
-def _begun(stage: Stage) -> Launch:
+def _begun(stage: Stage) -> KernelLaunch:
     axes = axes_of(stage)
     part = placed(stage, axes)
     assert part is not None  # in_steps leaves only stages that fit their own axes
-    return Launch(axes, (part,))
+    return KernelLaunch(axes, (part,))
 
 
-def _joined(launch: Launch, group: Sequence[Stage], stage: Stage) -> Launch | None:
+def _joined(launch: KernelLaunch, group: Sequence[Stage], stage: Stage) -> KernelLaunch | None:
     """The kernel with another stage; None where it cannot have it."""
     for axes in dict.fromkeys((launch.axes, axes_of(stage))):
         if axes != launch.axes and launch.axes.length != 1:
@@ -445,7 +445,7 @@ def _joined(launch: Launch, group: Sequence[Stage], stage: Stage) -> Launch | No
         if all(part is not None for part in every):
             whole = tuple(part for part in every if part is not None)
             if _in_place(whole):
-                return Launch(axes, whole)
+                return KernelLaunch(axes, whole)
     return None
 
 
@@ -465,7 +465,7 @@ def _in_place(parts: Sequence[Placed]) -> bool:
     return True
 
 
-def place_of(element: Expression, buffer: Buffer) -> Index:
+def place_of(element: ElementExpression, buffer: Buffer) -> Index:
     """Where an element lies in its buffer."""
     return rejoined(flattened(element.indices, buffer.shape))
 
@@ -480,7 +480,9 @@ def _read_by(steps: Sequence[Stage | Call]) -> dict[str, list[int]]:
     return read
 
 
-def _with_stores(launch: Launch, group: Sequence[Stage], read: dict[str, list[int]]) -> Launch:
+def _with_stores(
+    launch: KernelLaunch, group: Sequence[Stage], read: dict[str, list[int]]
+) -> KernelLaunch:
     own = {id(stage) for stage in group}
     stored = {
         part.out.name

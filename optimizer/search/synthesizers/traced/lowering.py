@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from optimizer.evaluation.abi import Signature
 from optimizer.search.synthesizers.traced.expression import (
-    Expression,
+    ElementExpression,
     call,
     cast,
     computed_in,
@@ -55,10 +55,10 @@ class Value:
 
     shape: tuple[int, ...]
     dtype: str
-    function: Callable[[Places], Expression]
-    known: dict[Places, Expression] = field(default_factory=dict)
+    function: Callable[[Places], ElementExpression]
+    known: dict[Places, ElementExpression] = field(default_factory=dict)
 
-    def at(self, places: Places) -> Expression:
+    def at(self, places: Places) -> ElementExpression:
         """The element at these places."""
         if places not in self.known:
             self.known[places] = cast(self.function(places), self.dtype)
@@ -66,6 +66,19 @@ class Value:
 
 
 Rule = Callable[["Lowering", fx.Node], Value | tuple[Value, ...]]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """The decorated function lowers the operators with these names."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update({name: function for name in names})
+        return function
+
+    return register
 
 
 class Lowering:
@@ -175,7 +188,7 @@ class Lowering:
 
     def stage(
         self,
-        body: Expression,
+        body: ElementExpression,
         space: tuple[Var, ...],
         shape: tuple[int, ...],
         dtype: str,
@@ -193,7 +206,7 @@ class Lowering:
         name = buffer.name
         self.stages.append(Stage(buffer, space, body, reduced, combine, scanned, order))
 
-        def at(places: Places) -> Expression:
+        def at(places: Places) -> ElementExpression:
             inner = tuple(p for p, size in zip(places, shape, strict=True) if size != 1)
             return load(name, inner, buffer.dtype)
 
@@ -387,7 +400,7 @@ def broadcast(value: Value | float, shape: tuple[int, ...], dtype: str) -> Value
         return Value(shape, dtype, lambda _: literal(value, dtype))
     ahead = len(shape) - len(value.shape)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = [
             Index() if size == 1 else place
             for place, size in zip(places[ahead:], value.shape, strict=True)

@@ -9,23 +9,22 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from optimizer.search.synthesizers.traced.expression import Expression
+from optimizer.search.synthesizers.traced.expression import ElementExpression
 from optimizer.search.synthesizers.traced.index import Index, Var
 
-Combine = Literal["sum", "prod", "max", "min", "logaddexp"]  # the last in scans alone
+Combine = Literal["sum", "prod", "max", "min", "logaddexp"]  # the last only in scans
 
 
 class NotWritten(Exception):
-    """What has no form in a language. The message names it."""
+    """Something, named by the message, cannot be written in a language."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A contiguous array. `number` is its place among the tensors of the interface, None for one
-    that the kernel keeps itself. `pitch` is how many elements lie from one row of the last
-    dimension to the next, 0 for as many as a row has. `hidden` is the path of a buffer of the Model
-    that is in no state_dict, and not in the interface; `values` are its elements where they are few
-    enough to be written into a kernel."""
+    """A contiguous array. `number` is its place among the tensors of the interface, None for a
+    temporary. `pitch` is the distance between rows of the last dimension in elements, 0 for dense
+    rows. `hidden` is the path of a buffer of the Model that is neither in the state_dict nor in the
+    interface; `values` are its elements, if few enough for the text of a kernel."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,19 +36,19 @@ class Buffer:
 
     @property
     def laid(self) -> tuple[int, ...]:
-        """The shape with what lies between its rows."""
+        """The shape in memory, with the pitch."""
         return (*self.shape[:-1], self.pitch) if self.pitch else self.shape
 
     @property
     def elements(self) -> int:
-        """The number of elements; 1 for an array without dimensions."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The places along a variable in the order of what stands there: equal elements as they stand,
-    NaN as the greatest. Only the `first` places are needed."""
+    """A stable order of the elements along a variable, NaN as the greatest. Only the `first` places
+    are needed."""
 
     along: Var
     descending: bool
@@ -58,15 +57,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Stage:
-    """Fills `out`: for every place of `space`, `body`, or, where `combine` is set, all values of
-    `body` over `reduced` combined. With `scanned`, a variable of `space`, every place gets what
-    `body` is there combined with what it is at all smaller values of that variable. With `order`,
-    `out` holds places. With `at`, `body` is put, in turn, at these places of `out`, which an
-    earlier stage has filled, or combined with what is there."""
+    """Fills `out`: for every place of `space`, `body`, or with `combine`, all values of `body` over
+    `reduced` combined. With `scanned`, a variable of `space`, each place combines `body` with its
+    values at all smaller values of that variable. With `order`, `out` holds places. With `at`,
+    `body` is written in turn to these places of `out`, which an earlier stage has filled, or
+    combined with their elements."""
 
     out: Buffer
     space: tuple[Var, ...]
-    body: Expression
+    body: ElementExpression
     reduced: tuple[Var, ...] = ()
     combine: Combine | None = None
     scanned: Var | None = None
@@ -75,13 +74,13 @@ class Stage:
 
     @property
     def work(self) -> int:
-        """How many times the body is computed."""
+        """Number of times that the body is computed."""
         return prod(v.extent for v in (*self.space, *self.reduced))
 
 
 @dataclass(frozen=True)
 class View:
-    """Places of a buffer as a tensor: `strides` and `offset` in elements."""
+    """A strided view of a buffer; `strides` and `offset` in elements."""
 
     buffer: str
     shape: tuple[int, ...]
@@ -91,9 +90,9 @@ class View:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator that is left to torch: `operator` as torch.ops names it, arguments as plain
-    values with Views in place of tensors. Its results fill `outs`, in order; None for one that
-    nothing reads. `after` is how many stages come before it."""
+    """A call of torch: `operator` by its name in torch.ops, arguments with Views for tensors. Its
+    results fill `outs` in order, None for unused ones. `after` is the number of stages before it.
+    """
 
     operator: str
     args: tuple[Any, ...]
@@ -104,8 +103,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """The stages for one case, in the order of computation; `buffers` by name. `calls` are there
-    only where a program was lowered with operators left to torch."""
+    """The stages of one case in order of computation, the buffers by name, and the calls of
+    operators that are left to torch."""
 
     buffers: dict[str, Buffer]
     stages: tuple[Stage, ...]

@@ -1,9 +1,9 @@
-"""Proposes a kernel of its own for any problem whose graph can be traced and lowered: C++ for the
+"""Proposes a generated kernel for any problem whose graph can be traced and lowered: C++ for the
 CPU, Triton for a GPU.
 
-From the reference it proposes the kernel as it is written first; from one of its own, the same with
-one choice changed. Where a graph cannot be lowered, the log says which operator is missing, and
-nothing is proposed. Where the problem allows libraries, a Triton candidate leaves such operators,
+From the reference it proposes the kernel with the default choices; from its own candidates, the
+same with one choice changed. If a graph cannot be lowered, it logs the missing operator and
+proposes nothing. If the problem allows libraries, a Triton candidate leaves such operators,
 products and convolutions to torch. Deterministic in the context and the installed torch.
 """
 
@@ -26,10 +26,10 @@ from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_
 
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
-# Operators that Triton candidates leave to torch where they may: its libraries do products better
-# than loops do, and the Triton writer has no form for some scans.
+# Operators that Triton candidates leave to torch if allowed: its libraries are faster at products,
+# and the Triton writer lacks some scans.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
-# Orders, and elements that are put where a tensor says: the Triton writer has no form for them.
+# Orders and scatters, which the Triton writer lacks.
 PLACED = (
     *("sort", "sort.stable", "topk", "kthvalue", "median", "median.dim", "nanmedian"),
     *("nanmedian.dim", "mode", "scatter.src", "scatter.value", "scatter.reduce"),
@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Language:
-    """How candidates in one language look. `start` are the choices of the first, `others` what each
-    may be changed to; `first_plan` and `change` begin what a proposal says of itself."""
+    """Candidates in one language: `start` are the default choices, `others` the alternatives of
+    each; `first_plan` and `change` begin the plans of proposals."""
 
     name: str
     file: str
@@ -93,14 +93,14 @@ class TracedSynthesizer:
     first_tries = 1
 
     def __init__(self, log: Callable[[str], None] | None = None) -> None:
-        """`log` is told why a problem gets no kernel; by default this module's logger."""
+        """`log` gets the reason why a problem has no kernel; by default this module's logger."""
         self._log = log or _log.info
         self.nothing_because = ""
         self._lowered: dict[tuple[str, str], Lowered | None] = {}
 
     def propose(self, context: ProposalContext) -> Proposal | None:
-        """The next kernel; None where the graph cannot be lowered, a case's dtypes are not known,
-        or nothing is left to change."""
+        """The next kernel; None if the graph cannot be lowered, a case's dtypes are unknown, or
+        nothing is left to change."""
         language = language_of(context.hardware)
         if language is None:
             return None
@@ -116,7 +116,7 @@ class TracedSynthesizer:
             try:
                 text, about = _written(language, lowered, context.problem, values)
             except NotWritten as problem:
-                self._says(context.problem.name, str(problem))
+                self._refuse(context.problem.name, str(problem))
                 self._lowered[(context.problem.name, language.name)] = None
                 return None
             if language is TRITON and text in texts:
@@ -138,12 +138,12 @@ class TracedSynthesizer:
             )
         return None
 
-    def _says(self, what: str, why: str) -> None:
+    def _refuse(self, name: str, why: str) -> None:
         self.nothing_because = why
-        self._log(f"no kernel of its own for {what}: {why}")
+        self._log(f"no generated kernel for {name}: {why}")
 
     def _programs(self, problem: ProblemView, language: Language) -> Lowered | None:
-        """The programs; None where the first timed case has none."""
+        """The programs; None if the first timed case has none."""
         key = (problem.name, language.name)
         if key not in self._lowered:
             allowed = problem.policy.get("library") == "allowed"
@@ -163,7 +163,7 @@ class TracedSynthesizer:
         for case in problem.cases:
             program = lowered(case, library, without)
             if isinstance(program, str):
-                self._says(f"{problem.name}, {case.name}", program)
+                self._refuse(f"{problem.name}, {case.name}", program)
                 if case is problem.main:
                     return None
                 continue
@@ -174,15 +174,15 @@ class TracedSynthesizer:
 
 
 def language_of(hardware: HardwareView) -> Language | None:
-    """The language that candidates for this hardware are written in; None where there is none."""
+    """The language of candidates for this hardware, if there is one."""
     if hardware.device == "cpu":
         return CPP if CPP.name in hardware.languages else None
     return TRITON if TRITON.name in hardware.languages else None
 
 
 def _within(language: Language, hardware: HardwareView) -> Language:
-    """The language with the choices of this hardware: no vectors wider than the processor's, tensor
-    cores for float32 where they take TF32."""
+    """The language with the choices of this hardware: vectors up to the processor's width, tensor
+    cores for float32 if they take TF32."""
     if language is TRITON and "nvidia" in hardware.lineage:
         return replace(language, start=triton.START_WITH_TF32)
     bits = hardware.facts.get("vector_bits")
@@ -202,9 +202,9 @@ def lowered(
     library: frozenset[str] | None = None,
     without: frozenset[str] = frozenset(),
 ) -> Program | str:
-    """The program of a case, or why there is none. With `library`, the operators that it names and
-    those that cannot be lowered stay with torch. Those of `without` are refused."""
-    in_torch = library is not None  # its kernels find the Model, and buffers in it
+    """The program of a case, or why there is none. With `library`, its operators and those that
+    cannot be lowered are left to torch. Operators of `without` are refused."""
+    in_torch = library is not None  # such kernels read hidden buffers of the Model
     traced = trace(case.source, case.dtype, attention=in_torch, values=not in_torch)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
@@ -218,7 +218,7 @@ def lowered(
 def _written(
     language: Language, lowered: Lowered, problem: ProblemView, values: Choices
 ) -> tuple[str, str]:
-    """The source with these choices, and what the plan says of it. Raises NotWritten."""
+    """The source with these choices, and its description in the plan. Raises NotWritten."""
     if language is CPP:
         return cpp.written(lowered.programs), ""
     source = triton.written(lowered.programs, problem.source, values)
@@ -228,7 +228,7 @@ def _written(
 
 
 def _refused(tried: Sequence[Node]) -> bool:
-    """Whether a kernel was not right, or took longer to compile than it may."""
+    """Whether a kernel was incorrect or took too long to compile."""
     return any(_own(n) and n.evaluation and not n.evaluation.correct for n in tried)
 
 

@@ -14,25 +14,27 @@ from typing import Any
 
 from optimizer.evaluation.abi import Signature
 from optimizer.search.records import Value
-from optimizer.search.synthesizers.traced import filling
 from optimizer.search.synthesizers.traced import triton_operators as operators
-from optimizer.search.synthesizers.traced.expression import Expression
+from optimizer.search.synthesizers.traced.expression import ElementExpression
 from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTIONS
-from optimizer.search.synthesizers.traced.launches import Launch, launches, place_of
+from optimizer.search.synthesizers.traced.launches import KernelLaunch, launches, place_of
 from optimizer.search.synthesizers.traced.program import Buffer, Call, NotWritten, Program, View
-from optimizer.search.synthesizers.traced.triton_kernel import Written
+from optimizer.search.synthesizers.traced.triton_kernel import KernelText, write_kernel
 from optimizer.search.synthesizers.traced.triton_products import (
     AUTO,
+    FILL,
     LIBRARY,
     TENSOR_CORES,
     WINDOWS_TOO,
-    Product,
+    MatrixProduct,
+    call_of,
+    is_filled,
     laid_out,
     view_text,
+    with_pitch,
     with_products,
     write_product,
 )
-from optimizer.search.synthesizers.traced.triton_walks import write_kernel
 
 # The choices that a kernel is written with: elements of a program where there is no reduction and
 # where there is one, elements of a warp, the longest row that stays in registers, the chunk of
@@ -84,7 +86,7 @@ class ModelNew(Model):
 
 
 @dataclass(frozen=True)
-class Source:
+class CandidateText:
     """A candidate's text; how many kernels it has, and the operators that are left to torch."""
 
     text: str
@@ -94,7 +96,7 @@ class Source:
 
 def written(
     programs: Sequence[tuple[Signature, Program]], reference: str, values: Mapping[str, Value]
-) -> Source:
+) -> CandidateText:
     """A candidate that serves these cases; `reference` is the problem's own file. Raises
     NotWritten."""
     hosts, kernels, left, tests = [], [], [], []
@@ -111,20 +113,20 @@ def written(
     others = tuple(dict.fromkeys(left))
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
-    fill = filling.FILL if any(" = filled(" in host for host in hosts) else ""
+    fill = FILL if any(" = filled(" in host for host in hosts) else ""
     parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts]
     parts.append(_run(tests, len(hidden)))
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
     more = "".join(f', self.get_buffer("{path}")' for path in hidden)
     tail = _TAIL.format(reference=_FUTURE.sub("", reference), hidden=more)
-    return Source(head + tail, len(kernels), others)
+    return CandidateText(head + tail, len(kernels), others)
 
 
 @dataclass(frozen=True)
-class _Case:
+class _HostFunction:
     host: str
-    kernels: list[Written]
+    kernels: list[KernelText]
     left: list[str]
 
 
@@ -134,7 +136,7 @@ def _case(
     program: Program,
     hidden: Sequence[str],
     values: Mapping[str, Value],
-) -> _Case:
+) -> _HostFunction:
     """`hidden` are the paths of the Model's buffers that come after what the interface hands over,
     whether this case reads them or not."""
     given = len(signature.of("input", "parameter", "buffer"))
@@ -144,7 +146,7 @@ def _case(
     own = {buffer.hidden: buffer.name for buffer in program.buffers.values()}
     names += [own.get(path, f"unused{n}") for n, path in enumerate(hidden)]
     lines: list[str] = []
-    kernels: list[Written] = []
+    kernels: list[KernelText] = []
     left: list[str] = []
     alias: dict[str, str] = {}
     steps = launches(program)
@@ -152,18 +154,18 @@ def _case(
     buffers = {**program.buffers, **_made(steps)}
     multiple = int(values.get("product_multiple", 1))
     written = with_products(steps, buffers, values)
-    buffers = filling.with_pitch(written, buffers, multiple)
+    buffers = with_pitch(written, buffers, multiple)
     for step in written:
         if isinstance(step, Call):
             left.append(_FUSED if step.operator == ATTENTION else _short(step.operator))
             lines += _called(step, buffers, multiple)
             continue
-        same = _same(step, called, buffers) if isinstance(step, Launch) else None
-        if same is not None and isinstance(step, Launch):
+        same = _same(step, called, buffers) if isinstance(step, KernelLaunch) else None
+        if same is not None and isinstance(step, KernelLaunch):
             alias[step.placed[0].out.name] = same
             continue
         name = f"traced_{number}_{len(kernels)}"
-        if isinstance(step, Product):
+        if isinstance(step, MatrixProduct):
             product = laid_out(step, name, buffers)
             kernel = write_product(name, product, buffers, values)
             stored = step.kept | ({step.out.name} if step.stored else set())
@@ -181,30 +183,30 @@ def _case(
     lines.append(f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})")
     body = "\n".join(f"    {line}" for line in lines)
     host = f"def traced_case{number}({', '.join(names)}):\n    device = in0.device\n{body}\n"
-    return _Case(host, kernels, left)
+    return _HostFunction(host, kernels, left)
 
 
 def _short(operator: str) -> str:
     return operator.removesuffix(".default")
 
 
-def _made(steps: Sequence[Launch | Call]) -> dict[str, Buffer]:
+def _made(steps: Sequence[KernelLaunch | Call]) -> dict[str, Buffer]:
     """The buffers that came with the launches, and the shapes that they have there."""
     return {
         part.out.name: part.out
         for step in steps
-        if isinstance(step, Launch)
+        if isinstance(step, KernelLaunch)
         for part in step.placed
         if part.out.number is None
     }
 
 
-def _same(launch: Launch, called: set[str], buffers: Mapping[str, Buffer]) -> str | None:
+def _same(launch: KernelLaunch, called: set[str], buffers: Mapping[str, Buffer]) -> str | None:
     """The result of a call that a launch would only copy, as Python writes it."""
     if len(launch.placed) != 1 or launch.placed[0].role != "point":
         return None
     (part,) = launch.placed
-    body: Expression = part.body
+    body: ElementExpression = part.body
     if body.name != "load" or str(body.value) not in called:
         return None
     source = buffers[str(body.value)]
@@ -224,8 +226,8 @@ def _allocated(buffer: Buffer) -> list[str]:
 
 
 def _called(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[str]:
-    if filling.is_filled(step, buffers, multiple):
-        return [filling.call_of(step, buffers, multiple, lambda arg: _plain(arg, buffers))]
+    if is_filled(step, buffers, multiple):
+        return [call_of(step, buffers, multiple, lambda arg: _plain(arg, buffers))]
     called, named, turned = f"torch.ops.{step.operator}", dict(step.kwargs), ""
     args = [_plain(arg, buffers) for arg in step.args]
     if step.operator == ATTENTION:

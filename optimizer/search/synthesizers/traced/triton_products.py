@@ -8,9 +8,10 @@ precision of one on the other cores (`tl.dot` calls it tf32x3), and take less ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
@@ -18,7 +19,7 @@ from optimizer.search.synthesizers.traced.expression import literal
 from optimizer.search.synthesizers.traced.index import axis
 from optimizer.search.synthesizers.traced.launches import (
     Axes,
-    Launch,
+    KernelLaunch,
     Placed,
     every_load,
     place_of,
@@ -27,9 +28,9 @@ from optimizer.search.synthesizers.traced.launches import (
 from optimizer.search.synthesizers.traced.program import Buffer, Call, View
 from optimizer.search.synthesizers.traced.triton_kernel import (
     WIDE,
-    Kernel,
+    KernelText,
     Tile,
-    Written,
+    TritonKernel,
     power_of_two,
 )
 
@@ -77,7 +78,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """`alpha` times a product of matrices plus `beta` times `added`. `after` is what is computed
     from each element while it is at hand, `kept` what of it is written to memory; `stored` is
     whether the product itself is. `prepared` are lines of the host that lay factors out as the
@@ -126,21 +127,21 @@ class Product:
         return self.window.step if self.window else TERMS
 
 
-Step = Launch | Call | Product
+Step = KernelLaunch | Call | MatrixProduct
 
 
 # -- which products are written
 
 
 def with_products(
-    steps: Sequence[Launch | Call], buffers: Mapping[str, Buffer], values: Mapping[str, Value]
+    steps: Sequence[KernelLaunch | Call], buffers: Mapping[str, Buffer], values: Mapping[str, Value]
 ) -> list[Step]:
     """The steps with products of our own in place of calls, where they may be."""
     who = str(values.get("products", LIBRARY))
     if who == LIBRARY:
         return list(steps)
     made: list[Step] = []
-    joined: Launch | Call | None = None  # the step that the last product computes too
+    joined: KernelLaunch | Call | None = None  # the step that the last product computes too
     for place, step in enumerate(steps):
         if step is joined:
             continue
@@ -149,7 +150,7 @@ def with_products(
             made.append(step)
             continue
         following = steps[place + 1] if place + 1 < len(steps) else None
-        if isinstance(following, Launch) and _fits(following, product):
+        if isinstance(following, KernelLaunch) and _fits(following, product):
             joined = following
             product = replace(product, after=following.placed, kept=following.stored)
         others = (s for s in steps if s is not step and s is not joined)
@@ -164,7 +165,7 @@ def _is_fast_there(window: Window | None) -> bool:
     return window is not None and len(window.sizes) < 3 and prod(window.sizes) > 1
 
 
-def _product(call: Call, buffers: Mapping[str, Buffer]) -> Product | None:
+def _product(call: Call, buffers: Mapping[str, Buffer]) -> MatrixProduct | None:
     """The call as a product of our own; None for another operator, dtype or size."""
     views = [part for part in call.args if isinstance(part, View)]
     if any(buffers[view.buffer].dtype != "float32" for view in views):
@@ -181,7 +182,7 @@ def _product(call: Call, buffers: Mapping[str, Buffer]) -> Product | None:
     return product if product.terms >= LEAST_TERMS else None
 
 
-def _convolution(call: Call) -> Product | None:
+def _convolution(call: Call) -> MatrixProduct | None:
     """None for one in groups, and for a transposed one with steps."""
     value, weight, bias, *numbers, turned, _, groups = call.args
     (out,) = call.outs
@@ -194,10 +195,10 @@ def _convolution(call: Call) -> Product | None:
     of_images, channels = value.shape[:2]
     window = Window(of_images, channels, out.shape[2:], sizes, steps, padding, spread, bool(turned))
     added = bias and View(bias.buffer, (*bias.shape, 1), (*bias.strides, 0), bias.offset)
-    return Product(out, weight, value, added, window=window)
+    return MatrixProduct(out, weight, value, added, window=window)
 
 
-def _of_matrices(call: Call) -> Product | None:
+def _of_matrices(call: Call) -> MatrixProduct | None:
     first = FACTORS.get(call.operator)
     (out, *more) = call.outs
     named = dict(call.kwargs)
@@ -210,7 +211,7 @@ def _of_matrices(call: Call) -> Product | None:
         return None
     added = views[0] if first else None
     left, right = views[first:]
-    product = Product(out, left, right, added, float(alpha), float(beta))
+    product = MatrixProduct(out, left, right, added, float(alpha), float(beta))
     sides = (product.left, product.right)
     small = min(product.rows, product.columns) < LEAST_COPIED
     return None if small and not all(map(_is_aligned, sides)) else product
@@ -223,7 +224,7 @@ def _is_aligned(view: View) -> bool:
     return all(step % ALIGNED == 0 for step in (*others, lying, view.offset))
 
 
-def _fits(launch: Launch, product: Product) -> bool:
+def _fits(launch: KernelLaunch, product: MatrixProduct) -> bool:
     """Whether a kernel works on the elements of the product each by itself."""
     axes = launch.axes
     if axes.length != 1 or axes.outer != product.out.elements:
@@ -237,7 +238,7 @@ def _fits(launch: Launch, product: Product) -> bool:
     )
 
 
-def _read(step: Launch | Call) -> set[str]:
+def _read(step: KernelLaunch | Call) -> set[str]:
     if isinstance(step, Call):
         return read_of_call(step)
     return {str(e.value) for part in step.placed for e in every_load(part.body)}
@@ -267,7 +268,7 @@ def view_text(view: View, buffer: Buffer) -> str:
     return f"{buffer.name}.as_strided({list(view.shape)}, {list(view.strides)}{start})"
 
 
-def laid_out(product: Product, name: str, buffers: Mapping[str, Buffer]) -> Product:
+def laid_out(product: MatrixProduct, name: str, buffers: Mapping[str, Buffer]) -> MatrixProduct:
     """The product with factors that its kernel can read, copied where they are not so; `name`
     begins the names of the copies."""
     if product.window:
@@ -301,8 +302,8 @@ def laid_out(product: Product, name: str, buffers: Mapping[str, Buffer]) -> Prod
 
 
 def _weight_laid_out(
-    product: Product, window: Window, name: str, buffers: Mapping[str, Buffer]
-) -> Product:
+    product: MatrixProduct, window: Window, name: str, buffers: Mapping[str, Buffer]
+) -> MatrixProduct:
     weight, rows = product.left, product.rows
     more = window.filled - window.channels
     places = prod(window.sizes)
@@ -329,8 +330,8 @@ GROUP = 8  # rows of tiles that are walked through together, so that factors sta
 
 
 def write_product(
-    name: str, product: Product, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
-) -> Written:
+    name: str, product: MatrixProduct, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
+) -> KernelText:
     """The kernel of a product whose factors are laid out. Raises NotWritten."""
     sizes = (product.rows, product.columns)
     sides = map(int, _tile(product, str(values["product_tile"])).split("x"))
@@ -338,12 +339,12 @@ def write_product(
     programs = product.batch * -(-product.rows // rows) * -(-product.columns // columns)
     warps = 8 if rows * columns >= 128 * 128 else 4
     tile = Tile(rows, columns, False, "p", programs, warps)
-    launch = Launch(Axes(product.out.elements), product.after, product.kept)
+    launch = KernelLaunch(Axes(product.out.elements), product.after, product.kept)
     every = {**buffers, **{buffer.name: buffer for buffer in product.laid}}
     return _ProductKernel(name, launch, every, tile, product=product).written()
 
 
-def _tile(product: Product, wanted: str) -> str:
+def _tile(product: MatrixProduct, wanted: str) -> str:
     """Rows and columns of a tile."""
     if wanted != AUTO:
         return wanted
@@ -352,12 +353,12 @@ def _tile(product: Product, wanted: str) -> str:
 
 
 @dataclass
-class _ProductKernel(Kernel):
+class _ProductKernel(TritonKernel):
     """Tiles of a product, and on each element of a tile what comes after it."""
 
-    product: Product = field(kw_only=True)
+    product: MatrixProduct = field(kw_only=True)
 
-    def written(self) -> Written:
+    def written(self) -> KernelText:
         product = self.product
         self._tile_of_program()
         self._multiplied()
@@ -503,3 +504,121 @@ class _ProductKernel(Kernel):
         text = f"tl.load({view.buffer} + {place}{mask}{other})"
         beta = self.product.beta
         return text if beta == 1 else f"{text} * {operators.number(beta, 'float32')}"
+
+
+# -- filling: Products of 16-bit numbers whose sides are filled up to a multiple: tensor cores wan
+
+# The place of the left matrix among the arguments.
+FILLED = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
+FILLED_DTYPES = ("float16", "bfloat16")
+LEAST_FILLED = 1 << 30  # multiplications; filling up a small product costs more than it saves
+FILL = '''\
+def filled(multiple, left, right, added=None):
+    """The product with sides filled up with zeros to a multiple, in which `added` is added; `left`
+    may be filled already."""
+    columns = right.shape[-1]
+    pad = torch.nn.functional.pad
+    missing, outer = -left.shape[-1] % multiple, -columns % multiple
+    left = pad(left, (0, missing)) if missing else left
+    inner = left.shape[-1] - right.shape[-2]
+    if right.stride(-2) == 1:  # a transposed weight keeps its order
+        right = pad(right.mT, (0, inner, 0, outer)).mT if inner or outer else right
+    else:
+        right = pad(right, (0, outer, 0, inner)) if inner or outer else right
+    if added is None:
+        result = torch.matmul(left, right)
+    else:
+        result = torch.addmm(pad(added, (0, outer)) if outer else added, left, right)
+    return result[..., :columns]
+'''
+
+
+def is_filled(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> bool:
+    """Whether it is a product that is worth filling up: large, of 16-bit numbers, with a side of
+    its matrices in memory that is no multiple."""
+    first = FILLED.get(step.operator)
+    if first is None or step.kwargs or step.outs[0] is None:
+        return False
+    left, right = step.args[first : first + 2]
+    kinds = {buffers[of.buffer].dtype for of in (left, right)}
+    if not kinds <= set(FILLED_DTYPES) or (first and step.args[0].shape[-1] != right.shape[-1]):
+        return False
+    odd = left.shape[-1] % multiple or right.shape[-1] % multiple
+    return bool(odd) and prod(left.shape) * right.shape[-1] >= LEAST_FILLED
+
+
+def call_of(
+    step: Call, buffers: Mapping[str, Buffer], multiple: int, text: Callable[[Any], str]
+) -> str:
+    """The line of the host for a product that is filled up; `text` writes its other arguments."""
+    first = FILLED[step.operator]
+    left, right = step.args[first : first + 2]
+    buffer = buffers[left.buffer]
+    own = text(left)
+    if buffer.pitch:
+        own = f"{buffer.name}.view({[*left.shape[:-1], buffer.pitch]})"
+    sides = ", ".join([own, text(right), *map(text, step.args[:first])])
+    (out,) = step.outs
+    assert out is not None
+    dense = "" if buffers[out.name].pitch else ".contiguous()"
+    return f"{out.name} = filled({multiple}, {sides}){dense}"
+
+
+def with_pitch(
+    steps: Sequence[Step], buffers: Mapping[str, Buffer], multiple: int
+) -> dict[str, Buffer]:
+    """The buffers, those with a pitch that only such products and kernels of our own touch."""
+    products = [s for s in steps if isinstance(s, Call) and is_filled(s, buffers, multiple)]
+    written = {name for step in steps if isinstance(step, KernelLaunch) for name in step.stored}
+    lefts = {_left(step).buffer for step in products} & written
+    results = {step.outs[0].name for step in products if step.outs[0] and _is_matrix(step, buffers)}
+    others = {name for step in steps for name in _touched(step, buffers, products)}
+    return {
+        name: _pitched(buffer, multiple)
+        if name in (lefts | results) - others and buffer.number is None and not buffer.hidden
+        else buffer
+        for name, buffer in buffers.items()
+    }
+
+
+def _left(step: Call) -> View:
+    view = step.args[FILLED[step.operator]]
+    assert isinstance(view, View)
+    return view
+
+
+def _is_matrix(step: Call, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the last dimension of the result's buffer is that of its columns."""
+    (out,) = step.outs
+    assert out is not None
+    right = step.args[FILLED[step.operator] + 1]
+    assert isinstance(right, View)
+    return buffers[out.name].shape[-1:] == right.shape[-1:] != (1,)
+
+
+def _pitched(buffer: Buffer, multiple: int) -> Buffer:
+    length = buffer.shape[-1]
+    return replace(buffer, pitch=length + -length % multiple) if length % multiple else buffer
+
+
+def _touched(step: Step, buffers: Mapping[str, Buffer], products: Sequence[Call]) -> Iterator[str]:
+    """The buffers of a step that must lie as they are."""
+    if isinstance(step, KernelLaunch):
+        (part, *more) = step.placed
+        if not more and part.body.name == "load":  # may become another name for what it copies
+            yield str(part.body.value)
+    elif isinstance(step, MatrixProduct):
+        yield from (view.buffer for view in (step.left, step.right, step.added) if view)
+        yield step.out.name
+        for part in step.after:
+            yield part.out.name
+            yield from (str(element.value) for element in every_load(part.body))
+    elif any(step is product for product in products):
+        first = FILLED[step.operator]
+        left = _left(step)
+        yield from read_of_call(replace(step, args=(*step.args[:first], *step.args[first + 1 :])))
+        buffer = buffers[left.buffer]
+        if not is_whole(left, buffer) or left.shape[-1] != buffer.shape[-1]:
+            yield left.buffer
+    else:
+        yield from read_of_call(step)

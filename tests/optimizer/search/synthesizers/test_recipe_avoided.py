@@ -15,16 +15,16 @@ from optimizer.search.loop import Search
 from optimizer.search.propose import SearchTask
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Parameter
-from optimizer.search.synthesizers.recipe.steps import (
+from optimizer.search.synthesizers.recipe.synthesizer import (
     Knob,
     NoStep,
+    RecipeSynthesizer,
     avoided,
     avoiding,
-    beside,
     does,
+    next_value,
     turned,
 )
-from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, RecordingListener, TableBench
 from tests.optimizer.search.synthesizers.test_recipe import (
@@ -120,13 +120,13 @@ def test_a_late_step_says_who_warned_of_it() -> None:
 
 def test_a_change_is_told_by_its_values_whatever_the_order_of_the_domain() -> None:
     first = Parameter("rows_first", "order", (True, False), True)
-    assert (beside(first, True, "remove"), beside(first, True, "add")) == (False, None)
+    assert (next_value(first, True, "remove"), next_value(first, True, "add")) == (False, None)
     falling = Parameter("tile", "tile_m", (64, 32, 16, 8), 32)
-    assert (beside(falling, 32, "increase"), beside(falling, 32, "decrease")) == (64, 16)
+    assert (next_value(falling, 32, "increase"), next_value(falling, 32, "decrease")) == (64, 16)
     tested = replace(falling, tested=(8, 32))
-    assert (beside(tested, 32, "decrease"), beside(tested, 32, "increase")) == (8, None)
+    assert (next_value(tested, 32, "decrease"), next_value(tested, 32, "increase")) == (8, None)
     names = Parameter("kind", "dtype", ("float", "double"), "float")
-    assert beside(names, "float", "increase") is None
+    assert next_value(names, "float", "increase") is None
 
 
 def test_one_step_of_each_knob_or_why_there_is_none() -> None:

@@ -12,9 +12,9 @@ from kb.hardware.table_reader import Problems
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
-from optimizer.search.records import Proposal
+from optimizer.search.records import Proposal, Value
 from optimizer.search.synthesizers.base import ProblemView
-from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, instantiate, parse_recipe
+from optimizer.search.synthesizers.recipe.recipe import Recipe, instantiate, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner, fit
 
 pytestmark = pytest.mark.slow(seconds=3)

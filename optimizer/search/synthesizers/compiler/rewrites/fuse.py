@@ -1,4 +1,5 @@
-"""Operators written out in parts become the library operator that is the same function."""
+"""Rules that replace operators in parts by one library operator, and rewrites of matrix
+products."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def log_softmax(node: Node) -> bool:
 
 
 def logsumexp(node: Node) -> bool:
-    """log(sum(exp x)), which overflows where the operator does not."""
+    """log(sum(exp x)), which overflows unlike the operator."""
     total = operand(node.args[0], "sum") if called(node) == "log" else None
     exp = operand(total.args[0], "exp") if total is not None else None
     if total is None or exp is None:
@@ -106,7 +107,7 @@ def logsumexp(node: Node) -> bool:
 
 
 def _mean_square(value: object, of: object) -> bool:
-    """mean(x * x) over the last dimension, kept."""
+    """Whether a value is mean(x * x) over the last dimension, with keepdim."""
     mean = operand(value, "mean")
     if mean is None or not argument(mean, 2, "keepdim", False):
         return False
@@ -121,7 +122,7 @@ def _mean_square(value: object, of: object) -> bool:
 
 
 def _plus_epsilon(value: object) -> Parts | None:
-    """The two parts of v + eps."""
+    """v and eps of v + eps."""
     added = operand(value, "add")
     if added is None:
         return None
@@ -153,13 +154,13 @@ def _with(x: object, under: object) -> tuple[Node, Node, object] | None:
 
 
 def _of_width(value: object, x: object) -> bool:
-    """Whether it is one number for each place of x's last dimension."""
+    """Whether a value has one number for each element of x's last dimension."""
     known, wide = shape(value), shape(x)
     return known is not None and wide is not None and known == wide[-1:]
 
 
 def rms_norm(node: Node) -> bool:
-    """x * rsqrt(mean(x * x) + eps), with its scale where one follows."""
+    """x * rsqrt(mean(x * x) + eps), with a following scale."""
     parts = _over_root(node)
     if parts is None or not _mean_square(parts[1], parts[0]) or not is_float(parts[0]):
         return False
@@ -170,7 +171,7 @@ def rms_norm(node: Node) -> bool:
 
 
 def layer_norm(node: Node) -> bool:
-    """(x - mean) * rsqrt(variance + eps), with scale and bias where they follow."""
+    """(x - mean) * rsqrt(variance + eps), with following scale and bias."""
     parts = _over_root(node)
     centred = operand(parts[0], "sub") if parts is not None else None
     if parts is None or centred is None or len(centred.args) != 2:
@@ -190,7 +191,8 @@ def layer_norm(node: Node) -> bool:
 
 
 def _variance(value: object, of: object) -> bool:
-    """var(x) over the last dimension without Bessel's correction, kept."""
+    """Whether a value is var(x) over the last dimension without Bessel's correction, with
+    keepdim."""
     var = operand(value, "var")
     if var is None or var.args[0] is not of or not var.kwargs.get("keepdim"):
         return False
@@ -200,7 +202,8 @@ def _variance(value: object, of: object) -> bool:
 
 
 def _followed(node: Node, by: str, x: object) -> tuple[Node, object]:
-    """The only user, if it combines the node with one number for each column; and these numbers."""
+    """The only user, if it combines the node with one number for each column, and these numbers;
+    else the node."""
     users = list(node.users)
     if len(users) == 1 and called(users[0]) == by:
         for own, other in either(users[0]):
@@ -264,7 +267,7 @@ def _in_error_function(value: object) -> Node | None:
     return None
 
 
-# -- products: Matrix products: with what is added to them, as attention, in the cheaper order, me
+# -- matrix products
 
 PRODUCTS = ("matmul", "mm", "bmm")
 
@@ -278,7 +281,7 @@ def _operands(node: object) -> tuple[Node, Node] | None:
 
 
 def _transposed(value: object, first: int, second: int) -> Node | None:
-    """What a node is the transpose of, in these two dimensions."""
+    """The node whose transpose in these two dimensions a value is."""
     node = operand(value, "t", "transpose", "getattr")
     if node is None or not isinstance(node.args[0], Node):
         return None
@@ -363,7 +366,7 @@ def _alike(left: object, right: object) -> bool:
 
 
 def _masked(scores: object, user: Node) -> tuple[object, object]:
-    """Scores without what is added to them or filled in with minus infinity, and a mask for it."""
+    """Scores before a mask was added or filled in with minus infinity, and the mask."""
     if called(scores) == "add" and isinstance(scores, Node):
         for inner, mask in either(scores):
             if called(inner) in (*PRODUCTS, "mul", "div") and _dtype(mask) == _dtype(inner):
@@ -379,7 +382,7 @@ def _masked(scores: object, user: Node) -> tuple[object, object]:
 
 
 def _scaled(scores: object) -> tuple[object, object]:
-    """The product and the number it is multiplied by, None for none."""
+    """The product and its factor, None for none."""
     if not isinstance(scores, Node) or called(scores) not in ("mul", "div"):
         return scores, None
     if called(scores) == "div":
@@ -467,7 +470,7 @@ def merged_products(node: Node) -> bool:
 
 
 def _picked(pair: tuple[Node, Node] | None, place: int) -> tuple[Node, Node] | None:
-    """What two operands are the place-th members of."""
+    """The two sequences whose place-th members are the operands."""
     if pair is None:
         return None
     picks = [operand(part, "getitem") for part in pair]

@@ -1,10 +1,9 @@
-"""Rewrites around linear layers and convolutions: what follows or precedes one folded into its
-weights, and convolutions in channels-last.
+"""Rewrites of linear layers and convolutions: operators before or after one are folded into its
+weights, and convolutions use channels-last.
 
-The weights are folded in every call, from what they are in that call: nothing is kept, because
-weights change between calls. So a rule applies only where the weights are smaller than the
-activations that one pass over is saved of. Exact but for rounding, since sums are taken in another
-order. In channels-last the numbers are the same; the channels of one pixel lie together.
+Weights are folded in every call, since they may change between calls. So a rule applies only if the
+weights are smaller than the activations that it saves a pass over. Results differ by rounding,
+since sums are computed in another order. Channels-last does not change the numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     is_number,
     only_user,
     replace,
+    same_dtype,
     shape,
     tensor,
 )
@@ -52,9 +52,8 @@ _CONVOLUTION_NAMES = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d"
 class Layer:
     """A layer as function(x, weight, bias, *settings).
 
-    `weight` has the output channels first; `sizes` are the weight's. `module` is the name of the
-    module that it was written as, empty for a call of the function; the weights and settings of a
-    module are attributes that no node stands for yet.
+    `weight` has the output channels first; `sizes` are the weight's. `module` is the name of its
+    module, "" for a call of the function; the weights and settings of a module have no nodes yet.
     """
 
     node: Node
@@ -73,7 +72,7 @@ class Layer:
 
 
 class _CallWriter:
-    """Puts calls before a node."""
+    """Inserts calls before a node."""
 
     def __init__(self, before: Node) -> None:
         self._before = before
@@ -108,7 +107,7 @@ class _CallWriter:
         )
 
     def layer(self, like: Layer, x: Node, weight: Node, bias: Node | None) -> None:
-        """A layer with other weights, in place of the node."""
+        """Replace the node by the layer with other weights."""
         node = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
         self._before.replace_all_uses_with(node)
 
@@ -140,7 +139,7 @@ def _layer(node: object) -> Layer | None:
 
 
 def _called_layer(node: Node) -> Layer | None:
-    """With everything but weight and bias by place, as a graph of torch.fx has it."""
+    """A called function; torch.fx passes everything except weight and bias by position."""
     if node.target not in _FUNCTIONS or not set(node.kwargs) <= {"weight", "bias"}:
         return None
     x, weight, bias = (argument(node, n, name) for n, name in enumerate(("x", "weight", "bias")))
@@ -152,7 +151,7 @@ def _called_layer(node: Node) -> Layer | None:
 
 
 def _saves(activations: object, layer: Layer) -> bool:
-    """Whether a pass over activations is more than one over the weights."""
+    """Whether a pass over the activations is more work than one over the weights."""
     known = shape(activations)
     return known is not None and math.prod(known) > layer.size
 
@@ -190,13 +189,13 @@ def norm_in_weights(node: Node) -> bool:
 
 
 def _by_channel(write: _CallWriter, layer: Layer, factor: Node) -> Node:
-    """The weights times one number for each output channel."""
+    """The weights times a number for each output channel."""
     column = write.call(torch.reshape, factor, (-1, *([1] * (len(layer.sizes) - 1))))
     return write.call(torch.mul, layer.weight, column, like=layer.weight)
 
 
 def scale_in_weights(node: Node) -> bool:
-    """A layer times a number, over one, or (linear) times one number for each column."""
+    """A layer times or over a number, or (linear) times a number for each column."""
     name = called(node)
     if name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
         return False
@@ -205,7 +204,7 @@ def scale_in_weights(node: Node) -> bool:
         if layer is None or not only_user(layer.node, node) or not _saves(node, layer):
             continue
         columns = layer.function is F.linear and shape(factor) == layer.sizes[:1]
-        if (is_number(factor) or (columns and _is_weight(factor))) and _same_type(node, result):
+        if (is_number(factor) or (columns and _is_weight(factor))) and same_dtype(node, result):
             _scale(node, layer, factor, columns)
             return True
     return False
@@ -229,14 +228,8 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, Node) and value.op == "get_attr"
 
 
-def _same_type(node: object, other: object) -> bool:
-    first, second = tensor(node), tensor(other)
-    return first is not None and second is not None and first.dtype == second.dtype
-
-
 def linear_twice(node: Node) -> bool:
-    """b(a(x)) with nothing between as one layer whose weight is b's times a's, where that takes
-    fewer multiplications."""
+    """b(a(x)) as one layer whose weight is b's times a's, if that takes fewer multiplications."""
     outer = _layer(node)
     inner = _layer(outer.x) if outer is not None else None
     if outer is None or inner is None or not only_user(inner.node, node):
@@ -262,8 +255,8 @@ def linear_twice(node: Node) -> bool:
 
 
 def channels_last(node: Node) -> bool:
-    """The input of a convolution is laid out anew; what follows keeps the layout. Weights stay as
-    they are, because the harness writes to them as flat arrays."""
+    """Lay out the input of a convolution with channels last; later operators keep the layout.
+    Weights do not change, since the harness writes to them as flat arrays."""
     if not _convolves(node) or not node.args or not isinstance(node.args[0], Node):
         return False
     x = node.args[0]
@@ -286,7 +279,7 @@ def _convolves(node: Node) -> bool:
 
 
 def _has_layout(x: Node) -> bool:
-    """It was laid out, or comes through operators that keep the layout from one that was."""
+    """Whether it has the layout already, or comes from a tensor with it."""
     if called(x) == "contiguous" and "memory_format" in x.kwargs:
         return True
     return (
@@ -298,7 +291,7 @@ def _has_layout(x: Node) -> bool:
 
 
 def _plain_results(node: Node) -> None:
-    """What views the result as an array of another shape needs it contiguous."""
+    """Replace views of the result, which need it contiguous, by reshape."""
     for user in list(node.users):
         if called(user) == "view":
             replace(user, torch.reshape, user.args, dict(user.kwargs))

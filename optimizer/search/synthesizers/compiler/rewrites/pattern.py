@@ -1,5 +1,5 @@
-"""How rules read a graph: operators by one name however they were written (`torch.mul`, `*`,
-`.mul()`), their arguments by place or name, shapes and dtypes from fake tensors.
+"""Reading a graph: operators by one name for all spellings (`torch.mul`, `*`, `.mul()`), arguments
+by position or name, shapes and dtypes from fake tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx import Node
 
-KEPT = "kept"  # in the meta of a node that takes a result which was made before
+CACHED = "cached"  # in the meta of a node that reads a cached result
 _SAME = {
     "truediv": "div",
     "true_divide": "div",
@@ -54,7 +54,7 @@ _RANDOM = {
 
 
 def called(node: object) -> str:
-    """The name of a call's operator; "" for anything that is no call."""
+    """The operator's name of a call; "" for anything else."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return ""
     if node.op == "call_method":
@@ -77,13 +77,13 @@ def operand(value: object, *names: str) -> Node | None:
 
 
 def tensor(value: object) -> torch.Tensor | None:
-    """The fake tensor of a node, with shape and dtype; None where there is none."""
+    """The fake tensor of a node, if it has one."""
     known = value.meta.get("val") if isinstance(value, Node) else None
     return known if isinstance(known, torch.Tensor) else None
 
 
 def shape(value: object) -> tuple[int, ...] | None:
-    """The sizes of a node's tensor; None where they are not known."""
+    """The sizes of a node's tensor, if known."""
     known = tensor(value)
     return tuple(known.shape) if known is not None else None
 
@@ -94,8 +94,14 @@ def is_float(value: object) -> bool:
     return known is not None and known.is_floating_point()
 
 
+def same_dtype(value: object, other: object) -> bool:
+    """Whether the tensors of two nodes are known to have the same dtype."""
+    first, second = tensor(value), tensor(other)
+    return first is not None and second is not None and first.dtype == second.dtype
+
+
 def is_number(value: object) -> bool:
-    """A literal, or a node that stands for a Python number."""
+    """Whether a value is a literal number or a node with a Python number."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int | float):
@@ -138,7 +144,7 @@ def either(node: Node) -> Iterator[tuple[Any, Any]]:
 
 
 def only_user(value: object, user: Node) -> bool:
-    """Whether a node's result is used by this node alone."""
+    """Whether a node's result is used by this node only."""
     return isinstance(value, Node) and set(value.users) == {user}
 
 
@@ -157,7 +163,7 @@ def writes_in_place(node: Node) -> bool:
 
 
 def overwrites(node: Node) -> bool:
-    """A module that writes its result over its argument, as ReLU(inplace=True) does."""
+    """Whether a module overwrites its argument, as ReLU(inplace=True) does."""
     root = node.graph.owning_module
     if node.op != "call_module" or root is None:
         return False
@@ -165,12 +171,12 @@ def overwrites(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call gives another result each time, or an undefined result."""
+    """Whether a call has a random or undefined result."""
     return called(node) in _RANDOM
 
 
 def replace(node: Node, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Node:
-    """Put a call in a node's place; what only it used goes with the next clean-up."""
+    """Replace a node by a call; dead code elimination removes the inputs that only it used."""
     with node.graph.inserting_before(node):
         new = node.graph.call_function(function, tuple(args), kwargs)
     new.meta = dict(node.meta)
@@ -179,9 +185,9 @@ def replace(node: Node, function: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def operators(graph: fx.Graph) -> int:
-    """How many operators a call runs; reading a size, picking one of several results and taking a
-    kept result do not count."""
+    """Number of operators that a call runs, without reading sizes, selecting one of several results
+    and reading cached results."""
     calls = ("call_function", "call_method", "call_module")
-    asks = ("getattr", "size", "dim", "getitem")
-    runs = (node for node in graph.nodes if node.op in calls and not node.meta.get(KEPT))
-    return sum(called(node) not in asks for node in runs)
+    reads = ("getattr", "size", "dim", "getitem")
+    runs = (node for node in graph.nodes if node.op in calls and not node.meta.get(CACHED))
+    return sum(called(node) not in reads for node in runs)

@@ -1,8 +1,7 @@
-"""Which rewrites there are, and a graph with those that apply.
+"""The rewrite rules, and their application to a graph.
 
-A rule changes a node of a graph in place and says whether it did. Nothing that matches: nothing is
-made. A rewrite has to leave fewer operators, unless what it does is another order or layout, or to
-put work on weights in place of work on larger activations.
+A rule changes a node of a graph in place and returns whether it did. A rewrite must leave fewer
+operators, unless it changes order or layout, or moves work from activations to smaller weights.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ from torch.fx import Node
 
 from optimizer.search.synthesizers.compiler.configurations import ForwardText
 from optimizer.search.synthesizers.compiler.rewrites import fuse, layers, simplify
-from optimizer.search.synthesizers.compiler.rewrites import fuse as products
-from optimizer.search.synthesizers.compiler.rewrites import trace as constants
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
-from optimizer.search.synthesizers.compiler.rewrites.trace import SymbolicGraph, written
+from optimizer.search.synthesizers.compiler.rewrites.trace import (
+    SymbolicGraph,
+    cached_constant,
+    forward_text,
+)
 
-MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the rule
+MAX_STEPS = 200  # of one rule, against rules that never end
 
 
 @dataclass(frozen=True)
 class RewriteRule:
-    """A rewrite rule. `about` says in words what it does. `fewer`: it has to take operators out.
-    `alone`: it is a gamble on the machine, so it is left out of all exact rules together."""
+    """A rewrite rule; `about` describes it. `fewer`: it must remove operators. `alone`: whether it
+    pays depends on the machine, so the set of all exact rules leaves it out."""
 
     name: str
     about: str
@@ -54,13 +55,13 @@ RULES: tuple[RewriteRule, ...] = (
     RewriteRule("rms_norm", "calls rms_norm", fuse.rms_norm),
     RewriteRule("gelu", "calls gelu", fuse.gelu),
     RewriteRule("silu", "calls silu", fuse.silu),
-    RewriteRule("attention", "calls scaled_dot_product_attention", products.attention),
+    RewriteRule("attention", "calls scaled_dot_product_attention", fuse.attention),
     RewriteRule(
-        "cheaper_order", "multiplies in the cheaper order", products.cheaper_order, fewer=False
+        "cheaper_order", "multiplies in the cheaper order", fuse.cheaper_order, fewer=False
     ),
-    RewriteRule("merged_products", "merges products into a batched one", products.merged_products),
-    RewriteRule("linear", "calls linear for a product and its bias", products.linear),
-    RewriteRule("added_product", "adds inside the product's operator", products.added_product),
+    RewriteRule("merged_products", "merges products into a batched one", fuse.merged_products),
+    RewriteRule("linear", "calls linear for a product and its bias", fuse.linear),
+    RewriteRule("added_product", "adds inside the product's operator", fuse.added_product),
     RewriteRule("common_factor", "multiplies by a common factor once", simplify.common_factor),
     RewriteRule(
         "linear_twice", "multiplies two layers' weights first", layers.linear_twice, fewer=False
@@ -77,7 +78,7 @@ RULES: tuple[RewriteRule, ...] = (
         layers.scale_in_weights,
         fewer=False,
     ),
-    RewriteRule("kept_constant", "makes constant tensors once", constants.kept_constant),
+    RewriteRule("kept_constant", "makes constant tensors once", cached_constant),
     RewriteRule(
         "channels_last",
         "lays images out with channels last",
@@ -90,7 +91,7 @@ RULES: tuple[RewriteRule, ...] = (
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A forward with rules applied; `before` and `after` count the operators of one call."""
+    """A rewritten forward; `before` and `after` count the operators of one call."""
 
     rules: tuple[RewriteRule, ...]
     text: ForwardText
@@ -104,18 +105,18 @@ class Rewritten:
 
 
 def rewrite(traced: SymbolicGraph, rules: Sequence[RewriteRule]) -> Rewritten | None:
-    """The graph with these rules, as far as they apply; None where none does."""
+    """The graph after those of these rules that apply; None if none does."""
     module = copy_of(traced.graph)
     before = operators(module.graph)
     applied = [rule for rule in rules if _applied(module, rule)]
-    text = written(module.graph) if applied else None
+    text = forward_text(module.graph) if applied else None
     if text is None:
         return None
     return Rewritten(tuple(applied), text, before, operators(module.graph))
 
 
 def variants(traced: SymbolicGraph) -> list[Rewritten]:
-    """All exact rules together, then with the gambles, then each rule by itself."""
+    """All exact rules together, then all rules, then each rule alone."""
     exact = [rule for rule in RULES if not rule.alone]
     sets = [exact, list(RULES), *([rule] for rule in RULES)]
     rewrites: list[Rewritten] = []
@@ -127,7 +128,7 @@ def variants(traced: SymbolicGraph) -> list[Rewritten]:
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """Another graph over the same modules and layers."""
+    """A copy of the graph over the same modules."""
     graph = fx.Graph()
     places: dict[Node, Node] = {}
     result = graph.graph_copy(module.graph, places)
@@ -138,7 +139,7 @@ def copy_of(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _applied(module: fx.GraphModule, rule: RewriteRule) -> bool:
-    """Apply a rule as often as it matches; whether anything came of it."""
+    """Apply a rule as often as it matches; returns whether it did."""
     done = False
     for _ in range(MAX_STEPS):
         if not _once(module, rule):
@@ -160,7 +161,7 @@ def _once(module: fx.GraphModule, rule: RewriteRule) -> bool:
 
 
 def _would_shrink(module: fx.GraphModule, rule: RewriteRule, node: Node) -> bool:
-    """Whether the rule takes operators out here: parts that others use as well stay."""
+    """Whether the rule removes operators here; parts with other users stay."""
     trial = copy_of(module)
     twin = list(trial.graph.nodes)[list(module.graph.nodes).index(node)]
     before = operators(trial.graph)

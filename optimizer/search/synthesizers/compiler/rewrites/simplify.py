@@ -1,4 +1,4 @@
-"""Operators that do nothing, are done twice or can be done once are taken out."""
+"""Rules that remove operators without effect, repeated ones, and combine others."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     operand,
     overwrites,
     replace,
+    same_dtype,
     shape,
-    tensor,
 )
 
 _CASTS = {
@@ -44,7 +44,7 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 
 def _pass_on(node: Node, value: Node) -> bool:
     if any(overwrites(user) for user in node.users):
-        return False  # into a result that was this node's alone
+        return False  # they overwrite a result that only this node has
     node.replace_all_uses_with(value)
     return True
 
@@ -72,14 +72,9 @@ def neutral_number(node: Node) -> bool:
     pairs = either(node) if name in ("mul", "add") else [node.args]
     for x, number in pairs:
         wanted = 0.0 if name in ("add", "sub") else 1.0
-        if isinstance(x, Node) and near(number, wanted) and _same_type(node, x):
+        if isinstance(x, Node) and near(number, wanted) and same_dtype(node, x):
             return _pass_on(node, x)
     return False
-
-
-def _same_type(node: Node, other: Node) -> bool:
-    first, second = tensor(node), tensor(other)
-    return first is not None and second is not None and first.dtype == second.dtype
 
 
 def twice_undone(node: Node) -> bool:
@@ -145,7 +140,7 @@ def same_again(node: Node) -> bool:
 
 
 def _cast(node: Node) -> torch.dtype | None:
-    """The dtype a node only casts to."""
+    """The dtype of a node that only casts."""
     name = called(node)
     if name in _CASTS and len(node.args) == 1:
         return _CASTS[name]
@@ -157,14 +152,14 @@ def _cast(node: Node) -> torch.dtype | None:
 
 
 def needless_copy(node: Node) -> bool:
-    """A clone of an intermediate result: nothing writes in place here. Results that are handed out
-    or that look into an input keep theirs."""
+    """A clone of an intermediate result, since nothing writes in place; not of returned results and
+    of views of an input."""
     if called(node) != "clone" or len(node.args) != 1 or node.kwargs:
         return False
     value = node.args[0]
-    handed_out = any(user.op == "output" or _is_view(user) for user in node.users)
+    returned = any(user.op == "output" or _is_view(user) for user in node.users)
     made_here = isinstance(value, Node) and value.op in ("call_function", "call_module")
-    if handed_out or not made_here or not isinstance(value, Node) or _is_view(value):
+    if returned or not made_here or not isinstance(value, Node) or _is_view(value):
         return False
     return _pass_on(node, value)
 

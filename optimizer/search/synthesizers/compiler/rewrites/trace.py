@@ -1,14 +1,13 @@
-"""The problem's Model as a graph of operators, and a graph as readable Python.
+"""The problem's Model as a graph of operators, a graph as readable Python, and constants of a
+forward that are computed once.
 
-The base is torch.fx's symbolic trace. torch.export is today's way to a graph that is complete and
-safe to run elsewhere, but it fixes every size to the example's (or asks for a named range for each)
-and lowers to several hundred ATen operators, while a candidate must serve cases of other sizes and
-be read by people. Numbers and tensors that the Model keeps as attributes stay attributes, because
-other cases construct it with other arguments; tensors that forward makes (`torch.arange(n)`) are
-operators of the graph.
+Uses torch.fx's symbolic trace. torch.export fixes every size to the example's, or needs a named
+range for each, and lowers to several hundred ATen operators, while a candidate must serve cases of
+other sizes and be readable. Attributes of the Model stay attributes, since other cases construct it
+with other arguments; tensors that forward creates (`torch.arange(n)`) are operators of the graph.
 
-Sizes and dtypes come from fake tensors: nothing is computed and no memory is taken. Problem files
-are their user's own code and run in this process, as when the harness opens them.
+Sizes and dtypes come from fake tensors, so that nothing is computed or allocated. Problem files are
+their user's own code and run in this process, as when the harness opens them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 from optimizer.search.synthesizers.compiler.configurations import ForwardText
 from optimizer.search.synthesizers.compiler.rewrites.pattern import (
-    KEPT,
+    CACHED,
     called,
     is_random,
     overwrites,
@@ -49,7 +48,7 @@ _IMPORTS = {
     "nan": "from math import nan",
     "device": "from torch import device",
 }
-# Functions that make a tensor of what is none: symbolic trace would run them and keep the result.
+# Functions that create a tensor; symbolic trace would run them and insert the result.
 _MAKERS = (
     "arange",
     "empty",
@@ -69,7 +68,7 @@ _MAKERS = (
     "triu_indices",
     "zeros",
 )
-# torch.fx and `makers` replace functions of torch for as long as they trace.
+# torch.fx and `makers` replace functions of torch while they trace.
 _TRACING = threading.Lock()
 _HIDDEN = re.compile(r"_tensor_constant\d+")
 _FUNCTIONAL = re.compile(r"torch\._C\._nn\.(\w+)")
@@ -77,7 +76,7 @@ _FUNCTIONAL = re.compile(r"torch\._C\._nn\.(\w+)")
 
 @dataclass(frozen=True)
 class SymbolicGraph:
-    """A graph with what fake tensors know of each node in `meta["val"]`."""
+    """A graph with a fake tensor in each node's `meta["val"]`."""
 
     graph: fx.GraphModule
     root: torch.nn.Module
@@ -85,13 +84,13 @@ class SymbolicGraph:
 
 @dataclass(frozen=True)
 class NoSymbolicGraph:
-    """Why there is no graph."""
+    """The reason for a missing graph."""
 
     reason: str
 
 
 class _Tracer(fx.Tracer):
-    """Keeps numbers and tensors that are attributes of the Model by name."""
+    """Makes numbers and tensors that are attributes of the Model nodes with their name."""
 
     proxy_buffer_attributes = True
 
@@ -122,7 +121,7 @@ class _Tracer(fx.Tracer):
 
     @contextmanager
     def makers(self) -> Iterator[None]:
-        """What makes a tensor becomes an operator of the graph, as other calls of torch do."""
+        """Make functions that create tensors operators of the graph, like other calls of torch."""
         known = {name: getattr(torch, name) for name in _MAKERS}
         tracing = threading.get_ident()
 
@@ -148,7 +147,7 @@ def trace(source: str) -> SymbolicGraph | NoSymbolicGraph:
     """The forward of the `Model` in a problem file, in evaluation mode."""
     try:
         return _traced(source)
-    # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
+    # The file is foreign code, and tracers raise errors of any kind.
     except Exception as error:
         return NoSymbolicGraph(f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -161,7 +160,7 @@ def _traced(source: str) -> SymbolicGraph | NoSymbolicGraph:
         model: torch.nn.Module = module.Model(*module.get_init_inputs()).eval()
         graph = _graph(model)
         for node in graph.nodes:
-            node.type = None  # annotations would be printed with names that only torch.fx knows
+            node.type = None  # the text of annotations would contain names of torch.fx
             node.meta[CONSTANT] = node.op == "get_attr" and node.target not in model.state_dict()
         traced = fx.GraphModule(model, graph)
         unfit = _unfit(traced)
@@ -173,13 +172,13 @@ def _traced(source: str) -> SymbolicGraph | NoSymbolicGraph:
 
 
 def _adds_in_place(source: str) -> bool:
-    """`y += 1` writes into a tensor, and symbolic trace takes it for `y = y + 1`."""
+    """Whether it has statements like `y += 1`, which symbolic trace reads as `y = y + 1`."""
     classes = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef))
     return any(isinstance(node, ast.AugAssign) for c in classes for node in ast.walk(c))
 
 
 def _unfit(traced: fx.GraphModule) -> str:
-    """Why a rewrite of this graph would be another function; empty where it would not."""
+    """Reason why a rewrite of this graph would be another function, or ""."""
     for node in traced.graph.nodes:
         shared = overwrites(node) and any(len(part.users) > 1 for part in node.all_input_nodes)
         if writes_in_place(node) or shared:
@@ -193,7 +192,7 @@ def _graph(model: torch.nn.Module) -> fx.Graph:
     try:
         graph = _by_symbols(model, numbers=True)
     except (fx.proxy.TraceError, TypeError):
-        # A number decides what the forward does, so it cannot stay a name.
+        # A number controls the forward, so it cannot stay a name.
         graph = _by_symbols(model, numbers=False)
     _drop_unused(graph)
     return graph
@@ -225,8 +224,8 @@ def _module(source: str) -> types.ModuleType:
 # -- back to Python
 
 
-def written(graph: fx.Graph) -> ForwardText | None:
-    """None where the graph calls something that cannot be written by name."""
+def forward_text(graph: fx.Graph) -> ForwardText | None:
+    """The graph as text; None if it calls a function without a public name."""
     text = _named(graph.python_code("self").src)
     folded = {name: _named(module.text(name)) for name, module in folded_in(graph).items()}
     free = set().union(*map(_free_names, (text, *folded.values())))
@@ -243,7 +242,7 @@ def _named(text: str) -> str:
 
 
 def _free_names(text: str) -> set[str]:
-    """What the code uses and neither defines nor finds in every Python file."""
+    """Names that the code uses but does not define, without builtins."""
     tree = ast.parse(text)
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
@@ -257,12 +256,12 @@ def _public(match: re.Match[str]) -> str:
     return f"torch.nn.functional.{name}" if known else match.group(0)
 
 
-# -- constants: Tensors that a forward makes anew from constants: made once instead of in every ca
+# -- constants
 
-CONSTANT = "constant"  # in the meta of a get_attr node: no part of the state
+CONSTANT = "constant"  # in the meta of a get_attr node that is not part of the state
 NAME = "folded"
 _FACTS = ("shape", "dtype", "device", "ndim")
-_ASKS = ("size", "dim", "ndimension", "numel", "nelement")
+_SIZES = ("size", "dim", "ndimension", "numel", "nelement")
 _DEF = re.compile(r"^def forward\(self(?:, )?(.*)\)\s*:", re.MULTILINE)
 
 SUPPORT = '''
@@ -292,28 +291,29 @@ def _identity(value):
 
 
 class Folded(torch.nn.Module):
-    """Stands in a rewritten graph for a kept result. graph: how it is made of its arguments."""
+    """A cached result in a rewritten graph; `graph` computes it from its arguments."""
 
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__()
         self.graph = graph
 
     def text(self, name: str) -> str:
-        """As a function of the module that a candidate is."""
+        """The text of a function of the candidate's module."""
         code = self.graph.python_code("self").src.strip("\n")
         return _DEF.sub(lambda match: f"def {name}({match.group(1)}):", code, count=1)
 
 
 def folded_in(graph: fx.Graph) -> dict[str, Folded]:
-    """The kept results of a graph, by the names that it calls them by."""
+    """The cached results of a graph, by name."""
     root = graph.owning_module
     names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     modules = {n: root.get_submodule(n) for n in names} if root is not None else {}
     return {name: module for name, module in modules.items() if isinstance(module, Folded)}
 
 
-def kept_constant(node: Node) -> bool:
-    """The largest constant expressions, each kept as a whole."""
+def cached_constant(node: Node) -> bool:
+    """Tensors that a forward computes from constants in every call; the largest expressions are
+    computed once."""
     root = node.graph.owning_module
     if root is None or node.op == "get_attr" or tensor(node) is None or not _is_constant(node):
         return False
@@ -322,13 +322,13 @@ def kept_constant(node: Node) -> bool:
     inside, parts = _expression(node)
     name = f"{NAME}_{len(folded_in(node.graph))}"
     root.add_submodule(name, Folded(_apart(inside, parts)))
-    # As early as can be: a compiler leaves the graph there.
+    # As early as possible, since a compiler breaks the graph there.
     first = next(n for n in node.graph.nodes if n.op != "placeholder")
     place = node.graph.inserting_after(parts[-1]) if parts else node.graph.inserting_before(first)
     with place:
-        kept = node.graph.call_module(name, tuple(parts))
-    kept.meta = {**node.meta, KEPT: True}
-    node.replace_all_uses_with(kept, delete_user_cb=lambda user: not _is_constant(user))
+        cached = node.graph.call_module(name, tuple(parts))
+    cached.meta = {**node.meta, CACHED: True}
+    node.replace_all_uses_with(cached, delete_user_cb=lambda user: not _is_constant(user))
     return True
 
 
@@ -344,18 +344,18 @@ def _follows(node: Node, seen: dict[Node, bool]) -> bool:
         return tensor(node) is None or bool(node.meta.get(CONSTANT))
     if not called(node) or is_random(node) or writes_in_place(node):
         return False
-    return _asks(node) or all(_is_constant(part, seen) for part in node.all_input_nodes)
+    return _reads_form(node) or all(_is_constant(part, seen) for part in node.all_input_nodes)
 
 
-def _asks(node: Node) -> bool:
-    """For a size, a dtype or a device, which are no values of a tensor."""
+def _reads_form(node: Node) -> bool:
+    """Whether it reads a size, dtype or device, not values of a tensor."""
     if called(node) == "getattr":
         return node.args[1] in _FACTS
-    return called(node) in _ASKS
+    return called(node) in _SIZES
 
 
 def _may_be_written(node: Node) -> bool:
-    """It would leave the forward or be overwritten in it: who gets it may write into it."""
+    """Whether the result is returned or overwritten, so that it may be written to."""
     own = _memory(node)
     takers = (n for n in node.graph.nodes if n.op == "output" or overwrites(n))
     reached = (part for taker in takers for part in taker.all_input_nodes)
@@ -363,7 +363,7 @@ def _may_be_written(node: Node) -> bool:
 
 
 def _memory(node: Node) -> set[int]:
-    """What its tensors lie in; views lie in the same."""
+    """Storages of a node's tensors; views share them."""
     return {value.untyped_storage()._cdata for value in _tensors(node)}
 
 
@@ -373,12 +373,14 @@ def _tensors(node: Node) -> Iterator[torch.Tensor]:
 
 
 def _expression(node: Node) -> tuple[list[Node], list[Node]]:
-    """What a constant is made by, in order, and of: numbers, sizes and constant tensors."""
+    """The nodes that compute a constant, in order, and their inputs: numbers, sizes and constant
+    tensors."""
     inside, parts = {node}, set()
     waiting = [node]
     while waiting:
         for part in waiting.pop().all_input_nodes:
-            if part.op != "get_attr" and any(True for _ in _tensors(part)) and not _asks(part):
+            is_tensor = any(True for _ in _tensors(part))
+            if part.op != "get_attr" and is_tensor and not _reads_form(part):
                 waiting += [part] if part not in inside else []
                 inside.add(part)
             else:

@@ -1,20 +1,8 @@
-"""What each operator computes, as values over places; `OPERATORS` has all of them."""
+"""The operators that can be lowered, as functions from the values of arguments to values. Importing
+this package fills `lowering.RULES`.
+"""
 
+from optimizer.search.synthesizers.traced.lowering import RULES as OPERATORS
 from optimizer.search.synthesizers.traced.operators import elementwise, gathers, reductions, views
-from optimizer.search.synthesizers.traced.operators import elementwise as special
-from optimizer.search.synthesizers.traced.operators import gathers as scatters
-from optimizer.search.synthesizers.traced.operators import reductions as orders
-from optimizer.search.synthesizers.traced.operators import views as windows
-from optimizer.search.synthesizers.traced.operators.rules import RULES as OPERATORS
 
-__all__ = [
-    "OPERATORS",
-    "elementwise",
-    "gathers",
-    "orders",
-    "reductions",
-    "scatters",
-    "special",
-    "views",
-    "windows",
-]
+__all__ = ["OPERATORS", "elementwise", "gathers", "reductions", "views"]

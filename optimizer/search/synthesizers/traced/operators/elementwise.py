@@ -8,7 +8,7 @@ from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
-    Expression,
+    ElementExpression,
     call,
     cast,
     computed_in,
@@ -16,6 +16,7 @@ from optimizer.search.synthesizers.traced.expression import (
 )
 from optimizer.search.synthesizers.traced.index import bounds, index
 from optimizer.search.synthesizers.traced.lowering import (
+    RULES,
     Lowering,
     NotLowered,
     Places,
@@ -25,8 +26,8 @@ from optimizer.search.synthesizers.traced.lowering import (
     pointwise,
     promoted,
     result,
+    rule,
 )
-from optimizer.search.synthesizers.traced.operators.rules import RULES, rule
 
 _SAME = ["abs", "neg", "floor", "ceil", "trunc", "round", "sign"]
 _FLOATING = ["exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal"]
@@ -266,7 +267,7 @@ def _where(lowering: Lowering, node: fx.Node) -> Value:
     condition = broadcast(lowering.argument(node, 0), shape, "bool")
     first, second = (broadcast(lowering.argument(node, n), shape, dtype) for n in (1, 2))
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         parts = (condition.at(places), first.at(places), second.at(places))
         return call("where", parts, dtype)
 
@@ -391,7 +392,7 @@ def _parts_of_float(lowering: Lowering, node: fx.Node) -> tuple[Value, Value]:
     inner = computed_in(value.dtype)
     mantissa = pointwise("mantissa", [value], value.shape, inner, value.dtype)
 
-    def exponent(places: Places) -> Expression:
+    def exponent(places: Places) -> ElementExpression:
         return call("exponent", (cast(value.at(places), inner),), "int32")
 
     return mantissa, Value(value.shape, "int32", exponent)

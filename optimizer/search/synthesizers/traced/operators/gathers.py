@@ -9,7 +9,7 @@ from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
-    Expression,
+    ElementExpression,
     call,
     cast,
     computed_in,
@@ -25,12 +25,12 @@ from optimizer.search.synthesizers.traced.lowering import (
     broadcast,
     pointwise,
     result,
+    rule,
 )
-from optimizer.search.synthesizers.traced.operators.rules import rule
 from optimizer.search.synthesizers.traced.program import Combine, Stage
 
 
-def place_from(value: Expression, size: int) -> Index:
+def place_from(value: ElementExpression, size: int) -> Index:
     """An index that a tensor holds; negative ones count from the end."""
     if value.name == "counted":
         low, high = bounds(value.indices[0])
@@ -51,7 +51,7 @@ def _gather(lowering: Lowering, node: fx.Node) -> Value:
         raise NotLowered("a gather without dimensions")
     dim = dim % len(shape)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         place = place_from(chosen.at(places), value.shape[dim])
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
@@ -65,7 +65,7 @@ def _index_select(lowering: Lowering, node: fx.Node) -> Value:
     dim = lowering.argument(node, 1)
     dim = dim % len(shape)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         place = place_from(chosen.at((places[dim],)), value.shape[dim])
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
@@ -77,7 +77,7 @@ def _embedding(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     table, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         place = place_from(chosen.at(places[:-1]), table.shape[0])
         return table.at((place, places[-1]))
 
@@ -96,7 +96,7 @@ def _indexed(lowering: Lowering, node: fx.Node) -> Value:
     first, rank = used[0], max(ranks)
     common = shape[first : first + rank]
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         inner = places[first : first + rank]
         own = [
             place_from(broadcast(chosen[d], common, "int64").at(inner), value.shape[d])
@@ -113,8 +113,8 @@ def _cat(lowering: Lowering, node: fx.Node) -> Value:
     parts = [p for p in lowering.argument(node, 0) if p.shape != (0,)]
     dim = lowering.argument(node, 1, "dim", 0) % len(shape)
 
-    def at(places: Places) -> Expression:
-        value: Expression | None = None
+    def at(places: Places) -> ElementExpression:
+        value: ElementExpression | None = None
         end = shape[dim]
         for part in reversed(parts):
             start = end - part.shape[dim]
@@ -141,7 +141,7 @@ def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
     start = lowering.argument(node, 3, "start", 0) or 0
     start = min(max(start + size if start < 0 else start, 0), size)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = (*places[:dim], within(places[dim] - start, held), *places[dim + 1 :])
         number = counted(places[dim])
         inside = call("ge", (number, literal(start, "int64")), "bool")
@@ -159,7 +159,7 @@ def _pad(lowering: Lowering, node: fx.Node) -> Value:
     fill = literal(lowering.argument(node, 2, "value", 0), dtype)
     before = [0] * (len(shape) - len(sides) // 2) + list(reversed(sides[::2]))
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = tuple(p - b for p, b in zip(places, before, strict=True))
         return guarded(value, own, fill)
 
@@ -179,9 +179,9 @@ def within(place: Index, size: int) -> Index:
     return read(call("min", (least, literal(size - 1, "int64")), "int64"), 0, size - 1)
 
 
-def guarded(value: Value, places: Places, fill: Expression) -> Expression:
+def guarded(value: Value, places: Places, fill: ElementExpression) -> ElementExpression:
     """The element at these places, `fill` where one of them lies outside."""
-    inside: Expression | None = None
+    inside: ElementExpression | None = None
     for place, size in zip(places, value.shape, strict=True):
         low, high = bounds(place)
         tests = [("ge", 0)] * (low < 0) + [("lt", size)] * (high >= size)

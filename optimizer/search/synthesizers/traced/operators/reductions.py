@@ -10,7 +10,7 @@ from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
-    Expression,
+    ElementExpression,
     call,
     cast,
     computed_in,
@@ -27,8 +27,8 @@ from optimizer.search.synthesizers.traced.lowering import (
     broadcast,
     pointwise,
     result,
+    rule,
 )
-from optimizer.search.synthesizers.traced.operators.rules import rule
 from optimizer.search.synthesizers.traced.program import Combine, Order
 
 LEAST_ROWS = 128  # scans of fewer do not fill a GPU where each row is one program's
@@ -188,7 +188,7 @@ def extreme_place(
     inner, size = computed_in(value.dtype), value.shape[dim]
     extreme = over(lowering, value, [dim], combine, True, inner)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = value.at(places)
         same = call("eq", (cast(own, inner), extreme.at(_with(places, dim))), "bool")
         if inner in FLOATS:
@@ -288,7 +288,7 @@ def _trilinear(lowering: Lowering, node: fx.Node) -> Value:
     return over(lowering, product, _dims(lowering.argument(node, 6), rank), "sum", False, inner)
 
 
-def _without(value: Value, own: list[int]) -> Callable[[Places], Expression]:
+def _without(value: Value, own: list[int]) -> Callable[[Places], ElementExpression]:
     return lambda places: value.at(tuple(places[d] for d in own))
 
 
@@ -337,7 +337,7 @@ def _sorted(
     order = _order(lowering, value, dim, descending, first)
     size = value.shape[dim]
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         place = read(order.at(places), 0, size - 1)
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
@@ -361,7 +361,7 @@ def _row(lowering: Lowering, node: fx.Node, place: int, default: int = -1) -> tu
     return value, dim % len(value.shape)
 
 
-def _constant(of: Expression) -> Callable[[Places], Expression]:
+def _constant(of: ElementExpression) -> Callable[[Places], ElementExpression]:
     return lambda _: of
 
 
@@ -414,7 +414,7 @@ def _one_of_each(
 
 
 def _picked(value: Value, dim: int, rank: int, where: Any) -> Any:
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = list(places)
         if rank != len(value.shape):
             own.insert(dim, Index())
@@ -453,7 +453,7 @@ def _middle(lowering: Lowering, value: Value, dim: int, skips: bool) -> Any:
     if value.dtype not in FLOATS:
         return lambda _: Index((), (size - 1) // 2)
 
-    def is_number(places: Places) -> Expression:
+    def is_number(places: Places) -> ElementExpression:
         number = call("not", (call("isnan", (value.at(places),), "bool"),), "bool")
         return cast(number, "int64")
 
@@ -481,7 +481,7 @@ def _mode(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
         return _one_of_each(node, (ordered, order), dim, lambda _: Index())
     ordered = lowering.kept(ordered)
 
-    def begins(places: Places) -> Expression:
+    def begins(places: Places) -> ElementExpression:
         """The place itself where a run begins there, else 0."""
         before = (*places[:dim], _before(places[dim]), *places[dim + 1 :])
         same = call("eq", (ordered.at(places), ordered.at(before)), "bool")
@@ -489,7 +489,7 @@ def _mode(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
     first = scanned(lowering, Value(value.shape, "int64", begins), dim, "max")
 
-    def length(places: Places) -> Expression:
+    def length(places: Places) -> ElementExpression:
         return call("sub", (counted(places[dim]), first.at(places)), "int64")
 
     longest = Value(value.shape, "int64", length)
@@ -512,7 +512,7 @@ def _running_extreme(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
         return _given(node, (value, broadcast(0, value.shape, "int64")))
     extreme = scanned(lowering, value, dim, "max" if "cummax" in str(node.target) else "min")
 
-    def reached(places: Places) -> Expression:
+    def reached(places: Places) -> ElementExpression:
         own = value.at(places)
         same = call("eq", (own, cast(extreme.at(places), own.dtype)), "bool")
         if own.dtype in FLOATS:

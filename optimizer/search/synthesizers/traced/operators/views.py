@@ -12,7 +12,7 @@ from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
-    Expression,
+    ElementExpression,
     call,
     cast,
     computed_in,
@@ -28,9 +28,9 @@ from optimizer.search.synthesizers.traced.lowering import (
     broadcast,
     pointwise,
     result,
+    rule,
 )
 from optimizer.search.synthesizers.traced.operators.gathers import guarded
-from optimizer.search.synthesizers.traced.operators.rules import rule
 from optimizer.search.synthesizers.traced.program import Combine
 
 
@@ -53,7 +53,7 @@ def _repeat(lowering: Lowering, node: fx.Node) -> Value:
     value = lowering.tensor(node, 0)
     ahead = len(shape) - len(value.shape)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = zip(places[ahead:], value.shape, strict=True)
         return value.at(tuple(place % size for place, size in own))
 
@@ -65,7 +65,7 @@ def _broadcast_in(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     value, dims = lowering.tensor(node, 0), lowering.argument(node, 2)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = (places[d] if s != 1 else Index() for d, s in zip(dims, value.shape, strict=True))
         return value.at(tuple(own))
 
@@ -88,7 +88,7 @@ def _ones(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     value = lowering.tensor(node, 0)
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         inner = iter([p for p, size in zip(places, shape, strict=True) if size != 1])
         return value.at(tuple(next(inner) if s != 1 else Index() for s in value.shape))
 
@@ -121,7 +121,7 @@ def _split(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
     return tuple(parts)
 
 
-def _from(value: Value, dim: int, first: int, alone: bool) -> Callable[[Places], Expression]:
+def _from(value: Value, dim: int, first: int, alone: bool) -> Callable[[Places], ElementExpression]:
     if alone:
         return lambda p: value.at((*p[:dim], Index((), first), *p[dim:]))
     return lambda p: value.at((*p[:dim], p[dim] + first, *p[dim + 1 :]))
@@ -144,7 +144,7 @@ def _diagonal(lowering: Lowering, node: fx.Node) -> Value:
     first = lowering.argument(node, 2, "dim1", 0) % rank
     second = lowering.argument(node, 3, "dim2", 1) % rank
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         others = iter(places[:-1])
         along = {first: places[-1] + max(0, -offset), second: places[-1] + max(0, offset)}
         return value.at(tuple(along[d] if d in along else next(others) for d in range(rank)))
@@ -171,7 +171,7 @@ def _flip(lowering: Lowering, node: fx.Node) -> Value:
     value = lowering.tensor(node, 0)
     turned = {d % len(shape) for d in lowering.argument(node, 1)}
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         own = (
             place * -1 + (size - 1) if d in turned else place
             for d, (place, size) in enumerate(zip(places, shape, strict=True))
@@ -190,7 +190,7 @@ def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
     if not held.is_contiguous() or held.storage_offset():
         raise NotLowered("aten.as_strided of memory in another order")
 
-    def at(places: Places) -> Expression:
+    def at(places: Places) -> ElementExpression:
         place = Index((), offset)
         for part, stride in zip(places, strides, strict=True):
             place = place + part * stride
@@ -210,7 +210,7 @@ class Walk:
     space: tuple[Var, ...]
     window: tuple[Var, ...]
     places: Places
-    inside: Expression | None = None
+    inside: ElementExpression | None = None
 
 
 # A result between two walks is written and read again, in loads that a walk takes; walks dimension
@@ -236,7 +236,7 @@ def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[V
     count = 3 if "3d" in str(node.target) else 2
     plane = value.shape[-count:]
 
-    def place(places: Places) -> Expression:
+    def place(places: Places) -> ElementExpression:
         """The element's place where it is the greatest, else one that is behind all."""
         own = value.at(places)
         highest = cast(most.at(tuple(map(index, walk.space))), own.dtype)
@@ -322,7 +322,7 @@ def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -
     steps = lowering.argument(node, 2, "stride") or sizes
     ahead = len(shape) - len(sizes)
 
-    def share(places: Places) -> Expression:
+    def share(places: Places) -> ElementExpression:
         product = literal(1, dtype)
         for d, size in enumerate(sizes):
             start = places[ahead + d] * steps[d] - padding[d]
@@ -370,7 +370,7 @@ def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
     )
     sizes = lowering.tensor(node, 0).shape
 
-    def share(places: Places) -> Expression:
+    def share(places: Places) -> ElementExpression:
         product = literal(1, inner)
         for place, size, count in zip(places, sizes, shape, strict=True):
             if size != count:
@@ -461,7 +461,7 @@ def _convolution(lowering: Lowering, node: fx.Node) -> Value:
 
 def _summed(
     lowering: Lowering,
-    body: Expression,
+    body: ElementExpression,
     space: Sequence[Var],
     terms: Sequence[Var],
     shape: tuple[int, ...],

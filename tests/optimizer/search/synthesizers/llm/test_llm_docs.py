@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from optimizer.search.propose import CONTEXT_TOKENS, SILENT_IN_A_ROW
-from optimizer.search.synthesizers.llm.asker import LONGEST_WAIT_S
+from optimizer.search.synthesizers.llm.client import LONGEST_WAIT_S
 from optimizer.search.synthesizers.llm.settings import LlmSettings
 
 ROOT = Path(__file__).parents[5]

@@ -20,7 +20,7 @@ from optimizer.search.records import REFERENCE, Cost, Node
 from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.answers import BadAnswer, CheckedAnswer, answer_from
-from optimizer.search.synthesizers.llm.asker import (
+from optimizer.search.synthesizers.llm.client import (
     CallFailed,
     ChatReply,
     ContextOverflow,

@@ -15,7 +15,7 @@ import pytest
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import ProposalFailed
-from optimizer.search.synthesizers.llm.asker import price_known
+from optimizer.search.synthesizers.llm.client import price_known
 from optimizer.search.synthesizers.llm.conversation import (
     MAX_CALLS,
     NOT_ANSWERED,

@@ -93,7 +93,7 @@ def small_ones() -> Iterator[None]:
         yield
 
 
-def source_of(name: str) -> triton.Source:
+def source_of(name: str) -> triton.CandidateText:
     values = {**triton.START_WITH_TF32, "products": triton_products.WINDOWS_TOO}
     return test_traced_triton.text_of(name, values)
 

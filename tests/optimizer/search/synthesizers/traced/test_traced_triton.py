@@ -20,7 +20,8 @@ from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
 from optimizer.evaluation.toolchains.python import TritonAmd, TritonNvidia
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
-from optimizer.search.synthesizers.traced import filling, triton
+from optimizer.search.synthesizers.traced import triton
+from optimizer.search.synthesizers.traced import triton_products as filling
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
 from tests.optimizer.search.synthesizers.compiler.proposals import context
@@ -248,7 +249,7 @@ def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor
     return CaseView("main", Signature(tuple(specs)), {}, True, None, {}, source), given, outputs
 
 
-def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
+def text_of(name: str, values: Mapping[str, Value]) -> triton.CandidateText:
     case, _, _ = model_of(name)
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program

@@ -1,7 +1,7 @@
-"""Asks a model: what comes back, how long to wait for it, and how a call can fail.
+"""Client of language models: replies, deadlines, rate limits, and failures of calls.
 
-litellm is one face for every provider; it is imported at the first call. Its failures are sorted
-into retry, shrink and give up. The rest needs the standard library only.
+litellm gives every provider one interface; it is imported at the first call. Its failures are
+classified as retry, prompt too long, unreachable, or failed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from optimizer.search.records import Cost
 from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction
 
 LONGEST_WAIT_S = 120.0
-Message = dict[str, Any]  # as the chat interface of the providers has it
-TICK_S = 1.0  # between two reports that a model is still being asked
-GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned
+Message = dict[str, Any]  # in the form of the providers' chat interface
+TICK_S = 1.0  # between two progress reports of a call
+GRACE_S = 5.0  # after the provider's own time-out, before the call is abandoned
 MAX_MESSAGE = 400  # characters of a provider's message
 RETRIED = frozenset({408, 409, 425, 429})
-# Words by which providers that litellm does not know say that a prompt is too long.
+# Words in errors about too long prompts, of providers that litellm does not know.
 OVERFLOWS = ("context_length_exceeded", "context length", "context window", "too many tokens")
 NEVER_HELPS = ("insufficient_quota", "billing")
 
 
 class DeadlinePassed(Exception):
-    """The work did not end in time; it goes on in an abandoned thread."""
+    """The work did not end in time; it continues in an abandoned thread."""
 
 
 class RateLimit:
-    """Starts at most `per_minute` calls a minute, evenly spaced; None for any number."""
+    """Starts at most `per_minute` evenly spaced calls a minute; None for no limit."""
 
     def __init__(
         self,
@@ -63,11 +63,8 @@ class RateLimit:
 
 
 def pause(attempt: int, retry_after: str | None, chance: random.Random) -> float | None:
-    """Seconds to wait before try number `attempt` + 1.
-
-    `retry_after` is the provider's header: a number or an HTTP date. Returns None where it asks for
-    more than LONGEST_WAIT_S. Without it the wait doubles with each attempt.
-    """
+    """Seconds to wait before try number `attempt` + 1, doubling with each attempt unless the
+    provider's header `retry_after` sets them. None if that exceeds LONGEST_WAIT_S."""
     seconds = _seconds(retry_after) if retry_after else None
     if seconds is not None:
         return seconds if seconds <= LONGEST_WAIT_S else None
@@ -76,7 +73,7 @@ def pause(attempt: int, retry_after: str | None, chance: random.Random) -> float
 
 
 def _seconds(header: str) -> float | None:
-    """The seconds that a header asks for, from a number or an HTTP date; None for neither."""
+    """The seconds of a header with a number or an HTTP date; None for anything else."""
     try:
         seconds = float(header)
     except ValueError:
@@ -92,19 +89,18 @@ def _seconds(header: str) -> float | None:
 def within(
     seconds: float, work: Callable[[], Any], waited: Callable[[float], None] | None = None
 ) -> Any:
-    """Return what `work` returns, or raise what it raises, or DeadlinePassed after `seconds`.
-    `waited` is called before the work begins and every TICK_S, with the seconds so far; what it
-    raises ends the wait.
+    """Call `work`; raises its exception, or DeadlinePassed after `seconds`.
 
-    A provider that sends a byte now and then never meets a read time-out, so the whole call has a
-    deadline of its own.
+    `waited` is called before the work begins and every TICK_S, with the seconds so far; its
+    exceptions end the wait. A read time-out does not replace this deadline: a provider that sends a
+    byte now and then never meets it.
     """
     done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def go() -> None:
         try:
             done.put((True, work()))
-        except BaseException as problem:  # handed over to whoever waits
+        except BaseException as problem:  # raised again by the waiting thread
             done.put((False, problem))
 
     report = waited or (lambda _: None)
@@ -132,7 +128,7 @@ def _awaited(
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call; `arguments` is JSON text as the model wrote it."""
+    """A tool call; `arguments` is the model's JSON text."""
 
     id: str
     name: str
@@ -141,8 +137,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """An answer of a model. `finish` is the provider's word for why it ended; `usd` is None where
-    the price is not known."""
+    """An answer of a model. `finish` is the provider's reason for its end; `usd` is None if the
+    price is unknown."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -153,7 +149,7 @@ class ChatReply:
 
 
 class CallFailed(Exception):
-    """No reply; the message holds no secret."""
+    """There is no reply. The message contains no secret."""
 
 
 class ContextOverflow(CallFailed):
@@ -161,25 +157,25 @@ class ContextOverflow(CallFailed):
 
 
 class NoAnswer(CallFailed):
-    """Nothing answers at the address of the model; the message names it."""
+    """The model's address, which the message names, could not be reached."""
 
 
 class CallAbandoned(CallFailed):
-    """Whoever asked does not want the answer any more."""
+    """The caller does not need the answer any more."""
 
 
-class Asker(Protocol):
+class ModelClient(Protocol):
     """A model, or a stored conversation with one."""
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
-        """The reply to these messages. Raises CallFailed, and ContextOverflow for a prompt that is
-        too long."""
+        """The reply to these messages. Raises CallFailed, and ContextOverflow for a too long
+        prompt."""
         ...
 
 
 def total(spent: Sequence[ChatReply], seconds: float, before: Cost) -> Cost:
-    """The cost of these replies added to an earlier cost; `seconds` is their wall time. The sum in
-    USD is unknown as soon as a part is."""
+    """The cost of these replies plus an earlier cost; `seconds` is their wall time. The sum in USD
+    is unknown if any part is."""
     usd: float | None = before.usd
     for reply in spent:
         usd = None if usd is None or reply.usd is None else usd + reply.usd
@@ -191,7 +187,7 @@ def total(spent: Sequence[ChatReply], seconds: float, before: Cost) -> Cost:
     )
 
 
-# Kinds of failures, as a stored transcript names them.
+# Kinds of failures in stored transcripts.
 FAILURES: Mapping[str, type[CallFailed]] = {
     "overflow": ContextOverflow,
     "no_answer": NoAnswer,
@@ -208,7 +204,7 @@ def reply_as_json(heard: ChatReply | CallFailed) -> dict[str, Any]:
 
 
 def reply_from_json(row: Mapping[str, Any]) -> ChatReply | CallFailed:
-    """The inverse of `reply_as_json`."""
+    """Inverse of `reply_as_json`."""
     if "reply" in row:
         fields = row["reply"]
         calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
@@ -218,8 +214,8 @@ def reply_from_json(row: Mapping[str, Any]) -> ChatReply | CallFailed:
 
 
 def load() -> Any:
-    """The litellm module, set up not to fetch or print anything. Raises Unavailable."""
-    # Without these it fetches a price list and reads a `.env` file of the working directory.
+    """The litellm module, configured not to fetch or print anything. Raises Unavailable."""
+    # Otherwise it fetches a price list and reads a `.env` file of the working directory.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
@@ -234,7 +230,7 @@ def load() -> Any:
 
 
 def price_known(model: str) -> bool:
-    """Whether litellm's price list has the model; without it a limit in USD cannot hold."""
+    """Whether litellm's price list has the model, which a limit in USD requires."""
     litellm = load()
     try:
         litellm.cost_per_token(model=model, prompt_tokens=1, completion_tokens=1)
@@ -244,8 +240,7 @@ def price_known(model: str) -> bool:
 
 
 def takes_tools(model: str) -> bool:
-    """Whether litellm knows that the model can call tools; False for a model that it does not
-    know."""
+    """Whether litellm knows that the model can call tools."""
     litellm = load()
     try:
         return bool(litellm.supports_function_calling(model=model))
@@ -254,9 +249,8 @@ def takes_tools(model: str) -> bool:
 
 
 def missing_keys(model: str) -> tuple[str, ...]:
-    """Environment variables of which one must hold the key of the model's provider, and none is
-    set; empty where a key is there, or where none is needed as far as litellm knows.
-    """
+    """Environment variables for the key of the model's provider if none is set; empty if a key is
+    set, or if litellm knows of none that is needed."""
     litellm = load()
     environment = litellm.validate_environment(model=model)
     if environment.get("keys_in_environment"):
@@ -264,8 +258,8 @@ def missing_keys(model: str) -> tuple[str, ...]:
     return tuple(n for n in environment.get("missing_keys", ()) if n.endswith("_API_KEY"))
 
 
-class LitellmAsker:
-    """An `Asker` for a single model; `chance` spreads the waits between retries."""
+class LitellmClient:
+    """A `ModelClient` for a single model; `chance` spreads the waits between retries."""
 
     def __init__(
         self,
@@ -277,15 +271,13 @@ class LitellmAsker:
         sleep: Callable[[float], None] = time.sleep,
         waited: Callable[[float], None] | None = None,
     ) -> None:
-        """`waited` is called while a call goes on, with its seconds so far; it may raise
-        CallAbandoned."""
+        """`waited` is called during a call with its seconds so far; it may raise CallAbandoned."""
         self._model, self._settings, self._limit = model, settings, limit
         self._redact, self._chance, self._sleep = redact, chance, sleep
         self._waited = waited
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
-        """The reply, after as many retries as the settings allow. Raises CallFailed, Unavailable
-        without litellm."""
+        """The reply, after retries. Raises CallFailed, and Unavailable without litellm."""
         attempt = 0
         while True:
             self._limit.wait()
@@ -300,7 +292,7 @@ class LitellmAsker:
                 )
             if attempt >= self._settings.retries:
                 if unreached:
-                    raise NoAnswer(self._nobody(attempt + 1))
+                    raise NoAnswer(self._unreached_text(attempt + 1))
                 raise CallFailed(f"{message}; tried {attempt + 1} times")
             attempt += 1
             self._sleep(wait)
@@ -317,10 +309,9 @@ class LitellmAsker:
         except CallAbandoned:
             raise
         except Exception as problem:
-            # The boundary to a library that raises what each provider's answer happens to break;
-            # every one of them becomes a recorded failure of this call. Its traceback may hold
-            # the key, so it is not chained.
-            raise self._sorted(problem) from None
+            # The library raises errors of any kind for unexpected answers of providers; each is
+            # recorded as a failure of this call. Not chained, since its traceback may hold the key.
+            raise self._classified(problem) from None
 
     def _request(self, messages: Sequence[Message], tools: Sequence[Any]) -> dict[str, Any]:
         chosen = self._settings
@@ -331,14 +322,14 @@ class LitellmAsker:
             "timeout": chosen.timeout_s,
             "num_retries": 0,
             "max_retries": 0,
-            "drop_params": True,  # a model without a temperature is asked without one
+            "drop_params": True,  # leaves out parameters that a model does not take
             "temperature": chosen.temperature,
             "api_base": chosen.api_base,
             "api_key": chosen.api_key,
         }
         if tools:
             request["tools"] = list(tools)
-            # Else this version imports the mcp package for every request with tools.
+            # Otherwise litellm imports the mcp package for every request with tools.
             request["_skip_mcp_handler"] = True
         return {name: value for name, value in request.items() if value is not None}
 
@@ -363,8 +354,7 @@ class LitellmAsker:
         )
 
     def _usd(self, litellm: Any, tokens_in: int, tokens_out: int, usage: Any) -> float | None:
-        """The price in USD; None for a model without a price, and where the provider did not count
-        tokens."""
+        """The price in USD; None for a model without a price or a reply without token counts."""
         if not tokens_in:
             return None
         try:
@@ -378,8 +368,7 @@ class LitellmAsker:
             return None
         return float(sum(parts))
 
-    def _nobody(self, tries: int) -> str:
-        """What a user reads where nothing answers."""
+    def _unreached_text(self, tries: int) -> str:
         address = self._settings.api_base or _usual_address(self._model)
         where = self._redact.error(address) if address else "its provider"
         return (
@@ -387,7 +376,7 @@ class LitellmAsker:
             " --api-base or OPENAI_API_BASE"
         )
 
-    def _sorted(self, problem: Exception) -> Exception:
+    def _classified(self, problem: Exception) -> Exception:
         quoted = " ".join(self._redact.error(str(problem)).split())[:MAX_MESSAGE]
         message = f"{self._model}: {type(problem).__name__}: {quoted}"
         if _unreached(problem):
@@ -405,7 +394,7 @@ class LitellmAsker:
 
 
 class _Again(Exception):
-    """The provider is busy or broken for now; another try may help."""
+    """The provider is busy or broken; a retry may succeed."""
 
     def __init__(self, message: str, retry_after: str | None, unreached: bool = False) -> None:
         super().__init__(message)
@@ -413,14 +402,14 @@ class _Again(Exception):
 
 
 def _usual_address(model: str) -> str | None:
-    """The address that the environment sets for models behind OpenAI's interface."""
+    """The address in the environment for models with OpenAI's interface."""
     if not model.startswith("openai/"):
         return None
     return os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
 
 
 def _unreached(problem: BaseException | None) -> bool:
-    """Whether no connection came about; litellm hides that under other names."""
+    """Whether no connection was established, which litellm reports as other errors."""
     seen: set[int] = set()
     while problem is not None and id(problem) not in seen:
         if isinstance(problem, ConnectionRefusedError | socket.gaierror):
