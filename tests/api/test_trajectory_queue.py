@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from api.bodies import TrajectoryBody
 from structlog.testing import capture_logs
 
+from api.operations.bodies import TrajectoryBody
 from api.services import Services, evaluate_processes
 from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware

@@ -23,7 +23,7 @@ from retrieval.coverage import (
 )
 from retrieval.diagnose.signals import DATA, load_signals
 from tests.catalogs import fresh_data_dir
-from tests.retrieval.test_tree import add, chips
+from tests.retrieval.test_tree import add, base_of, chips
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")
@@ -38,7 +38,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def coverage_of(catalog: Catalog, hardware: str = "h100") -> Coverage:
-    return coverage(catalog, HardwareRegistry(catalog), hardware)
+    return coverage(base_of(catalog), hardware)
 
 
 def signal(report: Coverage, name: str) -> Subject:
