@@ -88,7 +88,7 @@ def test_every_signal_and_topic_is_told_about(catalog: Catalog) -> None:
     report = coverage_of(catalog)
     assert {s.id for s in report.signals} == set(load_signals().ids)
     assert {s.id for s in report.topics} == {t for s in load_signals() for t in s.topics}
-    assert report.as_json()["signals"][0]["state"] == "missing"
+    assert report.signals[0].state == "missing"
 
 
 def test_three_missing_topics_that_serve_different_important_signals(catalog: Catalog) -> None:
