@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
 from kb.errors import InvalidRequest, invalid_fields, nearest
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_UNEXPECTED = "unexpected_keyword_argument"  # an unknown field of a dataclass in a model
 
 
 def validated(model: type[ModelT], value: Any) -> ModelT:
@@ -23,7 +25,10 @@ def validated(model: type[ModelT], value: Any) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
+        problems = [
+            {**problem, "type": "extra_forbidden"} if problem["type"] == _UNEXPECTED else problem
+            for problem in error.errors(include_url=False, include_context=False)
+        ]
         raise invalid_fields(problems, partial(meant_field, model)) from None
 
 
@@ -79,29 +84,41 @@ def check_text(text: str, what: str = "the text") -> str:
     return text
 
 
-def meant_field(model: type[BaseModel], loc: Sequence[Any]) -> str:
-    """The path of the field that is meant by the unknown one at `loc`, pydantic's path to it: the
-    same name inside an object beside it, else the nearest of its own object; else nothing."""
+def meant_field(model: type[Any], loc: Sequence[Any]) -> str:
+    """The path of the field that an unknown one was probably meant to be, or "". `loc` is
+    pydantic's path to the unknown field. A field of the same name in a nested object comes first,
+    then the nearest name in the same object.
+    """
     wrong = str(loc[-1])[:80]
-    models = [model]
+    owners = [model]
     for part in loc[:-1]:
-        below = [m for owner in models for m in _models_of(owner, part)]
-        models = below or [m for m in models if m.__name__ == part] or models
-    for owner in models:
-        for name in owner.model_fields:
-            if any(wrong in inner.model_fields for inner in _models_of(owner, name)):
+        below = [record for owner in owners for record in _records_of(owner, part)]
+        owners = below or [owner for owner in owners if owner.__name__ == part] or owners
+    for owner in owners:
+        for name in _fields(owner):
+            if any(wrong in _fields(inner) for inner in _records_of(owner, name)):
                 return f"{name}.{wrong}"
-    near = nearest(wrong, {name for owner in models for name in owner.model_fields}, count=1)
+    near = nearest(wrong, {name for owner in owners for name in _fields(owner)}, count=1)
     return near[0] if near else ""
 
 
-def _models_of(owner: type[BaseModel], name: Any) -> list[type[BaseModel]]:
-    field = owner.model_fields.get(name) if isinstance(name, str) else None
-    return list(_models_in(field.annotation)) if field is not None else []
+def _records_of(owner: type[Any], name: Any) -> list[type[Any]]:
+    """The models and dataclasses that a field may hold."""
+    return list(_records_in(_fields(owner).get(name))) if isinstance(name, str) else []
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _fields(record: type[Any]) -> dict[str, Any]:
+    """The annotations of a model or dataclass by field."""
+    if issubclass(record, BaseModel):
+        return {name: field.annotation for name, field in record.model_fields.items()}
+    hints = get_type_hints(record)
+    return {field.name: hints[field.name] for field in fields(record)}
+
+
+def _records_in(annotation: Any) -> Iterator[type[Any]]:
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or is_dataclass(annotation)
+    ):
         yield annotation
     for part in get_args(annotation):
-        yield from _models_in(part)
+        yield from _records_in(part)

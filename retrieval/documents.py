@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
@@ -144,6 +144,8 @@ class PassageTag:
 @dataclass(frozen=True)
 class Tag:
     """A label to give to a passage: a signal id or a topic."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     kind: Literal["signal", "topic"]
     value: Annotated[str, MinLen(1), MaxLen(100)]

@@ -94,6 +94,8 @@ class Store:
     its own is given its servers, where there are any: what `tests.catalogs.environment_of` answers.
     """
 
+    access = ALL_ACCESS
+
     def __init__(
         self,
         data_dir: Path,

@@ -21,9 +21,11 @@ _MAX_PARAMETER = 20_000
 
 
 async def _services(request: Request) -> Services:
-    """As the caller may see and change them."""
+    """The services as the caller may see and change them. Before the application has started there
+    are none, and only public operations answer.
+    """
     services: Services = request.app.state.services
-    return services.seen_by(caller_of(request.scope).access)
+    return services and services.seen_by(caller_of(request.scope).access)
 
 
 async def access_scope(request: Request) -> AccessScope:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api.bodies import EvaluationBody, RunBody, StepBody
 
+from api.operations.evaluations import evaluate_candidate
+from api.operations.runs import propose_candidate, start_run
 from api.strict_json import validated
 from kb.errors import InvalidRequest
 
+EvaluationBody, RunBody, StepBody = (
+    operation.model for operation in (evaluate_candidate, start_run, propose_candidate)
+)
 KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}
 
 

@@ -22,7 +22,12 @@ Zephyr copies run beside arithmetic when they are issued from the periwinkle que
 """
 
 
-NO_FACTS = {"facts_removed": 0, "accepted_facts_removed": 0, "facts_stated_elsewhere": 0}
+NO_FACTS = {
+    "facts_removed": 0,
+    "accepted_facts_removed": 0,
+    "facts_stated_elsewhere": 0,
+    "note": None,
+}
 
 
 def ingested(client: TestClient, name: str, text: str, **fields: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from api.http.roles import MCP
 from api.mcp.tools import TOOLS
 from api.services import open_services
 from kb.catalog import open_catalog
-from kb.catalog.keys import ROLES, RequestCounts, may
+from kb.catalog.keys import ROLES, RequestCounts, Role, may
 from kb.errors import TooManyRequests
 from kb.settings import Settings
 from retrieval.client import HttpBackend, Kernlore, KernloreClientError, Part
@@ -112,7 +112,8 @@ def test_what_is_mounted_is_behind_the_same_door(tmp_path: Path) -> None:
         return client.post(f"{MCP}/", json=messages, headers=headers)
 
     wrong = []
-    for tool, needed in {**TOOLS, "unheard_of": "admin"}.items():
+    roles: dict[str, Role] = {name: operation.role for name, operation in TOOLS.items()}
+    for tool, needed in {**roles, "unheard_of": "admin"}.items():
         assert call("", tool).status_code == 401
         for role in ROLES:
             answer = call(made[role].secret, "retrieve_context", tool)

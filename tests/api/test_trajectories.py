@@ -208,7 +208,7 @@ def test_what_a_busy_machine_did_not_time_is_measured_again(client: TestClient) 
     assert f"trajectories verify {row['id']}" in shown["message"]
     assert requeue(services, ready).state == "ready" or row["verdicts"][0]["timing"] == "repeat"
     assert requeue(services, busy).state in ("queued", "running", "ready")
-    app_of(client).state.trajectories.wake()  # else it looks for it once in a lease
+    services.running.trajectories.wake()  # else it looks for it once in a lease
     again = ended(client, row["id"])
     assert again["state"] == "ready" and again["verdicts"][0]["validity"] == "correct"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestion.progress import JobFilter, list_jobs, retry_job, show_job
+from ingestion.progress import list_jobs, retry_job, show_job
 from kb.errors import Conflict, InvalidRequest, NotFound, UnknownHardware
 from kb.scope import AccessScope
 
@@ -25,12 +25,12 @@ def filled(store: Store) -> Store:
     return store
 
 
-def titles(store: Store, asked: JobFilter) -> list[str]:
-    return [job.document.title for job in list_jobs(store, asked).jobs if job.document]
+def titles(store: Store, **filters: Any) -> list[str]:
+    return [job.document.title for job in list_jobs(store, **filters).jobs if job.document]
 
 
 def test_jobs_are_listed_newest_first_with_what_became_of_them(filled: Store) -> None:
-    page = list_jobs(filled, JobFilter())
+    page = list_jobs(filled)
     waiting, failed, second, first = page.jobs
     assert (waiting.state, waiting.stage, waiting.started_at, waiting.seconds) == (
         *("queued", None),
@@ -50,11 +50,11 @@ def test_jobs_are_listed_newest_first_with_what_became_of_them(filled: Store) ->
 def test_a_running_job_says_its_stage_and_its_passages(store: Store) -> None:
     store.submit("a.md", "# A\n\nA text.\n\n## B\n\nAnother text.\n")
     assert store.jobs.claim("w", 60)
-    [job] = list_jobs(store, JobFilter()).jobs
+    [job] = list_jobs(store).jobs
     assert (job.stage, job.passages, job.seconds is not None) == ("reading", None, True)
     store.jobs.give_back("w")
     store.worker()._read_queued()
-    page = list_jobs(store, JobFilter())
+    page = list_jobs(store)
     assert (page.jobs[0].stage, page.jobs[0].passages_done, page.jobs[0].passages) == (
         *("embedding", 0),
         2,
@@ -63,31 +63,32 @@ def test_a_running_job_says_its_stage_and_its_passages(store: Store) -> None:
 
 
 def test_filters_narrow_the_jobs_and_counts_are_of_hardware_and_group(filled: Store) -> None:
-    assert titles(filled, JobFilter(states=("queued", "failed"))) == ["d", "c"]
-    assert titles(filled, JobFilter(hardware="NVIDIA H200")) == ["B"]
-    assert titles(filled, JobFilter(group="g1")) == ["B", "A"]
-    assert titles(filled, JobFilter(hardware="h100", group="g2")) == ["d", "c"]
-    assert titles(filled, JobFilter(group="nobody")) == []
-    page = list_jobs(filled, JobFilter(states=("ready",), group="g2"))
+    assert titles(filled, state=["queued", "failed"]) == ["d", "c"]
+    assert titles(filled, hardware="NVIDIA H200") == ["B"]
+    assert titles(filled, group="g1") == ["B", "A"]
+    assert titles(filled, hardware="h100", group="g2") == ["d", "c"]
+    assert titles(filled, group="nobody") == []
+    page = list_jobs(filled, state=["ready"], group="g2")
     assert page.jobs == () and (page.counts.queued, page.counts.failed) == (1, 1)
     with pytest.raises(UnknownHardware):
-        list_jobs(filled, JobFilter(hardware="h1000"))
-    assert list_jobs(filled, JobFilter(), access_scope=AccessScope("team")).jobs == ()
+        list_jobs(filled, hardware="h1000")
+    filled.access = AccessScope("team")
+    assert list_jobs(filled).jobs == ()
 
 
 def test_what_ended_since_the_last_time_is_enough_to_watch_a_group(filled: Store) -> None:
-    ended = [job for job in list_jobs(filled, JobFilter(group="g1")).jobs if job.finished_at]
+    ended = [job for job in list_jobs(filled, group="g1").jobs if job.finished_at]
     newest = max(job.finished_at or "" for job in ended)
-    later = list_jobs(filled, JobFilter(group="g1", ended_since=newest))
+    later = list_jobs(filled, group="g1", ended_since=newest)
     assert [job.id for job in later.jobs] == [j.id for j in ended if j.finished_at == newest]
     assert later.counts.ready == 2
 
 
 def test_pages_hold_each_job_once_while_new_ones_come(filled: Store) -> None:
-    whole = [job.id for job in list_jobs(filled, JobFilter()).jobs]
+    whole = [job.id for job in list_jobs(filled).jobs]
     seen, cursor = [], None
     for n in range(len(whole)):
-        page = list_jobs(filled, JobFilter(), limit=1, cursor=cursor)
+        page = list_jobs(filled, limit=1, cursor=cursor)
         seen += [job.id for job in page.jobs]
         cursor = page.cursor
         filled.submit(f"new{n}.md", f"# N{n}\n\nNew.\n")
@@ -97,17 +98,17 @@ def test_pages_hold_each_job_once_while_new_ones_come(filled: Store) -> None:
 @pytest.mark.parametrize("cursor", ["nonsense", "aGVsbG8=", "\u00e9", "MjAyNiBqb2IgeA=="])
 def test_what_is_no_cursor_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidRequest, match="is no cursor"):
-        list_jobs(store, JobFilter(), cursor=cursor)
+        list_jobs(store, cursor=cursor)
 
 
 @pytest.mark.parametrize("limit", [0, 501])
 def test_a_page_is_bounded(store: Store, limit: int) -> None:
     with pytest.raises(InvalidRequest):
-        list_jobs(store, JobFilter(), limit=limit)
+        list_jobs(store, limit=limit)
 
 
 def test_a_single_job_has_the_same_shape_and_can_be_retried(filled: Store) -> None:
-    waiting, failed, *_ = list_jobs(filled, JobFilter()).jobs
+    waiting, failed, *_ = list_jobs(filled).jobs
     assert show_job(filled, failed.id) == failed
     again = retry_job(filled, failed.id)
     assert (again.state, again.error, again.document) == ("queued", None, failed.document)
@@ -122,10 +123,10 @@ def test_a_file_that_waits_already_joins_the_group_that_sends_it_again(store: St
     first = store.submit("a.md", text, group="g1")
     again = store.submit("a.md", text, group="g2")
     assert (again.outcome, again.job_id, again.group) == ("unchanged", None, "g2")
-    assert [job.id for job in list_jobs(store, JobFilter(group="g2")).jobs] == [first.job_id]
+    assert [job.id for job in list_jobs(store, group="g2").jobs] == [first.job_id]
     store.worker().drain()
     store.submit("a.md", text, group="g3")
-    assert list_jobs(store, JobFilter(group="g3")).jobs == ()
+    assert list_jobs(store, group="g3").jobs == ()
 
 
 def test_an_unusable_group_is_refused(store: Store) -> None:

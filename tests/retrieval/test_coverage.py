@@ -23,7 +23,7 @@ from retrieval.coverage import (
 )
 from retrieval.diagnose.signals import DATA, load_signals
 from tests.catalogs import fresh_data_dir
-from tests.retrieval.test_tree import add, chips
+from tests.retrieval.test_tree import add, base_of, chips
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")
@@ -38,7 +38,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def coverage_of(catalog: Catalog, hardware: str = "h100") -> Coverage:
-    return coverage(catalog, HardwareRegistry(catalog), hardware)
+    return coverage(base_of(catalog), hardware)
 
 
 def signal(report: Coverage, name: str) -> Subject:
@@ -88,7 +88,7 @@ def test_every_signal_and_topic_is_told_about(catalog: Catalog) -> None:
     report = coverage_of(catalog)
     assert {s.id for s in report.signals} == set(load_signals().ids)
     assert {s.id for s in report.topics} == {t for s in load_signals() for t in s.topics}
-    assert report.as_json()["signals"][0]["state"] == "missing"
+    assert report.signals[0].state == "missing"
 
 
 def test_three_missing_topics_that_serve_different_important_signals(catalog: Catalog) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -123,7 +125,13 @@ def stocked(catalog: Catalog) -> Catalog:
 
 
 def node(catalog: Catalog, path: str, access_scope: AccessScope = ALL_ACCESS) -> KnowledgeNode:
-    return knowledge_node(catalog, HardwareRegistry(catalog), path, access_scope)
+    return knowledge_node(base_of(catalog, access_scope), path)
+
+
+def base_of(catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> Any:
+    """A knowledge base of which nothing else is opened."""
+    registry = HardwareRegistry(catalog)
+    return SimpleNamespace(catalog=catalog, registry=registry, access=access_scope)
 
 
 def walk(catalog: Catalog, path: str = "") -> Iterator[KnowledgeNode]:

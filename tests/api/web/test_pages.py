@@ -163,7 +163,7 @@ def test_files_are_uploaded_watched_and_deleted(filled: Filled) -> None:
     assert "unchanged" in page.text and "rejected" in page.text
     assert page.find("a", string="Watch all of them")
     answer = filled.client.post(f"{document}/delete", data={"other": "1"})
-    assert "Mark the box" in soup(answer, 400).text
+    assert "Tick the box" in soup(answer, 400).text
     soup(filled.client.post(f"{document}/delete", data={"sure": "yes"}))
     soup(filled.client.get(document), 404)
 
@@ -402,7 +402,7 @@ def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
     form = page.find("form", action="/ui/hardware/gone-1/remove")
     assert form is not None
     answer = filled.client.post("/ui/hardware/gone-1/remove", data={"documents": "yes"})
-    assert "Mark the box" in soup(answer, 400).text
+    assert "Tick the box" in soup(answer, 400).text
     soup(filled.client.post("/ui/hardware/gone-1/remove", data={"sure": "yes"}))
     soup(filled.client.get("/ui/hardware/gone-1"), 404)
     assert "/h100/remove" not in filled.client.get("/ui/hardware/h100").text
