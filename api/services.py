@@ -46,6 +46,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.near import EXACT_UP_TO, NearIndex
+from retrieval.snapshot.snapshot import Snapshot
 from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
 
@@ -292,10 +293,10 @@ class Services(KnowledgeBase):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is. `ready` once the built-in knowledge of every chip is loaded and every
-    passage has its vector. `index` is exact, chroma, starting, or why there is none. `catalog` is
-    current; newer, once a newer Kernlore has migrated it and this one may go on; or too_new, where
-    it may not. `note` says what is waited for, empty where nothing is.
+    """How far the service is. `knowledge_loaded` once the built-in knowledge of every chip answers,
+    by words and by vectors; `ready` once every upload does too. `index` is exact, chroma, starting,
+    or why there is none. `catalog` is current; newer, once a newer Kernlore has migrated it and
+    this one may go on; or too_new, where it may not. `note` names what the service waits for.
     """
 
     ready: bool
@@ -309,10 +310,8 @@ class Readiness:
 
     @property
     def answers(self) -> bool:
-        """Whether requests can be answered, by words at least."""
-        waiting = self.jobs.get("queued", 0) + self.jobs.get("running", 0)
-        loaded = self.knowledge_loaded and (self.passages > 0 or not waiting)
-        return loaded and self.catalog != TOO_NEW
+        """Whether answers are complete but for uploads that have not been read."""
+        return self.knowledge_loaded and self.catalog != TOO_NEW
 
 
 class Follower:
@@ -320,8 +319,12 @@ class Follower:
     and `stop`.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(
+        self, services: Services, on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
+    ) -> None:
+        """`on_snapshot` is called every FOLLOW_SECONDS with the current snapshot."""
         self._services = services
+        self._on_snapshot = on_snapshot
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
@@ -349,6 +352,7 @@ class Follower:
                 if snapshot is not last:
                     return_freed_memory()
                 last = snapshot
+                self._on_snapshot(snapshot)
             except Exception:  # the thread's boundary: requests publish for themselves
                 log.exception("the snapshot cannot be brought up to date")
             self._stop.wait(FOLLOW_SECONDS)
@@ -362,15 +366,16 @@ class Background:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._stop = threading.Event()
-        self._loaded = threading.Event()
+        self._queued = threading.Event()  # the built-in documents that have changed
         self._worker: Worker | None = None
+        services.knowledge_loaded = False
         self._specs = 0  # chips that are built in
         self._index = "exact"
         self._threads = [
             threading.Thread(target=self._ingest, name="ingestion", daemon=True),
             threading.Thread(target=self._open_chroma, name="chroma", daemon=True),
         ]
-        self._follower = Follower(services)
+        self._follower = Follower(services, self._note_complete)
         self._watch = StoreWatch(
             services.blobs, self._load_builtin, services.finish_deletions, lambda: services.near
         )
@@ -408,7 +413,7 @@ class Background:
         services = self._services
         embedded, passages = services.vectors()
         jobs = services.jobs.counts()
-        loaded = self._loaded.is_set()
+        loaded = services.knowledge_loaded
         busy = jobs.get("queued", 0) + jobs.get("running", 0)
         state = self._index
         if services.near is not None and services.near.away is not None:
@@ -429,6 +434,10 @@ class Background:
         refused = self._worker.away if self._worker is not None else None
         if (away := self._watch.files_away or refused) is not None:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
+        if not self._services.knowledge_loaded:
+            waiting = self._services.snapshots.current().knowledge.waiting
+            left = sum(document.builtin for document in waiting)
+            yield f"The built-in knowledge is being loaded, {left} documents are left."
         near = self._services.near
         if near is not None and (away := near.away) is not None:
             yield f"Vectors are searched exactly: {away.message}. {away.hint}"
@@ -449,7 +458,7 @@ class Background:
                 worker.run(self._stop)
 
     def _load_builtin(self) -> bool:
-        """Whether the built-in knowledge is loaded; what an earlier start has loaded answers while
+        """Whether the built-in documents are queued; what an earlier start has loaded answers while
         the store of files is away.
         """
         services = self._services
@@ -459,13 +468,20 @@ class Background:
             log.warning("built-in knowledge is loaded later", reason=error.message)
             self._watch.lose_files(error)
             if services.vectors()[1]:
-                self._loaded.set()
+                self._queued.set()
             return False
         except KernloreError as error:
             log.error("built-in knowledge cannot be loaded", reason=error.message)
             raise
-        self._loaded.set()
+        self._queued.set()
         return True
+
+    def _note_complete(self, snapshot: Snapshot) -> None:
+        """Set `knowledge_loaded` once no built-in document waits to be read."""
+        services = self._services
+        if not services.knowledge_loaded and self._queued.is_set() and services.dense_ready:
+            waiting = (document.builtin for document in snapshot.knowledge.waiting)
+            services.knowledge_loaded = not any(waiting)
 
     def _on_vectors(self, scopes: set[str]) -> None:
         if self._services.near is not None:
