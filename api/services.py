@@ -11,6 +11,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from skills.trajectories.queue import TrajectoryQueue
 
 FOLLOW_SECONDS = 0.5  # between two looks at whether the catalog has changed
+LOADING_SECONDS = 2.0  # the same while the built-in knowledge is loaded
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
 # By what the catalog's schema is to this code.
@@ -322,7 +324,7 @@ class Follower:
     def __init__(
         self, services: Services, on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
     ) -> None:
-        """`on_snapshot` is called every FOLLOW_SECONDS with the current snapshot."""
+        """`on_snapshot` is called with the current snapshot after each look."""
         self._services = services
         self._on_snapshot = on_snapshot
         self._stop = threading.Event()
@@ -355,7 +357,8 @@ class Follower:
                 self._on_snapshot(snapshot)
             except Exception:  # the thread's boundary: requests publish for themselves
                 log.exception("the snapshot cannot be brought up to date")
-            self._stop.wait(FOLLOW_SECONDS)
+            loading = not self._services.knowledge_loaded  # documents are published together
+            self._stop.wait(LOADING_SECONDS if loading else FOLLOW_SECONDS)
 
 
 class Background:
@@ -446,16 +449,22 @@ class Background:
 
     def _ingest(self) -> None:
         services = self._services
-        services.embedder.prepare()
-        with services.local_reader() as reader:
+        with ThreadPoolExecutor(1) as pool, services.local_reader() as reader:
+            warming = pool.submit(self._warm)
             worker = self._worker = services.worker(reader, self._on_vectors)
             self._load_builtin()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
-                services.retriever.warm(services.settings.models_dir)
+                warming.result()
                 services.dense_ready = True
+                self._note_complete(services.snapshots.current())
                 worker.run(self._stop)
+
+    def _warm(self) -> None:
+        services = self._services
+        services.embedder.prepare()
+        services.retriever.warm(services.settings.models_dir)
 
     def _load_builtin(self) -> bool:
         """Whether the built-in documents are queued; what an earlier start has loaded answers while
