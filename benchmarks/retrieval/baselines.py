@@ -324,11 +324,12 @@ def _retrievers(
     vector = index.as_retriever(similarity_top_k=TOP)
     retrievers: dict[str, BaseRetriever] = {"vector": vector}
     if has_bm25():
-        retrievers["fusion"] = _fusion([vector, _bm25(index)])
+        retrievers["fusion"] = fusion_of([vector, bm25_of(index)])
     return retrievers
 
 
-def _bm25(index: VectorStoreIndex) -> BaseRetriever:
+def bm25_of(index: VectorStoreIndex) -> BaseRetriever:
+    """Words of the nodes of an index."""
     from llama_index.retrievers.bm25 import BM25Retriever
 
     retriever: BaseRetriever = BM25Retriever.from_defaults(
@@ -337,7 +338,7 @@ def _bm25(index: VectorStoreIndex) -> BaseRetriever:
     return retriever
 
 
-def _fusion(retrievers: Sequence[BaseRetriever]) -> BaseRetriever:
+def fusion_of(retrievers: Sequence[BaseRetriever]) -> BaseRetriever:
     return QueryFusionRetriever(
         list(retrievers),
         llm=MockLLM(),
