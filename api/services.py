@@ -11,6 +11,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.near import EXACT_UP_TO, NearIndex
+from retrieval.snapshot.snapshot import Snapshot
 from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
 
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from skills.trajectories.queue import TrajectoryQueue
 
 FOLLOW_SECONDS = 0.5  # between two looks at whether the catalog has changed
+LOADING_SECONDS = 2.0  # the same while the built-in knowledge is loaded
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
 # By what the catalog's schema is to this code.
@@ -292,10 +295,10 @@ class Services(KnowledgeBase):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is. `ready` once the built-in knowledge of every chip is loaded and every
-    passage has its vector. `index` is exact, chroma, starting, or why there is none. `catalog` is
-    current; newer, once a newer Kernlore has migrated it and this one may go on; or too_new, where
-    it may not. `note` says what is waited for, empty where nothing is.
+    """How far the service is. `knowledge_loaded` once the built-in knowledge of every chip answers,
+    by words and by vectors; `ready` once every upload does too. `index` is exact, chroma, starting,
+    or why there is none. `catalog` is current; newer, once a newer Kernlore has migrated it and
+    this one may go on; or too_new, where it may not. `note` names what the service waits for.
     """
 
     ready: bool
@@ -309,10 +312,8 @@ class Readiness:
 
     @property
     def answers(self) -> bool:
-        """Whether requests can be answered, by words at least."""
-        waiting = self.jobs.get("queued", 0) + self.jobs.get("running", 0)
-        loaded = self.knowledge_loaded and (self.passages > 0 or not waiting)
-        return loaded and self.catalog != TOO_NEW
+        """Whether answers are complete but for uploads that have not been read."""
+        return self.knowledge_loaded and self.catalog != TOO_NEW
 
 
 class Follower:
@@ -320,8 +321,12 @@ class Follower:
     and `stop`.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(
+        self, services: Services, on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
+    ) -> None:
+        """`on_snapshot` is called with the current snapshot after each look."""
         self._services = services
+        self._on_snapshot = on_snapshot
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
@@ -349,9 +354,11 @@ class Follower:
                 if snapshot is not last:
                     return_freed_memory()
                 last = snapshot
+                self._on_snapshot(snapshot)
             except Exception:  # the thread's boundary: requests publish for themselves
                 log.exception("the snapshot cannot be brought up to date")
-            self._stop.wait(FOLLOW_SECONDS)
+            loading = not self._services.knowledge_loaded  # documents are published together
+            self._stop.wait(LOADING_SECONDS if loading else FOLLOW_SECONDS)
 
 
 class Background:
@@ -362,15 +369,16 @@ class Background:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._stop = threading.Event()
-        self._loaded = threading.Event()
+        self._queued = threading.Event()  # the built-in documents that have changed
         self._worker: Worker | None = None
+        services.knowledge_loaded = False
         self._specs = 0  # chips that are built in
         self._index = "exact"
         self._threads = [
             threading.Thread(target=self._ingest, name="ingestion", daemon=True),
             threading.Thread(target=self._open_chroma, name="chroma", daemon=True),
         ]
-        self._follower = Follower(services)
+        self._follower = Follower(services, self._note_complete)
         self._watch = StoreWatch(
             services.blobs, self._load_builtin, services.finish_deletions, lambda: services.near
         )
@@ -408,7 +416,7 @@ class Background:
         services = self._services
         embedded, passages = services.vectors()
         jobs = services.jobs.counts()
-        loaded = self._loaded.is_set()
+        loaded = services.knowledge_loaded
         busy = jobs.get("queued", 0) + jobs.get("running", 0)
         state = self._index
         if services.near is not None and services.near.away is not None:
@@ -429,6 +437,10 @@ class Background:
         refused = self._worker.away if self._worker is not None else None
         if (away := self._watch.files_away or refused) is not None:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
+        if not self._services.knowledge_loaded:
+            waiting = self._services.snapshots.current().knowledge.waiting
+            left = sum(document.builtin for document in waiting)
+            yield f"The built-in knowledge is being loaded, {left} documents are left."
         near = self._services.near
         if near is not None and (away := near.away) is not None:
             yield f"Vectors are searched exactly: {away.message}. {away.hint}"
@@ -437,19 +449,25 @@ class Background:
 
     def _ingest(self) -> None:
         services = self._services
-        services.embedder.prepare()
-        with services.local_reader() as reader:
+        with ThreadPoolExecutor(1) as pool, services.local_reader() as reader:
+            warming = pool.submit(self._warm)
             worker = self._worker = services.worker(reader, self._on_vectors)
             self._load_builtin()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
-                services.retriever.warm(services.settings.models_dir)
+                warming.result()
                 services.dense_ready = True
+                self._note_complete(services.snapshots.current())
                 worker.run(self._stop)
 
+    def _warm(self) -> None:
+        services = self._services
+        services.embedder.prepare()
+        services.retriever.warm(services.settings.models_dir)
+
     def _load_builtin(self) -> bool:
-        """Whether the built-in knowledge is loaded; what an earlier start has loaded answers while
+        """Whether the built-in documents are queued; what an earlier start has loaded answers while
         the store of files is away.
         """
         services = self._services
@@ -459,13 +477,20 @@ class Background:
             log.warning("built-in knowledge is loaded later", reason=error.message)
             self._watch.lose_files(error)
             if services.vectors()[1]:
-                self._loaded.set()
+                self._queued.set()
             return False
         except KernloreError as error:
             log.error("built-in knowledge cannot be loaded", reason=error.message)
             raise
-        self._loaded.set()
+        self._queued.set()
         return True
+
+    def _note_complete(self, snapshot: Snapshot) -> None:
+        """Set `knowledge_loaded` once no built-in document waits to be read."""
+        services = self._services
+        if not services.knowledge_loaded and self._queued.is_set() and services.dense_ready:
+            waiting = (document.builtin for document in snapshot.knowledge.waiting)
+            services.knowledge_loaded = not any(waiting)
 
     def _on_vectors(self, scopes: set[str]) -> None:
         if self._services.near is not None:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +62,13 @@ class Workers:
             threading.Thread(target=self._run, name=f"worker {n}", daemon=True)
             for n in range(1, settings.workers)
         ]
+        self._complete: Callable[[], bool] = lambda: True
 
-    def start(self) -> None:
-        """Start them in the background."""
+    def start(self, complete: Callable[[], bool]) -> None:
+        """Start them in the background, once `complete` says that answers of the service lack no
+        knowledge.
+        """
+        self._complete = complete
         for thread in self._threads:
             thread.start()
 
@@ -75,6 +79,8 @@ class Workers:
             thread.join()
 
     def _run(self) -> None:
+        while not self._complete() and not self._stop.wait(0.1):
+            pass
         while not self._stop.is_set():
             descriptor = self._listening.fileno()
             process = subprocess.Popen(

@@ -44,15 +44,15 @@ PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 
 @dataclass(frozen=True)
 class Means:
-    """What answers are made with beside a snapshot. Without `embed` they are found by words alone,
-    and `words_only` says why. `near` searches vectors in place of `Snapshot.near`.
-    `withheld_share` is the share, from 0 to 1, of skills that requests of a run are not shown (see
-    `skill_choice`).
+    """What answers are made with beside a snapshot. Without `embed` they are found by words alone.
+    `near` searches vectors in place of `Snapshot.near`. `remarks` are hints on what the answers
+    lack. `withheld_share` is the share, from 0 to 1, of skills that requests of a run are not shown
+    (see `skill_choice`).
     """
 
     embed: EmbedQuery | None
     near: NearIndex | None = None
-    words_only: str = ""
+    remarks: tuple[str, ...] = ()
     withheld_share: float = WITHHELD_SHARE
 
 
@@ -124,7 +124,7 @@ def answer(
     )
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
-    hints = hints_of(snapshot, material, composed, excerpts, by_signal, means.words_only)
+    hints = hints_of(snapshot, material, composed, excerpts, by_signal, means.remarks)
     made = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
     return Answered(request, replace(made, profile=profile), _shown(excerpts, composed))
 

@@ -68,6 +68,7 @@ class KnowledgeBase:
         return Snapshots(self.catalog, self.embedder.fingerprint)
 
     near: NearIndex | None = None  # of a service with a Chroma
+    knowledge_loaded: bool = True  # False while a service loads the built-in knowledge
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -77,6 +78,7 @@ class KnowledgeBase:
             self.embedder,
             near=lambda: self.near,
             dense_ready=lambda: self.dense_ready,
+            loaded=lambda: self.knowledge_loaded,
             withheld_share=self.settings.skills_withheld_share,
         )
 

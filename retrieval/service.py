@@ -15,7 +15,7 @@ from kb.errors import StoreAway
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.answer import Answered, Means, actions, answer
-from retrieval.compose.hints import NO_INDEX, NO_VECTORS_YET
+from retrieval.compose.hints import KNOWLEDGE_LOADING, NO_INDEX, NO_VECTORS_YET
 from retrieval.compose.skill_choice import WITHHELD_SHARE
 from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal
@@ -31,8 +31,8 @@ MOST_VECTORS = 2_048  # of queries, of 1.5 KB
 class Retriever:
     """Answers requests; may be shared between threads.
 
-    `near` and `dense_ready` are called at each request, because a service opens Chroma and loads
-    the embedding model while it already answers by words.
+    `near`, `dense_ready` and `loaded` (the built-in knowledge) are called at each request, because
+    a service loads its knowledge and models, and opens Chroma, while it already answers.
     """
 
     def __init__(
@@ -42,12 +42,14 @@ class Retriever:
         embedder: Embedder,
         near: Callable[[], NearIndex | None] = lambda: None,
         dense_ready: Callable[[], bool] = lambda: True,
+        loaded: Callable[[], bool] = lambda: True,
         withheld_share: float = WITHHELD_SHARE,
     ) -> None:
         self.snapshots = snapshots
         self._embedder = embedder
         self._near = near
         self._dense_ready = dense_ready
+        self._loaded = loaded
         self._withheld_share = withheld_share
         self._journal = Journal(catalog)
         self._phrases: Mapping[str, Vectors] = {}
@@ -66,7 +68,7 @@ class Retriever:
         try:
             answered = answer(snapshot, request, means, unwanted)
         except StoreAway:  # `/readyz` says which and why
-            by_words = replace(means, embed=None, words_only=NO_INDEX)
+            by_words = replace(means, embed=None, remarks=(*means.remarks, NO_INDEX))
             answered = answer(snapshot, request, by_words, unwanted)
         return self._logged(answered, snapshot.state.revision, started)
 
@@ -119,10 +121,11 @@ class Retriever:
 
     def _means(self) -> Means:
         dense = self._dense_ready()
+        remarks = {KNOWLEDGE_LOADING: self._loaded(), NO_VECTORS_YET: dense}
         return Means(
             embed=self._embed if dense else None,
             near=self._near(),
-            words_only="" if dense else NO_VECTORS_YET,
+            remarks=tuple(remark for remark, lacks_nothing in remarks.items() if not lacks_nothing),
             withheld_share=self._withheld_share,
         )
 

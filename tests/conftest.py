@@ -45,8 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of most tests time is not the subject. By default a candidate is timed for two seconds, and
     # thrice as long where the machine is busy. Tests about time name their policy, or `full`.
     os.environ.setdefault("KERNLORE_TIMING", "brief")
-    # A service that nobody asks would prepare answers, beside the tests.
-    os.environ.setdefault("KERNLORE_ORDERS_AHEAD", "0")
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     if worker is None or not hasattr(os, "sched_setaffinity"):

@@ -302,6 +302,19 @@ def store(data_dir: Path, make_store: Callable[[Path], Store]) -> Store:
     return make_store(data_dir)
 
 
+@pytest.fixture(scope="module")
+def module_store(
+    tmp_path_factory: pytest.TempPathFactory,
+    embedder: LocalEmbedder,
+    parsers: ParserProcess,
+    tagger: Tagger,
+) -> Iterator[Store]:
+    """One store for all tests of a module."""
+    store = Store(tmp_path_factory.mktemp("store"), embedder, parsers, tagger)
+    yield store
+    store.catalog.close()
+
+
 @pytest.fixture(scope="session")
 def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the service at `service_url`; `data` in it is its data directory."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -247,3 +249,13 @@ def test_a_module_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("this is no worker of `make test`")
     assert request.node.nodeid.endswith("@tests/test_architecture.py"), request.node.nodeid
+
+
+def test_the_application_imports_no_heavy_library() -> None:
+    """Each of them takes a second or more of the start of a service."""
+    heavy = {"torch", "triton", "transformers", "onnxruntime", "llama_index", "chromadb"}
+    code = f"import sys, api.app; print(*({heavy!r} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == []

@@ -14,7 +14,6 @@ from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from kb.plain import plain
 from optimizer.evaluation.bundle import Bundle, default_entry
-from optimizer.evaluation.evaluate import entry_for, problem_named
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from retrieval.knowledge_base import KnowledgeBase
@@ -95,13 +94,15 @@ show_trajectory = declared(
 )(reading.show_trajectory)
 
 
-# -- trajectory parser: From the body of `POST /trajectories` to an external trajectory. Nothing o
+# -- from a body to an external trajectory; nothing of it runs here
 
 
 def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
     """Check a body without running any of it, and store it to be evaluated. Raises InvalidRequest,
     NotFound and UnknownHardware.
     """
+    from optimizer.evaluation.evaluate import entry_for
+
     trajectory, problem = external_trajectory(
         body,
         lambda name: resolved_hardware(base, name),
@@ -141,6 +142,8 @@ def external_trajectory(
 
 def _place(problem: str | ProblemBody) -> ExternalProblem:
     if isinstance(problem, str):
+        from optimizer.evaluation.evaluate import problem_named
+
         return ExternalProblem(name=problem_named(problem).path.parent.name)
     return ExternalProblem(None, problem.source, problem.toml)
 

@@ -25,7 +25,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.registry import toolchain_for
 

@@ -21,8 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog import visible
+from kb.catalog import tables, visible
 from kb.catalog.engine import Catalog
+from kb.catalog.meta import bump_waiting
 from kb.catalog.tables import work as t
 from kb.catalog.work import FREE, Job, Work, renewed, started
 from kb.errors import Conflict, NotFound
@@ -54,6 +55,18 @@ class Turn:
 FIRST_COME = Turn()
 
 
+@dataclass(frozen=True)
+class WaitingDocument:
+    """A document without a version that answers may quote, whose first one waits to be read or is
+    being read. Without `hardware` it is about any.
+    """
+
+    title: str
+    owner: str
+    builtin: bool
+    hardware: tuple[str, ...] = ()
+
+
 def checkpoint_of(job: Job) -> Mapping[str, Any] | None:
     """The checkpoint of an earlier attempt; None where the job has to begin anew."""
     return job.payload.get(_CHECKPOINT)
@@ -83,6 +96,7 @@ class Jobs(Work):
             share=turn.share,
             behind=turn.behind,
         )
+        bump_waiting(connection)
         return job_id
 
     def join_group(self, connection: Connection, document_id: str, group: str) -> None:
@@ -215,6 +229,7 @@ class Jobs(Work):
         """
         if not self.end(connection, job_id, owner, state, result, error):
             raise _lost(job_id, owner)
+        bump_waiting(connection)
 
     def _update_owned(
         self, connection: Connection, job_id: str, owner: str, values: Mapping[str, Any]
@@ -314,6 +329,7 @@ class Jobs(Work):
                 ended = {"state": "failed", "error": dict(_EXPIRED), "finished_at": clock.now()}
                 connection.execute(t.update().where(t.c.id == job.id).values(**ended, **FREE))
             self.requeue(connection, [job.id for job in abandoned if job not in failed])
+            bump_waiting(connection)
         return [job.id for job in failed]
 
     def retry(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
@@ -328,7 +344,35 @@ class Jobs(Work):
                 raise Conflict(
                     f"job {job_id} is not in state failed", hint="Only failed jobs can be retried."
                 )
+            bump_waiting(connection)
         return self.get(job_id, access_scope=access_scope)
+
+
+def waiting_documents(connection: Connection) -> list[WaitingDocument]:
+    """The documents whose first version is in the queue, by title."""
+    documents, scopes = tables.documents.c, tables.document_scopes.c
+    queued = sa.select(t.c.subject_id).where(
+        t.c.kind == KIND, t.c.state.in_(("queued", "running")), t.c.subject_id.is_not(None)
+    )
+    rows = connection.execute(
+        sa.select(
+            documents.id, documents.title, documents.access_scope, documents.origin, scopes.value
+        )
+        .outerjoin(
+            tables.document_scopes,
+            sa.and_(scopes.document_id == documents.id, scopes.kind == "hardware"),
+        )
+        .where(documents.current_version_id.is_(None), documents.id.in_(queued))
+        .order_by(documents.title, documents.id, scopes.value)
+    ).all()
+    waiting: dict[str, WaitingDocument] = {}
+    for row in rows:
+        known = waiting.get(row.id) or WaitingDocument(
+            row.title, row.access_scope, row.origin == "builtin"
+        )
+        hardware = known.hardware if row.value is None else (*known.hardware, row.value)
+        waiting[row.id] = replace(known, hardware=hardware)
+    return list(waiting.values())
 
 
 def _lost(job_id: str, owner: str) -> Conflict:

@@ -15,6 +15,7 @@ from kb.catalog.tables import documents, meta
 
 _STAMP, _TEXTS = "stamp", "texts_stamp"  # see `State`
 _SKILLS, _USES = "skills_revision", "uses_of_skills"
+_WAITING = "waiting_documents"
 STORE_ID = "store_id"  # see `Catalog.store_id`
 
 
@@ -78,6 +79,11 @@ def bump_uses(connection: Connection) -> None:
     put(connection, _USES, int(get(connection, _USES) or 0) + 1)
 
 
+def bump_waiting(connection: Connection) -> None:
+    """Count a change of the documents that wait to be read, which leaves the catalog's revision."""
+    put(connection, _WAITING, int(get(connection, _WAITING) or 0) + 1)
+
+
 class State(NamedTuple):
     """Counters of changes. `stamp` grows with every change of a document or its vectors, `texts` is
     its value at the last change of a document.
@@ -88,11 +94,12 @@ class State(NamedTuple):
     texts: int
     skills: int
     uses: int
+    waiting: int = 0
 
 
 def state(connection: Connection) -> State:
     """The counters of the catalog, by one statement."""
-    names = ("revision", _STAMP, _TEXTS, _SKILLS, _USES)
+    names = ("revision", _STAMP, _TEXTS, _SKILLS, _USES, _WAITING)
     # As text, because every request reads it.
     rows = connection.exec_driver_sql(
         f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, names))})"

@@ -73,10 +73,10 @@ from optimizer.evaluation.timing.measure import (
     CompareOutputs,
     CompareSamples,
     TimedSide,
-    TimingPolicy,
     TimingResult,
     measure,
 )
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import (
     CompileCase,

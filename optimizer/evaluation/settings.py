@@ -14,7 +14,7 @@ from optimizer.evaluation.isolation.levels import Wanted
 from optimizer.evaluation.isolation.machine import usable_processors
 from optimizer.evaluation.records import TIMING
 from optimizer.evaluation.runner.defences import Defences
-from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.timing.policy import TimingPolicy
 
 HARNESS = "16"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30

@@ -22,6 +22,7 @@ from retrieval.snapshot.snapshot import Snapshot
 # heading, its text or a move names the signal.
 WORDS_ALONE = 1.0
 NO_INDEX = "The vector index does not answer: this was found by words alone."
+KNOWLEDGE_LOADING = "The built-in knowledge is being loaded: this answer lacks parts of it."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
 
@@ -31,10 +32,10 @@ def hints_of(
     composed: Composed,
     excerpts: Sequence[Excerpt],
     by_signal: bool,
-    words_only: str,
+    remarks: Sequence[str],
 ) -> tuple[str, ...]:
-    """The hints of an answer. `by_signal` says that nothing but a signal was given, `words_only`
-    why vectors had no part in it, empty where they had.
+    """The hints of an answer. `by_signal` says that nothing but a signal was given; `remarks` are
+    further hints, on what the answer lacks.
     """
     small = ""
     if not any(block.citation for block in composed.context.shown):
@@ -54,7 +55,8 @@ def hints_of(
         *missing,
         general,
         unknown_exclusions(snapshot, request),
-        words_only,
+        *remarks,
+        unread_documents(snapshot, material.scope),
         small,
     )
     return tuple(hint for hint in hints if hint)
@@ -114,6 +116,7 @@ MOST_CODES = 4  # of a request, that are looked up
 MOST_HITS = 8  # passages read for a code that no card has
 MOST_CHIPS = 3  # that define a code; what more have is a word of all
 MOST_IDS = 3  # that a hint names
+MOST_TITLES = 3
 READ = 20_000  # characters of a log
 # Parts of a context that this program makes; they have no id in the catalog.
 OWN_PARTS = frozenset({"launch", "stated-sample", "log", "unknown-names"})
@@ -176,4 +179,17 @@ def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
     return (
         f"`exclude` names {named}{more}, which nothing here has: it changes nothing. Ids to exclude"
         " stand in `excerpts` and `parts` of an answer."
+    )
+
+
+def unread_documents(snapshot: Snapshot, scope: ScopeFilter) -> str:
+    """Names documents within the scope that have not been read yet; empty if there are none."""
+    titles = [document.title for document in snapshot.knowledge.waiting_for(scope)]
+    if not titles:
+        return ""
+    named = ", ".join(map(repr, titles[:MOST_TITLES]))
+    more = f" and {len(titles) - MOST_TITLES} more" if len(titles) > MOST_TITLES else ""
+    return (
+        f"Not read yet, so not in this answer: {named}{more}. Their jobs show how far they are;"
+        " ask again when they are ready."
     )

@@ -15,6 +15,7 @@ from kb.catalog import facts as fact_rows
 from kb.catalog import tables as t
 from kb.catalog.facts import Fact
 from kb.catalog.hardware import descriptions
+from kb.catalog.jobs import WaitingDocument, waiting_documents
 from kb.catalog.knowledge import moves as move_rows
 from kb.catalog.knowledge import samples as sample_rows
 from kb.catalog.knowledge.moves import AcceptedMove, StoredMove
@@ -69,7 +70,8 @@ class Chips:
 class Knowledge:
     """`specs` and `facts` are as `Chips` has them; `moves` are accepted ones by document and name;
     `kernels` are those that runs have found right; `skills` are sorted by name; `toolchains` are
-    those in use by hardware and name. `document_hardware` has every document that names hardware.
+    those in use by hardware and name. `document_hardware` has every document that names hardware;
+    `waiting` are documents that have never been read.
     """
 
     specs: Mapping[str, HardwareSpec] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class Knowledge:
     skills: Sequence[KnownSkill] = ()
     toolchains: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     document_hardware: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    waiting: Sequence[WaitingDocument] = ()
 
     # -- hardware
 
@@ -102,6 +105,17 @@ class Knowledge:
             for language in spec.languages if spec.vendor else ():
                 vendors.setdefault(language, set()).add(spec.vendor.lower())
         return tuple(sorted(name for name, known in vendors.items() if len(known) > 1))
+
+    def waiting_for(self, scope: ScopeFilter) -> list[WaitingDocument]:
+        """Documents within the scope that have never been read, by title."""
+        access, places = scope.access_scope, scope.hardware
+        return [
+            document
+            for document in self.waiting
+            if document.owner == access.owner
+            and access.sees(document.hardware)
+            and (places is None or not document.hardware or {*places} & {*document.hardware})
+        ]
 
     # -- moves
 
@@ -207,6 +221,8 @@ def read_knowledge(
     which was read at `since`, is not read again.
     """
     if last is not None and since is not None and state is not None:
+        if since.waiting != state.waiting:
+            last = replace(last, waiting=tuple(waiting_documents(connection)))
         only_skills = since.revision - since.skills == state.revision - state.skills
         if only_skills and since.skills == state.skills:
             return _with_counters(connection, last)
@@ -222,6 +238,7 @@ def read_knowledge(
         skills=tuple(known_skills(connection)),
         toolchains=present_toolchains(connection),
         document_hardware=_document_hardware(connection),
+        waiting=tuple(waiting_documents(connection)),
     )
 
 

@@ -277,10 +277,7 @@ def test_a_run_finds_its_problem_in_the_new_directory(store: Store, tmp_path: Pa
     assert Path(problems[0]).read_bytes() == FILES["runs/run_1/problem.py"]
 
 
-def test_settings_that_differ_are_named(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KERNLORE_ORDERS_AHEAD")  # that of the suite is not the default
+def test_settings_that_differ_are_named(store: Store, tmp_path: Path) -> None:
     then = settings_of(store.data_dir, default_k=7, chroma_url="http://user:secret@host:8000")
     file = write_backup(then, tmp_path / "backup.tar").path
     assert verify_backup(file).manifest.settings == {"default_k": "7"}

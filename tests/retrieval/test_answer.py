@@ -4,35 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from retrieval.answer import Means, actions, answer
+from kb.embedding import LocalEmbedder
+from retrieval.answer import Answered, Means, Unwanted, actions, answer
 from retrieval.request import RetrieveRequest
+from retrieval.snapshot.cache import Cache
+from retrieval.snapshot.snapshot import Snapshot
 from tests.fixtures import Store
 
-GUIDE = """# Memory bound
+GUIDE = """# {title}
 
 `memory_bound` says that the kernel waits for memory.
 
-## What to try
+## What to try on {title}
 
-Load 16 bytes a thread, and keep what is used again on chip.
+Load 16 bytes a thread, and keep what is used again on chip: too much shared data is an error.
+
+## Occupancy on {title}
+
+Occupancy falls with the registers of a thread.
 """
+SIGNAL = RetrieveRequest(signal="memory_bound", hardware="h100")
+QUERY = RetrieveRequest(query="how wide is a load", hardware="h100")
 REQUESTS = (
-    RetrieveRequest(signal="memory_bound", hardware="h100"),
+    SIGNAL,
     RetrieveRequest(query="how wide is a load", k=3),
     RetrieveRequest(log="ptxas error: too much shared data", hardware="h100", op="matmul"),
     RetrieveRequest(metrics={"DRAM Throughput": 93.0}, hardware="h100", run_id="run_1"),
     RetrieveRequest(task="write", hardware="h100", op="softmax", language="triton"),
     RetrieveRequest(query="loads", draft="tl.load(x)", hardware="h100", exclude=("psg_1",)),
 )
+ALIKE = (
+    QUERY,
+    replace(QUERY, query="how wide are loads"),
+    replace(QUERY, hardware="h200"),
+    replace(QUERY, k=1),
+    replace(QUERY, max_tokens=300),
+    replace(QUERY, categories=("hardware",)),
+    replace(QUERY, log="error: too much shared data"),
+    replace(QUERY, metrics={"smsp__cycles_active.avg": 1.0}),
+    SIGNAL,
+    replace(SIGNAL, k=1),
+    replace(SIGNAL, max_tokens=600),
+    replace(SIGNAL, hardware="h200"),
+    replace(SIGNAL, signal="occupancy_limited"),
+    replace(SIGNAL, op="softmax"),
+    replace(SIGNAL, query="registers of a thread"),
+    replace(SIGNAL, metrics={"smsp__cycles_active.avg": 1.0}),
+)
+
+
+@pytest.fixture(scope="module")
+def means(embedder: LocalEmbedder) -> Means:
+    return Means(embedder.encode_query)
+
+
+@pytest.fixture(scope="module")
+def snapshot(module_store: Store) -> Snapshot:
+    module_store.submit("guide.md", GUIDE.format(title="Memory bound"), category="guidance")
+    for chip in ("h100", "h200"):
+        module_store.submit(f"{chip}.md", GUIDE.format(title=chip), hardware=(chip,))
+    module_store.worker().drain()
+    return module_store.snapshots.current()
 
 
 @pytest.fixture
-def statements(store: Store) -> Iterator[list[str]]:
+def statements() -> Iterator[list[str]]:
     """Every statement that the process sends to a database meanwhile."""
     sent: list[str] = []
 
@@ -44,19 +86,39 @@ def statements(store: Store) -> Iterator[list[str]]:
     sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
+def fresh(snapshot: Snapshot) -> Snapshot:
+    """The snapshot without what was cached with it."""
+    return replace(snapshot, cache=Cache())
+
+
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_no_statement_is_sent(
-    store: Store, statements: list[str], request_: RetrieveRequest
+    snapshot: Snapshot, means: Means, statements: list[str], request_: RetrieveRequest
 ) -> None:
-    store.ingest("guide.md", GUIDE, category="guidance")
-    store.ingest("manual.md", GUIDE.replace("Memory bound", "H100 memory"), hardware=("h100",))
-    snapshot, means = store.snapshots.current(), Means(store.embedder.encode_query)
-    del statements[:]
     answered = answer(snapshot, request_, means)
     actions(snapshot, request_, means)
     assert statements == []
     assert answered.answer.excerpts and answered.shown
     assert answer(snapshot, request_, means) == answered
-    # Nothing that was kept from before decides anything.
-    fresh = replace(snapshot, cache=type(snapshot.cache)())
-    assert answer(fresh, request_, means) == answered
+    assert answer(fresh(snapshot), request_, means) == answered
+
+
+def test_what_is_cached_of_one_request_does_not_reach_another(
+    snapshot: Snapshot, means: Means
+) -> None:
+    warm = fresh(snapshot)
+    answers = [answer(warm, request, means) for request in ALIKE]
+    assert all(one != next_ for one, next_ in pairwise(answers))
+    for request, answered in zip(ALIKE, answers, strict=True):
+        assert answer(fresh(snapshot), request, means) == answered
+
+
+def test_unwanted_passages_are_left_out(snapshot: Snapshot, means: Means) -> None:
+    first = answer(snapshot, QUERY, means)
+    worst = frozenset(first.shown[:1])
+
+    def ids(answered: Answered) -> set[str]:
+        return {excerpt.id for excerpt in answered.answer.excerpts}
+
+    assert worst <= ids(first)
+    assert not worst & ids(answer(snapshot, QUERY, means, Unwanted(anywhere=worst)))

@@ -92,13 +92,8 @@ ATTENTION = """\
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    tmp_path_factory: pytest.TempPathFactory,
-    embedder: object,
-    parsers: object,
-    tagger: object,
-) -> Iterator[Retriever]:
-    store = Store(tmp_path_factory.mktemp("signals"), embedder, parsers, tagger)  # type: ignore[arg-type]
+def retriever(module_store: Store) -> Iterator[Retriever]:
+    store = module_store
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("notes.md", NOTES, hardware=("a100",))
     store.submit("keys.md", OF_AN_OPERATOR, hardware=("mi300x",))
@@ -112,7 +107,6 @@ def retriever(
     opened = store.retriever()
     yield opened
     opened.close()
-    store.catalog.close()
 
 
 def answered(retriever: Retriever, **given: object) -> Answer:

@@ -17,7 +17,7 @@ from retrieval.search.ranking import Ranked
 if TYPE_CHECKING:
     from tests.fixtures import Store
 
-pytestmark = pytest.mark.slow(seconds=6)
+pytestmark = pytest.mark.slow(seconds=3)
 
 SCOPE = ScopeFilter(("h100", ANY))
 OWN = frozenset({"h100"})
@@ -58,7 +58,12 @@ def passage(place: int, text: str, kind: str = "text", lead: str = "") -> Passag
     )  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def store(module_store: Store) -> Store:
+    return module_store
+
+
+@pytest.fixture(scope="module")
 def document(store: Store) -> dict[str, Passage]:
     """The passages of the manual by their first words."""
     submitted = store.ingest("orbit.md", MANUAL, hardware=("h100",))
@@ -76,13 +81,11 @@ def chosen(
     merge: bool = True,
 ) -> list[Block]:
     ranked = [Ranked(p.seq, 1.0 - n / 10, 0.5, 0.5, "hardware") for n, p in enumerate(hits)]
-    with store.catalog.read() as connection:
-        blocks = section_blocks(
-            connection, ranked, SCOPE, "hardware",
-            own=OWN, largest=largest, excluded=excluded, prefer=prefer,
-            floor=floor, merge=merge,
-        )  # fmt: skip
-        return list(blocks)
+    blocks = section_blocks(
+        store.snapshots.current(), ranked, SCOPE, "hardware",
+        own=OWN, largest=largest, excluded=excluded, prefer=prefer, floor=floor, merge=merge,
+    )  # fmt: skip
+    return list(blocks)
 
 
 def test_an_excerpt_can_not_close_its_fence() -> None:

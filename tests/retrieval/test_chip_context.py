@@ -15,6 +15,7 @@ from ingestion.uploads import Upload
 from kb.answers import Answer
 from kb.catalog.knowledge.documents import Document
 from kb.catalog.knowledge.samples import VerifiedKernel, add_verified
+from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from retrieval.compose.target import WHOLE, WHOLE_OF_LANGUAGE
 from retrieval.request import RetrieveRequest
@@ -102,7 +103,7 @@ def stated(bases: Bases) -> Answers:
     returns the answer and all kernels of the manual.
     """
     chip = bases.base.add("assembly", 9)
-    kernels = [str(row["code"]) for row in list_samples(bases.base.services, chip.id)]
+    kernels = [row.code for row in list_samples(bases.base.services, chip.id).samples]
     description = tomllib.loads((chip.folder / "hardware.toml").read_text(encoding="utf-8"))
     description["toolchains"][chip.language]["sample"] = kernels[0]
     bases.base.local.add_hardware(description, "hardware.toml")
@@ -118,13 +119,13 @@ FAMILIES = ("block", "assembly", "among")
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def codes(bases: Bases, family: str) -> list[dict[str, object]]:
-    cards = list_symbols(bases.base.services, bases.chip(family).id)
-    return [card for card in cards if card["kind"] == "error"]
+def codes(bases: Bases, family: str) -> list[Symbol]:
+    cards = list_symbols(bases.base.services, bases.chip(family).id).symbols
+    return [card for card in cards if card.kind == "error"]
 
 
 def failing_log(bases: Bases, family: str) -> str:
-    return f"kernel:3: error: {codes(bases, family)[0]['name']}: the tiles do not fit"
+    return f"kernel:3: error: {codes(bases, family)[0].name}: the tiles do not fit"
 
 
 def requests(bases: Bases, family: str) -> dict[str, dict[str, object]]:
@@ -281,12 +282,12 @@ def test_a_small_budget_names_what_moves_data_and_leaves_room_for_the_log(
     bases: Bases, family: str
 ) -> None:
     """Every name of the language, at least by its signature, and each message of a log."""
-    logged = [f"k:{n}: {card['name']} happened here" for n, card in enumerate(codes(bases, family))]
+    logged = [f"k:{n}: {card.name} happened here" for n, card in enumerate(codes(bases, family))]
     given = {**requests(bases, family)["repair"], "log": "\n".join(logged[:3])}
     text = bases.ask(family, max_tokens=2_000, **given).context
-    cards = list_symbols(bases.base.services, bases.chip(family).id)
+    cards = list_symbols(bases.base.services, bases.chip(family).id).symbols
     spelled = {word for word in re.findall(r"[\w.]+", text)}
-    names = {str(card["name"]).lstrip(".@%$#") for card in cards if card["kind"] == "instruction"}
+    names = {card.name.lstrip(".@%$#") for card in cards if card.kind == "instruction"}
     assert len(names & spelled) > 0.9 * len(names), names - spelled
     said = text.partition("## What the log says")[2]
     assert all(line in said for line in logged[:3])
@@ -316,12 +317,12 @@ def test_parts_name_what_the_context_shows(bases: Bases) -> None:
 @each_family
 def test_an_error_code_brings_its_card(bases: Bases, family: str) -> None:
     for card in codes(bases, family)[:4]:
-        log = f"k: error {card['name']}\n" * 5
+        log = f"k: error {card.name}\n" * 5
         answer = bases.ask(family, log=log, max_tokens=6_000)
         text = situation(answer)
         assert "## What the log says" in text and "(5 times)" in text
         said = text.partition("## What the log says")[2]
-        assert str(card["name"]) in said and str(card["meaning"])[:40] in said
+        assert card.name in said and card.meaning[:40] in said
 
 
 @each_family
@@ -343,8 +344,8 @@ def test_a_log_shows_each_message_once_and_can_not_leave_its_block(
 def test_unknown_names_of_a_draft_are_named_with_the_nearest(bases: Bases, family: str) -> None:
     chip = bases.chip(family)
     kernel = chip.good_kernel("elementwise").read_text(encoding="utf-8")
-    cards = list_symbols(bases.base.services, chip.id)
-    names = {str(c["name"]) for c in cards if c["kind"] == "instruction"}
+    cards = list_symbols(bases.base.services, chip.id).symbols
+    names = {c.name for c in cards if c.kind == "instruction"}
     used = [name for name in names if len(re.findall(rf"^\s+{re.escape(name)} ", kernel, re.M))]
     assert used, "the kernel begins no statement with an instruction"
     name = max(used, key=len)
@@ -365,9 +366,9 @@ def test_a_word_of_the_chips_other_documents_is_no_name_of_its_language(bases: B
     chip = bases.among
     kernel = chip.good_kernel("elementwise").read_text(encoding="utf-8")
     name = next(
-        str(card["name"])
-        for card in list_symbols(bases.base.services, chip.id)
-        if card["kind"] == "instruction" and re.search(rf"^\s+{card['name']} ", kernel, re.M)
+        card.name
+        for card in list_symbols(bases.base.services, chip.id).symbols
+        if card.kind == "instruction" and re.search(rf"^\s+{card.name} ", kernel, re.M)
     )
     texts = [text.data.decode() for text in unrelated(chip.id)]
     assert any(re.search(r"\bwgmma\b", text) for text in texts)
@@ -375,7 +376,7 @@ def test_a_word_of_the_chips_other_documents_is_no_name_of_its_language(bases: B
     answer = bases.ask("among", draft=draft, log="error: no such name", max_tokens=6_000)
     [unknown] = answer.unknown_names
     assert unknown["name"] == "wgmma"
-    own = {str(card["name"]) for card in list_symbols(bases.base.services, chip.id)}
+    own = {card.name for card in list_symbols(bases.base.services, chip.id).symbols}
     assert set(unknown["nearest"]) <= own
 
 
@@ -484,12 +485,12 @@ def test_nothing_of_another_chip_appears(bases: Bases, family: str) -> None:
     chip = bases.chip(family)
     others = {bases.chip(other).id for other in FAMILIES} - {chip.id}
     foreign = [
-        str(c["name"])
+        c.name
         for other in others
-        for c in list_symbols(bases.base.services, other)
-        if c["kind"] == "error"
+        for c in list_symbols(bases.base.services, other).symbols
+        if c.kind == "error"
     ]
-    own = {str(c["name"]) for c in codes(bases, family)}
+    own = {c.name for c in codes(bases, family)}
     foreign = [name for name in foreign if name not in own]
     assert foreign
     for given in requests(bases, family).values():
@@ -503,11 +504,11 @@ def test_nothing_of_another_chip_appears(bases: Bases, family: str) -> None:
 @each_family
 def test_cards_and_samples_are_listed_for_their_chip(bases: Bases, family: str) -> None:
     chip, services = bases.chip(family), bases.base.services
-    assert {h for c in list_symbols(services, chip.id) for h in c["hardware"]} == {chip.id}
-    samples = list_samples(services, chip.id)
-    assert {h for s in samples for h in s["hardware"]} <= {chip.id}
-    first = list_symbols(services, chip.id, query=str(codes(bases, family)[0]["name"]), limit=3)
-    assert first[0]["name"] == codes(bases, family)[0]["name"] and len(first) <= 3
+    assert {h for c in list_symbols(services, chip.id).symbols for h in c.hardware} == {chip.id}
+    samples = list_samples(services, chip.id).samples
+    assert {h for s in samples for h in s.hardware} <= {chip.id}
+    first = list_symbols(services, chip.id, codes(bases, family)[0].name, limit=3).symbols
+    assert first[0].name == codes(bases, family)[0].name and len(first) <= 3
 
 
 def test_two_budgets_and_two_operators_are_remembered_apart(bases: Bases) -> None:

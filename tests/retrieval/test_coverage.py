@@ -23,7 +23,7 @@ from retrieval.coverage import (
 )
 from retrieval.diagnose.signals import DATA, load_signals
 from tests.catalogs import fresh_data_dir
-from tests.retrieval.test_tree import add, base_of, chips
+from tests.retrieval.test_tree import add, base_of, chips, snapshots_of
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")
@@ -138,6 +138,7 @@ def test_the_number_of_queries_does_not_grow_with_the_vocabulary(catalog: Catalo
     def note(*arguments: object) -> None:
         statements.append(str(arguments[2]))
 
+    snapshots_of(catalog).current()
     with catalog.read() as connection:
         target = connection.engine
     sa.event.listen(target, "before_cursor_execute", note)

@@ -70,9 +70,9 @@ def test_a_chip_goes_with_its_description_and_facts(base: KnowledgeBase, store: 
     ids = [fact.id for fact in store.registry.facts("orbis-3")]
     store.registry.set_status(ids[:1], "accepted", "ana")
     assert sheet in refused(base).details["in_the_way"]
-    answer = remove_hardware(base, "Orbis 3", with_documents=True)
-    assert answer["documents_removed"] == [sheet]
-    assert (answer["facts_removed"], answer["decided_facts_removed"]) == (len(ids), 1)
+    removed = remove_hardware(base, "Orbis 3", with_documents=True)
+    assert removed.documents_removed == (sheet,)
+    assert (removed.facts_removed, removed.decided_facts_removed) == (len(ids), 1)
     assert "orbis-3" not in base.registry.all()
     assert "orbis-3" not in store.registry.all()  # a registry that had read it before
     with pytest.raises(UnknownHardware):
@@ -159,7 +159,7 @@ def test_a_run_that_goes_on_is_in_the_way_and_one_that_ended_stays(base: Knowled
     assert refused(base).details["in_the_way"] == ["run_1"]
     with base.catalog.write() as connection:
         connection.execute(t.runs.update().values(state="ended", finished_at=clock.now()))
-    assert remove_hardware(base, "orbis-3")["runs_kept"] == 1
+    assert remove_hardware(base, "orbis-3").runs_kept == 1
     assert base.registry.lineage_or_id("orbis-3") == ("orbis-3",)
     assert base.registry.values_if_known("orbis-3") == {}
 
@@ -175,8 +175,8 @@ def test_a_document_about_another_chip_too_stays_with_that_one(
     base: KnowledgeBase, store: Store
 ) -> None:
     both = store.ingest("guide.md", GUIDE, hardware=("orbis-3", "kestrel-2")).document_id
-    answer = remove_hardware(base, "orbis-3", with_documents=True)
-    assert answer["documents_removed"] == [] and answer["documents_kept"] == [both]
+    removed = remove_hardware(base, "orbis-3", with_documents=True)
+    assert (removed.documents_removed, removed.documents_kept) == ((), (both,))
     assert base.documents.get(both).hardware == ("kestrel-2",)
     with base.catalog.read() as connection:
         about = connection.execute(

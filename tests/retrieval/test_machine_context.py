@@ -13,9 +13,11 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.hardware.extensions import lacking
 from kb.hardware.schema import parse_hardware
 from kb.scope import ANY, ScopeFilter
+from kb.tokens import tokenize
 from retrieval.compose.sections import section_blocks
 from retrieval.request import RetrieveRequest
 from retrieval.search.language_words import is_for_others
+from retrieval.search.ranking import Ranked
 from retrieval.service import Retriever
 from tests.fixtures import Store, hardware_toml
 
@@ -100,10 +102,8 @@ languages: [cpp]
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
-) -> Iterator[Retriever]:
-    store = Store(tmp_path_factory.mktemp("machine"), embedder, parsers, tagger)  # type: ignore[arg-type]
+def retriever(module_store: Store) -> Iterator[Retriever]:
+    store = module_store
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
         store.registry.put(parse_hardware(toml, name), "builtin")
@@ -120,7 +120,6 @@ def retriever(
     opened = store.retriever()
     yield opened
     opened.close()
-    store.catalog.close()
 
 
 def asked(retriever: Retriever, **given: object) -> Answer:
@@ -208,19 +207,20 @@ def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(
         read.append(section.path[-1])
         return False
 
-    with retriever._catalog.read() as connection:
-        ranked = retriever._search(connection, "rows of a softmax", scope)
-        blocks = section_blocks(
-            connection,
-            ranked,
-            scope,
-            "guidance",
-            own=frozenset(),
-            largest=1_000,
-            most=2,
-            admits=admits,
-        )
-        assert list(blocks) == [] and len(read) == 2
+    snapshot = retriever.snapshots.current()
+    found = snapshot.search("passage", tokenize("rows of a softmax"), scope, 20)
+    assert len({passage.section_id for passage in snapshot.load(found).values()}) > 2
+    blocks = section_blocks(
+        snapshot,
+        [Ranked(seq, score, score, 0.0, "guidance") for seq, score in found.items()],
+        scope,
+        "guidance",
+        own=frozenset(),
+        largest=1_000,
+        most=2,
+        admits=admits,
+    )
+    assert list(blocks) == [] and len(read) == 2
 
 
 @pytest.mark.parametrize(

@@ -52,15 +52,11 @@ MANUAL = f"""\
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
-) -> Iterator[Retriever]:
-    store = Store(tmp_path_factory.mktemp("named"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.ingest("manual.md", MANUAL, hardware=("h100",))
-    opened = store.retriever()
+def retriever(module_store: Store) -> Iterator[Retriever]:
+    module_store.ingest("manual.md", MANUAL, hardware=("h100",))
+    opened = module_store.retriever()
     yield opened
     opened.close()
-    store.catalog.close()
 
 
 def first(retriever: Retriever, **given: str) -> str:

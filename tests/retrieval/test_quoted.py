@@ -39,17 +39,13 @@ CHIP = "\n\n".join(
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
-) -> Iterator[Retriever]:
-    store = Store(tmp_path_factory.mktemp("quoted"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.submit("guide.md", GUIDE, category="guidance")
-    store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
-    store.worker().drain()
-    opened = store.retriever()
+def retriever(module_store: Store) -> Iterator[Retriever]:
+    module_store.submit("guide.md", GUIDE, category="guidance")
+    module_store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
+    module_store.worker().drain()
+    opened = module_store.retriever()
     yield opened
     opened.close()
-    store.catalog.close()
 
 
 @pytest.mark.parametrize("hardware", ["h100", None])

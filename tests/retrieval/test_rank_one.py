@@ -116,10 +116,8 @@ UNEQUAL = "max abs error 0.5 only in last 7 columns of each row; N=1000 wrong, N
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
-) -> Iterator[Retriever]:
-    store = Store(tmp_path_factory.mktemp("rank"), embedder, parsers, tagger)  # type: ignore[arg-type]
+def retriever(module_store: Store) -> Iterator[Retriever]:
+    store = module_store
     toml = hardware_toml("kestrel-2", "Kestrel-2", None, "accelerator").replace("triton", "kasm")
     store.registry.put(parse_hardware(toml, "kestrel-2"), "user")
     for name, text in (("rules.md", RULES), ("limits.md", LIMITS), ("wrong.md", WRONG)):
@@ -134,7 +132,6 @@ def retriever(
     opened = store.retriever()
     yield opened
     opened.close()
-    store.catalog.close()
 
 
 def asked(retriever: Retriever, **given: object) -> Answer:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kb.catalog.knowledge import passages
 from kb.scope import ScopeFilter
 from retrieval.compose.excerpts import section_excerpts
 from retrieval.search.ranking import Ranked
@@ -29,10 +28,10 @@ def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
         store.submit(f"{count}.md", manual(count), hardware=("h100",))
     store.worker().drain()
     scope = ScopeFilter(("h100",), ("hardware",))
-    with store.catalog.read() as connection:
-        live = passages.load(connection, range(2_000), scope)
-        assert len(live) > 100
-        for seq, passage in live.items():
-            ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware")]
-            (excerpt,) = section_excerpts(connection, ranked, scope, 1)
-            assert excerpt.id == passage.id and passage.id in excerpt.passages
+    snapshot = store.snapshots.current()
+    live = snapshot.load(range(2_000), scope)
+    assert len(live) > 100
+    for seq, passage in live.items():
+        ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware")]
+        (excerpt,) = section_excerpts(snapshot, ranked, scope, 1)
+        assert excerpt.id == passage.id and passage.id in excerpt.passages

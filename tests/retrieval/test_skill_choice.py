@@ -19,7 +19,9 @@ from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
 from retrieval.compose.skill_choice import Choice, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
+from retrieval.snapshot.knowledge import Knowledge
 from tests.catalogs import fresh_data_dir
+from tests.retrieval.test_tree import snapshots_of
 
 pytestmark = pytest.mark.slow(seconds=4)
 
@@ -93,9 +95,12 @@ def measure(catalog: Catalog, name: str, toolchain: str | None = None, low: floa
         )
 
 
+def known(catalog: Catalog) -> Knowledge:
+    return snapshots_of(catalog).current().knowledge
+
+
 def choose(catalog: Catalog, request: RetrieveRequest = REQUEST, share: float = 0.1) -> Choice:
-    with catalog.read() as connection:
-        return choose_skills(connection, request, ["memory_bound"], SCOPE, {}, {}, share)
+    return choose_skills(known(catalog), request, ["memory_bound"], SCOPE, {}, {}, share)
 
 
 def names(choice: Choice) -> list[str]:
@@ -288,8 +293,7 @@ def test_without_a_signal_recipes_of_the_operator_are_what_to_begin_with(catalog
 
     def begun(op: str | None) -> list[str]:
         request = RetrieveRequest(query="faster", hardware="h100", op=op, dtype="float32")
-        with catalog.read() as connection:
-            return names(choose_skills(connection, request, [], SCOPE, {}, {}))
+        return names(choose_skills(known(catalog), request, [], SCOPE, {}, {}))
 
     assert begun("log_softmax") == ["measured", "general"]  # an alias of the operator
     assert begun(None) == []
@@ -300,8 +304,7 @@ def test_without_a_signal_recipes_of_the_operator_are_what_to_begin_with(catalog
 
 def choose_for(catalog: Catalog, scope: ScopeFilter, **asked: Any) -> list[str]:
     request = RetrieveRequest(signal="memory_bound", **asked)
-    with catalog.read() as connection:
-        return names(choose_skills(connection, request, ["memory_bound"], scope, {}, {}))
+    return names(choose_skills(known(catalog), request, ["memory_bound"], scope, {}, {}))
 
 
 def test_a_skill_without_a_scope_is_shown_for_its_words_alone(catalog: Catalog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
+from retrieval.snapshot.store import Snapshots
 from tests.catalogs import fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -130,8 +132,17 @@ def node(catalog: Catalog, path: str, access_scope: AccessScope = ALL_ACCESS) ->
 
 def base_of(catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> Any:
     """A knowledge base of which nothing else is opened."""
-    registry = HardwareRegistry(catalog)
-    return SimpleNamespace(catalog=catalog, registry=registry, access=access_scope)
+    return SimpleNamespace(
+        catalog=catalog,
+        registry=HardwareRegistry(catalog),
+        snapshots=snapshots_of(catalog),
+        access=access_scope,
+    )
+
+
+@lru_cache(maxsize=1)
+def snapshots_of(catalog: Catalog) -> Snapshots:
+    return Snapshots(catalog, "no model")
 
 
 def walk(catalog: Catalog, path: str = "") -> Iterator[KnowledgeNode]:

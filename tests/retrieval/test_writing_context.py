@@ -73,22 +73,15 @@ A Triton kernel is a program of blocks; write a kernel for each tile.
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    tmp_path_factory: pytest.TempPathFactory,
-    embedder: object,
-    parsers: object,
-    tagger: object,
-) -> Iterator[Retriever]:
-    store = Store(tmp_path_factory.mktemp("writing"), embedder, parsers, tagger)  # type: ignore[arg-type]
+def retriever(module_store: Store) -> Iterator[Retriever]:
     for name, text in (("reference", REFERENCE), ("errors", ERRORS)):
-        store.submit(f"{name}.md", text, category="guidance", languages=("triton",))
+        module_store.submit(f"{name}.md", text, category="guidance", languages=("triton",))
     for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):
-        store.submit(f"{name}.md", text, category="guidance")
-    store.worker().drain()
-    opened = store.retriever()
+        module_store.submit(f"{name}.md", text, category="guidance")
+    module_store.worker().drain()
+    opened = module_store.retriever()
     yield opened
     opened.close()
-    store.catalog.close()
 
 
 def written(retriever: Retriever, **given: object) -> Answer:
@@ -149,8 +142,8 @@ def test_as_many_excerpts_are_given_as_are_asked_for(retriever: Retriever) -> No
 
 
 def test_names_of_the_language_are_for_that_language_alone(retriever: Retriever) -> None:
-    with retriever._catalog.read() as connection:
-        usable = usable_symbols(connection, ("h100",), "triton", ALL_ACCESS)
-        assert {card.name for card in usable} >= {"tl.load", "tl.trans"}
-        assert usable_symbols(connection, ("h100",), None, ALL_ACCESS) == []
-        assert usable_symbols(connection, ("h100",), "own_language", ALL_ACCESS) == []
+    snapshot = retriever.snapshots.current()
+    usable = usable_symbols(snapshot, ("h100",), "triton", ALL_ACCESS)
+    assert {card.name for card in usable} >= {"tl.load", "tl.trans"}
+    assert usable_symbols(snapshot, ("h100",), None, ALL_ACCESS) == []
+    assert usable_symbols(snapshot, ("h100",), "own_language", ALL_ACCESS) == []

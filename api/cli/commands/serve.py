@@ -1,4 +1,4 @@
-"""`kernlore serve`: one process, one port, one data directory.
+"""`kernlore serve`: one port, one data directory, one process or several.
 
 The port and the directory are claimed before anything heavy is loaded, so that a mistake is
 reported at once; requests that arrive while the application loads wait in the socket's queue.
@@ -23,6 +23,8 @@ from kb.data_dir import access_of_others, private_files
 from kb.errors import Conflict
 
 if TYPE_CHECKING:
+    from api.services import Services
+    from api.workers import Workers
     from kb.settings import Settings
 
 QUEUE = 2048
@@ -161,28 +163,38 @@ def _run(settings: Settings, listening: socket.socket) -> None:
 
     with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
-        workers = Workers(settings, listening)
-        workers.start()
-        try:
-            _run_service(settings, [*sockets, listen_for_workers(settings)])
-        finally:
-            workers.stop()
+        _run_service(
+            settings, [*sockets, listen_for_workers(settings)], Workers(settings, listening)
+        )
 
 
-def _run_service(settings: Settings, sockets: list[socket.socket]) -> None:
+def _run_service(
+    settings: Settings, sockets: list[socket.socket], workers: Workers | None = None
+) -> None:
     import uvicorn
 
     from api.app import create_app
 
     # uvicorn hands a caught signal on when it has shut down; being stopped is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         log_config=None,  # its own would write the access log to standard output
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=10,
     )
+
+    def complete() -> bool:
+        services: Services | None = app.state.services  # None until the application has started
+        return services is not None and services.knowledge_loaded
+
     try:
+        if workers is not None:
+            workers.start(complete)
         uvicorn.Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
+    finally:
+        if workers is not None:
+            workers.stop()

@@ -29,7 +29,8 @@ from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing import measure as timing
-from optimizer.evaluation.timing.measure import TimingPolicy, TimingResult
+from optimizer.evaluation.timing.measure import TimingResult
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 

@@ -24,7 +24,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 from tests.catalogs import environment_of, fresh_data_dir

@@ -17,7 +17,8 @@ from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.measure import TimedSide, TimingPolicy
+from optimizer.evaluation.timing.measure import TimedSide
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 

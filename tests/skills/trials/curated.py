@@ -14,7 +14,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSett
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.python import TorchPython

@@ -18,10 +18,10 @@ from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.timing.measure import (
     BUSY_FROM_THE_START,
     TimedSide,
-    TimingPolicy,
     TimingResult,
     measure,
 )
+from optimizer.evaluation.timing.policy import TimingPolicy
 
 POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05, walls=2.0)
 CALL_NS = 300_000

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from optimizer.evaluation.records import Interval
-from optimizer.evaluation.timing.measure import BETWEEN, PLACES_NS, TimingPolicy, _ratio
+from optimizer.evaluation.timing.measure import _ratio
+from optimizer.evaluation.timing.policy import BETWEEN, PLACES_NS, TimingPolicy
 from optimizer.evaluation.timing.statistics import independent_ratio
 
 

@@ -22,7 +22,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import (
