@@ -21,7 +21,7 @@ class Signals:
     signals: tuple[Signal, ...]
 
 
-@declared("GET /signals", "List the run-time signals")
+@declared("GET /signals", "List the run-time signals", static=True)
 def list_signals(services: Services) -> Signals:
     """A signal names what went wrong with a kernel, such as `memory_bound`."""
     return Signals(tuple(load_signals()))

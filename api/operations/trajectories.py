@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from api.operations import Media, operation
-from api.operations.bodies import TrajectoryBody
+from api.operations.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
 from api.services import Services
 from api.strict_json import load_json
+from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
+from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.evaluate import entry_for, problem_named
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
+from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories import reading
+from skills.trajectories.accept import accept, resolved_hardware
+from skills.trajectories.external_trajectory import (
+    ExternalProblem,
+    ExternalStep,
+    ExternalTrajectory,
+    about_step,
+    file_name,
+    problem_of,
+)
+from skills.trajectories.jsonl_reader import ExportedRun, read_lines
 from skills.trajectories.reading import ListedTrajectories, ListedTrajectory
 
 declared = partial(operation, tag="trajectories")
@@ -55,8 +72,6 @@ def submit_trajectory(services: Services, trajectory: TrajectoryBody) -> ListedT
     not used. `state` is queued, running, ready or failed, and unverified where the hardware is
     not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
     if it was not ready."""
-    from api.trajectory_parser import accept_body
-
     queue = services.running.trajectories
     queue.check_room()
     row = accept_body(services, trajectory)
@@ -74,3 +89,102 @@ def list_trajectories(services: Services) -> ListedTrajectories:
 show_trajectory = declared(
     "GET /trajectories/{trajectory_id}", "Show how far a trajectory is, and its measurements"
 )(reading.show_trajectory)
+
+
+# -- from a body to an external trajectory; nothing of it runs here
+
+
+def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
+    """Check a body without running any of it, and store it to be evaluated. Raises InvalidRequest,
+    NotFound and UnknownHardware.
+    """
+    if (body.steps is None) == (body.lines is None):
+        raise InvalidRequest(
+            "give `steps` or `lines`, one of them",
+            hint="`steps` are those of another optimizer, `lines` those of an exported run.",
+        )
+    if body.lines is not None:
+        trajectory, problem = _of_lines(base, body, read_lines(body.lines))
+        return accept(base, trajectory, problem, "export")
+    if body.problem is None or body.hardware is None:
+        raise InvalidRequest(
+            "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
+        )
+    entry_of = partial(entry_for, base, body.hardware)
+    steps = tuple(
+        _step(number, step, body, entry_of) for number, step in enumerate(body.steps or (), 1)
+    )
+    place, hardware = _place(body.problem), resolved_hardware(base, body.hardware)
+    trajectory = ExternalTrajectory(place, hardware, steps, body.actor, body.licence or None)
+    return accept(base, trajectory, problem_of(place), "told")
+
+
+def _of_lines(
+    base: KnowledgeBase, body: TrajectoryBody, run: ExportedRun
+) -> tuple[ExternalTrajectory, Problem]:
+    place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
+    problem = problem_of(place)
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"the problem {problem.name} here differs from that of {run.run[:80]}",
+            hint="Send `problem` with the source and toml that were searched.",
+        )
+    hardware = resolved_hardware(base, body.hardware or run.hardware)
+    return ExternalTrajectory(place, hardware, run.steps, body.actor, body.licence), problem
+
+
+def _shipped(sha256: str) -> ExternalProblem:
+    for name in shipped_problems():
+        if load_problem(SHIPPED / name).sha256 == sha256:
+            return ExternalProblem(name=name)
+    raise InvalidRequest(
+        "the lines are about a problem that is not built in",
+        hint="Send `problem` with its source and toml beside the lines.",
+    )
+
+
+def _place(problem: str | ProblemBody) -> ExternalProblem:
+    if isinstance(problem, str):
+        return ExternalProblem(name=problem_named(problem).path.parent.name)
+    return ExternalProblem(None, problem.source, problem.toml)
+
+
+def _step(
+    number: int, step: TrajectoryStepBody, body: TrajectoryBody, entry_of: Callable[[str], str]
+) -> ExternalStep:
+    language = step.language or body.language
+    if language is None:
+        raise InvalidRequest(
+            f"step {number} has no language", hint="Name it in the step, or for all of them."
+        )
+    try:
+        files, main = _files(step, language)
+        entry = step.entry or entry_of(language) or default_entry(main)
+        bundle = Bundle(files, main, language, entry, step.parameters)
+    except InvalidRequest as error:
+        raise about_step(number, error) from None
+    claim = step.claimed_speedup
+    return ExternalStep(
+        number,
+        step.parent,
+        bundle,
+        step.plan,
+        tuple(step.claimed),
+        tuple(step.told),
+        None if claim is None else float(claim),
+        tuple(step.cases),
+    )
+
+
+def _files(step: TrajectoryStepBody, language: str) -> tuple[dict[str, str], str]:
+    if (step.source is None) == (step.files is None):
+        raise InvalidRequest(
+            "give `source` or `files`, one of them", hint="`files` go with `main`."
+        )
+    if step.source is not None:
+        name = step.main or file_name(language)
+        return {name: step.source}, name
+    files = step.files or {}
+    if step.main is None and len(files) != 1:
+        raise InvalidRequest("`main` is missing", hint="Name the file that is compiled.")
+    return files, step.main or next(iter(files))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.cluster.ray_nodes import RayCluster
 from benchmarks.processes import descendants, take_orphans

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from benchmarks.report import ended, say, table, write_result
 from kb.backup import Backup, verify_backup, write_backup
 from kb.catalog import meta, open_catalog
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
 def read_builtin(data_dir: Path) -> None:
     """All that ships, with its vectors."""
-    local = LocalTarget(read_settings(data_dir))
+    local = CommandTarget(read_settings(data_dir))
     try:
         local.load_knowledge(say)
     finally:

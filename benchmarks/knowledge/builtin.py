@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import Services, open_services
 
 # The chips that the built-in questions are about.

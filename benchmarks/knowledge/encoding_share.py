@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.knowledge.ingestion import Counting
 from benchmarks.report import ended, table, write_result

@@ -32,7 +32,7 @@ from llama_index.core.schema import (
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from sqlalchemy import Connection
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.ablation import FULL, Asker, Variant

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.ablation import FULL, Asker, Variant, answers_of

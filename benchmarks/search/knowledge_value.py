@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from benchmarks.report import ended, say, write_result
 from benchmarks.search.replay.answers import Answers, load_answers, query_of, save_answers
 from benchmarks.search.replay.arms import (
@@ -160,9 +159,9 @@ class Measured:
 
 
 @contextmanager
-def _services(folder: Path) -> Iterator[LocalTarget]:
+def _services(folder: Path) -> Iterator[CommandTarget]:
     """With this version's hardware and recipes."""
-    local = LocalTarget(read_settings(folder))
+    local = CommandTarget(read_settings(folder))
     try:
         local.services.skills.sync_builtin(local.services.settings.skills_dir)
         yield local
@@ -210,7 +209,7 @@ def stored(record: Path | None = None) -> Measured:
         return Measured(spaces, table, answers, target)
 
 
-def _recorded(local: LocalTarget, spaces: Sequence[Space], table: Table) -> Answers:
+def _recorded(local: CommandTarget, spaces: Sequence[Space], table: Table) -> Answers:
     """What the knowledge base says about every point."""
     local.load_knowledge(say)
     answers, source = Answers(), ServiceKnowledge(local.services)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.gains.module_check import checked
 from benchmarks.search.gains.rows import NOT_HELD_OUT, Row, interval_text, means, origins, row_of
@@ -67,7 +66,7 @@ def main() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
         kept = options.folder / "rows.jsonl"
         done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-        local = LocalTarget(read_settings(options.folder / "data"))
+        local = CommandTarget(read_settings(options.folder / "data"))
         local.load_knowledge(say)
         goal = Goal(candidates=options.candidates, minutes=options.minutes, policy=options.policy)
         for name in options.problem or shipped_problems():

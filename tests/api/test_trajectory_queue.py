@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from api.operations.bodies import TrajectoryBody
+from api.operations.trajectories import accept_body
 from api.services import Services, evaluate_processes
-from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
 from kb.workers import keep_lease

@@ -410,13 +410,12 @@ def test_measuring_again_is_for_what_is_new_changed_or_untimed(space: Space) -> 
 
 @pytest.mark.usefixtures("quick_timing")
 def test_measuring_goes_on_where_it_was_stopped(tmp_path: Path, space: Space) -> None:
-    from api.cli.backends import read_settings
-    from api.cli.backends.local import LocalTarget
+    from api.cli.target import CommandTarget, read_settings
 
     path = tmp_path / "rows.jsonl"
     said: list[str] = []
     small = space_of(space.problem, [scale(parameters=SMALL)], 2, 1)
-    local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(tmp_path / "data"))))
+    local = CommandTarget(read_settings(store_ceilings(fresh_data_dir(tmp_path / "data"))))
     try:
         assert not measure(local.services, [small], Table(), path, 0, said.append)
         assert not path.exists()

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from benchmarks.search.replay.arms import Target
 from benchmarks.search.replay.spaces import CPP, TRITON, Space, proposal_of, space_of
 from benchmarks.search.replay.table import Table
@@ -284,7 +283,7 @@ def test_a_plan_for_a_gpu_has_recipes_for_all_of_its_problems(tmp_path: Path) ->
     ops = {problems[name].op for name in plan.taught}
     assert [name for name in plan.others if problems[name].op in ops] == ["pointwise_conv2d"]
     folder = tmp_path / "data"
-    opened = LocalTarget(read_settings(builtin_data_dir(folder)))
+    opened = CommandTarget(read_settings(builtin_data_dir(folder)))
     recipes = [r for r in library_recipes(opened.services) if r.language == "triton"]
     opened.close()
     for problem in problems.values():

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget
 from benchmarks.search.model_writes.arms import Arm
 from benchmarks.search.model_writes.chips import Chip
 from kb.catalog.knowledge import symbols as symbol_rows
@@ -97,7 +97,7 @@ class _Silent:
 
 
 def run_cell(
-    local: LocalTarget,
+    local: CommandTarget,
     chip: Chip,
     other: Chip,
     problem: str,
@@ -148,7 +148,7 @@ def run_cell(
     return cell
 
 
-def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
+def replayed(local: CommandTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
     """The candidates of a stored cell, proposed again from its transcripts and evaluated anew; no
     model is asked.
     """
@@ -172,7 +172,7 @@ def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[N
     return list(finished.tree.nodes[1:])
 
 
-def good_cycles(local: LocalTarget, chip: Chip, problem: str) -> int | None:
+def good_cycles(local: CommandTarget, chip: Chip, problem: str) -> int | None:
     """Simulated cycles of the kernel that was written by hand."""
     evaluation = evaluate_files(
         local.services,
@@ -185,7 +185,7 @@ def good_cycles(local: LocalTarget, chip: Chip, problem: str) -> int | None:
     return timings[0].cycles if timings else None
 
 
-def _good_names(local: LocalTarget, chip: Chip, problem: str) -> list[str]:
+def _good_names(local: CommandTarget, chip: Chip, problem: str) -> list[str]:
     """The chip's names that the good kernel uses."""
     with local.services.catalog.read() as connection:
         cards = symbol_rows.listed(connection, (chip.id,), access_scope=ALL_ACCESS)

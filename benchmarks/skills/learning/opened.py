@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from api.services import Services
 from benchmarks.report import say
 from kb.embedding import Vectors
@@ -33,7 +32,7 @@ def opened(folder: Path, documents: bool) -> Iterator[Services]:
 def prepare(folder: Path) -> None:
     """Hardware, recipes and documents into the folder, where they are not there yet. Documents hold
     the curated moves, so everyone needs them once; who does without finds no text of theirs."""
-    local = LocalTarget(read_settings(folder))
+    local = CommandTarget(read_settings(folder))
     try:
         if not local.services.documents.find():
             local.load_knowledge(say)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from api.cli.commands.evaluate import _timing
+from api.cli.commands.problem import timing_text
 from optimizer.evaluation import rough
 from optimizer.evaluation.isolation.processors import Account, usable_processors
 from optimizer.evaluation.records import CaseTiming
@@ -29,12 +29,12 @@ def test_a_rough_ratio_has_two_digits_and_says_what_it_is() -> None:
 
 
 def test_evaluate_prints_it_beside_the_reason() -> None:
-    line = _timing(asdict(UNTIMED))
+    line = timing_text(asdict(UNTIMED))
     assert line == (
         "declared: roughly 20x (not confirmed: the processors were busy);"
         f" about 1200 us a call, reference 25000 us. {NOISY}"
     )
-    unknown = _timing(asdict(CaseTiming("declared", "repeat", reason=NOISY)))
+    unknown = timing_text(asdict(CaseTiming("declared", "repeat", reason=NOISY)))
     assert unknown == f"declared: no figure. {NOISY}"
 
 
