@@ -36,11 +36,11 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, create_model
 
 from api.strict_json import validated
-from kb.catalog.keys import Role
 from kb.plain import Doc
 
 if TYPE_CHECKING:
     from api.services import Services
+    from kb.catalog.keys import Role
 
 P = ParamSpec("P")
 R = TypeVar("R")

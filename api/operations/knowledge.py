@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from api.operations import operation
-from api.services import Services
 from retrieval import documents
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.knowledge_tree import knowledge_node
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="knowledge")
 

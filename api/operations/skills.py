@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import MaxLen, MinLen
 
 from api.operations import Download, Files, listed, operation
 from api.operations.bodies import Actor, Reason, SkillBody
-from api.services import Services
 from kb.catalog.skills import SkillEvent
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc
@@ -25,6 +24,9 @@ from skills.format.folders import MAX_BYTES, packed, placed, unpacked
 from skills.lifecycle import Wanted, change_state
 from skills.revising import Revision
 from skills.skill_library import Imported, SkillDetail, SkillSummary
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="skills")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from api.operations import Media, operation
 from api.operations.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
-from api.services import Services
 from api.strict_json import load_json
 from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
@@ -29,6 +28,9 @@ from skills.trajectories.external_trajectory import (
 )
 from skills.trajectories.jsonl_reader import ExportedRun, read_lines
 from skills.trajectories.reading import ListedTrajectories, ListedTrajectory
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="trajectories")
 
