@@ -1,5 +1,6 @@
-"""`kernlore evaluate` where everything that it needs is imported: for processes that are forked
-from one that has imported this module."""
+"""`kernlore evaluate` with everything imported: evaluations are forked from a process that has
+imported this module.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from api.cli.main import main
 from retrieval.diagnose.rules import load_rules
 from retrieval.diagnose.signals import load_signals
 
-# What the command imports when it is used.
+# Modules that the command imports when it runs.
 _USED = (
-    "api.cli.backends.local",
-    "api.cli.commands.evaluate",
+    "api.cli.commands.problem",
     "api.services",
     "numpy.random",
     "optimizer.evaluation.evaluate",
@@ -26,5 +26,5 @@ load_rules()
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """The command with these arguments; the exit code."""
+    """Run the command with these arguments; the exit code."""
     return main(["evaluate", *arguments])

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
 from tests import postgresql, store_servers
@@ -69,7 +68,7 @@ def filled_data_dir(folder: Path, fill: Callable[[Catalog], None]) -> Path:
 def _builtin() -> tempfile.TemporaryDirectory[str]:
     """What the first command makes of an empty data directory, made once a process."""
     folder = tempfile.TemporaryDirectory(prefix="kernlore-builtin-")
-    local = LocalTarget(read_settings(fresh_data_dir(Path(folder.name))))
+    local = CommandTarget(read_settings(fresh_data_dir(Path(folder.name))))
     assert local.services.registry.all()
     local.close()
     with suppress(FileNotFoundError):  # empty; files on a server have none beside the catalog

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
-from api.cli.progress import plain_lines
+from api.cli.search import plain_lines
+from api.cli.target import CommandTarget, read_settings
 from ingestion.builtin.precomputed import READINGS_FILE, VECTORS_FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
 from optimizer.evaluation.problem.load import SHIPPED
@@ -48,7 +47,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 def read_builtin_knowledge(data_dir: Path) -> None:
     """All that ships, with its vectors, as a first search leaves a data directory."""
     place_models(data_dir, exported_models())
-    local = LocalTarget(read_settings(store_ceilings(data_dir)))
+    local = CommandTarget(read_settings(store_ceilings(data_dir)))
     try:
         local.load_knowledge(lambda _: None)
     finally:
@@ -90,7 +89,7 @@ def _finish_a_run(folder: Path) -> None:
     from optimizer.search.goal import Goal
     from optimizer.search.runs.optimize import optimize
 
-    local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(folder / "data"))))
+    local = CommandTarget(read_settings(store_ceilings(fresh_data_dir(folder / "data"))))
     try:
         goal = Goal(language="cpp", candidates=FINISHED_CANDIDATES, knowledge=False)
         finished = optimize(local.services, Path("map_id"), goal, "auto", plain_lines(goal))

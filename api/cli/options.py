@@ -1,4 +1,4 @@
-"""The options that many commands share, spelled once."""
+"""The options that several commands share, and their help texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from kb.errors import InvalidRequest
 
 DataDir = Annotated[
     Path | None,
@@ -23,9 +25,14 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as one line of JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Actor = Annotated[str | None, typer.Option(help="Who decides. Default: your login name.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="A new or empty folder.")]
 ProblemPath = Annotated[
-    str, typer.Argument(help="A problem file, folder or the name of a built-in problem.")
+    str,
+    typer.Argument(
+        metavar="PROBLEM", help="A problem file, folder or the name of a built-in problem."
+    ),
 ]
 DeviceHardware = Annotated[
     str, typer.Option("--hardware", help="Hardware id; auto: the hardware of this machine.")
@@ -47,19 +54,11 @@ Models = Annotated[
         " weights: a=2,b."
     ),
 ]
-
 ApiBase = Annotated[
     str | None,
     typer.Option(help="Address of an OpenAI-compatible server. Default: that of the provider."),
 ]
-ContextTokens = Annotated[
-    int, typer.Option(help="Most tokens of knowledge in a model's prompt.", min=1_000)
-]
-ModelSeconds = Annotated[
-    float, typer.Option(help="Longest time of one call of a model, in seconds.", min=1)
-]
-
-# Of a run that goes on: what is not given is as it was.
+# Of a run that continues: the default is the value that the run had.
 ContextTokensOfRun = Annotated[
     int | None,
     typer.Option(
@@ -77,8 +76,6 @@ ModelSecondsOfRun = Annotated[
 
 def switched_on(word: str) -> bool:
     """Whether `--knowledge` is on. Raises InvalidRequest for a word other than on and off."""
-    from kb.errors import InvalidRequest
-
     if word not in ("on", "off"):
         raise InvalidRequest(f"--knowledge is {word!r}", hint="Give on or off.")
     return word == "on"

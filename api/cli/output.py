@@ -1,19 +1,18 @@
 """How a command prints: text for people, or one JSON document on the last line of standard output.
 
-Everything else (progress, logs, errors) goes to standard error when the answer is JSON. Knows no
-command and no service.
+With `--json`, progress, logs and errors go to standard error. Knows no command and no service.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
 
-from api.cli.command_hints import in_commands
 from kb.errors import KernloreError
 from kb.plain import plain
 
@@ -21,7 +20,7 @@ Json = Mapping[str, Any]
 
 
 def show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
-    """Print a command's answer."""
+    """Print the answer of a command."""
     if as_json:
         write_json(value)
         return
@@ -36,13 +35,13 @@ def write_json(value: Any) -> None:
 
 
 def note(message: str) -> None:
-    """Print a remark on standard error, beside the answer."""
+    """Print a remark on standard error."""
     print(message, file=sys.stderr, flush=True)
 
 
 def confirm(question: str, undone: str) -> None:
-    """Ask a person. Unless the answer is yes, say what did not happen and end with exit code 1:
-    also where nobody answers (end of input, Ctrl-C).
+    """Ask the user. Unless the answer is yes, print `undone` and end with exit code 1; the end of
+    the input and Ctrl-C count as no.
     """
     try:
         agreed = typer.confirm(question, err=True)
@@ -55,13 +54,23 @@ def confirm(question: str, undone: str) -> None:
 
 
 def report_error(error: KernloreError, as_json: bool) -> None:
-    """Print what went wrong and what to do next; as JSON too, in the shape of all errors."""
+    """Print an error and its hint; as JSON too, in the shape of all errors."""
     hint = in_commands(error.hint)
     print(f"error: {error.message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
     if as_json:
         write_json({**error.as_json(), "hint": hint})
+
+
+# -- text
+
+
+def columns(*names: str) -> Callable[[Iterable[Json]], str]:
+    """A text of rows as a table with these fields; `header=field` where their names differ."""
+    headers = [name.partition("=")[0] for name in names]
+    fields = [name.rpartition("=")[2] for name in names]
+    return lambda rows: table(headers, ([row.get(field) for field in fields] for row in rows))
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -87,9 +96,9 @@ def _cell(value: Any) -> str:
 
 def pairs(values: Mapping[str, Any]) -> str:
     """Names and values, one a line. Empty values are left out."""
-    kept = {key: value for key, value in values.items() if value not in (None, "", [], {})}
-    width = max((len(key) for key in kept), default=0)
-    return "\n".join(f"{key.ljust(width)}  {_value(value)}" for key, value in kept.items())
+    shown = {key: value for key, value in values.items() if value not in (None, "", [], {})}
+    width = max((len(key) for key in shown), default=0)
+    return "\n".join(f"{key.ljust(width)}  {_value(value)}" for key, value in shown.items())
 
 
 def _value(value: Any) -> str:
@@ -100,3 +109,40 @@ def shortened(text: str, length: int) -> str:
     """One line of at most `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
+
+
+# -- hints of errors name routes; a command prints the commands that do the same
+
+_PART = r"[^\s/;,.]+"
+# The first match is taken, so longer paths come first.
+_ROUTES = tuple(
+    (re.compile(pattern), command)
+    for pattern, command in (
+        (rf"GET /skills/{_PART}/export gives", "`kernlore skills export` gives"),
+        (r"GET /skills\b", "`kernlore skills list`"),
+        (r"GET /signals\b", "`kernlore signals`"),
+        (r"POST /hardware\b", "`kernlore hardware add`"),
+        (rf"GET /hardware/({_PART})/facts(?:\?status=all)?", r"`kernlore hardware facts \1`"),
+        (rf"GET /hardware/({_PART})/samples", r"`kernlore knowledge samples --hardware \1`"),
+        (rf"GET /hardware/({_PART})/symbols", r"`kernlore knowledge symbols --hardware \1`"),
+        (r"GET /hardware\b", "`kernlore hardware list`"),
+        (rf"GET /documents/({_PART})/passages", r"`kernlore documents passages \1`"),
+        (rf"GET /documents/({_PART})/sections", r"`kernlore documents show \1`"),
+        (rf"GET /documents/({_PART})(?= )", r"`kernlore documents show \1`"),
+        (r"GET /documents\b", "`kernlore documents list`"),
+        (r"GET /trajectories and (`kernlore trajectories list`) show", r"\1 shows"),
+        (rf"GET /runs/({_PART})/flagged", r"`kernlore runs flagged \1`"),
+        (r"GET /docs shows what each request takes", "--help shows what the command takes"),
+        (r"\(`force`\)", "(`--force`)"),
+    )
+)
+_IDS = {"{id}": "ID", "{document_id}": "ID", "{hardware}": "ID"}
+
+
+def in_commands(text: str) -> str:
+    """The text with commands in place of routes."""
+    for name, word in _IDS.items():
+        text = text.replace(name, word)
+    for route, command in _ROUTES:
+        text = route.sub(command, text)
+    return text

@@ -36,11 +36,11 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, create_model
 
 from api.strict_json import validated
-from kb.catalog.keys import Role
 from kb.plain import Doc
 
 if TYPE_CHECKING:
     from api.services import Services
+    from kb.catalog.keys import Role
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,6 +144,7 @@ class Operation(Generic[P, R]):
     whole_store: whether its output counts what restricted keys may not see.
     public: whether it needs no key.
     computes: whether it waits for its turn among retrievals.
+    static: whether its output depends on the program alone, so that it needs no services.
     media: further media types of the body.
     examples: bodies for the description of the interface, by title; example: a single one.
     """
@@ -167,6 +168,7 @@ class Operation(Generic[P, R]):
     whole_store: bool = False
     public: bool = False
     computes: bool = False
+    static: bool = False
     media: tuple[Media, ...] = ()
     examples: Callable[[], Mapping[str, Any]] = dict
     example: Any = None
@@ -246,12 +248,12 @@ class Operation(Generic[P, R]):
         if self.model is None:
             return dict(given)
         names = {i.name for i in self.inputs if i.place == "body"}
-        rest = {name: value for name, value in given.items() if name not in names}
+        path = {i.name: given[i.name] for i in self.inputs if i.place == "path"}
         if self.takes_model:
             (name,) = names
-            return {**rest, name: validated(self.model, given[name])}
-        body = validated(self.model, {n: v for n, v in given.items() if n in names})
-        return {**rest, **{name: getattr(body, name) for name in names}}
+            return {**path, name: validated(self.model, given[name])}
+        body = validated(self.model, {n: v for n, v in given.items() if n not in path})
+        return {**path, **{name: getattr(body, name) for name in names}}
 
     @cached_property
     def output(self) -> Any:

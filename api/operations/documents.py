@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 from api.operations import Download, Files, Incoming, operation
-from api.services import Services
 from ingestion import progress
 from ingestion.uploads import Submitted, Upload
 from kb.errors import ErrorBody, InvalidRequest, KernloreError, error_json
@@ -17,6 +16,9 @@ from kb.plain import Doc
 from kb.scope import Category
 from retrieval import documents
 from retrieval.documents import VersionNumber
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="documents")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import MaxLen
 
 from api.operations import operation
 from api.operations.bodies import CandidateBody, Name, ProblemBody
-from api.services import Services
 from kb.plain import Doc
 from optimizer.evaluation.queue import EvaluationJob, check_submission
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="evaluations")
 

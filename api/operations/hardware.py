@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from api.operations import Media, operation
 from api.operations.bodies import HardwareBody
-from api.services import Services
 from ingestion import hardware
 from ingestion.hardware import RegisteredHardware
 from kb.catalog.hardware import HardwareRegistry
@@ -16,6 +15,9 @@ from kb.hardware.schema import parse_hardware
 from retrieval import vocabulary
 from retrieval.coverage import coverage
 from retrieval.hardware_removal import remove_hardware as remove
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="hardware")
 ORIGIN = "the request"

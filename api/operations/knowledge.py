@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from api.operations import operation
-from api.services import Services
 from retrieval import documents
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.knowledge_tree import knowledge_node
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="knowledge")
 
@@ -21,7 +24,7 @@ class Signals:
     signals: tuple[Signal, ...]
 
 
-@declared("GET /signals", "List the run-time signals")
+@declared("GET /signals", "List the run-time signals", static=True)
 def list_signals(services: Services) -> Signals:
     """A signal names what went wrong with a kernel, such as `memory_bound`."""
     return Signals(tuple(load_signals()))

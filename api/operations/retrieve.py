@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import MaxLen
 
 from api.operations import Media, operation
 from api.operations.examples import retrieve_examples
-from api.services import Services
 from kb.answers import Answer
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc, Finite
@@ -22,6 +21,9 @@ from retrieval.request_body import (
     request_of,
 )
 from retrieval.stages import watching
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="retrieve")
 

@@ -12,7 +12,6 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from api.operations import operation
 from api.operations.bodies import Actor, CandidateBody, GoalBody, Name, ProblemBody, Reason
-from api.services import Services
 from kb.catalog.evaluations import ReviewDecision
 from kb.errors import InvalidRequest, NotFound
 from kb.plain import Doc
@@ -28,6 +27,7 @@ from retrieval.request import MAX_TOKENS
 from skills.trajectories.reading import FlaggedCandidate, FlaggedNodes, flagged_nodes, review_node
 
 if TYPE_CHECKING:
+    from api.services import Services
     from optimizer.search.runs.processes import ServiceRuns
 
 declared = partial(operation, tag="runs")

@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import MaxLen, MinLen
 
 from api.operations import Download, Files, listed, operation
 from api.operations.bodies import Actor, Reason, SkillBody
-from api.services import Services
 from kb.catalog.skills.reading import SkillEvent
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc
 from skills.format.skillfile import MAX_BYTES, packed, placed, unpacked
 from skills.lifecycle import Wanted, change_state
 from skills.skill_library import Imported, Revision, SkillDetail, SkillSummary
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="skills")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from api.operations import Media, operation
 from api.operations.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
-from api.services import Services
 from api.strict_json import load_json
 from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
@@ -30,6 +29,9 @@ from skills.trajectories.external import (
 )
 from skills.trajectories.queue import accept, resolved_hardware
 from skills.trajectories.reading import ListedTrajectories, ListedTrajectory
+
+if TYPE_CHECKING:
+    from api.services import Services
 
 declared = partial(operation, tag="trajectories")
 
@@ -73,7 +75,6 @@ def submit_trajectory(services: Services, trajectory: TrajectoryBody) -> ListedT
     not used. `state` is queued, running, ready or failed, and unverified where the hardware is
     not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
     if it was not ready."""
-
     queue = services.running.trajectories
     queue.check_room()
     row = accept_body(services, trajectory)
@@ -103,41 +104,49 @@ def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
     """
     from optimizer.evaluation.evaluate import entry_for
 
-    trajectory, problem = external_trajectory(
-        body,
-        lambda name: resolved_hardware(base, name),
-        lambda hardware, language: entry_for(base, hardware, language),
-    )
-    return accept(base, trajectory, problem, "export" if body.lines is not None else "told")
-
-
-def external_trajectory(
-    body: TrajectoryBody,
-    resolve: Callable[[str], str],
-    entry_of: Callable[[str, str], str] = lambda hardware, language: "",
-) -> tuple[ExternalTrajectory, Problem]:
-    """The trajectory and its problem. `resolve` gives the id of a hardware by its name, `entry_of`
-    the entry that its own toolchain for a language states, or an empty text."""
     if (body.steps is None) == (body.lines is None):
         raise InvalidRequest(
             "give `steps` or `lines`, one of them",
             hint="`steps` are those of another optimizer, `lines` those of an exported run.",
         )
     if body.lines is not None:
-        return _of_lines(body, read_lines(body.lines), resolve)
+        trajectory, problem = _of_lines(base, body, read_lines(body.lines))
+        return accept(base, trajectory, problem, "export")
     if body.problem is None or body.hardware is None:
         raise InvalidRequest(
             "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
         )
-    hardware = body.hardware
+    entry_of = partial(entry_for, base, body.hardware)
     steps = tuple(
-        _step(number, step, body, lambda language: entry_of(hardware, language))
-        for number, step in enumerate(body.steps or (), 1)
+        _step(number, step, body, entry_of) for number, step in enumerate(body.steps or (), 1)
     )
-    trajectory = ExternalTrajectory(
-        _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
+    place, hardware = _place(body.problem), resolved_hardware(base, body.hardware)
+    trajectory = ExternalTrajectory(place, hardware, steps, body.actor, body.licence or None)
+    return accept(base, trajectory, problem_of(place), "told")
+
+
+def _of_lines(
+    base: KnowledgeBase, body: TrajectoryBody, run: ExportedRun
+) -> tuple[ExternalTrajectory, Problem]:
+    place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
+    problem = problem_of(place)
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"the problem {problem.name} here differs from that of {run.run[:80]}",
+            hint="Send `problem` with the source and toml that were searched.",
+        )
+    hardware = resolved_hardware(base, body.hardware or run.hardware)
+    return ExternalTrajectory(place, hardware, run.steps, body.actor, body.licence), problem
+
+
+def _shipped(sha256: str) -> ExternalProblem:
+    for name in shipped_problems():
+        if load_problem(SHIPPED / name).sha256 == sha256:
+            return ExternalProblem(name=name)
+    raise InvalidRequest(
+        "the lines are about a problem that is not built in",
+        hint="Send `problem` with its source and toml beside the lines.",
     )
-    return trajectory, problem_of(trajectory.problem)
 
 
 def _place(problem: str | ProblemBody) -> ExternalProblem:
@@ -187,27 +196,3 @@ def _files(step: TrajectoryStepBody, language: str) -> tuple[dict[str, str], str
     if step.main is None and len(files) != 1:
         raise InvalidRequest("`main` is missing", hint="Name the file that is compiled.")
     return files, step.main or next(iter(files))
-
-
-def _of_lines(
-    body: TrajectoryBody, run: ExportedRun, resolve: Callable[[str], str]
-) -> tuple[ExternalTrajectory, Problem]:
-    place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
-    problem = problem_of(place)
-    if problem.sha256 != run.problem_sha256:
-        raise InvalidRequest(
-            f"the problem {problem.name} here differs from that of {run.run[:80]}",
-            hint="Send `problem` with the source and toml that were searched.",
-        )
-    hardware = resolve(body.hardware or run.hardware)
-    return ExternalTrajectory(place, hardware, run.steps, body.actor, body.licence), problem
-
-
-def _shipped(sha256: str) -> ExternalProblem:
-    for name in shipped_problems():
-        if load_problem(SHIPPED / name).sha256 == sha256:
-            return ExternalProblem(name=name)
-    raise InvalidRequest(
-        "the lines are about a problem that is not built in",
-        hint="Send `problem` with its source and toml beside the lines.",
-    )

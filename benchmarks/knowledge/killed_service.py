@@ -29,7 +29,8 @@ from typing import Any
 
 import httpx
 
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget
+from api.operations.retrieve import retrieve
 from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
@@ -43,7 +44,7 @@ CHIPS = ("h100", "mi300x", "a100")
 START_SECONDS = 90.0
 READ_SECONDS = 240.0
 Answer = list[tuple[str, str]]  # titles and texts of the excerpts, in their order
-REQUESTS: tuple[dict[str, Any], ...] = (
+REQUESTS: tuple[Any, ...] = (
     {"query": "how many lanes has the quince unit", "hardware": "h100"},
     {"query": "latency of the plum queue", "hardware": "mi300x"},
     {"query": "banks of the medlar scratchpad", "hardware": "a100"},
@@ -419,7 +420,7 @@ def _undisturbed(
     open_catalog(data).close()
     if models is not None:
         (data / "models").symlink_to(models)
-    local = LocalTarget(Settings(data_dir=data, knowledge_dir=folder / "knowledge"))
+    local = CommandTarget(Settings(data_dir=data, knowledge_dir=folder / "knowledge"))
     try:
         services = local.services
         services.load_builtin()
@@ -427,7 +428,7 @@ def _undisturbed(
             services.uploads.submit(Upload(name, text, hardware=(chip_of(text),)))
         with services.local_reader() as reader:
             services.worker(reader).drain()
-        answers = [_excerpts(local.retrieve(request)) for request in REQUESTS]
+        answers = [_excerpts(local.call(retrieve, request)) for request in REQUESTS]
     finally:
         local.close()
     return Undisturbed(contents_of(data), answers)

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.latency import request_of

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import open_services
 from benchmarks.report import say
 from ingestion.builtin import front_matter, load_hardware

@@ -104,7 +104,7 @@ def headings_of(service: Service) -> list[Heading]:
 @contextmanager
 def in_process(data_dir: Path) -> Iterator[Send]:
     """Answers from this process over the catalog, as the command line gives them."""
-    from api.cli.backends import read_settings
+    from api.cli.target import read_settings
     from api.services import open_services
 
     services = open_services(read_settings(data_dir))

@@ -30,7 +30,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.schema import TextNode
 from pydantic import PrivateAttr
 
-from api.cli.backends import read_settings
+from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.baselines import bm25_of, fusion_of, has_bm25

@@ -24,8 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
@@ -116,7 +115,7 @@ class KilledRun:
         if devices is not None:
             shutil.copytree(devices, self.settings.data_dir / "devices")
         DeviceStore(self.settings.data_dir).ensure("cpu", EvaluationSettings().threads)
-        local = LocalTarget(self.settings)
+        local = CommandTarget(self.settings)
         local.services  # noqa: B018  (makes the catalog, with the built-in hardware and skills)
         local.close()
         with self._catalog() as connection:
@@ -243,7 +242,7 @@ def _said(folder: Path) -> str:
 def _outcome(
     run: KilledRun, kills: tuple[Kill, ...], refused: tuple[str, ...], seconds: float
 ) -> Outcome:
-    local = LocalTarget(run.settings)
+    local = CommandTarget(run.settings)
     try:
         store = run_store(local.services)
         row, tree = store.run(run.run_id), Tree(store.nodes(run.run_id))

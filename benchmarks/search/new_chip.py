@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from optimizer.search.goal import Goal
@@ -96,13 +95,15 @@ def breaks_limits(values: Mapping[str, Any], chip: Mapping[str, Any]) -> bool:
     )
 
 
-def opened(folder: Path, seed: int, manual: str | None) -> LocalTarget:
+def opened(folder: Path, seed: int, manual: str | None) -> CommandTarget:
     """A data directory that knows the chip's description, and a manual if there is one."""
-    local = LocalTarget(read_settings(folder))
+    local = CommandTarget(read_settings(folder))
     chip = folder.parent / f"nova-{seed}"
     if not chip.exists():
         subprocess.run([sys.executable, EXAMPLE / "chip.py", str(seed), chip], check=True)
-    local.add_hardware(tomllib.loads((chip / "hardware.toml").read_text()), "hardware.toml")
+    local.services.register_hardware(
+        tomllib.loads((chip / "hardware.toml").read_text()), "hardware.toml"
+    )
     if manual is not None:
         services = local.services
         upload = Upload(

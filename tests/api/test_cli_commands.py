@@ -107,8 +107,8 @@ ALL_PAGES = list(pages(("kernlore",), kernlore_group()))
 
 
 def test_the_list_of_commands_says_what_each_command_says() -> None:
-    for entry in COMMANDS:
-        shown, own = LazyCommand(entry), LazyCommand(entry).load()
+    for name in COMMANDS:
+        shown, own = LazyCommand(name), LazyCommand(name).load()
         assert shown.get_short_help_str(200) == own.get_short_help_str(200)
 
 

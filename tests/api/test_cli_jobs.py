@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends import About, read_settings
-from api.cli.backends.local import LocalTarget
 from api.cli.commands import jobs
-from api.cli.reading import Entry, Pace, figures, read_all
+from api.cli.commands.jobs import Pace, UploadedFile, wait_for_jobs
+from api.cli.target import CommandTarget, read_settings
+from api.operations import Incoming, documents
 from tests.api.cli_process import COMMAND, ROOT, kernlore
 from tests.catalogs import copy_data_dir, environment_of
 from tests.shared import place_models
@@ -51,7 +51,7 @@ def test_time_left_is_named_with_evidence_and_goes_by_the_documents_not_read_yet
     later = pace.at(counts(**half_read, passages_done=110), 4, 11.0)
     # 400 passages are expected of four documents, 290 of them are left.
     assert later.seconds_left == pytest.approx(29)
-    assert figures(later) == "0/4 files, 110/200+ passages, 10/s, 0:29 left"
+    assert later.text == "0/4 files, 110/200+ passages, 10/s, 0:29 left"
     assert pace.at(counts(ready=4, passages=400, passages_done=400), 0, 40.0).share == 1.0
 
 
@@ -67,20 +67,16 @@ def test_the_rate_is_that_of_late_and_the_bar_never_goes_back() -> None:
 # -- against a data directory
 
 
-class Counting(LocalTarget):
+class Counting(CommandTarget):
     """Counts its requests, as a service would get them."""
 
     def __init__(self, data: Path) -> None:
         super().__init__(read_settings(data))
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
-    def jobs(self, asked: Any) -> Any:
-        self.asked.append("jobs")
-        return super().jobs(asked)
-
-    def job(self, job_id: str) -> Any:
-        self.asked.append(job_id)
-        return super().job(job_id)
+    def call(self, operation: Any, /, *args: Any, **given: Any) -> Any:
+        self.requests.append(operation.name)
+        return super().call(operation, *args, **given)
 
 
 @pytest.fixture
@@ -91,14 +87,18 @@ def target(tmp_path: Path, model_cache: Path) -> Iterator[Counting]:
     opened.close()
 
 
-def entries_of(target: LocalTarget, folder: Path, group: str, number: int) -> list[Entry]:
+def entries_of(target: CommandTarget, folder: Path, group: str, number: int) -> list[UploadedFile]:
     folder.mkdir(exist_ok=True)
     entries = []
     for n in range(number):
         file = folder / f"{n}.md"
         file.write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
-        sent = target.upload(file, file.name, About(hardware=("h100",), group=group))
-        entries.append(Entry(file.name, sent["outcome"], sent["document_id"], sent["job_id"]))
+        with file.open("rb") as content:
+            incoming = (Incoming(file.name, content),)
+            sent = target.call(documents.upload, file=incoming, hardware=("h100",), group=group)
+        entries.append(
+            UploadedFile(file.name, sent["outcome"], sent["document_id"], sent["job_id"])
+        )
     return entries
 
 
@@ -106,9 +106,10 @@ def test_one_request_asks_for_all_files(
     target: Counting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = entries_of(target, tmp_path / "manuals", "upl_1", 12)
-    read_all(target, entries, group="upl_1", quiet=False)
+    target.requests.clear()
+    wait_for_jobs(target, entries, group="upl_1", quiet=False)
     assert {entry.state for entry in entries} == {"ready"}
-    assert set(target.asked) == {"jobs"}
+    assert set(target.requests) == {"list_jobs"}
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines) == sorted(f"ready        {n}.md  (1 passages)" for n in range(12))
 
@@ -118,14 +119,14 @@ def test_files_that_another_upload_took_over_are_still_watched(
 ) -> None:
     mine = entries_of(target, tmp_path / "manuals", "upl_1", 3)
     entries_of(target, tmp_path / "manuals", "upl_2", 2)
-    read_all(target, mine, group="upl_1", quiet=True)
+    wait_for_jobs(target, mine, group="upl_1", quiet=True)
     assert {entry.state for entry in mine} == {"ready"}
 
 
 def test_a_document_deleted_meanwhile_ends_with_a_reason(target: Counting, tmp_path: Path) -> None:
     entries = entries_of(target, tmp_path / "manuals", "upl_1", 2)
-    target.delete_document(str(entries[0].document_id))
-    read_all(target, entries, group="upl_1", quiet=True)
+    target.call(documents.delete_document, str(entries[0].document_id))
+    wait_for_jobs(target, entries, group="upl_1", quiet=True)
     assert [entry.state for entry in entries] == ["failed", "ready"]
     assert entries[0].error is not None and entries[0].error["code"] == "not_found"
 

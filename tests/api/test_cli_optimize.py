@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget
 from kb.catalog import open_catalog
 from kb.catalog.evaluations import Evaluations
 from kb.settings import Settings
@@ -281,7 +281,7 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
     own = settings.model_copy(update={"data_dir": place / "words", "knowledge_dir": unembedded})
     place_models(own.data_dir, model_cache)
     for _ in range(2):
-        local = LocalTarget(own)
+        local = CommandTarget(own)
         local.load_knowledge(said.append)
         request = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
         found = local.services.retriever.retrieve(request)
@@ -293,7 +293,7 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
     assert found.moves and (acting.moves, acting.skills) == (found.moves, found.skills)
     assert acting.excerpts == () and acting.context == ""
 
-    services = LocalTarget(own).services  # another process makes the vectors
+    services = CommandTarget(own).services  # another process makes the vectors
     assert services.jobs.counts() == {"queued": len(DOCUMENTS)}
     with services.local_reader() as reader:
         services.worker(reader).drain()

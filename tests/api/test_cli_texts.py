@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.cli.commands.evaluate import _knowledge
 from api.cli.commands.knowledge import _recipe_lines
-from api.cli.commands.optimize import _rendered
+from api.cli.commands.optimize import _result_text
+from api.cli.commands.problem import knowledge_lines
 
 
 def excerpt(title: str, section: str) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def test_what_to_read_has_the_title_of_its_document() -> None:
         excerpt("Guide", "3 Errors"),
         excerpt("", ""),
     ]
-    lines = _knowledge({"signals": ["compile_error"], "moves": [], "excerpts": excerpts})
+    lines = knowledge_lines({"signals": ["compile_error"], "moves": [], "excerpts": excerpts})
     assert lines == [
         "",
         "known about compile_error:",
@@ -30,7 +30,7 @@ def test_what_to_read_has_the_title_of_its_document() -> None:
         "  read Guide > 2 Memory",
         "  read Guide > 3 Errors",
     ]
-    assert _knowledge({"signals": [], "moves": [], "excerpts": []}) == []
+    assert knowledge_lines({"signals": [], "moves": [], "excerpts": []}) == []
 
 
 def test_a_module_without_a_kernel_says_so() -> None:
@@ -50,7 +50,7 @@ def test_a_module_without_a_kernel_says_so() -> None:
         "module": "/out/best",
         "import": "PYTHONPATH=/out python -c 'from best import ModelNew'",
     }
-    lines = _rendered(answer).splitlines()
+    lines = _result_text(answer).splitlines()
     assert lines[-2:] == [
         answer["import"],
         "the module contains no kernel: its ModelNew is the reference",

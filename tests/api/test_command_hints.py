@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.backends import read_settings
-from api.cli.checks import of_directory
-from api.cli.command_hints import in_commands
+from api.cli.commands.doctor import check_directory
+from api.cli.output import in_commands
+from api.cli.target import read_settings
 from kb.errors import InvalidRequest, UnknownHardware, UnknownSignal
 from kb.settings import Settings, unknown_settings
 from tests.api.cli_process import kernlore
@@ -74,7 +74,7 @@ def test_a_mistyped_setting_is_named_with_the_nearest(
     of_a_cluster = {"KERNLORE_SERVICE_HOST": "x", "KERNLORE_PORT_8321_TCP": "x"}
     assert unknown_settings({**of_a_cluster, "KERNLORE_KEY": "k"}) == ()
     monkeypatch.setenv("KERNLORE_PROT", "9000")
-    checks = of_directory(Settings(data_dir=tmp_path))
+    checks = check_directory(Settings(data_dir=tmp_path))
     settings = next(check for check in checks if check.name == "settings")
     assert not settings.ok and "KERNLORE_PORT?" in settings.detail
 

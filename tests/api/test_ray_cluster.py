@@ -23,8 +23,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from api.web import pages
 from benchmarks.processes import descendants, kill_tree
 from ingestion.uploads import Upload
@@ -162,7 +161,7 @@ def cluster(nodes: Nodes) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[LocalTarget]:
+def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[CommandTarget]:
     """A data directory that knows the chip and has read its manual, and no other knowledge: with a
     language of its own all that is built in would be read anew."""
     folder = tmp_path_factory.mktemp("chip")
@@ -170,13 +169,13 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     CHIPS.write(SEED, folder / "chip")
     known = read_settings(folder / "data")
     few = copy_knowledge(folder / "knowledge", ("guidance/memory-bound.md",))
-    local = LocalTarget(known.model_copy(update={"knowledge_dir": few}))
+    local = CommandTarget(known.model_copy(update={"knowledge_dir": few}))
     slow = folder / "novasim.py"
     slow.write_text(SLOW_SIMULATOR.format(simulator=str(SIMULATOR)), encoding="utf-8")
     described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
     assert str(SIMULATOR) in described
     described = described.replace(str(SIMULATOR), str(slow))
-    local.add_hardware(tomllib.loads(described), "hardware.toml")
+    local.services.register_hardware(tomllib.loads(described), "hardware.toml")
     manual = CHIPS.manual(CHIPS.draw(SEED))
     local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
     with local.services.local_reader() as reader:
@@ -242,7 +241,7 @@ def _command_of(pid: int) -> bytes:
         return b""
 
 
-def places(local: LocalTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
+def places(local: CommandTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
     said: list[str] = []
     hardware = CHIP if language == "novac" else "x86-64"
     return cluster_places(local.services, cluster, hardware, language, said.append)
@@ -250,7 +249,7 @@ def places(local: LocalTarget, cluster: Cluster, language: str = "novac") -> Clu
 
 class TestOneConnection:
     def test_two_versions_of_a_compiler_share_no_run(
-        self, nodes: Nodes, cluster: Cluster, chip: LocalTarget
+        self, nodes: Nodes, cluster: Cluster, chip: CommandTarget
     ) -> None:
         nodes.at_least(2)
         with losing_a_survey(nodes) as lost:
@@ -276,7 +275,7 @@ class TestOneConnection:
             assert set(bench.nodes.activity.state["left_out"].values()) == {"other"}
 
     def test_a_killed_node_costs_what_it_was_at(
-        self, nodes: Nodes, cluster: Cluster, chip: LocalTarget
+        self, nodes: Nodes, cluster: Cluster, chip: CommandTarget
     ) -> None:
         nodes.at_least(2)
         services = chip.services
@@ -328,7 +327,7 @@ def _evaluations(tree: Tree) -> Iterator[Evaluation]:
 
 
 def test_several_problems_are_searched_side_by_side(
-    nodes: Nodes, chip: LocalTarget, tmp_path: Path
+    nodes: Nodes, chip: CommandTarget, tmp_path: Path
 ) -> None:
     other = tmp_path / "larger.py"
     other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
@@ -384,7 +383,7 @@ def test_files_whose_node_is_killed_are_read_on_another(
     nodes: Nodes, tmp_path: Path, model_cache: Path
 ) -> None:
     nodes.at_least(1)
-    local = LocalTarget(read_settings(place_models(tmp_path / "data", model_cache)))
+    local = CommandTarget(read_settings(place_models(tmp_path / "data", model_cache)))
     services = local.services
     for number in range(12):
         text = MEMORY.replace("16 bytes", f"{number} bytes")
@@ -414,7 +413,7 @@ def _until(happens: Callable[[], bool], seconds: float = 400.0) -> None:
 
 def _vectors(data: Path) -> dict[str, Any]:
     """The stored vectors by the digest of their text."""
-    local = LocalTarget(read_settings(data))
+    local = CommandTarget(read_settings(data))
     with local.services.catalog.read() as connection:
         rows = connection.execute(
             sa.select(t.embeddings.c.text_sha256, t.embeddings.c.vector).order_by(

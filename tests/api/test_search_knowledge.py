@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget
 from api.services import Services
 from kb.catalog.skills.reading import EvidenceRow
 from kb.catalog.skills.writing import add_evidence
@@ -70,7 +70,7 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
     knowledge = small_knowledge(tmp_path / "knowledge")
     shutil.copy(BUILTIN / PARAMETERS, knowledge / PARAMETERS)
     data = place_models(tmp_path / "data", model_cache)
-    local = LocalTarget(Settings(data_dir=data, knowledge_dir=knowledge))
+    local = CommandTarget(Settings(data_dir=data, knowledge_dir=knowledge))
     try:
         local.load_knowledge(lambda _: None)
         source = ServiceKnowledge(local.services)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api.cli.side_by_side import _answer, _Search
+from api.cli.commands.optimize import _answer, _Search
 from kb import clock
 from kb.catalog.tables import problems
 from kb.ids import derived_id

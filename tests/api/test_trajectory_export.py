@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget
 from api.services import Services
 from kb.errors import Conflict, InvalidRequest
 from kb.settings import Settings
@@ -49,7 +49,7 @@ def data_and_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def services(data_and_run: tuple[Path, str]) -> Iterator[Services]:
-    local = LocalTarget(Settings(data_dir=data_and_run[0]))
+    local = CommandTarget(Settings(data_dir=data_and_run[0]))
     yield local.services
     local.close()
 

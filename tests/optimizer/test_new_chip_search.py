@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from ingestion.uploads import Upload
 from kb.catalog.knowledge.samples import decide_recipe
 from optimizer.evaluation.problem.load import load_problem
@@ -60,7 +59,7 @@ class Chip:
     def __init__(self, folder: Path, seed: int) -> None:
         self.id, self.numbers = f"nova-{seed}", CHIPS.draw(seed)
         self.description = folder / "chip" / "hardware.toml"
-        self.local = LocalTarget(read_settings(folder / "data"))
+        self.local = CommandTarget(read_settings(folder / "data"))
         self.services = self.local.services
 
     def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> FinishedRun:
@@ -107,9 +106,9 @@ class Chips:
         folder = self._folders(f"filled-{seed}")
         place_models(folder / "data", self._models)
         CHIPS.write(seed, folder / "chip")
-        local = LocalTarget(read_settings(builtin_data_dir(folder / "data")))
+        local = CommandTarget(read_settings(builtin_data_dir(folder / "data")))
         described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
-        local.add_hardware(tomllib.loads(described), "hardware.toml")
+        local.services.register_hardware(tomllib.loads(described), "hardware.toml")
         if manual is not None:
             upload = Upload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
             local.services.uploads.submit(upload)
@@ -250,7 +249,7 @@ def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(chips: Ch
 def test_a_program_that_times_itself_on_real_hardware_is_searched_too(chips: Chips) -> None:
     chip = chips.with_manual(SEEDS[0])
     text = chip.description.read_text().replace('timing = "simulator"', 'timing = "wall"')
-    chip.local.add_hardware(tomllib.loads(text), "hardware.toml")
+    chip.local.services.register_hardware(tomllib.loads(text), "hardware.toml")
     finished = chip.searched(3)
     outcome, best = finished.outcome, finished.tree.best
     assert best is not None and {n.verdict for n in finished.tree} == {"correct"}
@@ -265,7 +264,7 @@ def test_a_program_that_times_itself_on_real_hardware_is_searched_too(chips: Chi
 def test_the_chip_s_own_counters_lead_to_signals_in_a_search(chips: Chips) -> None:
     chip = chips.with_manual(3)
     strict = chip.description.read_text().replace("/ cycles > 0.4", "/ cycles > 0.001")
-    chip.local.add_hardware(tomllib.loads(strict), "hardware.toml")
+    chip.local.services.register_hardware(tomllib.loads(strict), "hardware.toml")
     root = chip.searched(1).tree.root.evaluation
     assert root is not None
     rules = {row["rule"] for signal in root.verdict.signals for row in signal.evidence}

@@ -8,8 +8,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from api.services import Services
 from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw
 from ingestion.uploads import Upload
@@ -27,7 +26,7 @@ class DrawnBase:
         self.folder = folder
         if model_cache.exists():
             shutil.copytree(model_cache, folder / "data" / "models")
-        self.local = LocalTarget(read_settings(folder / "data"))
+        self.local = CommandTarget(read_settings(folder / "data"))
 
     @property
     def services(self) -> Services:
@@ -47,7 +46,7 @@ class DrawnBase:
     def describe(self, chip: Chip) -> None:
         """Register the chip's hardware.toml."""
         description = (chip.folder / "hardware.toml").read_text(encoding="utf-8")
-        self.local.add_hardware(tomllib.loads(description), "hardware.toml")
+        self.local.services.register_hardware(tomllib.loads(description), "hardware.toml")
 
     def upload(self, uploads: Iterable[Upload]) -> None:
         for upload in uploads:

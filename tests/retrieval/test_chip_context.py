@@ -106,7 +106,7 @@ def stated(bases: Bases) -> Answers:
     kernels = [row.code for row in list_samples(bases.base.services, chip.id).samples]
     description = tomllib.loads((chip.folder / "hardware.toml").read_text(encoding="utf-8"))
     description["toolchains"][chip.language]["sample"] = kernels[0]
-    bases.base.local.add_hardware(description, "hardware.toml")
+    bases.base.local.services.register_hardware(description, "hardware.toml")
 
     def ask(budget: int) -> tuple[Answer, list[str]]:
         answer = bases.base.ask(chip.id, op=OP, task="write", max_tokens=budget)
@@ -215,7 +215,7 @@ def test_the_manual_goes_in_whole_and_in_order_where_it_fits(bases: Bases, famil
 @pytest.mark.parametrize(("family", "seed"), [("block", 21), ("assembly", 22)])
 def test_a_language_that_is_named_needs_no_toolchain(bases: Bases, family: str, seed: int) -> None:
     chip = bases.base.add(family, seed)
-    bases.base.local.add_hardware(
+    bases.base.local.services.register_hardware(
         {"id": chip.id, "name": chip.id, "languages": [chip.language]}, "hardware.toml"
     )
     answer = bases.base.ask(chip.id, op=OP, task="write", max_tokens=100_000)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.commands.optimize import _target
+from api.cli.commands.optimize import target_of
 from api.services import Services, open_services
 from kb.catalog.skills.reading import EvidenceRow, SkillEvent, SkillLift, SkillRow, list_skills
 from kb.catalog.skills.writing import add_evidence, uses_of
@@ -183,13 +183,13 @@ def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
     ],
 )
 def test_a_target_has_a_unit(text: str | None, report: dict[str, float]) -> None:
-    assert _target(text) == report
+    assert target_of(text) == report
 
 
 @pytest.mark.parametrize("text", ["fast", "x", "-1x", "0us", "1.2roofline", "nanx", "infus"])
 def test_what_is_no_target_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--target"):
-        _target(text)
+        target_of(text)
 
 
 # -- a recipe that was tuned

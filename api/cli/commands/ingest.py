@@ -1,19 +1,20 @@
-"""`kernlore ingest`: read files and folders, report on each, and say what is still missing."""
+"""`kernlore ingest`: read files and folders, and report on each and on coverage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.backends import About, Target, open_target, opened
 from api.cli.commands.hardware import coverage_text
+from api.cli.commands.jobs import UploadedFile, counts_of, file_text, wait_for_jobs
 from api.cli.options import AsJson, DataDir, Ray, Url
-from api.cli.output import Json, note, write_json
-from api.cli.reading import Entry, counts_of, describe, read_all
+from api.cli.output import Json, note, show
+from api.cli.target import CommandTarget, cluster_at, open_target, opened
+from api.operations import Incoming, documents, hardware
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 from kb.ids import new_id
 
@@ -55,36 +56,47 @@ def ingest(
     could not be read. `kernlore jobs list --group GROUP` shows the same from elsewhere; the JSON
     names the group.
     """
+    if not paths and not builtin:
+        raise InvalidRequest(
+            "nothing to ingest", hint="Give files or folders, or --builtin for the built-in ones."
+        )
     group = new_id("upl")
-    about = About(
-        hardware=tuple(hardware or ()),
-        category=category,
-        languages=tuple(language or ()),
-        title=title,
-        source_key=source_key,
-        group=group,
-    )
-    _check(paths or [], builtin)
+    chips = tuple(hardware or ())
+    about = {
+        "hardware": chips,
+        "category": category,
+        "languages": tuple(language or ()),
+        "title": title,
+        "source_key": source_key,
+        "group": group,
+    }
     with _target(data_dir, url, ray) as target:
-        entries = list(_upload_builtin(target, group)) if builtin else []
+        files: list[UploadedFile] = []
+        if builtin:
+            files += [_submitted(target, s["name"], s) for s in target.upload_builtin(group)]
         if paths:
-            _known_hardware(target, about.hardware)
-            entries += _upload(target, paths, about, as_json)
+            for chip in chips:  # one error for an unknown chip, not one for each file
+                target.call(show_hardware, chip)
+            files += _upload(target, paths, about, as_json)
         try:
-            read_all(target, entries, group=group, quiet=as_json)
+            wait_for_jobs(target, files, group=group, quiet=as_json)
         except KeyboardInterrupt:
             note("stopped; nothing is lost, the same command continues from here")
             raise
-        coverage = {name: target.call("coverage", hardware_id=name) for name in about.hardware}
-    _report(group, entries, coverage, as_json)
-    if any(entry.bad for entry in entries):
+        coverage = {chip: target.call(show_coverage, chip) for chip in chips}
+    answer = {"group": group, "files": files, "summary": counts_of(files), "coverage": coverage}
+    show(answer, as_json, lambda _: _report(files, coverage))
+    if any(file.bad for file in files):
         raise typer.Exit(1)
 
 
+show_hardware, show_coverage = hardware.show_hardware, hardware.show_coverage
+
+
 @contextmanager
-def _target(data_dir: Path | None, url: str | None, ray: str | None) -> Iterator[Target]:
-    """Where files go. With a cluster it is this process, also beside a service, which takes its
-    share of what is queued.
+def _target(data_dir: Path | None, url: str | None, ray: str | None) -> Iterator[CommandTarget]:
+    """The target of the files. With a cluster it is this process, also where a service runs, which
+    then takes its share of the queue.
     """
     if ray is None:
         with open_target(data_dir, url) as target:
@@ -95,71 +107,54 @@ def _target(data_dir: Path | None, url: str | None, ray: str | None) -> Iterator
             "--ray and --url exclude each other",
             hint="Give the data directory: the catalog is filled from here.",
         )
-    from api.cli.elsewhere import READING, cluster_at
-
-    with opened(data_dir) as local, cluster_at(ray, READING) as cluster:
+    with opened(data_dir) as local, cluster_at(ray, ("kb", "ingestion")) as cluster:
         local.read_on(cluster)
         yield local
 
 
-def _check(paths: Sequence[Path], builtin: bool) -> None:
-    if not paths and not builtin:
-        raise InvalidRequest(
-            "nothing to ingest", hint="Give files or folders, or --builtin for the built-in ones."
-        )
-
-
-def _known_hardware(target: Target, names: Sequence[str]) -> None:
-    """One error for an unknown chip, not one for each file."""
-    for name in names:
-        target.call("show_hardware", hardware_id=name)
-
-
-def _upload_builtin(target: Target, group: str) -> Iterator[Entry]:
-    if target.loads_builtin:
-        note(f"{target.name} loads the built-in knowledge by itself when it starts")
-    for submitted in target.upload_builtin(group):
-        yield _entry(target, submitted["name"], submitted)
-
-
-def _upload(target: Target, paths: Sequence[Path], about: About, quiet: bool) -> list[Entry]:
-    """Upload every file. A refused file becomes an entry with the reason, and the next follows."""
+def _upload(
+    target: CommandTarget, paths: Sequence[Path], about: dict[str, Any], quiet: bool
+) -> list[UploadedFile]:
+    """Upload every file. A refused file gets its reason, and the next one follows."""
     from ingestion.uploads import files_under, links_out
 
-    files = list(files_under(paths))
+    found = list(files_under(paths))
     for link in links_out(paths):
         note(f"skipped      {link}: a link that leads out of the folder; name it to read it")
-    if not files:
+    if not found:
         raise NotFound("there are no files in these folders", hint="Check the paths.")
-    if len(files) > 1 and (about.title or about.source_key):
+    if len(found) > 1 and (about["title"] or about["source_key"]):
         raise InvalidRequest(
-            f"one title or source key for {len(files)} files",
+            f"one title or source key for {len(found)} files",
             hint="Give --title and --source-key for one file at a time, or leave both out.",
         )
-    _different_names(files)
-    entries = []
-    for file in files:
+    _check_names(found)
+    files = []
+    for file in found:
         try:
-            entry = _entry(target, file.name, target.upload(file.path, file.name, about))
+            with file.path.open("rb") as content:
+                incoming = (Incoming(file.name, content),)
+                submitted = target.call(documents.upload, file=incoming, **about)
+            uploaded = _submitted(target, file.name, submitted)
         except KernloreError as error:
             if error.status >= 500:
                 raise
-            entry = Entry(file.name, "refused", error=error.as_json())
+            uploaded = UploadedFile(file.name, "refused", error=error.as_json())
         except OSError as error:
             unread = UnsupportedFormat(
                 f"cannot be read: {error.strerror}", hint="Check its permissions."
             )
-            entry = Entry(file.name, "refused", error=unread.as_json())
-        entries.append(entry)
+            uploaded = UploadedFile(file.name, "refused", error=unread.as_json())
+        files.append(uploaded)
         if quiet:
-            note(describe(entry))
+            note(file_text(uploaded))
         else:
-            print(describe(entry), flush=True)
-    return entries
+            print(file_text(uploaded), flush=True)
+    return files
 
 
-def _different_names(files: Sequence[LocalFile]) -> None:
-    """A file with the name of another is a new version of it, which two of one command are not."""
+def _check_names(files: Sequence[LocalFile]) -> None:
+    """Refuse two files of one name: the second would become a new version of the first."""
     named: dict[str, LocalFile] = {}
     for file in files:
         other = named.setdefault(file.name, file)
@@ -170,35 +165,23 @@ def _different_names(files: Sequence[LocalFile]) -> None:
             )
 
 
-def _entry(target: Target, name: str, submitted: Json) -> Entry:
-    job_id = submitted.get("job_id")
-    entry = Entry(name, str(submitted["outcome"]), str(submitted["document_id"]), job_id)
-    if entry.job_id is None:
-        _resume(target, entry)
-    return entry
+def _submitted(target: CommandTarget, name: str, submitted: Json) -> UploadedFile:
+    """A file that was accepted. A known one that was not read to its end is read again, instead of
+    counting as unchanged.
+    """
+    document_id, job_id = str(submitted["document_id"]), submitted.get("job_id")
+    if job_id is None:
+        document = target.call(documents.show_document, document_id)
+        if document.get("job_state") not in ("ready", "partial", None):
+            job_id = document.get("job_id")
+            if job_id is not None and document["job_state"] == "failed":
+                target.call(documents.retry_job, job_id)
+    return UploadedFile(name, str(submitted["outcome"]), document_id, job_id)
 
 
-def _resume(target: Target, entry: Entry) -> None:
-    """A known file that was not read to its end is read again, instead of counting as unchanged."""
-    document = target.call("show_document", document_id=str(entry.document_id))
-    job_id, state = document.get("job_id"), document.get("job_state")
-    if job_id is None or state in ("ready", "partial", None):
-        return
-    entry.job_id = str(job_id)
-    if state == "failed":
-        target.call("retry_job", job_id=entry.job_id)
-
-
-def _report(group: str, entries: Sequence[Entry], coverage: dict[str, Json], as_json: bool) -> None:
-    summary = counts_of(entries)
-    if as_json:
-        answer = {"group": group, "files": entries, "summary": summary, "coverage": coverage}
-        write_json(answer)
-        return
-    listed = ", ".join(f"{count} {name}" for name, count in summary.items() if count)
-    print(f"\n{len(entries)} files: {listed or 'nothing to do'}")
-    for entry in entries:
-        if entry.bad:
-            print(describe(entry))
-    for of_hardware in coverage.values():
-        print(f"\n{coverage_text(of_hardware)}")
+def _report(files: Sequence[UploadedFile], coverage: dict[str, Json]) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in counts_of(files).items() if count)
+    lines = [f"\n{len(files)} files: {counts or 'nothing to do'}"]
+    lines += [file_text(file) for file in files if file.bad]
+    lines += [f"\n{coverage_text(chip)}" for chip in coverage.values()]
+    return "\n".join(lines)

@@ -1,17 +1,22 @@
-"""`kernlore knowledge` and `kernlore signals`: what is known, and checks of a folder of it."""
+"""`kernlore knowledge` and `kernlore signals`: browse the knowledge, decide about proposals, and
+check folders of knowledge.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.backends import Target, open_target, opened, read_settings, send_logs_to_stderr
+from api.cli.command import command, operation_command
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, note, shortened, show, table
+from api.cli.output import Json, columns, note, shortened, show
+from api.cli.target import CommandTarget, open_target, opened, read_settings, send_logs_to_stderr
+from api.operations import hardware as chips
+from api.operations import knowledge
 from kb.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -19,76 +24,49 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Browse and check what is known.")
 
-
-@app.callback()
-def group() -> None:
-    """Browse and check what is known."""
-
-
-@app.command("tree")
-def tree(
-    path: Annotated[
-        str, typer.Argument(help="A path like hardware/h100/memory. Default: the root.")
-    ] = "",
-    depth: Annotated[int, typer.Option(min=1, max=8, help="Levels to show.")] = 2,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the tree of knowledge with counts."""
-    with open_target(data_dir, url) as target:
-        node = _subtree(target, path, depth)
-    show(node, as_json, lambda root: "\n".join(_lines(root, 0)))
+signals = operation_command(
+    None,
+    "signals",
+    knowledge.list_signals,
+    help="List the run-time signals. A signal names what went wrong, such as memory_bound.",
+    pick="signals",
+    text=columns("signal=id", "group", "title"),
+)
 
 
-def _subtree(target: Target, path: str, depth: int) -> Json:
-    """A node of the tree with its children, down to `depth` levels."""
-    node = dict(target.call("knowledge_node", path=path))
-    if depth > 1:
-        node["children"] = [
-            {**child, **_subtree(target, child["path"], depth - 1)} for child in node["children"]
-        ]
-    return node
-
-
-def _lines(node: Json, level: int) -> Iterator[str]:
+def _tree_lines(node: Json, level: int = 0) -> Iterator[str]:
     indent = "  " * level
     counts = f"{node['documents']} documents, {node['passages']} passages"
     yield f"{indent}{node['title']}  ({counts})  {node['path']}".rstrip()
     for child in node.get("children") or ():
-        yield from _lines(child, level + 1)
+        yield from _tree_lines(child, level + 1)
     for text in node.get("texts") or ():
         yield f"{indent}  {text['id']}  {shortened(text['text'], 160)}"
     if node.get("hint"):
         yield f"{indent}hint: {node['hint']}"
 
 
-@app.command("recipes")
-def recipes(
-    hardware: Annotated[
-        str, typer.Option(help="Only recipes for this chip, its family or its vendor.")
+@command(app, text=lambda root: "\n".join(_tree_lines(root)))
+def tree(
+    target: CommandTarget,
+    path: Annotated[
+        str, typer.Argument(help="A path like hardware/h100/memory. Default: the root.")
     ] = "",
-    accept: Annotated[str | None, typer.Option(metavar="ID", help="Accept this recipe.")] = None,
-    reject: Annotated[
-        str | None, typer.Option(metavar="ID", help="Reject this recipe: it is never used.")
-    ] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """List recipes proposed from uploaded manuals. They come from code samples; a person accepts or
-    rejects them."""
-    with opened(data_dir) as local:
-        from retrieval.documents import decide_proposed_recipe, list_proposed_recipes
-
-        if accept is not None:
-            decide_proposed_recipe(local.services, accept, "accepted")
-        if reject is not None:
-            decide_proposed_recipe(local.services, reject, "rejected")
-        rows = list_proposed_recipes(local.services, hardware)
-    show(rows, as_json, _recipe_lines)
+    depth: Annotated[int, typer.Option(min=1, max=8, help="Levels to show.")] = 2,
+) -> Json:
+    """Show the tree of knowledge with counts."""
+    node = dict(target.call(knowledge.show_knowledge, path))
+    if depth > 1:
+        node["children"] = [
+            {**child, **tree(target, child["path"], depth - 1)} for child in node["children"]
+        ]
+    return node
 
 
-def _recipe_lines(recipes: list[Json]) -> str:
+# -- recipes, names and kernels of a chip
+
+
+def _recipe_lines(recipes: Sequence[Json]) -> str:
     """Each recipe with its source, the values of its parameters, and its constraints."""
     if not recipes:
         return (
@@ -112,66 +90,78 @@ def _recipe_lines(recipes: list[Json]) -> str:
     return "\n".join(lines)
 
 
-ChipOption = Annotated[str, typer.Option(help="Hardware id, see `kernlore hardware list`.")]
+@command(app, text=_recipe_lines)
+def recipes(
+    target: CommandTarget,
+    hardware: Annotated[
+        str, typer.Option(help="Only recipes for this chip, its family or its vendor.")
+    ] = "",
+    accept: Annotated[str | None, typer.Option(metavar="ID", help="Accept this recipe.")] = None,
+    reject: Annotated[
+        str | None, typer.Option(metavar="ID", help="Reject this recipe: it is never used.")
+    ] = None,
+) -> Any:
+    """List recipes proposed from uploaded manuals. They come from code samples; a person accepts or
+    rejects them."""
+    if accept is not None:
+        target.call(knowledge.decide_recipe, accept, status="accepted")
+    if reject is not None:
+        target.call(knowledge.decide_recipe, reject, status="rejected")
+    return target.call(knowledge.list_recipes, hardware)["recipes"]
 
 
-Correct = Annotated[str | None, typer.Option(metavar="ID", help="Correct the card with this id.")]
-CardField = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=TEXT",
-        help="With --correct: signature, meaning or example and its text; repeat for more.",
-    ),
-]
-Proposed = Annotated[
-    bool, typer.Option("--proposed", help="List what a language model has proposed instead.")
-]
-AcceptCards = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ID", help="Accept this proposed card; repeat for more."),
-]
-RejectCards = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ID", help="Reject this proposed card; repeat for more."),
-]
-Propose = Annotated[
-    bool,
-    typer.Option(
-        "--propose",
-        help="Ask a language model for cards of the sections that name things in code and gave"
-        " none. What is not in the section word for word is thrown away.",
-    ),
-]
-CardModel = Annotated[
-    str, typer.Option(metavar="NAME", help="With --propose: the model's litellm name.")
-]
-CardApiBase = Annotated[
-    str | None,
-    typer.Option(
-        help="With --propose: address of an OpenAI-compatible server. Default: that of the"
-        " provider."
-    ),
-]
-MostSections = Annotated[
-    int, typer.Option(min=1, help="With --propose: ask about at most this many sections.")
-]
+NO_CARD = "No card: upload a manual that defines the language's names."
+NO_PROPOSAL = "No proposed card: --propose asks a language model for some."
 
 
-@app.command("symbols")
+@app.command()
 def symbols(
-    hardware: ChipOption,
+    hardware: Annotated[str, typer.Option(help="Hardware id, see `kernlore hardware list`.")],
     query: Annotated[
         str, typer.Option("--query", "--q", "-q", help="A name, or words about it.")
     ] = "",
-    correct: Correct = None,
-    field: CardField = None,
-    proposed: Proposed = False,
-    accept: AcceptCards = None,
-    reject: RejectCards = None,
-    propose: Propose = False,
-    models: CardModel = "",
-    api_base: CardApiBase = None,
-    sections: MostSections = 50,
+    correct: Annotated[
+        str | None, typer.Option(metavar="ID", help="Correct the card with this id.")
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TEXT",
+            help="With --correct: signature, meaning or example and its text; repeat for more.",
+        ),
+    ] = None,
+    proposed: Annotated[
+        bool, typer.Option("--proposed", help="List what a language model has proposed instead.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Accept this proposed card; repeat for more."),
+    ] = None,
+    reject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Reject this proposed card; repeat for more."),
+    ] = None,
+    propose: Annotated[
+        bool,
+        typer.Option(
+            "--propose",
+            help="Ask a language model for cards of the sections that name things in code and gave"
+            " none. What is not in the section word for word is thrown away.",
+        ),
+    ] = False,
+    models: Annotated[
+        str, typer.Option(metavar="NAME", help="With --propose: the model's litellm name.")
+    ] = "",
+    api_base: Annotated[
+        str | None,
+        typer.Option(
+            help="With --propose: address of an OpenAI-compatible server. Default: that of the"
+            " provider."
+        ),
+    ] = None,
+    sections: Annotated[
+        int, typer.Option(min=1, help="With --propose: ask about at most this many sections.")
+    ] = 50,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -186,28 +176,36 @@ def symbols(
         return _propose(hardware, models, api_base, sections, data_dir, as_json)
     if models:
         raise InvalidRequest("--models without --propose", hint="Add --propose.")
-    patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept or ()]
-    patches += [(i, {"status": "rejected"}) for i in reject or ()]
+    changes: list[tuple[str, dict[str, Any]]] = [
+        *((card, {"status": "accepted"}) for card in accept or ()),
+        *((card, {"status": "rejected"}) for card in reject or ()),
+    ]
     if correct is not None:
-        patches.append((correct, dict(entry.partition("=")[::2] for entry in field or ())))
+        changes.append((correct, dict(entry.partition("=")[::2] for entry in field or ())))
+    status: Any = "proposed" if proposed else "accepted"
     with open_target(data_dir, url) as target:
-        if patches:
-            rows = [
-                target.call("correct_symbol", symbol_id=identity, **patch)
-                for identity, patch in patches
-            ]
+        if changes:
+            rows = [target.call(chips.correct_symbol, card, **change) for card, change in changes]
         else:
-            status = "proposed" if proposed else "accepted"
-            rows = target.call("list_symbols", hardware_id=hardware, q=query, status=status)[
-                "symbols"
-            ]
+            listed = target.call(chips.list_symbols, hardware, q=query, status=status)
+            rows = listed["symbols"]
     none = NO_PROPOSAL if proposed else NO_CARD
     show(rows, as_json, lambda cards: _symbol_lines(cards) or none)
     return 0
 
 
-NO_CARD = "No card: upload a manual that defines the language's names."
-NO_PROPOSAL = "No proposed card: --propose asks a language model for some."
+def _symbol_lines(cards: Sequence[Json]) -> str:
+    lines = []
+    for card in cards:
+        head = card["signature"] or card["name"]
+        origin = "" if card["origin"] == "structure" else f"  ({card['status']}, {card['origin']})"
+        lines.append(f"{card['id']}  {card['kind']}  {card['name']}  {head}{origin}")
+        lines += [f"    {operand}: {meaning}" for operand, meaning in card["operands"] if meaning]
+        lines += [f"    {text}" for text in (card["meaning"], *card["limits"]) if text]
+        if card["example"]:
+            lines.append(f"    example: {card['example']}")
+        lines.append(f"    {card['document_title']}: {' > '.join(card['path'][-2:])}")
+    return "\n".join(lines)
 
 
 def _propose(
@@ -218,7 +216,7 @@ def _propose(
     data_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """Have cards proposed. 1 where the model failed before the end."""
+    """Let a model propose cards; 1 where it failed before the end."""
     from api.card_proposals import propose_symbols, section_model
 
     model = section_model(models, api_base)
@@ -249,21 +247,7 @@ def _proposed_lines(report: Json) -> str:
     return "\n".join(lines)
 
 
-def _symbol_lines(rows: list[Json]) -> str:
-    lines = []
-    for row in rows:
-        head = row["signature"] or row["name"]
-        origin = "" if row["origin"] == "structure" else f"  ({row['status']}, {row['origin']})"
-        lines.append(f"{row['id']}  {row['kind']}  {row['name']}  {head}{origin}")
-        lines += [f"    {operand}: {meaning}" for operand, meaning in row["operands"] if meaning]
-        lines += [f"    {text}" for text in (row["meaning"], *row["limits"]) if text]
-        if row["example"]:
-            lines.append(f"    example: {row['example']}")
-        lines.append(f"    {row['document_title']}: {' > '.join(row['path'][-2:])}")
-    return "\n".join(lines)
-
-
-@app.command("samples")
+@app.command()
 def samples(
     hardware: Annotated[
         str | None,
@@ -276,8 +260,8 @@ def samples(
         bool,
         typer.Option(
             "--check",
-            help="Compile the built-in kernels with what is installed here. Exits 1 if one is"
-            " refused.",
+            help="Compile the built-in kernels with the compilers that are installed here. Exits 1"
+            " if one is refused.",
         ),
     ] = False,
     data_dir: DataDir = None,
@@ -293,13 +277,29 @@ def samples(
     if hardware is None:
         raise InvalidRequest("no hardware", hint="Name a chip with --hardware, or add --check.")
     with open_target(data_dir, url) as target:
-        rows = target.call("list_samples", hardware_id=hardware, operator=operator)["samples"]
+        rows = target.call(chips.list_samples, hardware, operator)["samples"]
     show(rows, as_json, _sample_lines)
     return 0
 
 
+def _sample_lines(kernels: Sequence[Json]) -> str:
+    lines = []
+    for kernel in kernels:
+        source = kernel["document_title"] or f"run {kernel['run_id']}"
+        lines.append(
+            f"{kernel['id']}  {kernel['status']}  {kernel['operator'] or 'operator unknown'}"
+            f"  {kernel['title']}  [{source}]"
+        )
+        lines += [f"    {line}" for line in kernel["code"].splitlines()]
+    return "\n".join(lines) or (
+        "No whole kernel: upload a manual that shows one, in a code block with its language, from"
+        " the line that names it to its end. `samples_left_out` of a document's job says what a"
+        " block lacks (`kernlore jobs show`)."
+    )
+
+
 def _check_samples(hardware: str | None, as_json: bool) -> int:
-    """1 where a kernel is refused that a compiler took before."""
+    """1 where a compiler refuses a kernel that it took before."""
     from optimizer.evaluation.sample_checks import check_samples
 
     rows = []
@@ -310,9 +310,8 @@ def _check_samples(hardware: str | None, as_json: bool) -> int:
     return 1 if any(row["outcome"] == "refused" for row in rows) else 0
 
 
-def _check_lines(rows: list[Json]) -> str:
-    heads = ("sample", "outcome", "toolchain", "target", "date")
-    lines = [table(heads, [tuple(row[name] for name in heads) for row in rows])]
+def _check_lines(rows: Sequence[Json]) -> str:
+    lines = [columns("sample", "outcome", "toolchain", "target", "date")(rows)]
     for row in rows:
         broken = ", which compiled before" if row["broken"] else ""
         if row["outcome"] in ("refused", "not checked"):
@@ -320,23 +319,14 @@ def _check_lines(rows: list[Json]) -> str:
     return "\n".join(lines)
 
 
-def _sample_lines(rows: list[Json]) -> str:
-    lines = []
-    for row in rows:
-        source = row["document_title"] or f"run {row['run_id']}"
-        lines.append(
-            f"{row['id']}  {row['status']}  {row['operator'] or 'operator unknown'}"
-            f"  {row['title']}  [{source}]"
-        )
-        lines += [f"    {line}" for line in row["code"].splitlines()]
-    return "\n".join(lines) or (
-        "No whole kernel: upload a manual that shows one, in a code block with its language, from"
-        " the line that names it to its end. `samples_left_out` of a document's job says what a"
-        " block lacks (`kernlore jobs show`)."
-    )
+# -- folders of knowledge
 
 
-@app.command("lint")
+@command(
+    app,
+    text=lambda rows: "\n".join(f"{row['path']}: {row['message']}" for row in rows),
+    failed=bool,
+)
 def lint(
     folder: Annotated[
         Path | None,
@@ -344,31 +334,45 @@ def lint(
             help="A folder in the format of hw_manuals/FORMAT.md. Default: the built-in one."
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> int:
+) -> Any:
     """Check a folder of knowledge for mistakes. Exits 1 if there are any."""
     from ingestion.builtin.linter import lint_folder
 
     folder = folder or read_settings().knowledge_dir
     if not folder.is_dir():
         raise NotFound(f"{folder} is no folder", hint="Give the folder that contains hardware/.")
-    findings = lint_folder(folder, vocabulary())
-    show(findings, as_json, lambda rows: "\n".join(f"{r['path']}: {r['message']}" for r in rows))
-    return 1 if findings else 0
+    return lint_folder(folder, vocabulary())
 
 
-@app.command("vectors")
+def vocabulary() -> Vocabulary:
+    """The names that knowledge may refer to in this version."""
+    from ingestion.builtin.linter import Vocabulary
+    from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
+    from retrieval.diagnose.metrics import load_metrics
+    from retrieval.diagnose.signals import load_signals
+
+    def signature_problem(pattern: str) -> str | None:
+        try:
+            compile_linear(pattern)
+        except UnsafePattern as problem:
+            return str(problem)
+        return None
+
+    names = frozenset(metric.name for metric in load_metrics())
+    return Vocabulary(load_signals().ids, names, signature_problem)
+
+
+@command(app, text=lambda row: f"{row['path']}: {row['passages']} passages, {row['bytes']:,} bytes")
 def vectors(
     folder: Annotated[
         Path | None,
         typer.Argument(help="A folder of knowledge. Default: the built-in one."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Json:
     """Write the readings and vectors that ship with a folder.
 
-    Run it after a change of the documents. A new data directory takes both from there; what is not
-    there is read and embedded as any other document is.
+    Run it after a change of the documents. A new data directory takes both from there; documents
+    without them are read and embedded as any other document is.
     """
     from api.services import open_services
     from ingestion.builtin.precomputed import RecordingReader, embed_folder, write_readings
@@ -387,38 +391,4 @@ def vectors(
             count = services.vectors()[0]
         finally:
             services.close()
-    row = {"path": str(path), "passages": count, "bytes": path.stat().st_size}
-    show(row, as_json, lambda r: f"{r['path']}: {r['passages']} passages, {r['bytes']:,} bytes")
-
-
-def vocabulary() -> Vocabulary:
-    """The names that knowledge may refer to in this version of the service."""
-    from ingestion.builtin.linter import Vocabulary
-    from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
-    from retrieval.diagnose.metrics import load_metrics
-    from retrieval.diagnose.signals import load_signals
-
-    def signature_problem(pattern: str) -> str | None:
-        try:
-            compile_linear(pattern)
-        except UnsafePattern as problem:
-            return str(problem)
-        return None
-
-    names = frozenset(metric.name for metric in load_metrics())
-    return Vocabulary(load_signals().ids, names, signature_problem)
-
-
-def signals(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List the run-time signals. A signal names what went wrong, such as memory_bound."""
-    with open_target(data_dir, url) as target:
-        rows = target.call("list_signals")["signals"]
-    show(
-        rows,
-        as_json,
-        lambda rows: table(("signal", "group", "title"), [_row(row) for row in rows]),
-    )
-
-
-def _row(signal: Json) -> tuple[Any, ...]:
-    return (signal["id"], signal.get("group"), signal.get("title"))
+    return {"path": str(path), "passages": count, "bytes": path.stat().st_size}

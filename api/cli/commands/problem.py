@@ -1,4 +1,6 @@
-"""`kernlore problem`: write a problem, check whether it can be trusted, list and show problems."""
+"""`kernlore problem` and `kernlore evaluate`: problems, their checks, and the evaluation of one
+candidate kernel.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +10,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.options import AsJson
-from api.cli.output import note, pairs, show, table
+from api.cli.command import command
+from api.cli.options import AsJson, DeviceHardware, ProblemPath
+from api.cli.output import Json, columns, note, pairs, show
 from kb.errors import InvalidRequest, NotFound, nearest
+from kb.plain import plain
 from kb.problem_terms import canonical_op
 
 if TYPE_CHECKING:
+    from api.services import Services
     from optimizer.evaluation.problem.spec import Case, Problem
 
 app = typer.Typer(help="Problems: what a kernel has to compute.")
-Which = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROBLEM", help="A problem file, folder or the name of a built-in problem."
-    ),
-]
 
 
-@app.callback()
-def group() -> None:
-    """Problems: what a kernel has to compute."""
-
-
-@app.command("new")
+@command(app, text=pairs)
 def new(
     name: Annotated[str, typer.Argument(help="Name: lower case, digits and underscores.")],
     op: Annotated[str, typer.Option("--op", help="Operator that it computes, like softmax.")] = (
         "elementwise"
     ),
     folder: Annotated[Path, typer.Option("--dir", help="Folder to create it in.")] = Path(),
-    as_json: AsJson = False,
-) -> None:
+) -> Json:
     """Write a commented problem to start from."""
     from optimizer.evaluation.problem.template import known_ops, write_problem
 
-    where = write_problem(name, folder, op)
+    path = write_problem(name, folder, op)
     if canonical_op(op) not in known_ops():
         near = ", ".join(nearest(op, known_ops())) or ", ".join(known_ops())
         note(f"{op!r} is not a known operator (similar: {near}); it is kept as written")
-    answer = {"path": where, "next": f"edit {where}, then `kernlore problem check {where}`"}
-    show({key: str(value) for key, value in answer.items()}, as_json, pairs)
+    return {"path": str(path), "next": f"edit {path}, then `kernlore problem check {path}`"}
 
 
-@app.command("aten")
+@app.command()
 def aten(
     names: Annotated[
         list[str] | None,
@@ -74,7 +66,7 @@ def aten(
     from optimizer.evaluation.problem.aten import operator_names, write_problems
 
     if names_only:
-        show(operator_names(), as_json, lambda rows: "\n".join(rows))
+        show(operator_names(), as_json, "\n".join)
         return 0
     if every == bool(names):
         raise InvalidRequest(
@@ -85,19 +77,16 @@ def aten(
     rows = [
         {"operator": w.operator, "path": str(w.path or ""), "reason": w.reason} for w in written
     ]
-    headers = ("operator", "path", "reason")
-    show(rows, as_json, lambda rows: table(headers, [[r[h] for h in headers] for r in rows]))
+    show(rows, as_json, columns("operator", "path", "reason"))
     return 1 if not every and any(w.path is None for w in written) else 0
 
 
-@app.command("list")
-def list_problems(as_json: AsJson = False) -> None:
+@command(app, "list", text=columns("name", "op", "cases", "timed", "summary"))
+def list_problems() -> list[Json]:
     """List the built-in problems."""
     from optimizer.evaluation.problem.load import load_problem, shipped_problems
 
-    rows = [_summary(load_problem(Path(name))) for name in shipped_problems()]
-    headers = ("name", "op", "cases", "timed", "summary")
-    show(rows, as_json, lambda rows: table(headers, [[r[h] for h in headers] for r in rows]))
+    return [_summary(load_problem(Path(name))) for name in shipped_problems()]
 
 
 def _summary(problem: Problem) -> dict[str, Any]:
@@ -110,41 +99,44 @@ def _summary(problem: Problem) -> dict[str, Any]:
     }
 
 
-@app.command("show")
-def show_problem(problem: Which, as_json: AsJson = False) -> None:
+def _problem_text(problem: Json) -> str:
+    cases = [
+        {**case, "constants": " ".join(f"{n}={value}" for n, value in case["constants"].items())}
+        for case in problem["cases"]
+    ]
+    head = {key: v for key, v in problem.items() if key not in ("cases", "policy", "timed")}
+    fields = ("name", "constants", "dtype", "distribution", "timed", "held_out", "devices")
+    return f"{pairs({**head, **problem['policy']})}\n\n{columns(*fields)(cases)}"
+
+
+@command(app, "show", text=_problem_text)
+def show_problem(problem: ProblemPath) -> Json:
     """Show one problem with its cases. Runs nothing of it."""
     from optimizer.evaluation.problem.load import load_problem
 
     loaded = load_problem(Path(problem))
-    description = {
+    return {
         **_summary(loaded),
         "path": str(loaded.path),
         "sha256": loaded.sha256,
         "declared": loaded.declared,
-        "policy": asdict(loaded.policy),
-        "cases": [{**asdict(case), "constants": dict(case.constants)} for case in loaded.cases],
+        "policy": plain(loaded.policy),
+        "cases": plain(loaded.cases),
     }
-    show(description, as_json, _description_text)
 
 
-def _description_text(description: dict[str, Any]) -> str:
-    headers = ("name", "constants", "dtype", "distribution", "timed", "held_out", "devices")
-    rows = [
-        [_sizes(case[h]) if h == "constants" else case[h] for h in headers]
-        for case in description["cases"]
+def _findings_text(answer: Json) -> str:
+    lines = [
+        f"{row['severity']}: case {row['case']}: {row['message']}\n    {row['hint']}"
+        for row in answer["findings"]
     ]
-    apart = ("cases", "policy", "timed")
-    head = {key: value for key, value in description.items() if key not in apart}
-    return f"{pairs({**head, **description['policy']})}\n\n{table(headers, rows)}"
+    verdict = "can be trusted" if answer["ok"] else "cannot be trusted"
+    return "\n".join([*lines, f"{answer['problem']} {verdict} on {', '.join(answer['cases'])}"])
 
 
-def _sizes(constants: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in constants.items())
-
-
-@app.command("check")
+@command(app, text=_findings_text, failed=lambda answer: not answer["ok"])
 def check(
-    problem: Which,
+    problem: ProblemPath,
     case: Annotated[
         list[str] | None, typer.Option("--case", help="Check only this case; repeat for more.")
     ] = None,
@@ -154,8 +146,7 @@ def check(
             help="Device of the reference: cpu or cuda. Cases for other devices are left out."
         ),
     ] = "cpu",
-    as_json: AsJson = False,
-) -> int:
+) -> Json:
     """Check that a problem tells correct kernels from wrong ones. Exits 1 if a case does not.
 
     Runs the problem file. Trivial outputs must fail the error bound, the result must depend on
@@ -165,17 +156,14 @@ def check(
     from optimizer.evaluation.problem.load import load_problem
 
     loaded = load_problem(Path(problem))
-    chosen = _chosen(loaded, case or [], device)
-    findings = check_problem(loaded, cases=chosen, device=device)
-    invalid = [f for f in findings if f.severity == "invalid"]
-    answer = {
+    cases = _chosen(loaded, case or [], device)
+    findings = check_problem(loaded, cases=cases, device=device)
+    return {
         "problem": loaded.name,
-        "ok": not invalid,
-        "cases": [c.name for c in chosen],
+        "ok": not any(finding.severity == "invalid" for finding in findings),
+        "cases": [chosen.name for chosen in cases],
         "findings": [asdict(finding) for finding in findings],
     }
-    show(answer, as_json, _findings_text)
-    return 1 if invalid else 0
 
 
 def _chosen(problem: Problem, names: list[str], device: str) -> list[Case]:
@@ -190,10 +178,119 @@ def _chosen(problem: Problem, names: list[str], device: str) -> list[Case]:
     return [case for case in problem.cases if case.fits(device)]
 
 
-def _findings_text(answer: dict[str, Any]) -> str:
+# -- evaluate
+
+SHOWN_METRICS = 12
+
+
+def _evaluation_text(result: Json) -> str:
+    """The verdict first, then timings, flags, metrics and knowledge about the result."""
     lines = [
-        f"{row['severity']}: case {row['case']}: {row['message']}\n    {row['hint']}"
-        for row in answer["findings"]
+        f"{result['validity']}: {result['message'] or result['problem']} ({result['hardware']})"
     ]
-    verdict = "can be trusted" if answer["ok"] else "cannot be trusted"
-    return "\n".join([*lines, f"{answer['problem']} {verdict} on {', '.join(answer['cases'])}"])
+    for timing in result["timings"]:
+        lines.append("  " + timing_text(timing))
+    if result["speedup"]:
+        ratio = result["speedup"]
+        lines.append(
+            f"speed-up {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] over eager"
+        )
+    lines += [
+        f"  {flag['severity']}: row {flag['defence']}, {flag['message']}"
+        for flag in result["flags"]
+    ]
+    if result["metrics"]:
+        metrics = list(result["metrics"].items())[:SHOWN_METRICS]
+        shown = (f"{name}={v if isinstance(v, str) else f'{v:.4g}'}" for name, v in metrics)
+        lines.append("  metrics: " + ", ".join(shown))
+    lines += [f"  note: {note}" for note in result["notes"]]
+    lines += knowledge_lines(result["knowledge"])
+    if result["validity"] == "not_compiled" and result["log"]:
+        lines += ["", result["log"][:2000]]
+    return "\n".join(lines)
+
+
+def timing_text(timing: Json) -> str:
+    """The time of one case, or why there is none."""
+    from optimizer.evaluation.records import rough_ratio, rough_times
+
+    if timing["state"] == "simulator":
+        return f"{timing['case']}: {timing['cycles']} cycles (simulator)"
+    if timing["speedup"] is None and timing["state"] == "measured":
+        calls = timing["calls"]
+        return f"{timing['case']}: {timing['candidate_us']:.2f} us by its own report, {calls} runs"
+    if timing["speedup"] is None:
+        if rough := rough_ratio([timing]):
+            return f"{timing['case']}: {rough}; {rough_times(timing)}. {timing['reason']}"
+        return f"{timing['case']}: no figure. {timing['reason']}"
+    ratio, took, reference = timing["speedup"], timing["candidate_us"], timing["baseline_us"]
+    return (
+        f"{timing['case']}: {took:.1f} us, reference {reference:.1f} us,"
+        f" {ratio['value']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    )
+
+
+def knowledge_lines(known: Json) -> list[str]:
+    """Moves and places to read about the result of an evaluation."""
+    if not known:
+        return []
+    lines = ["", f"known about {', '.join(known['signals']) or 'it'}:"]
+    # A hand-written kernel has none of the parameters that a move's change is about.
+    for move in known["moves"]:
+        lines.append(f"  move {move['name']}: {move['why']} ({move['source']['section']})")
+    places = dict.fromkeys(map(_place, known["excerpts"]))
+    lines += [f"  read {place}" for place in places if place]
+    return lines if len(lines) > 2 else []
+
+
+def _place(excerpt: Json) -> str:
+    """The document and the section, which a document without headings lacks."""
+    title, section = str(excerpt["document"]["title"]).strip(), str(excerpt["section"]).strip()
+    if section == title or section.startswith(f"{title} > "):
+        return section
+    return " > ".join(part for part in (title, section) if part)
+
+
+@command(text=_evaluation_text, failed=lambda result: result["validity"] != "correct")
+def evaluate(
+    services: Services,
+    problem: ProblemPath,
+    candidate: Annotated[
+        Path, typer.Argument(help="A kernel file, or a folder with several files.")
+    ],
+    hardware: DeviceHardware = "auto",
+    language: Annotated[
+        str | None, typer.Option(help="Language of the kernel, where it is unclear.")
+    ] = None,
+    entry: Annotated[
+        str | None, typer.Option(help="Class or function of the kernel to call.")
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Evaluate only this case; repeat for more.")
+    ] = None,
+    isolation: Annotated[
+        str,
+        typer.Option(
+            help="How the kernel is isolated: auto, namespaces, container (podman or docker) or"
+            " process. `kernlore doctor` says which of them this machine has."
+        ),
+    ] = "auto",
+    knowledge: Annotated[
+        bool, typer.Option(help="Also look up what is known about the result.")
+    ] = True,
+) -> Json:
+    """Compile, check and time one candidate kernel. Exits 1 unless it is correct."""
+    from optimizer.evaluation.evaluate import evaluate_files, knowledge_about
+
+    evaluation = evaluate_files(
+        services,
+        Path(problem),
+        candidate,
+        hardware=hardware,
+        language=language,
+        entry=entry,
+        cases=tuple(case or ()),
+        isolation=isolation,
+    )
+    known = knowledge_about(services, evaluation) if knowledge else {}
+    return {**evaluation.as_json(), "knowledge": known}

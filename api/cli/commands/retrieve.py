@@ -1,4 +1,4 @@
-"""`kernlore retrieve` and `kernlore outcome`: ask, and report what became of the answer."""
+"""`kernlore retrieve` and `kernlore outcome`: ask, and report the outcome of an answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.backends import open_target
-from api.cli.command_hints import in_commands
+from api.cli.command import command
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, pairs, shortened, show, write_json
+from api.cli.output import Json, in_commands, pairs, shortened, show
+from api.cli.target import CommandTarget, open_target
+from api.operations import retrieve as asking
 from kb.errors import InvalidRequest
 from kb.headings import below_title
 from retrieval.request import help_of
@@ -21,27 +22,23 @@ from retrieval.request import help_of
 TEXT_SHOWN = 240  # characters of an excerpt in the list
 
 
-Signals = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Id of a signal, see `kernlore signals`; repeat for more, the main one first."
-    ),
-]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(help="Metric of a profiler: NAME=VALUE or a JSON file; repeat for more."),
-]
-
-
 def retrieve(
-    signal: Signals = None,
+    signal: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Id of a signal, see `kernlore signals`; repeat for more, the main one first."
+        ),
+    ] = None,
     query: Annotated[
         str | None, typer.Option("--query", "--q", "-q", help=help_of("query"))
     ] = None,
     log: Annotated[
         str | None, typer.Option(help="File with a compiler or run-time log; -: standard input.")
     ] = None,
-    metrics: Metrics = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(help="Metric of a profiler: NAME=VALUE or a JSON file; repeat for more."),
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="File with a profiler's output; -: standard input.")
     ] = None,
@@ -74,33 +71,40 @@ def retrieve(
     as_json: AsJson = False,
 ) -> None:
     """Ask about a signal, a log, metrics, a profile or a question. The answer cites its sources."""
-    request = _named_fields(
-        signal or [],
-        log=None if log is None else read_log(log),
-        draft=None if draft is None else read_log(draft),
-        metrics=read_metrics(metrics) if metrics else None,
-        profile=None if profile is None else read_log(profile),
-        problem=read_metrics(problem, "--problem") if problem else None,
-        categories=category,
-        skill_states=skill_state,
-        roles=role,
-        exclude=exclude,
-    )
-    same: dict[str, Any] = dict(query=query, hardware=hardware, op=op, language=language, k=k)
-    same |= dict(dtype=dtype, max_tokens=max_tokens, run_id=run_id, node_id=node_id, task=task)
-    request |= {name: value for name, value in same.items() if value is not None}
+    signals = signal or []
+    fields = {
+        "signal": signals[0] if signals else None,
+        "signals": signals[1:],
+        "query": query,
+        "log": None if log is None else read_log(log),
+        "metrics": read_metrics(metrics) if metrics else None,
+        "profile": None if profile is None else read_log(profile),
+        "hardware": hardware,
+        "op": op,
+        "language": language,
+        "dtype": dtype,
+        "problem": read_metrics(problem, "--problem") if problem else None,
+        "k": k,
+        "max_tokens": max_tokens,
+        "categories": category,
+        "skill_states": skill_state,
+        "roles": role,
+        "run_id": run_id,
+        "node_id": node_id,
+        "task": task,
+        "draft": None if draft is None else read_log(draft),
+        "exclude": exclude,
+    }
+    request: Any = {name: value for name, value in fields.items() if value not in (None, [])}
     with open_target(data_dir, url) as target:
-        answer = target.call("retrieve", request=request)
-    show(answer, as_json, (lambda a: str(a["context"])) if context else render)
+        target.check_documents()
+        answer = target.call(asking.retrieve, request)
+    show(answer, as_json, (lambda a: str(a["context"])) if context else _answer_text)
 
 
-def _named_fields(signals: list[str], **given: Any) -> dict[str, Any]:
-    """Fields of a request without those that were not given."""
-    fields = {"signal": signals[0] if signals else None, "signals": signals[1:], **given}
-    return {name: value for name, value in fields.items() if value not in (None, [])}
-
-
+@command(text=lambda stored: f"recorded for {stored['retrieval_id']}")
 def outcome(
+    target: CommandTarget,
     retrieval_id: Annotated[str, typer.Argument(help="The retrieval_id of an answer.")],
     used: Annotated[
         list[str] | None, typer.Option(help="Id of an excerpt, skill or move acted on; repeat.")
@@ -115,37 +119,30 @@ def outcome(
         float | None,
         typer.Option(help="Speed-up over the reference of the kernel that was changed."),
     ] = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Json:
     """Report whether an answer led to a correct and faster kernel.
 
     Once for each kernel: every report counts, also a second one for the same answer.
     """
-    outcome_fields = {
-        "used": used or None,
-        "correct": correct,
-        "speedup": speedup,
-        "baseline_speedup": baseline_speedup,
-    }
-    with open_target(data_dir, url) as target:
-        recorded = target.call("report_outcome", retrieval_id=retrieval_id, **outcome_fields)
-    if as_json:
-        write_json(recorded)
-    else:
-        print(f"recorded for {retrieval_id}")
+    return target.call(
+        asking.report_outcome,
+        retrieval_id,
+        used=used or [],
+        correct=correct,
+        speedup=speedup,
+        baseline_speedup=baseline_speedup,
+    )
 
 
 def read_log(name: str) -> str:
-    """The text of a file or, for `-`, of standard input; bytes that are no UTF-8 are replaced."""
+    """The text of a file or, for `-`, of standard input; bytes other than UTF-8 are replaced."""
     data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     return data.decode("utf-8", "replace")
 
 
 def read_metrics(entries: Sequence[str], option: str = "--metrics") -> dict[str, Any]:
-    """NAME=VALUE pairs and JSON files put together. `option` names where they come from in the
-    InvalidRequest that is raised for anything else.
+    """NAME=VALUE pairs and JSON files as one mapping. Raises InvalidRequest, which names `option`,
+    for anything else.
     """
     values: dict[str, Any] = {}
     for entry in entries:
@@ -184,8 +181,8 @@ def _number(text: str) -> float | str:
         return text
 
 
-def render(answer: Json) -> str:
-    """An answer for people: what happened, then what is known, each part with its source."""
+def _answer_text(answer: Json) -> str:
+    """An answer for people: the diagnosis, then knowledge about it, each part with its source."""
     parts = [_diagnosis(answer), *_profile(answer), *_log_lines(answer), *_unknown(answer)]
     parts += [_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1)]
     for move in answer.get("moves") or ():
@@ -217,7 +214,7 @@ def _diagnosis(answer: Json) -> str:
 
 
 def _profile(answer: Json) -> list[str]:
-    """What was read of the profiler's output."""
+    """Metrics read from the profiler's output."""
     read = answer.get("profile")
     if not read:
         return []

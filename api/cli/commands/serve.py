@@ -1,7 +1,8 @@
-"""`kernlore serve`: one port, one data directory, one process or several.
+"""`kernlore serve` and `kernlore mcp`: the HTTP service, and the tools of a coding agent.
 
-The port and the directory are claimed before anything heavy is loaded, so that a mistake is
-reported at once; requests that arrive while the application loads wait in the socket's queue.
+A service has one port, one data directory, and one process or several. The port and the directory
+are claimed before anything heavy is loaded, so that a mistake is reported at once; requests that
+arrive while the application loads wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -11,30 +12,37 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.backends import read_settings, send_logs_to_stderr
-from api.cli.options import DataDir
+from api.cli.options import DataDir, Url
+from api.cli.output import note
+from api.cli.target import CommandTarget, read_settings, send_logs_to_stderr, service_at
 from kb.addresses import from_elsewhere, from_here, is_loopback
 from kb.data_dir import access_of_others, private_files
 from kb.errors import Conflict
 
 if TYPE_CHECKING:
+    import httpx
+    from fastapi import FastAPI
+
     from api.services import Services
     from api.workers import Workers
     from kb.settings import Settings
 
 QUEUE = 2048
-CLOSED = (
+WITH_KEYS = (
     "Warning: it listens on {host}, and keys travel as they are: put a proxy with TLS in front of"
     " it where the network is not yours alone."
 )
-OPEN = (
-    "Warning: it listens on {host}, and nobody is asked for a key: whoever reaches this machine can"
-    " read and change everything in it. Put it behind something that asks who is there."
+WITHOUT_KEYS = (
+    "Warning: it listens on {host} and needs no key: everyone who reaches this machine can read and"
+    " change everything in it. Put it behind a proxy that checks who its users are."
 )
 LOG_EXAMPLE = (
     '{"hardware": "h100", "log": "ptxas error : Entry function uses too much shared data'
@@ -67,53 +75,32 @@ def serve(
     data_dir: DataDir = None,
 ) -> None:
     """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
+    from api.workers import configure_logs
     from kb.data_dir import ServiceLock
     from kb.settings import unknown_settings
 
     names = ",".join(allowed_host) if allowed_host else None
     settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names, workers=workers)
     for unknown in unknown_settings(os.environ):
-        print(f"Warning: {unknown}", file=sys.stderr, flush=True)
+        note(f"Warning: {unknown}")
     send_logs_to_stderr(settings.log_level)  # checks the level
-    from api.workers import configure_logs
-
     configure_logs(settings.log_level)
-    with listen(settings.host, settings.port) as listening:
+    with _listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
         with private_files(), ServiceLock(settings.data_dir, own_url):
             keys = _check(settings)
             address = f"{from_elsewhere(settings.host)}:{settings.port}"
-            print(greeting(address, settings.data_dir, keys), flush=True)
+            print(_greeting(address, settings.data_dir, keys), flush=True)
             if (wide := access_of_others(settings.data_dir)) is not None:
-                print(f"Warning: {wide}.", file=sys.stderr, flush=True)
+                note(f"Warning: {wide}.")
             if not is_loopback(settings.host):
-                where = settings.host or "every address"
-                text = CLOSED if keys else OPEN
-                print(text.format(host=where), file=sys.stderr, flush=True)
+                warning = WITH_KEYS if keys else WITHOUT_KEYS
+                note(warning.format(host=settings.host or "every address"))
             _run(settings, listening)
 
 
-def _check(settings: Settings) -> bool:
-    """Whether it has keys. Raises StoreError for a damaged catalog, InvalidKnowledge where there is
-    no built-in knowledge or no skill, before anything heavy is loaded.
-    """
-    from ingestion.builtin import check_knowledge_folder
-    from kb.catalog import open_catalog
-    from kb.catalog.keys import Keys
-    from skills.importing import shipped_folders
-
-    check_knowledge_folder(settings.knowledge_dir)
-    shipped_folders(settings.skills_dir)
-    catalog = open_catalog(settings.data_dir, settings.catalog)
-    try:
-        catalog.check()
-        return Keys(catalog).any()
-    finally:
-        catalog.close()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises Conflict where another program has the port."""
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises Conflict where another program has the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -130,21 +117,40 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def greeting(address: str, data_dir: Path, keys: bool) -> str:
-    """What the service does and who may use it, then three commands to try."""
+def _check(settings: Settings) -> bool:
+    """Whether it has keys. Raises StoreError for a damaged catalog, and InvalidKnowledge without
+    built-in knowledge or skills, before anything heavy is loaded.
+    """
+    from ingestion.builtin import check_knowledge_folder
+    from kb.catalog import open_catalog
+    from kb.catalog.keys import Keys
+    from skills.importing import shipped_folders
+
+    check_knowledge_folder(settings.knowledge_dir)
+    shipped_folders(settings.skills_dir)
+    catalog = open_catalog(settings.data_dir, settings.catalog)
+    try:
+        catalog.check()
+        return Keys(catalog).any()
+    finally:
+        catalog.close()
+
+
+def _greeting(address: str, data_dir: Path, keys: bool) -> str:
+    """The address, who may use the service, and three commands to try."""
     header = ' -H "authorization: Bearer $KERNLORE_KEY"' if keys else ""
     who = (
         "Every request needs a key: commands and the client take it from KERNLORE_KEY."
         if keys
-        else "It has no keys, so whoever reaches it may do everything; `kernlore keys create` makes"
-        " the first."
+        else "It has no keys, so everyone who reaches it may do everything; `kernlore keys create`"
+        " makes the first."
     )
     return "\n".join(
         [
             f"Kernlore serves http://{address} from {data_dir.absolute()}.",
             who,
             "The built-in knowledge is read in the background, and answers grow with it;"
-            " GET /readyz says how far that is.",
+            " GET /readyz shows the progress.",
             "Try:",
             f"curl{header} '{address}/retrieve?signal=memory_bound'",
             f"curl{header} '{address}/retrieve?signal=memory_bound&hardware=h100'",
@@ -194,7 +200,53 @@ def _run_service(
             workers.start(complete)
         uvicorn.Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        note("stopped")
     finally:
         if workers is not None:
             workers.stop()
+
+
+# -- tools of a coding agent
+
+
+def mcp(url: Url = None, data_dir: DataDir = None) -> int:
+    """Answer a coding agent through MCP tools. The agent starts this command and speaks to it over
+    standard input and output; a running service has the same tools at /mcp. Where the service
+    has keys, KERNLORE_KEY holds one."""
+    from api.mcp.mounted import check_installed
+
+    check_installed()
+    service = service_at(data_dir, url)
+    send_logs_to_stderr("warning")
+    if sys.stdin.isatty():
+        note("this speaks MCP with the agent that starts it; Ctrl-D ends it. See docs/agents.md")
+    from api.mcp.routes import client_at
+    from api.mcp.stdio import serve
+
+    serve(partial(client_at, service) if service else partial(_in_process, read_settings(data_dir)))
+    return 0
+
+
+@asynccontextmanager
+async def _in_process(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """The routes in this process over a data directory, where no service runs."""
+    import anyio
+
+    from api.mcp.routes import client_of
+
+    # Nothing listens, so only the agent of this process can send requests.
+    local = CommandTarget(settings.model_copy(update={"host": "127.0.0.1"}))
+    try:
+        app = await anyio.to_thread.run_sync(_application, local)
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            yield client
+    finally:
+        local.close()
+
+
+def _application(local: CommandTarget) -> FastAPI:
+    from api.app import create_app
+
+    if not local.services.documents.find(limit=1):
+        local.load_knowledge(note)
+    return create_app(local.settings, local.services)

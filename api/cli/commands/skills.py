@@ -1,32 +1,42 @@
-"""`kernlore skills`: the library of measured transformations, and learning new ones from runs."""
+"""`kernlore skills`: the library of measured transformations, learning, and trials."""
 
 from __future__ import annotations
 
+import io
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.backends import Target, open_target, opened
-from api.cli.backends import actor as login
-from api.cli.options import Actor, AsJson, DataDir, Url
-from api.cli.output import Json, note, pairs, show, table
-from api.cli.skill_texts import changed_text, listed, skill_text, warn
-from kb.errors import InvalidKnowledge, InvalidRequest
+from api.cli.command import command, operation_command
+from api.cli.options import Actor
+from api.cli.output import Json, columns, note, pairs, shortened, table
+from api.cli.target import CommandTarget, login
+from api.operations import Incoming, skills
+from kb.errors import InvalidKnowledge, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from api.services import Services
+    from skills.format.schema import SkillFile
 
 app = typer.Typer(help="Skills: measured transformations of kernels.")
 Name = Annotated[str, typer.Argument(help="Name of a skill.")]
-State = Annotated[
-    str | None,
-    typer.Option(help="Only skills in this state, like active; several separated by commas."),
+Words = Annotated[
+    str, typer.Argument(metavar="TEXT", help="Words of the name, text, operators or signals.")
 ]
-Tier = Annotated[str | None, typer.Option(help="Only skills of this tier: curated or learned.")]
 Hardware = Annotated[str | None, typer.Option(help="Only skills that hold for this hardware.")]
-Signal = Annotated[str | None, typer.Option(help="Only skills about this signal.")]
 Language = Annotated[
     str | None, typer.Option(help="Only skills for kernels in this language, or in any.")
 ]
 Reason = Annotated[str, typer.Option(help="Why. It is kept in the history.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Approve although no trial supports it; its history records that."
+    ),
+]
 Budget = Annotated[
     int, typer.Option(help="Candidates of each search, with and without the skill.", min=1)
 ]
@@ -34,156 +44,131 @@ Problems = Annotated[
     Path | None,
     typer.Option(help="Folder of problems for the trials. Default: the built-in problems."),
 ]
-HEADERS = ("problem", "case", "unseen", "gain", "with", "without", "wrong", "note")
+FILTERS = ("tier", "state", "hardware", "signal", "language")
 
 
-def _listed(target: Target, **narrowed: str | None) -> list[Json]:
-    rows: list[Json] = target.call("list_skills", **narrowed)["skills"]
-    return rows
+def _skills_table(rows: Any) -> str:
+    short = [{**row, "description": shortened(row["description"], 90)} for row in rows]
+    return columns("name", "tier", "state", "evidence", "description")(short)
 
 
-@app.command("list")
-def list_(
-    tier: Tier = None,
-    state: State = None,
-    hardware: Hardware = None,
-    signal: Signal = None,
-    language: Language = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """List skills with their states."""
-    with open_target(data_dir, url) as target:
-        rows = _listed(
-            target, state=state, tier=tier, hardware=hardware, signal=signal, language=language
+operation_command(
+    app,
+    "list",
+    skills.list_skills,
+    help="List skills with their states.",
+    options=FILTERS,
+    pick="skills",
+    text=_skills_table,
+)
+operation_command(
+    app,
+    "search",
+    skills.list_skills,
+    help="Search skills, best match first.",
+    parameters={"q": Words},
+    options=FILTERS,
+    pick="skills",
+    text=_skills_table,
+)
+
+
+def _skill_text(skill: Json) -> str:
+    """A skill with its text; a revision also shows its changes."""
+    conflicts = [f"{c['name']} ({c['state']}, {c['polarity']})" for c in skill.get("conflicts", ())]
+    head = {
+        **skill["summary"],
+        "origin": skill["origin"],
+        "transformation": skill.get("transformation"),
+        "predicate": skill["predicate"],
+        "conflicts with": ", ".join(conflicts),
+        "revises": skill.get("revises"),
+        "revision": skill.get("revision"),
+    }
+    changes = f"\n\n{skill['changes']}" if skill.get("changes") else ""
+    return f"{pairs(head)}\n\n{skill['body']}".rstrip() + changes.rstrip()
+
+
+operation_command(
+    app,
+    "show",
+    skills.show_skill,
+    help="Show one skill with its text and evidence.",
+    parameters={"name": Name},
+    text=_skill_text,
+)
+operation_command(
+    app,
+    "history",
+    skills.show_history,
+    help="Show the history of a skill: when, who and why.",
+    parameters={"name": Name},
+    pick="events",
+    text=columns("created_at", "event", "from_state", "to_state", "actor", "reason"),
+)
+
+
+# -- decisions
+
+
+def _warn(skill: Json) -> None:
+    """Print warnings about the scopes of a skill, and which skill it revises. An older service
+    sends neither.
+    """
+    if skill.get("revises"):
+        note(
+            f"{skill['name']} revises {skill['revises']}, which stays in use as it is until"
+            f" `kernlore skills verify {skill['name']}` or `kernlore skills approve"
+            f" {skill['name']} --reason TEXT` puts it in that one's place"
         )
-    show(rows, as_json, listed)
+    for warning in skill.get("warnings", ()):
+        note(f"Warning: {skill['name']}: {warning}")
 
 
-@app.command("search")
-def search(
-    text: Annotated[str, typer.Argument(help="Words of the name, text, operators or signals.")],
-    tier: Tier = None,
-    state: State = None,
-    hardware: Hardware = None,
-    signal: Signal = None,
-    language: Language = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Search skills, best match first."""
-    with open_target(data_dir, url) as target:
-        narrowed = {"state": state, "tier": tier, "signal": signal, "language": language}
-        rows = _listed(target, q=text, hardware=hardware, **narrowed)
-    show(rows, as_json, listed)
+def _changed_text(changed: Json) -> str:
+    details = changed["event"]["details"]
+    if "revision" in details:
+        place = f"version {details['version']} of {details['skill']}"
+        return f"{changed['name']} is in use now, as {place}"
+    return f"{changed['name']} is {changed['state']}"
 
 
-@app.command("show")
-def show_(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Show one skill with its text and evidence."""
-    with open_target(data_dir, url) as target:
-        skill = target.call("show_skill", name=name)
-    show(skill, as_json, skill_text)
+def _decision(name: str, state: str, help: str, **more: Any) -> None:
+    """A command that changes the state of a skill."""
+    operation_command(
+        app,
+        name,
+        skills.change_skill,
+        help=help,
+        parameters={"name": Name, "reason": Reason, **more, "actor": Actor},
+        fixed={"state": state},
+        text=_changed_text,
+        after=_warn,
+    )
 
 
-@app.command("history")
-def history(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Show the history of a skill: when, who and why."""
-    with open_target(data_dir, url) as target:
-        events = target.call("show_history", name=name)["events"]
-    headers = ("created_at", "event", "from_state", "to_state", "actor", "reason")
-    show(events, as_json, lambda rows: table(headers, [[r[h] for h in headers] for r in rows]))
+_decision(
+    "approve",
+    "active",
+    "Make a candidate or suspect skill active. A learned one needs trials that support it.",
+    force=Force,
+)
+_decision(
+    "quarantine",
+    "quarantined",
+    "Keep a skill out of every answer until it is restored. It is not learned again meanwhile.",
+)
+_decision("retire", "retired", "Take a skill out of use. It can still be shown.")
+_decision(
+    "restore",
+    "restored",
+    "Restore a retired or quarantined skill. Its measurements decide its state.",
+)
 
 
-# -- a person's decision
-
-
-@app.command("approve")
-def approve(
-    name: Name,
-    reason: Reason,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Approve although no trial supports it; its history records that."
-        ),
-    ] = False,
-    actor: Actor = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make a candidate or suspect skill active. A learned one needs trials that support it."""
-    _change(name, "active", reason, actor, data_dir, url, as_json, force=force)
-
-
-@app.command("quarantine")
-def quarantine(
-    name: Name,
-    reason: Reason,
-    actor: Actor = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Keep a skill out of every answer until it is restored. It is not learned again meanwhile."""
-    _change(name, "quarantined", reason, actor, data_dir, url, as_json)
-
-
-@app.command("retire")
-def retire(
-    name: Name,
-    reason: Reason,
-    actor: Actor = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Take a skill out of use. It can still be shown."""
-    _change(name, "retired", reason, actor, data_dir, url, as_json)
-
-
-@app.command("restore")
-def restore(
-    name: Name,
-    reason: Reason,
-    actor: Actor = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Restore a retired or quarantined skill. Its measurements decide its state."""
-    _change(name, "restored", reason, actor, data_dir, url, as_json)
-
-
-def _change(
-    name: str,
-    state: str,
-    reason: str,
-    actor: str | None,
-    data_dir: Path | None,
-    url: str | None,
-    as_json: bool,
-    *,
-    force: bool = False,
-) -> None:
-    with open_target(data_dir, url) as target:
-        changed = target.call(
-            "change_skill",
-            name=name,
-            state=state,
-            actor=actor or login(),
-            reason=reason,
-            force=force,
-        )
-    show(changed, as_json, changed_text)
-    warn(changed)
-
-
-@app.command("revise")
+@command(app, text=lambda revised: f"{revised['name']} is {revised['state']}", after=_warn)
 def revise(
+    target: CommandTarget,
     name: Name,
     reason: Reason,
     description: Annotated[
@@ -194,31 +179,30 @@ def revise(
         Path | None, typer.Option(help="A file with its text, below the front matter.")
     ] = None,
     actor: Actor = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Json:
     """Change the text or precondition of a skill.
 
     One in use stays as it is: the change is a candidate beside it, which takes its place once it is
     verified or approved. Import the changed folder to change more than this.
     """
-    texts = {"description": description, "predicate": predicate}
-    if text_file is not None:
-        texts["body"] = text_file.read_text(encoding="utf-8")
-    with open_target(data_dir, url) as target:
-        stored = target.call(
-            "revise_skill", name=name, **texts, actor=actor or login(), reason=reason
-        )
-    show(stored, as_json, lambda row: f"{row['name']} is {row['state']}")
-    warn(stored)
+    body = None if text_file is None else text_file.read_text(encoding="utf-8")
+    return target.call(
+        skills.revise_skill,
+        name,
+        description=description,
+        predicate=predicate,
+        body=body,
+        actor=actor or login(),
+        reason=reason,
+    )
 
 
 # -- export and import
 
 
-@app.command("export")
+@command(app, text="\n".join)
 def export(
+    target: CommandTarget,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder that gets a folder for each skill.")
     ],
@@ -227,62 +211,85 @@ def export(
     ] = None,
     hardware: Hardware = None,
     language: Language = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+) -> list[str]:
     """Write skills as folders. The format is the open SKILL.md format, without scripts.
 
     What an earlier export wrote there and is no longer active is removed; other files stay.
     """
+    from skills.format.skillfile import write_export
+
     if names and (hardware or language):
         raise InvalidRequest(
             "names and filters exclude each other",
             hint="Give names, or --hardware and --language for all that are active and fit.",
         )
-    from skills.format.skillfile import write_export
-
-    with open_target(data_dir, url) as target:
-        active = _listed(target, state="active", hardware=hardware, language=language)
-        files = [target.skill_file(name) for name in names or [row["name"] for row in active]]
-        states = {row["name"]: row["state"] for row in _listed(target)}
-    exported = write_export(files, folder, states)
-    show([str(path) for path in exported.folders], as_json, "\n".join)
+    if not names:
+        active = target.call(
+            skills.list_skills, state="active", hardware=hardware, language=language
+        )
+        names = [skill["name"] for skill in active["skills"]]
+    files = [_exported(target, name) for name in names]
+    known = target.call(skills.list_skills)["skills"]
+    exported = write_export(files, folder, {skill["name"]: skill["state"] for skill in known})
     for name, state in exported.removed.items():
         note(f"Removed {folder / name}: the skill is {state} now")
     for name, state in exported.kept.items():
         note(f"Warning: {folder / name} is left, because it was changed by hand; it is {state} now")
+    return [str(path) for path in exported.folders]
 
 
-@app.command("import")
-def import_(
+def _exported(target: CommandTarget, name: str) -> SkillFile:
+    from skills.format.skillfile import read_skill, unpacked
+
+    data = target.download(skills.export_skill, name)
+    if not zipfile.is_zipfile(io.BytesIO(data)):
+        raise Unavailable(
+            f"the service did not answer with a zip of {name}",
+            hint="Check that the URL is Kernlore's and that both are of one version.",
+        )
+    with unpacked(data) as folder:
+        return read_skill(folder)
+
+
+def _imported_table(rows: Any) -> str:
+    headers = ("name", "outcome", "state", "dropped")
+    cells = [
+        (row["name"], row["outcome"], row["state"], ", ".join(row["dropped"]) or "nothing")
+        for row in rows
+    ]
+    return table(headers, cells)
+
+
+def _warn_all(skills: list[Json]) -> None:
+    for skill in skills:
+        _warn(skill)
+
+
+@command(app, "import", text=_imported_table, after=_warn_all)
+def import_skills(
+    target: CommandTarget,
     folders: Annotated[
         list[Path],
         typer.Argument(metavar="DIR", help="Folder of a skill, or a folder of such folders."),
     ],
     actor: Actor = None,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+) -> list[Json]:
     """Import skill folders as candidates. What they claim about their state is ignored."""
-    with open_target(data_dir, url) as target:
-        paths = [path for folder in folders for path in _skill_folders(folder)]
-        broken = next((path for path in paths if not _is_valid(path)), None)
-        # Nothing is imported where a folder is broken: it comes first, and is refused with all that
-        # is wrong with it, of which only the store knows the ids.
-        ordered = paths if broken is None else [broken]
-        imported = [target.import_skill(path, actor or login()) for path in ordered]
-    headers = ("name", "outcome", "state", "dropped")
-    show(imported, as_json, lambda rows: table(headers, [_imported(row) for row in rows]))
-    for row in imported:
-        warn(row)
+    from skills.format.skillfile import packed, parse_skill
+
+    paths = [path.resolve() for folder in folders for path in _skill_folders(folder)]
+    # A broken folder is sent alone, so that nothing is imported: its import is refused with all of
+    # its errors, also those about ids, which only the store knows.
+    broken = [path for path in paths if parse_skill(path)[1].entries][:1]
+    imported = []
+    for path in broken or paths:
+        incoming = Incoming(f"{path.name}.zip", io.BytesIO(packed(path)))
+        imported.append(target.call(skills.import_zip, file=(incoming,), actor=actor or login()))
+    return imported
 
 
 def _skill_folders(folder: Path) -> list[Path]:
-    """The folder itself, or every skill right below it. Raises InvalidKnowledge where there is
-    none.
-    """
+    """The folder itself, or every skill right below it. Raises InvalidKnowledge without any."""
     from skills.format.skillfile import SKILL_MD, skill_folders
 
     folders = [folder] if (folder / SKILL_MD).is_file() else skill_folders(folder)
@@ -294,22 +301,53 @@ def _skill_folders(folder: Path) -> list[Path]:
     return folders
 
 
-def _is_valid(folder: Path) -> bool:
-    """Whether nothing is wrong with its form. Raises what only this machine can say of it."""
-    from skills.format.skillfile import parse_skill
-
-    return not parse_skill(folder)[1].entries
+# -- learning: in this process over the data directory, because it measures here
 
 
-def _imported(row: Json) -> list[Any]:
-    return [row["name"], row["outcome"], row["state"], ", ".join(row["dropped"]) or "nothing"]
+def _distilled_text(distilled: Json) -> str:
+    """Decisions about a run, or about the errors of all runs, then what was stored."""
+    if "short" in distilled:
+        return _errors_text(distilled)
+    return distilled_text(distilled)
 
 
-# -- learning: runs in this process over the data directory, because it measures here
+def distilled_text(distilled: Json) -> str:
+    """Every decision in one line, then the stored skills."""
+    lines = [
+        f"{'composed step to ' if d['composed'] else ''}node {d['node']} {d['stage']}:"
+        f" {'' if d['passed'] else 'refused: '}{d['reason']}"
+        for d in distilled["decisions"]
+    ]
+    lines += _stored(distilled)
+    return "\n".join(
+        [*lines, f"tuned recipe: {distilled['tuned']}", f"record: {distilled['record']}"]
+    )
 
 
-@app.command("distill")
+def _errors_text(mended: Json) -> str:
+    lines = [
+        f"{d['run']} node {d['node']} {d['stage']}: {'' if d['passed'] else 'refused: '}"
+        f"{d['reason']}"
+        for d in mended["decisions"]
+    ]
+    lines += [f"no lesson yet: {reason}" for reason in mended["short"]]
+    lines += [f"not read: {reason}" for reason in mended["skipped"]]
+    lines.append(f"runs and trajectories read: {mended['runs']}")
+    return "\n".join([*lines, *_stored(mended)])
+
+
+def _stored(distilled: Json) -> list[str]:
+    stored = [
+        f"{s['operation']} {s['skill']}: {s['outcome']}, version {s['version']},"
+        f" {s['evidence']} measurements"
+        for s in distilled["stored"]
+    ]
+    return stored or ["nothing new was stored"]
+
+
+@command(app, text=_distilled_text)
 def distill(
+    services: Services,
     run: Annotated[
         str | None,
         typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`."),
@@ -329,11 +367,8 @@ def distill(
             " different kernels.",
         ),
     ] = False,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Json:
     """Learn from a run. Adds evidence to known skills, and new skills as candidates."""
-    identity = run or trajectory
     if (run is not None) + (trajectory is not None) + errors != 1:
         raise InvalidRequest(
             "distill needs a run or a trajectory, or --errors",
@@ -343,78 +378,57 @@ def distill(
         raise InvalidRequest(
             "no model drafts what --errors learns", hint="Leave --model out: it needs none."
         )
-    with opened(data_dir) as local:
-        if errors:
-            from skills.curator.debugging_skills import distil_errors
+    if errors:
+        from skills.curator.debugging_skills import distil_errors
 
-            show(distil_errors(local.services).as_json(), as_json, _errors_text)
-            return
-        from skills.curator.distil import distil_source
+        return distil_errors(services).as_json()
+    from skills.curator.distil import distil_source
 
-        distilled = distil_source(local.services, identity or "", model).as_json()
-    show(distilled, as_json, distilled_text)
+    return distil_source(services, run or trajectory or "", model).as_json()
 
 
-def distilled_text(distilled: Any) -> str:
-    """Every decision in one line, then what was stored."""
-    lines = [
-        f"{'composed step to ' if d['composed'] else ''}node {d['node']} {d['stage']}:"
-        f" {'' if d['passed'] else 'refused: '}{d['reason']}"
-        for d in distilled["decisions"]
-    ]
-    return "\n".join(
-        [
-            *lines,
-            *_stored(distilled),
-            f"tuned recipe: {distilled['tuned']}",
-            f"record: {distilled['record']}",
-        ]
-    )
-
-
-def _stored(distilled: Any) -> list[str]:
-    stored = [
-        f"{s['operation']} {s['skill']}: {s['outcome']}, version {s['version']},"
-        f" {s['evidence']} measurements"
-        for s in distilled["stored"]
-    ]
-    return stored or ["nothing new was stored"]
-
-
-def _errors_text(mended: Any) -> str:
-    """Every decision in one line, what is no lesson yet, then what was stored."""
-    lines = [
-        f"{d['run']} node {d['node']} {d['stage']}: {'' if d['passed'] else 'refused: '}"
-        f"{d['reason']}"
-        for d in mended["decisions"]
-    ]
-    short = [f"no lesson yet: {reason}" for reason in mended["short"]]
-    skipped = [f"not read: {reason}" for reason in mended["skipped"]]
-    read = f"runs and trajectories read: {mended['runs']}"
-    return "\n".join([*lines, *short, *skipped, read, *_stored(mended)])
-
-
-@app.command("replay")
+@command(app, text=pairs, failed=lambda answer: not answer["same"])
 def replay(
+    services: Services,
     record: Annotated[
         str,
         typer.Argument(metavar="ID", help="The `record` that `kernlore skills distill` printed."),
     ],
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> int:
+) -> Json:
     """Repeat the decisions of a stored distillation. Exits 1 if any comes out differently."""
-    with opened(data_dir) as local:
-        from skills.curator.distil import replayed
+    from skills.curator.distil import replayed
 
-        differences = replayed(local.services, record)
-    answer = {"record": record, "same": not differences, "differs": differences}
-    show(answer, as_json, pairs)
-    return 1 if differences else 0
+    differences = replayed(services, record)
+    return {"record": record, "same": not differences, "differs": differences}
 
 
-@app.command("verify")
+def _verified_text(results: Any) -> str:
+    def one(result: Json) -> str:
+        head = f"{result['skill']} is {result['state']}: {result['reason']}"
+        return f"{head}\n{_trials(result['trials'])}" if result["trials"] else head
+
+    return "\n\n".join(map(one, results)) or "nothing waits"
+
+
+def _trials(trials: Any) -> str:
+    headers = ("problem", "case", "unseen", "gain", "with", "without", "wrong", "note")
+    return table(headers, [_trial_row(trial) for trial in trials])
+
+
+def _trial_row(trial: Json) -> list[Any]:
+    arms = [trial["with_skill"], trial["without"]]
+    figures = [f"{_figure(a['best'])} ({a['correct']} of {a['tried']} correct)" for a in arms]
+    place = [trial["problem"], trial["case"], trial["unseen"]]
+    return [*place, _figure(trial["gain"]), *figures, trial["wrong"], trial["note"]]
+
+
+def _figure(ratio: Mapping[str, float] | None) -> str:
+    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "-"
+
+
+@command(app, text=_verified_text)
 def verify(
+    local: CommandTarget,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a skill.")] = None,
     queued: Annotated[
         bool, typer.Option("--queued", help="Verify all suspect skills, the longest waiting first.")
@@ -424,9 +438,7 @@ def verify(
     ] = False,
     budget: Budget = 4,
     problems: Problems = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Any:
     """Test a skill by searches with and without it. It becomes active where it certainly helps.
 
     The problems and cases are others than those that the skill was learned from.
@@ -435,63 +447,30 @@ def verify(
         raise InvalidRequest(
             "verify needs one of NAME, --queued and --candidates", hint="Give exactly one of them."
         )
-    with opened(data_dir) as local:
-        from skills.trials.verification import Verifier, waiting
+    from skills.trials.verification import Verifier, waiting
 
-        services = local.services
-        if name is not None:
-            services.skills.show(name)  # refuses an unknown name before anything is read
-        local.load_knowledge(note)
-        names = [name] if name is not None else waiting(services, queued=queued)
-        verifier = Verifier(services, problems)
-        results = [verifier.verify(skill, budget, login()) for skill in names]
-    show(results, as_json, lambda rows: "\n\n".join(map(_verified, rows)) or "nothing waits")
+    services = local.services
+    if name is not None:
+        services.skills.show(name)  # an unknown name is refused before anything is read
+    local.load_knowledge(note)
+    names = [name] if name is not None else waiting(services, queued=queued)
+    verifier = Verifier(services, problems)
+    return [verifier.verify(skill, budget, login()) for skill in names]
 
 
-def _verified(result: Any) -> str:
-    head = f"{result['skill']} is {result['state']}: {result['reason']}"
-    return "\n".join([head, *([_trials(result["trials"])] if result["trials"] else [])])
-
-
-@app.command("ablate")
-def ablate(
-    name: Name,
-    budget: Budget = 4,
-    problems: Problems = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
+@command(app, text=lambda tried: f"{_trials(tried['trials'])}\n{tried['reason']}")
+def ablate(local: CommandTarget, name: Name, budget: Budget = 4, problems: Problems = None) -> Any:
     """Run the trials of `verify` without changing the skill."""
-    with opened(data_dir) as local:
-        from skills.trials.verification import Verifier
+    from skills.trials.verification import Verifier
 
-        local.services.skills.show(name)  # refuses an unknown name before anything is read
-        local.load_knowledge(note)
-        result = Verifier(local.services, problems).try_out(name, budget)
-    show(result, as_json, lambda row: f"{_trials(row['trials'])}\n{row['reason']}")
+    local.services.skills.show(name)  # an unknown name is refused before anything is read
+    local.load_knowledge(note)
+    return Verifier(local.services, problems).try_out(name, budget)
 
 
-@app.command("lift")
-def lift(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@command(app, text=pairs)
+def lift(services: Services, name: Name) -> Any:
     """Show how much a skill helps. Compares runs that were shown it with runs that were not."""
-    with opened(data_dir) as local:
-        from skills.uses import lift_report
+    from skills.uses import lift_report
 
-        lift_of_skill = lift_report(local.services, name)
-    show(lift_of_skill, as_json, pairs)
-
-
-def _trials(trials: Any) -> str:
-    return table(HEADERS, [_row(trial) for trial in trials])
-
-
-def _row(trial: Any) -> list[Any]:
-    arms = [trial["with_skill"], trial["without"]]
-    figures = [f"{_figure(a['best'])} ({a['correct']} of {a['tried']} correct)" for a in arms]
-    gain = _figure(trial["gain"])
-    place = [trial["problem"], trial["case"], trial["unseen"]]
-    return [*place, gain, *figures, trial["wrong"], trial["note"]]
-
-
-def _figure(ratio: Any) -> str:
-    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "-"
+    return lift_report(services, name)

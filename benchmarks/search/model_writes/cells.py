@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget
 from benchmarks.search.model_writes.chips import Chip
 from kb.catalog.knowledge import symbols as symbol_rows
 from kb.prompt_tokens import count_tokens
@@ -100,7 +100,7 @@ class _Silent:
 
 
 def run_cell(
-    local: LocalTarget,
+    local: CommandTarget,
     chip: Chip,
     other: Chip,
     problem: str,
@@ -150,7 +150,7 @@ def run_cell(
     return cell
 
 
-def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
+def replayed(local: CommandTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
     """The candidates of a stored cell, proposed from its transcripts and evaluated again without a
     model.
     """
@@ -173,7 +173,7 @@ def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[N
     return list(finished.tree.nodes[1:])
 
 
-def good_cycles(local: LocalTarget, chip: Chip, problem: str) -> int | None:
+def good_cycles(local: CommandTarget, chip: Chip, problem: str) -> int | None:
     """Simulated cycles of the kernel that was written by hand."""
     evaluation = evaluate_files(
         local.services,
@@ -186,7 +186,7 @@ def good_cycles(local: LocalTarget, chip: Chip, problem: str) -> int | None:
     return timings[0].cycles if timings else None
 
 
-def _good_names(local: LocalTarget, chip: Chip, problem: str) -> list[str]:
+def _good_names(local: CommandTarget, chip: Chip, problem: str) -> list[str]:
     """The chip's names that the good kernel uses."""
     with local.services.catalog.read() as connection:
         cards = symbol_rows.listed(connection, (chip.id,), access_scope=ALL_ACCESS)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from ingestion.uploads import Upload
 from kb.errors import InvalidRequest
 
@@ -94,16 +93,16 @@ def draw(family: Family, seed: int, parent: Path) -> Chip:
 
 
 @contextmanager
-def opened(chip: Chip, data_dir: Path, others: Sequence[Path] = ()) -> Iterator[LocalTarget]:
+def opened(chip: Chip, data_dir: Path, others: Sequence[Path] = ()) -> Iterator[CommandTarget]:
     """A data directory that knows the chip and its documents, and `others` as further documents of
     the same chip; it is filled at the first use.
     """
-    local = LocalTarget(read_settings(data_dir))
+    local = CommandTarget(read_settings(data_dir))
     try:
         filled = data_dir / FILLED
         if not filled.exists():
             description = (chip.folder / "hardware.toml").read_text(encoding="utf-8")
-            local.add_hardware(tomllib.loads(description), "hardware.toml")
+            local.services.register_hardware(tomllib.loads(description), "hardware.toml")
             words = _upload(local, chip, [*chip.documents, *others])
             filled.write_text(json.dumps({"words": words}), encoding="utf-8")
         yield local
@@ -122,7 +121,7 @@ def copied(chip: Chip, template: Path, data_dir: Path, others: Sequence[Path] = 
     shutil.copytree(template, data_dir)
 
 
-def _upload(local: LocalTarget, chip: Chip, paths: Sequence[Path]) -> int:
+def _upload(local: CommandTarget, chip: Chip, paths: Sequence[Path]) -> int:
     """Read documents into the store; returns how many words they have."""
     services: Any = local.services
     words = 0

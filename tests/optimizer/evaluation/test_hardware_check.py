@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
+from api.cli.target import CommandTarget, read_settings
 from optimizer.evaluation.hardware_check import (
     CheckedPart,
     HardwareCheck,
@@ -71,17 +70,17 @@ TOY["toolchains"]["toyc"]["arguments"]["single_output"] = "out"
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalTarget]:
-    target = LocalTarget(read_settings(builtin_data_dir(tmp_path / "data")))
+def local(tmp_path: Path) -> Iterator[CommandTarget]:
+    target = CommandTarget(read_settings(builtin_data_dir(tmp_path / "data")))
     yield target
     target.close()
 
 
-def checked(local: LocalTarget, **changes: Any) -> HardwareCheck:
+def checked(local: CommandTarget, **changes: Any) -> HardwareCheck:
     """`changes` of the toolchain; None takes a key away."""
     chain = {**TOY["toolchains"]["toyc"], **changes}
     chain = {key: value for key, value in chain.items() if value is not None}
-    local.add_hardware({**TOY, "toolchains": {"toyc": chain}}, "toy.toml")
+    local.services.register_hardware({**TOY, "toolchains": {"toyc": chain}}, "toy.toml")
     return check_hardware(local.services, "toy")
 
 
@@ -89,7 +88,7 @@ def part(check: LanguageCheck, name: str) -> CheckedPart:
     return next(p for p in (*check.tools, *check.sample, *check.prompt) if p.name == name)
 
 
-def test_a_complete_description(local: LocalTarget) -> None:
+def test_a_complete_description(local: CommandTarget) -> None:
     check = checked(local)
     [toyc] = check.languages
     assert check.ok, toyc
@@ -128,7 +127,7 @@ def test_a_complete_description(local: LocalTarget) -> None:
     ],
 )
 def test_what_is_missing_or_fails_is_said_with_the_line_to_add(
-    local: LocalTarget, changes: dict[str, Any], name: str, state: str, fix: str
+    local: CommandTarget, changes: dict[str, Any], name: str, state: str, fix: str
 ) -> None:
     check = checked(local, **changes)
     found = part(check.languages[0], name)
@@ -136,7 +135,7 @@ def test_what_is_missing_or_fails_is_said_with_the_line_to_add(
     assert (found.state, found.needed) == (state, True) and fix in found.fix
 
 
-def test_a_toolchain_that_works_without_an_entry_is_complete(local: LocalTarget) -> None:
+def test_a_toolchain_that_works_without_an_entry_is_complete(local: CommandTarget) -> None:
     check = checked(local, entry=None, sample=KERNEL.replace(NAMED, ""))
     found = part(check.languages[0], "entry")
     one = check.languages[0]
@@ -146,20 +145,20 @@ def test_a_toolchain_that_works_without_an_entry_is_complete(local: LocalTarget)
     assert "optional" in found.message and "kernlore_run" in found.message
 
 
-def test_a_sample_without_a_reference_runs_and_is_not_judged(local: LocalTarget) -> None:
+def test_a_sample_without_a_reference_runs_and_is_not_judged(local: CommandTarget) -> None:
     check = checked(local, sample_reference=None)
     right = part(check.languages[0], "right")
     assert check.ok and (right.state, right.needed) == ("missing", False)
     assert part(check.languages[0], "runs").message == "5.00 us"
 
 
-def test_a_chip_without_a_toolchain(local: LocalTarget) -> None:
-    local.add_hardware({"id": "bare", "languages": ["barec"]}, "bare.toml")
+def test_a_chip_without_a_toolchain(local: CommandTarget) -> None:
+    local.services.register_hardware({"id": "bare", "languages": ["barec"]}, "bare.toml")
     check = check_hardware(local.services, "bare")
     assert not check.ok and check.parts[0].fix.startswith("[toolchains.barec]")
 
 
-def test_parts_of_the_first_prompt_are_listed_by_name(local: LocalTarget) -> None:
+def test_parts_of_the_first_prompt_are_listed_by_name(local: CommandTarget) -> None:
     checked(local)
     chain = local.services.registry.get("toy").toolchains["toyc"]
     names = [p.name for p in first_prompt_parts(local.services, "toy", "toyc", chain)]
@@ -174,7 +173,7 @@ def test_parts_of_the_first_prompt_are_listed_by_name(local: LocalTarget) -> Non
     ]
 
 
-def test_from_the_shell(local: LocalTarget, tmp_path: Path) -> None:
+def test_from_the_shell(local: CommandTarget, tmp_path: Path) -> None:
     checked(local)
     done = kernlore("hardware", "check", "toy", data=tmp_path / "data")
     assert done.code == 0, done.err

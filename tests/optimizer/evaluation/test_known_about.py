@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from api.cli.backends.local import LocalTarget
-from api.cli.commands.evaluate import _knowledge
+from api.cli.commands.problem import knowledge_lines
+from api.cli.target import CommandTarget
 from kb.settings import Settings
 from optimizer.evaluation.evaluate import knowledge_about
 from optimizer.evaluation.records import Evaluation, verdict_from_json
@@ -42,17 +42,17 @@ SCALAR = Evaluation(
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[LocalTarget]:
+def local(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[CommandTarget]:
     folder = tmp_path_factory.mktemp("known")
     knowledge = copy_knowledge(folder / "knowledge", DOCUMENTS, vectors=False)
-    target = LocalTarget(Settings(data_dir=folder / "data", knowledge_dir=knowledge))
+    target = CommandTarget(Settings(data_dir=folder / "data", knowledge_dir=knowledge))
     place_models(folder / "data", model_cache)
     target.load_knowledge(lambda line: None)
     yield target
     target.close()
 
 
-def known(local: LocalTarget, op: str, **changes: Any) -> dict[str, Any]:
+def known(local: CommandTarget, op: str, **changes: Any) -> dict[str, Any]:
     evaluation = replace(SCALAR, verdict=replace(SCALAR.verdict, op=op), **changes)
     return knowledge_about(local.services, evaluation)
 
@@ -61,19 +61,21 @@ def names(answer: dict[str, Any]) -> set[str]:
     return {move["name"] for move in answer["moves"]}
 
 
-def test_a_tile_is_advised_where_the_operator_has_one(local: LocalTarget) -> None:
+def test_a_tile_is_advised_where_the_operator_has_one(local: CommandTarget) -> None:
     assert "vector-shaped-tile" in names(known(local, "matmul"))
     assert "vector-shaped-tile" not in names(known(local, "groupnorm"))
 
 
-def test_what_the_toolchain_sets_by_itself_is_not_advised(local: LocalTarget) -> None:
+def test_what_the_toolchain_sets_by_itself_is_not_advised(local: CommandTarget) -> None:
     assert "name-the-target" not in names(known(local, "groupnorm"))
     assert "name-the-target" in names(known(local, "groupnorm", toolchain="own-cc 1"))
 
 
-def test_the_command_says_what_to_change_in_the_code(local: LocalTarget) -> None:
+def test_the_command_says_what_to_change_in_the_code(local: CommandTarget) -> None:
     """Names of parameters are for recipes; a kernel that somebody wrote has none."""
-    lines = [line for line in _knowledge(known(local, "matmul")) if "vector-shaped-tile" in line]
+    lines = [
+        line for line in knowledge_lines(known(local, "matmul")) if "vector-shaped-tile" in line
+    ]
     assert lines == [
         "  move vector-shaped-tile: The unit-stride edge of the innermost tile has to be a multiple"
         " of the vector width. (The register tile: products per load)"

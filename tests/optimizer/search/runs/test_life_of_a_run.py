@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.progress import status
+from api.cli.search import status
 from benchmarks.search.model_writes.chips import Chip
 from kb.errors import Conflict
 from optimizer.search.goal import Goal

@@ -1,0 +1,182 @@
+"""Typer commands, made from functions and from operations.
+
+The first parameter of a function says what its command works on: `target` is the service of
+`--url` or of the data directory, else this process; `local` is this process; `services` are those
+of this process. A function without one of them opens nothing. `--data-dir`, `--url` and `--json`
+are added as needed; the value that the function returns is printed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import typer
+
+from api.cli.options import AsJson, DataDir, Url
+from api.cli.output import show
+from api.cli.target import login, open_target, opened
+
+if TYPE_CHECKING:
+    from api.operations import Input, Operation
+
+F = TypeVar("F", bound=Callable[..., Any])
+PLACES = ("target", "local", "services")
+COMMON = {
+    name: inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+    for name, default, annotation in (
+        ("data_dir", None, DataDir),
+        ("url", None, Url),
+        ("as_json", False, AsJson),
+    )
+}
+
+
+def command(
+    app: typer.Typer | None = None,
+    name: str = "",
+    *,
+    text: Callable[[Any], str],
+    failed: Callable[[Any], bool] | None = None,
+    after: Callable[[Any], None] | None = None,
+) -> Callable[[F], F]:
+    """Make a function a command of `app`, or without one a command of its own.
+
+    `text` renders the returned value for people. The command exits with 1 where `failed` is true of
+    the value; `after` prints remarks about it. The function gets `data_dir` and `as_json` if it has
+    these parameters.
+    """
+
+    def decorate(function: F) -> F:
+        own = list(inspect.signature(function).parameters.values())
+        place = own.pop(0).name if own and own[0].name in PLACES else ""
+        names = {p.name for p in own}
+
+        def run(**given: Any) -> int:
+            passed = {name: given[name] for name in names}
+            with _opened(place, given.get("data_dir"), given.get("url")) as first:
+                value = function(*first, **passed)
+            show(value, given["as_json"], text)
+            if after is not None:
+                after(value)
+            return int(failed is not None and failed(value))
+
+        common = names | {"as_json"} | ({"data_dir"} if place else set())
+        common |= {"url"} if place == "target" else set()
+        parameters = [
+            inspect.Parameter(
+                p.name, p.KEYWORD_ONLY, default=p.default, annotation=_resolved(p, function)
+            )
+            for p in own
+            if p.name not in COMMON
+        ]
+        parameters += [p for p in COMMON.values() if p.name in common]
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        if app is None:
+            return run  # type: ignore[return-value]
+        app.command(name or None)(run)
+        return function
+
+    return decorate
+
+
+def operation_command(
+    app: typer.Typer | None,
+    name: str,
+    operation: Operation[Any, Any],
+    *,
+    text: Callable[[Any], str],
+    help: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    pick: str = "",
+    after: Callable[[Any], None] | None = None,
+) -> Callable[..., Any]:
+    """A command that carries out one operation and prints its output, or the field `pick` of it.
+
+    parameters: annotations of positional arguments, and of options that need their own.
+    options: further parameters of the operation; their types, bounds and help texts are its own.
+    defaults: defaults other than those of the operation. fixed: values that are no options.
+
+    The actor is the login name where the operation has one and the user gives none.
+    """
+    inputs = {i.name: i for i in operation.inputs}
+    annotations = dict(parameters or {}) | {name: _option(inputs[name]) for name in options}
+    given = {name: inputs[name].default for name in annotations} | dict(defaults or {})
+    if "actor" in given:
+        given["actor"] = None
+
+    def run(target: Any, **values: Any) -> Any:
+        values |= fixed or {}
+        if "actor" in inputs and values.get("actor") is None:
+            values["actor"] = login()
+        output = target.call(operation, **values)
+        return output[pick] if pick else output
+
+    run.__name__, run.__doc__ = operation.name, help or f"{operation.summary}."
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("target", inspect.Parameter.POSITIONAL_ONLY)]
+        + [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotations[name]
+            )
+            for name, default in given.items()
+        ]
+    )
+    return command(app, name, text=text, after=after)(run)
+
+
+@contextmanager
+def _opened(place: str, data_dir: Any, url: str | None) -> Iterator[tuple[Any, ...]]:
+    """The first argument of the function, if it has one."""
+    if not place:
+        yield ()
+    elif place == "target":
+        with open_target(data_dir, url) as target:
+            yield (target,)
+    else:
+        with opened(data_dir) as local:
+            yield (local if place == "local" else local.services,)
+
+
+def _resolved(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
+    annotation = parameter.annotation
+    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+
+
+# -- options of operations
+
+
+def _option(given: Input) -> Any:
+    """The annotation of an option for a parameter of an operation."""
+    bounds = {
+        end: value
+        for bound in given.bounds
+        for end, attribute in (("min", "ge"), ("max", "le"))
+        if (value := getattr(bound, attribute, None)) is not None
+    }
+    kind, choices = _plain_type(given.type)
+    help = f"{given.description} One of {', '.join(choices)}." if choices else given.description
+    return Annotated[kind, typer.Option(help=help, **bounds)]
+
+
+def _plain_type(kind: Any) -> tuple[Any, Sequence[str]]:
+    """A type that Typer takes, and the choices of a literal, which the operation itself checks."""
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if get_origin(kind) is Literal:
+        return str, parts
+    if not parts:
+        return kind, ()
+    inner, choices = _plain_type(parts[0])
+    if get_origin(kind) is list:
+        return list[inner], choices  # type: ignore[valid-type]
+    return (inner | None if NoneType in get_args(kind) else inner), choices
