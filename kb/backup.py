@@ -42,6 +42,7 @@ FOLDERS = ("devices", "runs", "transcripts")
 # Names in a data directory that no backup contains: derived data, and files of running processes.
 _EXCLUDED = (
     "chroma",
+    "snapshot",
     "models",
     "locks",
     audit.NAME,

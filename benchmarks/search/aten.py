@@ -142,7 +142,7 @@ def _outcome(made: AtenProblem, folder: Path, timed: bool) -> Row:
     programs = _programs(problem_view(problem, "cpu"), None)
     if isinstance(programs, str):
         return Row(made.operator, LEFT, reason=programs)
-    text = cpp.written(programs)
+    text = cpp.write_candidate(programs)
     bundle = Bundle({CPP.file: text}, CPP.file, CPP.name, CPP.entry, dict(CPP.start), "recipe")
     timing = TimingPolicy(max_pairs=12, seconds=20.0)
     settings = EvaluationSettings(seeds=1, call_seconds=20.0, load_seconds=60.0, timing=timing)
@@ -180,7 +180,7 @@ def _cross_outcome(made: AtenProblem, folder: Path) -> Row:
     if isinstance(programs, str):
         return Row(made.operator, LEFT, reason=programs)
     try:
-        source = triton.written(programs, view.source, triton.START)
+        source = triton.write_candidate(programs, view.source, triton.DEFAULTS)
     except NotWritten as reason:
         return Row(made.operator, LEFT, reason=str(reason))
     bundle = Bundle({TRITON.file: source.text}, TRITON.file, TRITON.name, TRITON.entry)

@@ -79,14 +79,12 @@ def hold_to_description(client: TestClient) -> None:
     client.event_hooks = {"response": [check]}
 
 
-def wait_until_ready(
-    client: TestClient, seconds: float = 400, *, index: str | None = None
-) -> dict[str, Any]:
-    """The state once it is ready, and with `index` once its vector index is in that state."""
+def wait_until_ready(client: TestClient, seconds: float = 400) -> dict[str, Any]:
+    """The state once it is ready."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         state: dict[str, Any] = client.get("/readyz").json()
-        if state["ready"] and index in (None, state["index"]):
+        if state["ready"]:
             return state
         time.sleep(0.2)
     raise AssertionError(f"not ready: {state}")

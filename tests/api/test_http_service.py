@@ -22,8 +22,8 @@ def test_alive_and_ready(client: TestClient) -> None:
     assert client.get("/healthz").json()["status"] == "alive"
     answer = client.get("/readyz")
     assert answer.status_code == 200
-    state = wait_until_ready(client, index="chroma")
-    assert state["ready"] and state["knowledge_loaded"]
+    state = wait_until_ready(client)
+    assert state["ready"] and state["index"] == "exact" and state["knowledge_loaded"]
     assert state["passages"] == state["embedded"] > 20
 
 

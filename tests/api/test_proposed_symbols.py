@@ -15,7 +15,7 @@ from api.services import open_services
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import section_texts, symbols
 from kb.catalog.knowledge.symbols import ProposedCard
-from kb.scope import ScopeFilter
+from kb.scope import ALL_ACCESS
 from kb.settings import Settings
 from tests.api.cli_process import kernlore
 from tests.api.conftest import assert_error, finished, upload
@@ -147,12 +147,8 @@ def test_proposals_over_http(client: TestClient) -> None:
 
 
 def _propose(catalog: Any) -> None:
-    scope = ScopeFilter(("quark-2",))
     with catalog.read() as connection:
-        documents = section_texts.documents_about(connection, ("quark-2",), scope)
-        sections = section_texts.sections_of_documents(
-            connection, [document.id for document in documents], scope
-        )
+        sections = section_texts.sections_about(connection, "quark-2", ALL_ACCESS)
     fences = next(section for section in sections if section.path[-1] == "Fences")
     card = ProposedCard(
         name="qfence",

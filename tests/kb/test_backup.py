@@ -47,7 +47,13 @@ FILES = {
     "runs/run_1/mail/context-1.json": b"{}",
     "transcripts/run_1/1-0.json": b'{"heard": []}',
 }
-DERIVED = ("chroma/index.bin", "chroma.old_1/index.bin", "models/query.onnx", "locks/run_1.json")
+DERIVED = (
+    "chroma/index.bin",
+    "chroma.old_1/index.bin",
+    "locks/run_1.json",
+    "models/query.onnx",
+    "snapshot/manifest.json",
+)
 Member = tuple[tarfile.TarInfo, bytes]
 
 

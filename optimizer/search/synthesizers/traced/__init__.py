@@ -1,2 +1,2 @@
-"""Kernels from the problem's own graph: it is traced, lowered to loops over a closed set of
-operators, and written as C++ or Triton."""
+"""Proposes kernels generated from the problem's own graph: trace it, lower it to loops over a
+closed set of operators, and write these as C++ or Triton."""

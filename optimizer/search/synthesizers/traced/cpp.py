@@ -1,6 +1,7 @@
-"""A lowered graph as C++: loops whose innermost turns the compiler does side by side.
+"""Writes a lowered graph as C++. The innermost loops are written so that compilers vectorize them.
 
-One function a case; the entry chooses by the shapes that it is handed, and refuses others.
+One function per case; the entry point selects the function by the shapes that it gets and rejects
+other shapes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from optimizer.search.synthesizers.traced.expression import (
     computed_in,
 )
 from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index, index_text
-from optimizer.search.synthesizers.traced.launches import every_load, read_in
+from optimizer.search.synthesizers.traced.launches import every_load, expressions_in
 from optimizer.search.synthesizers.traced.program import Buffer, NotWritten, Program, Stage
 
-# -- cpp writer: What every part of a C++ kernel is written with: lines, loops and expressions.
+# -- statements and expressions
 
 TYPES = {
     "float32": "float",
@@ -59,15 +60,16 @@ _CALLED = {
 
 @dataclass
 class CppWriter:
-    """Lines of one program."""
+    """Writes the lines of one program."""
 
     program: Program
     lines: list[str] = field(default_factory=list)
     rooms: list[str] = field(default_factory=list)
     indent: int = 1
     names: int = 0
-    known: dict[int, str] = field(default_factory=dict)  # of expressions in the block at hand
-    local: dict[str, int] = field(default_factory=dict)  # buffers of a nest: its depth
+    # names of expressions in the current block, by identity
+    known: dict[int, str] = field(default_factory=dict)
+    local: dict[str, int] = field(default_factory=dict)  # depth of the loop nest that owns a buffer
 
     @contextmanager
     def _lanes(self, lane: Var) -> Iterator[None]:
@@ -77,7 +79,7 @@ class CppWriter:
 
     @contextmanager
     def _loops(self, variables: Sequence[Var], pragma: str = "") -> Iterator[None]:
-        """Loops in each other, with the pragma before the outermost."""
+        """Nested loops, with the pragma before the outermost."""
         if not variables:
             yield
             return
@@ -125,7 +127,7 @@ class CppWriter:
         return f"{buffer.name}[{self._index(place)}]"
 
     def _hoisted(self, of: ElementExpression, inside: frozenset[Var]) -> None:
-        """Write what does not change in the loops over `inside` before them."""
+        """Write subexpressions that do not depend on the loops over `inside` before these loops."""
         if of.name == "literal":
             return
         if not of.variables & inside:
@@ -135,7 +137,7 @@ class CppWriter:
                 self._hoisted(arg, inside)
 
     def _value(self, of: ElementExpression) -> str:
-        """The name of a constant with the expression's value, written in the block at hand."""
+        """Assign the expression to a constant in the current block; returns the constant's name."""
         if of.name == "literal":
             return number(of.value, of.dtype)
         if id(of) not in self.known:
@@ -179,7 +181,7 @@ class CppWriter:
 
 
 def start_of(combine: str, dtype: str) -> str:
-    """What changes nothing when it is combined."""
+    """The neutral element of a combination, as C++."""
     if combine in ("sum", "prod"):
         return number(combine == "prod", dtype)
     combine = "max" if combine == "logaddexp" else combine
@@ -189,7 +191,7 @@ def start_of(combine: str, dtype: str) -> str:
 
 
 def number(value: float | str, dtype: str) -> str:
-    """A number of this dtype."""
+    """A C++ literal of this dtype."""
     if dtype == "bool":
         return "true" if value else "false"
     if dtype not in FLOATS:
@@ -202,17 +204,17 @@ def number(value: float | str, dtype: str) -> str:
     return f"{number!r}{'f' if dtype == 'float32' else ''}"
 
 
-# -- cpp places: Stages whose places are data: orders of elements, and elements that go where a te
+# -- sorts and scatters
 
-LEAST_TILE = 64  # neighbouring places that a thread puts
+MIN_TILE = 64  # least elements of a dimension per thread
 TILES = 16
 
 
-class Placing(CppWriter):
-    """Writes such stages."""
+class SortAndScatterWriter(CppWriter):
+    """Writes stages that sort, and stages that write to positions read from tensors."""
 
-    def ordered(self, stage: Stage, parallel: bool) -> None:
-        """The places along a variable in the order of their elements."""
+    def sort(self, stage: Stage, parallel: bool) -> None:
+        """Write the positions along a dimension in the order of their elements."""
         order = stage.order
         assert order is not None
         along = order.along
@@ -230,32 +232,33 @@ class Placing(CppWriter):
             with self._loops([Var(along.name, order.first)]):
                 self._store(stage, stage.out, f"kl_place(keys[{along.name}])")
 
-    def put(self, stage: Stage, parallel: bool) -> None:
-        """Elements at places that tensors hold, in turn: threads share places that differ."""
+    def scatter(self, stage: Stage, parallel: bool) -> None:
+        """Write elements, one after the other, to positions read from tensors. Threads work on
+        different positions."""
         assert stage.at is not None
         apart = [v for v in stage.space if any(place == index(v) for place in stage.at)]
         rest = [v for v in stage.space if v not in apart[-1:]]
         pragma = "#pragma omp parallel for schedule(static)"
         if not (parallel and apart):
             with self._loops(stage.space):
-                self._put_one(stage)
+                self._scatter_one(stage)
         elif apart[0] is stage.space[0]:
             with self._loops(stage.space, pragma):
-                self._put_one(stage)
+                self._scatter_one(stage)
         else:
             self._in_tiles(stage, apart[-1], rest, pragma)
 
     def _in_tiles(self, stage: Stage, lane: Var, rest: Sequence[Var], pragma: str) -> None:
-        tile = max(LEAST_TILE, -(-lane.extent // TILES))
+        tile = max(MIN_TILE, -(-lane.extent // TILES))
         step = f"for (int64_t from = 0; from < {lane.extent}; from += {tile})"
         with self._block(step, pragma):
             end = f"from + {tile} < {lane.extent} ? from + {tile} : {lane.extent}"
             self._line(f"const int64_t to = {end};")
             head = f"for (int64_t {lane.name} = from; {lane.name} < to; {lane.name}++)"
             with self._loops(rest), self._block(head):
-                self._put_one(stage)
+                self._scatter_one(stage)
 
-    def _put_one(self, stage: Stage) -> None:
+    def _scatter_one(self, stage: Stage) -> None:
         assert stage.at is not None
         value = self._value(stage.body)
         place = self._element(stage.out, stage.at)
@@ -270,14 +273,16 @@ class Placing(CppWriter):
         self._line(f"kl_write(&{place}, {forms[stage.combine]});")
 
 
-ALONE = 20_000  # computed elements, below which waking a second thread costs more than it brings
-ON_STACK = 4_096  # elements
-CHUNK = 1_024  # terms that are added in float32 before they are added in float64
-TILE = 512  # sums that are kept side by side
+MIN_PARALLEL_WORK = (
+    20_000  # computed elements; below this, waking a second thread costs more than it saves
+)
+MAX_ON_STACK = 4_096  # most elements of an array on the stack
+CHUNK = 1_024  # terms that are added in float32 before the sum is added in float64
+TILE = 512  # sums that are computed together, one per vector lane
 
 
-def written(programs: Sequence[tuple[Signature, Program]]) -> str:
-    """The source of a candidate that serves these cases."""
+def write_candidate(programs: Sequence[tuple[Signature, Program]]) -> str:
+    """C++ source of a candidate that serves these cases."""
     parts = []
     for place, (signature, program) in enumerate(programs):
         body = _CppCase(program).text()
@@ -303,7 +308,7 @@ def _fits(signature: Signature) -> str:
 
 
 @dataclass
-class _CppCase(Placing):
+class _CppCase(SortAndScatterWriter):
     """Writes one program, line by line."""
 
     def text(self) -> str:
@@ -333,13 +338,13 @@ class _CppCase(Placing):
         self._line(f"(void){name};")
 
     def _table(self, buffer: Buffer) -> None:
-        """Elements that stand in the source, as the interface does not hand them over."""
+        """An array constant with the elements of a buffer that the interface does not pass."""
         if len(buffer.values) != buffer.elements:
             raise NotWritten(
                 f"{buffer.hidden}, a buffer of the Model outside its state_dict, with"
                 f" {buffer.elements} elements of {buffer.dtype}"
             )
-        dtype = computed_in(buffer.dtype)  # as `kl_read` would make them
+        dtype = computed_in(buffer.dtype)  # as `kl_read` would convert them
         elements = ", ".join(number(value, dtype) for value in buffer.values)
         kind, name = TYPES[dtype], buffer.name
         self.rooms.append(f"alignas(64) static const {kind} {name}[] = {{{elements}}};")
@@ -347,7 +352,7 @@ class _CppCase(Placing):
     # -- loops
 
     def _nest(self, nest: Nest) -> None:
-        parallel = nest.work >= ALONE
+        parallel = nest.work >= MIN_PARALLEL_WORK
         if not nest.depth:
             for stage in nest.stages:
                 self._stage(stage, 0, parallel)
@@ -360,7 +365,7 @@ class _CppCase(Placing):
                 outer = self._outer(nest.outer)
                 for stage in nest.stages:
                     values = {v: index(o) for v, o in zip(stage.space, outer, strict=False)}
-                    self._stage(_moved(stage, values, outer), nest.depth, False)
+                    self._stage(_with_outer(stage, values, outer), nest.depth, False)
             for name in heap:
                 self._line(f"std::free({name});")
         self.local.clear()
@@ -373,7 +378,7 @@ class _CppCase(Placing):
                 continue
             self.local[out.name] = nest.depth
             size, kind = prod(out.shape[nest.depth :]), TYPES[out.dtype]
-            if size <= ON_STACK:
+            if size <= MAX_ON_STACK:
                 self._line(f"alignas(64) {kind} {out.name}[{size}];")
             else:
                 room = (size * ITEM_BYTES[out.dtype] + 63) // 64 * 64
@@ -395,12 +400,12 @@ class _CppCase(Placing):
 
     def _stage(self, stage: Stage, depth: int, parallel: bool) -> None:
         if stage.order is not None:
-            self.ordered(stage, parallel)
+            self.sort(stage, parallel)
             return
         if stage.at is not None:
-            self.put(stage, parallel)
+            self.scatter(stage, parallel)
             return
-        lane = lane_of(_inner(stage, depth))
+        lane = lane_of(_inside_nest(stage, depth))
         if stage.scanned and lane:
             self._scan(stage, lane, depth, parallel)
             return
@@ -423,7 +428,7 @@ class _CppCase(Placing):
     def _one_result(
         self, stage: Stage, lane: Var | None, reduced: list[Var], parallel: bool
     ) -> None:
-        """A reduction whose terms are combined side by side."""
+        """Reduce to one result; the terms are vectorized."""
         kind, combine = TYPES[stage.body.dtype], stage.combine or "sum"
         floats = stage.body.dtype in FLOATS
         long = combine == "sum" and stage.body.dtype == "float32"
@@ -451,7 +456,7 @@ class _CppCase(Placing):
             self._store(stage, stage.out, f"({kind}){result}")
 
     def _chunks(self, stage: Stage, lane: Var, pragma: str) -> None:
-        """A long sum: float32 within a chunk, float64 over the chunks."""
+        """A long sum: in float32 within a chunk, in float64 over the chunks."""
         step = f"for (int64_t from = 0; from < {lane.extent}; from += {CHUNK})"
         with self._block(step, pragma):
             self._line("float part = 0.0f;")
@@ -465,7 +470,7 @@ class _CppCase(Placing):
     def _side_by_side(
         self, stage: Stage, lane: Var, space: list[Var], reduced: list[Var], parallel: bool
     ) -> None:
-        """Reductions of neighbouring results, each in a place of its own."""
+        """Reduce to several neighbouring results, one per vector lane."""
         combine, dtype = stage.combine or "sum", stage.body.dtype
         terms = prod(v.extent for v in stage.reduced)
         exact = combine == "sum" and dtype == "float32" and terms > 4 * CHUNK
@@ -485,11 +490,12 @@ class _CppCase(Placing):
                     self._store(stage, stage.out, "acc[l]")
 
     def _scan(self, stage: Stage, lane: Var, depth: int, parallel: bool) -> None:
-        """Running sums or products: of rows, or of neighbouring columns side by side."""
+        """Running sums or products along a row, or down neighbouring columns, one per vector
+        lane."""
         combine, dtype, scanned = stage.combine or "sum", stage.body.dtype, stage.scanned
         assert scanned is not None
         space = [v for v in stage.space[depth:] if v not in (lane, scanned)]
-        # As torch's own scans: what was added to one element stays in all that follow.
+        # As torch does: the rounding error of a float32 sum would remain in all later elements.
         added = dtype == "float32" and combine not in ("max", "min")
         kind = "double" if added else TYPES[dtype]
         shared = "#pragma omp parallel for schedule(static)" if parallel else ""
@@ -532,25 +538,25 @@ class _CppCase(Placing):
                     self._store(stage, stage.out, "acc[l]")
 
     def _tile(self, lane: Var, tile: int, kind: str, start: str) -> None:
-        """The results of `tile` neighbours, and `n`, how many there are of them."""
+        """Declare accumulators for `tile` neighbouring results, of which `n` are used."""
         self._line(f"alignas(64) {kind} acc[{tile}];")
         rest = f"{lane.extent} - from"
         self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
         self._line(f"for (int64_t l = 0; l < n; l++) acc[l] = {start};")
 
 
-def _moved(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) -> Stage:
-    """The stage with the nest's variables in place of its own outer ones."""
+def _with_outer(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) -> Stage:
+    """The stage with its outer variables replaced by those of the nest."""
     space = (*outer, *stage.space[len(outer) :])
     return replace(stage, space=space, body=stage.body.substituted(values))
 
 
-def _inner(stage: Stage, depth: int) -> Stage:
-    """What is left of a stage inside of the nest's loops."""
+def _inside_nest(stage: Stage, depth: int) -> Stage:
+    """The part of a stage inside the loops of the nest."""
     return replace(stage, space=stage.space[depth:])
 
 
-# -- header: What a written C++ kernel needs of `cpp_header.h`: whoever reads it sees no function
+# -- the header
 
 _TEXT = files(__package__).joinpath("cpp_header.h").read_text(encoding="utf-8")
 _FIRST, *_PIECES = _TEXT.strip().split("\n\n")
@@ -560,7 +566,8 @@ _NAME = re.compile(r"\bkl_\w+")
 
 
 def header_for(body: str) -> str:
-    """The pieces that the text of a kernel needs, and those that these need, in their order."""
+    """The pieces of `cpp_header.h` that this code needs, with those that they need, in file order.
+    A reader of the candidate then sees no unused function."""
     needed: set[int] = set()
     spoken = set(_NAME.findall(body))
     while True:
@@ -576,16 +583,16 @@ def _defines(piece: str) -> set[str]:
     return set(_TYPE.findall(piece) or _FUNCTION.findall(piece))
 
 
-# -- nests: Which stages share a loop: rows that are at hand are worked on to the end before the n
+# -- loop nests
 
-MOST_LOCAL = 1 << 18  # elements of a buffer that a thread keeps for a turn of the outer loop
-LEAST_TURNS = 8  # of an outer loop that is shared by threads
+# most elements of a buffer that a thread holds for one iteration of the outer loops
+MAX_LOCAL = 1 << 18
+MIN_SHARED_ITERATIONS = 8  # least iterations of outer loops that threads share
 
 
 @dataclass
 class Nest:
-    """Stages with the same `depth` outer sizes. `local` names the buffers that only this nest
-    reads."""
+    """Stages with the same `depth` outer sizes. `local` names buffers that no other nest reads."""
 
     stages: list[Stage]
     depth: int
@@ -598,12 +605,12 @@ class Nest:
 
     @property
     def work(self) -> int:
-        """Computed elements of all stages."""
+        """Number of elements that all stages compute."""
         return sum(stage.work for stage in self.stages)
 
 
 def nests(program: Program) -> list[Nest]:
-    """The stages in their order, joined where that keeps data close."""
+    """The stages in order, joined into nests where that keeps data in the cache."""
     made: list[Nest] = []
     for stage in program.stages:
         depth = _joined(made[-1], stage) if made else 0
@@ -613,12 +620,12 @@ def nests(program: Program) -> list[Nest]:
         else:
             made.append(Nest([stage], _deepest(stage)))
     for nest in made:
-        nest.local = _local(nest, made)
+        nest.local = _only_read_by(nest, made)
     return made
 
 
 def _joined(nest: Nest, stage: Stage) -> int:
-    """How many outer loops the stage can share with the nest; 0 where it should not."""
+    """The number of outer loops that the stage can share with the nest; 0 if it should not join."""
     depth = 0
     sizes = tuple(v.extent for v in stage.space)
     most = min(nest.depth, _deepest(stage))
@@ -633,15 +640,15 @@ def _joined(nest: Nest, stage: Stage) -> int:
             ):
                 shared += 1
             depth = min(depth, shared)
-    if not depth or prod(sizes[:depth]) < LEAST_TURNS:
+    if not depth or prod(sizes[:depth]) < MIN_SHARED_ITERATIONS:
         return 0
     kept = [s.out for s in nest.stages if s.out.number is None]
-    return depth if all(prod(b.shape[depth:]) <= MOST_LOCAL for b in kept) else 0
+    return depth if all(prod(b.shape[depth:]) <= MAX_LOCAL for b in kept) else 0
 
 
 def _deepest(stage: Stage) -> int:
-    """How many outer loops may be shared: those outside of the lane, and of a scan; none where
-    places of the result are read from a tensor."""
+    """The number of outer loops that may be shared: those outside of the vectorized loop and of a
+    scan; 0 if positions of the result are read from a tensor."""
     if stage.order or stage.at is not None:
         return 0
     inside = [v for v in (lane_of(stage), stage.scanned) if v in stage.space]
@@ -649,8 +656,8 @@ def _deepest(stage: Stage) -> int:
 
 
 def lane_of(stage: Stage) -> Var | None:
-    """The variable whose turns are done side by side: the one by which most of what is read and
-    written lies next to each other; None where there is no loop at all."""
+    """The variable of the vectorized loop: the one along which most loads and stores are
+    contiguous. None for a stage without loops."""
     loops = (*stage.space, *stage.reduced)
     if not loops:
         return None
@@ -669,7 +676,8 @@ def lane_of(stage: Stage) -> Var | None:
 
 
 def _stride(indices: tuple[Index, ...], variable: Var) -> int | None:
-    """By how much the place moves with the variable, where the last index alone has it at 1."""
+    """The distance in memory between neighbours along the variable; None if another index than the
+    last depends on it."""
     if not indices:
         return 0
     last = indices[-1].factor(variable)
@@ -677,16 +685,16 @@ def _stride(indices: tuple[Index, ...], variable: Var) -> int | None:
     return None if elsewhere else last
 
 
-def _local(nest: Nest, made: list[Nest]) -> set[str]:
-    others = {name for other in made if other is not nest for name in _touched(other)}
+def _only_read_by(nest: Nest, made: list[Nest]) -> set[str]:
+    others = {name for other in made if other is not nest for name in _buffers_used(other)}
     own = [stage.out for stage in nest.stages if stage.out.number is None]
     return {buffer.name for buffer in own if buffer.name not in others and nest.depth}
 
 
-def _touched(nest: Nest) -> Iterator[str]:
-    """The buffers that stages read, or put something into that another has filled."""
+def _buffers_used(nest: Nest) -> Iterator[str]:
+    """The buffers that stages read or update in place."""
     for stage in nest.stages:
-        reads = [stage.body, *(part for place in stage.at or () for part in read_in(place))]
+        reads = [stage.body, *(part for place in stage.at or () for part in expressions_in(place))]
         yield from (str(load.value) for of in reads for load in every_load(of))
         if stage.at is not None:
             yield stage.out.name

@@ -127,7 +127,8 @@ def _traced(source: str, dtype: str | None, attention: bool, values: bool) -> Tr
 
 
 def _held(known: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """What the file puts into these buffers; the harness refuses a problem that draws them."""
+    """The elements of these buffers of the Model. The harness rejects problems that draw them at
+    random."""
     make_init = known.get("get_init_inputs")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         made = dict(_model(known["Model"], make_init() if make_init else []).named_buffers())
@@ -150,7 +151,7 @@ def _merge_equal_views(graph: fx.Graph) -> None:
 
 
 def _every(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state_dict, then the other buffers."""
+    """The state_dict, followed by the other buffers."""
     state = model.state_dict()
     return state | {name: v for name, v in model.named_buffers() if name not in state}
 

@@ -1,9 +1,9 @@
-"""Which stages become one kernel of a GPU, and what its axes are.
+"""Assigns stages to GPU kernels and lays out the axes of each kernel.
 
-Every kernel has three axes: rows `p` and `q`, and between them `c`, which reductions run along. A
-stage is placed by writing its own variables as functions of the axes. A later stage joins the
-kernel of an earlier one where it reads what that one computed at the same place: such a value stays
-in registers. Reductions with few results and many terms are made in two steps first, so that they
+Every kernel has three axes: rows `p` and `q`, and between them `c`, along which reductions run. A
+stage is placed by writing its variables as functions of the axes. A later stage joins the kernel of
+an earlier one if it reads the earlier one's results at the same position only: such values stay in
+registers. Reductions with few results and many terms are split into two steps first, so that they
 fill the device. Standard library only.
 """
 
@@ -36,12 +36,12 @@ from optimizer.search.synthesizers.traced.index import (
 )
 from optimizer.search.synthesizers.traced.program import Buffer, Call, Combine, Program, Stage
 
-FEW = 128  # results of a reduction, below which the device is not full
-MANY = 1 << 14  # terms of one result, from which on a second step is worth its launch
-PARTS = 1024  # results of the first of two steps, about
-WINDOW = 128  # terms, at most, that one place adds up by itself
-LEAST_TERMS = 512  # of the first step of a reduction that is parted between two dimensions
-TWO_SIDED = 16  # places, at least, along each side of a tile that turns a tensor
+MIN_RESULTS = 128  # results of a reduction; fewer do not fill the device
+MIN_TERMS_TO_SPLIT = 1 << 14  # terms of one result; from here on a second step is worth its launch
+SPLIT_RESULTS = 1024  # approximate number of results of the first of two steps
+MAX_WINDOW = 128  # most terms of a reduction over a window, which one thread adds up
+# least terms of the first step of a reduction that is split between two dimensions
+MIN_FIRST_TERMS = 512
 
 Role = Literal["point", "row", "full", "reduce", "window", "scan"]
 Part = Literal["p", "c", "q"]
@@ -77,15 +77,15 @@ class Axes:
 
     @property
     def element(self) -> Index:
-        """The place of an element in contiguous memory."""
+        """The position of an element in contiguous memory."""
         sizes = (self.outer, self.length, self.inner)
         return flattened((axis(self.p), axis(self.c), axis(self.q)), sizes)
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A stage over the axes: what it computes, and where in its buffer it puts that, in elements.
-    The variables of `window` are loops of their own."""
+class PlacedStage:
+    """A stage over the axes: its role, its expression, and the position of its result in the
+    buffer, in elements. `window` holds variables with loops inside the kernel."""
 
     role: Role
     out: Buffer
@@ -100,42 +100,43 @@ class KernelLaunch:
     """One kernel. `stored` names the buffers that are written to memory."""
 
     axes: Axes
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedStage, ...]
     stored: frozenset[str] = frozenset()
 
 
-Step = tuple[KernelLaunch | Call, list[Stage]]  # with the stages of a kernel
+Step = tuple[KernelLaunch | Call, list[Stage]]  # a kernel comes with its stages
 
 
 def launches(program: Program) -> list[KernelLaunch | Call]:
     """The kernels and calls of a program, in order."""
-    steps = _alive(_steps(program))
+    steps = _without_unread(_steps(program))
     read = _read_by(steps)
-    made: list[Step] = []
+    kernels: list[Step] = []
     for step in steps:
         if isinstance(step, Call):
-            made.append((step, []))
+            kernels.append((step, []))
             continue
-        at, joined = _home(made, step)
+        at, joined = _kernel_for(kernels, step)
         if joined is None:
-            made.append((_begun(step), [step]))
+            kernels.append((_new_kernel(step), [step]))
         else:
-            made[at] = (joined, [*made[at][1], step])
+            kernels[at] = (joined, [*kernels[at][1], step])
     return [
         _with_stores(kernel, group, read) if isinstance(kernel, KernelLaunch) else kernel
-        for kernel, group in made
+        for kernel, group in kernels
     ]
 
 
-def _home(made: Sequence[Step], stage: Stage) -> tuple[int, KernelLaunch | None]:
-    """The kernel that a stage joins, by its place among those so far, and what it is then: the
-    latest that can have it, with None where there is none. Only a stage whose result is small, or
-    written in any case, goes further back than one step, and behind all that it reads."""
+def _kernel_for(kernels: Sequence[Step], stage: Stage) -> tuple[int, KernelLaunch | None]:
+    """The position in `kernels` of the kernel that a stage joins, and this kernel with the stage;
+    the latest one possible. If no kernel fits, the position is that of a new kernel and the kernel
+    is None. Only a stage that reduces or writes an output may join an earlier kernel than the last,
+    and none before a step that writes one of its sources."""
     reads = _sources(stage)
-    for at in reversed(range(len(made))):
-        kernel, group = made[at]
+    for at in reversed(range(len(kernels))):
+        kernel, group = kernels[at]
         if isinstance(kernel, KernelLaunch):
-            joined = _joined(kernel, group, stage)
+            joined = _extended(kernel, group, stage)
             if joined is not None:
                 return at, joined
         written = {part.out.name for part in group}
@@ -143,7 +144,7 @@ def _home(made: Sequence[Step], stage: Stage) -> tuple[int, KernelLaunch | None]
             written = {out.name for out in kernel.outs if out is not None}
         if reads & written or not (stage.reduced or stage.out.number is not None):
             break
-    return len(made), None
+    return len(kernels), None
 
 
 # -- stages before they are placed
@@ -155,13 +156,13 @@ def _steps(program: Program) -> list[Stage | Call]:
     for number, stage in enumerate(program.stages):
         while calls and calls[0].after <= number:
             steps.append(calls.pop(0))
-        steps += in_steps(without_ones(stage))
+        steps += in_steps(without_unit_variables(stage))
     return [*steps, *calls]
 
 
-def _alive(steps: Sequence[Stage | Call]) -> list[Stage | Call]:
-    """Without the stages that nothing reads."""
-    kept: list[Stage | Call] = []
+def _without_unread(steps: Sequence[Stage | Call]) -> list[Stage | Call]:
+    """The steps without stages whose results are never read."""
+    live: list[Stage | Call] = []
     wanted: set[str] = set()
     for step in reversed(steps):
         if isinstance(step, Stage):
@@ -169,9 +170,9 @@ def _alive(steps: Sequence[Stage | Call]) -> list[Stage | Call]:
                 continue
             wanted |= _sources(step)
         else:
-            wanted |= {view for view in read_of_call(step)}
-        kept.append(step)
-    return kept[::-1]
+            wanted |= {view for view in buffers_read(step)}
+        live.append(step)
+    return live[::-1]
 
 
 def _sources(stage: Stage) -> set[str]:
@@ -179,7 +180,7 @@ def _sources(stage: Stage) -> set[str]:
 
 
 def every_load(of: ElementExpression) -> list[ElementExpression]:
-    """The elements that an expression reads, those that only say where another one lies too."""
+    """All loads of an expression, including those inside of indices."""
     result: dict[ElementExpression, None] = {}
     waiting = [of]
     seen: set[int] = set()
@@ -191,20 +192,20 @@ def every_load(of: ElementExpression) -> list[ElementExpression]:
         if part.name == "load":
             result[part] = None
         waiting += part.args
-        waiting += (value for place in part.indices for value in read_in(place))
+        waiting += (value for place in part.indices for value in expressions_in(place))
     return list(result)
 
 
-def read_in(place: Index) -> Iterable[ElementExpression]:
-    """The expressions that say where a place lies."""
+def expressions_in(place: Index) -> Iterable[ElementExpression]:
+    """The expressions that an index reads."""
     for atom, _ in place.terms:
         if isinstance(atom, Read):
             yield atom.value
         elif not isinstance(atom, Var):
-            yield from read_in(atom.index)
+            yield from expressions_in(atom.index)
 
 
-def read_of_call(step: Call) -> set[str]:
+def buffers_read(step: Call) -> set[str]:
     """The buffers that a call reads."""
     names: set[str] = set()
     waiting: list[object] = [step.args, [value for _, value in step.kwargs]]
@@ -217,28 +218,29 @@ def read_of_call(step: Call) -> set[str]:
     return names
 
 
-def without_ones(stage: Stage) -> Stage:
-    """The stage without variables that have one value only."""
+def without_unit_variables(stage: Stage) -> Stage:
+    """The stage without variables of extent 1."""
     ones = {v: Index() for v in (*stage.space, *stage.reduced) if v.extent == 1}
     if not ones:
         return stage
     space = tuple(v for v in stage.space if v.extent != 1)
     reduced = tuple(v for v in stage.reduced if v.extent != 1)
     shape = tuple(v.extent for v in space)
-    out = replace(stage.out, shape=shape)  # as many elements, in the same order
+    out = replace(stage.out, shape=shape)  # same elements in the same order
     scanned = stage.scanned if stage.scanned in space else None
     combine = stage.combine if reduced or scanned else None
     return Stage(out, space, stage.body.substituted(ones), reduced, combine, scanned)
 
 
 def dims_of(stage: Stage) -> list[Var]:
-    """The variables of a reduction in the order of its tensor's dimensions."""
+    """The variables of a reduction in the order of the tensor's dimensions."""
     return sorted((*stage.space, *stage.reduced), key=lambda v: int(v.name[1:]))
 
 
 def is_window(stage: Stage) -> bool:
-    """Whether neighbouring results have terms in common, or terms lie beside each other."""
-    if not stage.reduced or prod(v.extent for v in stage.reduced) > WINDOW:
+    """Whether it is a short reduction whose neighbouring results share terms, such as a pooling
+    window."""
+    if not stage.reduced or prod(v.extent for v in stage.reduced) > MAX_WINDOW:
         return False
     own, others = frozenset(stage.reduced), frozenset(stage.space)
     parts = (part for element in stage.body.loads for part in element.indices)
@@ -254,17 +256,23 @@ def in_steps(stage: Stage) -> list[Stage]:
     terms = prod(v.extent for v in stage.reduced)
     if len(runs) > 1:
         first, last = runs[-1]
-        return _parted(stage, tuple(dims[first:last]))
-    if (stage.space and prod(v.extent for v in stage.space) >= FEW) or terms < MANY:
+        return _split_by_dimension(stage, tuple(dims[first:last]))
+    if (
+        stage.space and prod(v.extent for v in stage.space) >= MIN_RESULTS
+    ) or terms < MIN_TERMS_TO_SPLIT:
         return [stage]
     inner = stage.reduced[1:]
-    if inner and prod(v.extent for v in inner) >= LEAST_TERMS and stage.reduced[0].extent >= FEW:
-        return _parted(stage, inner)
-    return _cut(stage)
+    if (
+        inner
+        and prod(v.extent for v in inner) >= MIN_FIRST_TERMS
+        and stage.reduced[0].extent >= MIN_RESULTS
+    ):
+        return _split_by_dimension(stage, inner)
+    return _split_evenly(stage)
 
 
 def _runs(marks: Sequence[bool]) -> list[tuple[int, int]]:
-    """The stretches of neighbouring marks, from and up to."""
+    """Start and end of each run of true marks."""
     runs: list[tuple[int, int]] = []
     for place, mark in enumerate(marks):
         if mark and runs and runs[-1][1] == place:
@@ -274,8 +282,8 @@ def _runs(marks: Sequence[bool]) -> list[tuple[int, int]]:
     return runs
 
 
-def _parted(stage: Stage, inner: tuple[Var, ...]) -> list[Stage]:
-    """First over the dimensions `inner`, then over the others."""
+def _split_by_dimension(stage: Stage, inner: tuple[Var, ...]) -> list[Stage]:
+    """Split a reduction: first over the dimensions `inner`, then over the others."""
     space = tuple(v for v in dims_of(stage) if v not in inner)
     first = _partial(stage, space)
     outer = tuple(v for v in stage.reduced if v not in inner)
@@ -286,11 +294,11 @@ def _parted(stage: Stage, inner: tuple[Var, ...]) -> list[Stage]:
     ]
 
 
-def _cut(stage: Stage) -> list[Stage]:
-    """First over stretches of the terms, then over the stretches."""
+def _split_evenly(stage: Stage) -> list[Stage]:
+    """Split a reduction: first over runs of consecutive terms, then over the runs."""
     terms = prod(v.extent for v in stage.reduced)
     results = prod(v.extent for v in stage.space)
-    parts = max(2, min(PARTS // max(results, 1), terms // LEAST_TERMS))
+    parts = max(2, min(SPLIT_RESULTS // max(results, 1), terms // MIN_FIRST_TERMS))
     length = -(-terms // parts)
     length = -(-length // 128) * 128
     parts = -(-terms // length)
@@ -330,7 +338,7 @@ def _extents(of: Sequence[Var]) -> tuple[int, ...]:
 
 
 def neutral(combine: Combine, dtype: str) -> float | int:
-    """What changes nothing when it is combined."""
+    """The neutral element of a combination."""
     if combine in ("sum", "prod"):
         return int(combine == "prod")
     sign = 1 if combine == "min" else -1
@@ -339,11 +347,11 @@ def neutral(combine: Combine, dtype: str) -> float | int:
     return -(1 << 63) if combine == "max" else (1 << 63) - 1
 
 
-# -- stages over axes
+# -- placing stages on axes
 
 
 def axes_of(stage: Stage) -> Axes:
-    """The axes of a kernel that begins with this stage."""
+    """The axes of a kernel whose first stage is this one."""
     results = prod(v.extent for v in stage.space)
     if stage.scanned is not None:
         before, (own,), after = _around(stage.space, stage.scanned)
@@ -359,8 +367,8 @@ def axes_of(stage: Stage) -> Axes:
     )
 
 
-def placed(stage: Stage, axes: Axes) -> Placed | None:
-    """The stage over these axes; None where it does not fit them."""
+def placed(stage: Stage, axes: Axes) -> PlacedStage | None:
+    """The stage on these axes; None if it does not fit them."""
     rows = axes.outer * axes.inner
     results = prod(v.extent for v in stage.space)
     if stage.scanned is not None:
@@ -379,19 +387,19 @@ def placed(stage: Stage, axes: Axes) -> Placed | None:
         **_of_axis(dims[first:last], axis(axes.c)),
         **_of_axis(dims[last:], axis(axes.q)),
     }
-    return _made("reduce", stage, values)
+    return _placed_at("reduce", stage, values)
 
 
-def _placed_scan(stage: Stage, axes: Axes, scanned: Var) -> Placed | None:
+def _placed_scan(stage: Stage, axes: Axes, scanned: Var) -> PlacedStage | None:
     if axes_of(stage) != axes:
         return None
     parts = zip(_around(stage.space, scanned), (axes.p, axes.c, axes.q), strict=True)
     values = {var: at for dims, own in parts for var, at in _of_axis(dims, axis(own)).items()}
-    return _made("scan", stage, values)
+    return _placed_at("scan", stage, values)
 
 
 def _around(space: Sequence[Var], scanned: Var) -> tuple[Sequence[Var], ...]:
-    """The variables before one of them, itself, and those behind it."""
+    """The variables before `scanned`, itself, and those after it."""
     at = space.index(scanned)
     return space[:at], space[at : at + 1], space[at + 1 :]
 
@@ -400,7 +408,7 @@ def _of_axis(dims: Sequence[Var], place: Index) -> dict[Var, Index]:
     return dict(zip(dims, unflattened(place, _extents(dims)), strict=True))
 
 
-def _placed_points(stage: Stage, axes: Axes, rows: int, results: int) -> Placed | None:
+def _placed_points(stage: Stage, axes: Axes, rows: int, results: int) -> PlacedStage | None:
     windowed = bool(stage.combine and stage.reduced)
     if results == rows and (axes.length == 1 or not windowed):
         role: Role = "window" if windowed else "point" if axes.length == 1 else "row"
@@ -409,12 +417,12 @@ def _placed_points(stage: Stage, axes: Axes, rows: int, results: int) -> Placed 
         role, place = "full", axes.element
     else:
         return None
-    return _made(role, stage, _of_axis(stage.space, place))
+    return _placed_at(role, stage, _of_axis(stage.space, place))
 
 
-def _made(role: Role, stage: Stage, values: dict[Var, Index]) -> Placed:
+def _placed_at(role: Role, stage: Stage, values: dict[Var, Index]) -> PlacedStage:
     place = flattened(tuple(values[v] for v in stage.space), _extents(stage.space))
-    return Placed(
+    return PlacedStage(
         role,
         stage.out,
         stage.body.substituted(values),
@@ -427,15 +435,15 @@ def _made(role: Role, stage: Stage, values: dict[Var, Index]) -> Placed:
 # -- kernels
 
 
-def _begun(stage: Stage) -> KernelLaunch:
+def _new_kernel(stage: Stage) -> KernelLaunch:
     axes = axes_of(stage)
     part = placed(stage, axes)
     assert part is not None  # in_steps leaves only stages that fit their own axes
     return KernelLaunch(axes, (part,))
 
 
-def _joined(launch: KernelLaunch, group: Sequence[Stage], stage: Stage) -> KernelLaunch | None:
-    """The kernel with another stage; None where it cannot have it."""
+def _extended(launch: KernelLaunch, group: Sequence[Stage], stage: Stage) -> KernelLaunch | None:
+    """The kernel extended by a stage; None if they do not fit together."""
     for axes in dict.fromkeys((launch.axes, axes_of(stage))):
         if axes != launch.axes and launch.axes.length != 1:
             continue
@@ -444,37 +452,37 @@ def _joined(launch: KernelLaunch, group: Sequence[Stage], stage: Stage) -> Kerne
         every = [placed(part, axes) for part in (*group, stage)]
         if all(part is not None for part in every):
             whole = tuple(part for part in every if part is not None)
-            if _in_place(whole):
+            if _reads_own_position(whole):
                 return KernelLaunch(axes, whole)
     return None
 
 
-def _in_place(parts: Sequence[Placed]) -> bool:
-    """Whether each stage reads what an earlier one of them computed at its very place only."""
-    made: dict[str, Placed] = {}
+def _reads_own_position(parts: Sequence[PlacedStage]) -> bool:
+    """Whether each stage reads earlier results of the same kernel at its own position only."""
+    earlier: dict[str, PlacedStage] = {}
     for part in parts:
         for element in every_load(part.body):
-            source = made.get(str(element.value))
+            source = earlier.get(str(element.value))
             if source is None:
                 continue
             if part.role == "window" or place_of(element, source.out) != source.place:
                 return False
             if source.role in ("full", "scan") and part.role == "row":
                 return False
-        made[part.out.name] = part
+        earlier[part.out.name] = part
     return True
 
 
 def place_of(element: ElementExpression, buffer: Buffer) -> Index:
-    """Where an element lies in its buffer."""
+    """The position of an element in its buffer."""
     return rejoined(flattened(element.indices, buffer.shape))
 
 
 def _read_by(steps: Sequence[Stage | Call]) -> dict[str, list[int]]:
-    """The steps, by identity, that read each buffer."""
+    """The steps that read each buffer, by `id`."""
     read: dict[str, list[int]] = {}
     for step in steps:
-        names = _sources(step) if isinstance(step, Stage) else read_of_call(step)
+        names = _sources(step) if isinstance(step, Stage) else buffers_read(step)
         for name in names:
             read.setdefault(name, []).append(id(step))
     return read

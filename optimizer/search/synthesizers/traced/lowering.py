@@ -1,8 +1,8 @@
-"""A graph of primitive operators as stages: each operator becomes a function from places to an
-expression, and what is a view is arithmetic on places alone.
+"""Lowers a graph of primitive operators to stages: each operator becomes a function from indices to
+an expression, so that a view is index arithmetic only.
 
-A value is computed where it is used. It is kept in a buffer where it is a reduction, or where it is
-used more than once and is dear to compute.
+A value is recomputed at each use, with two exceptions that are stored in a buffer: reductions, and
+values that are used more than once and are expensive to compute.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from optimizer.search.synthesizers.traced.program import (
 )
 
 Places = tuple[Index, ...]
-MOST_VALUES = 16_384  # elements of a buffer that may stand in a source
-DEAR = 10  # additions, from which on a value that is used twice is kept
-LONGEST = 200  # additions in one expression, from which on a value is kept in any case
+MAX_TABLE = 16_384  # most elements of a buffer that are written into the source as a table
+EXPENSIVE = 10  # cost in additions from which a value that is used twice is stored
+MAX_COST = 200  # cost in additions from which a value is stored in any case
 
 
 class NotLowered(Exception):
-    """An operator, or a form of it, that is not in the closed set. The message names it."""
+    """An operator, or a form of it, that cannot be lowered. The message names it."""
 
 
 @dataclass
 class Value:
-    """A tensor as a function of places; `at` remembers what it returned."""
+    """A tensor as a function from indices to an expression; `at` caches the results."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -59,7 +59,7 @@ class Value:
     known: dict[Places, ElementExpression] = field(default_factory=dict)
 
     def at(self, places: Places) -> ElementExpression:
-        """The element at these places."""
+        """The element at these indices."""
         if places not in self.known:
             self.known[places] = cast(self.function(places), self.dtype)
         return self.known[places]
@@ -72,7 +72,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """The decorated function lowers the operators with these names."""
+    """Register the decorated function as the lowering of the operators with these names."""
 
     def register(function: Rule) -> Rule:
         RULES.update({name: function for name in names})
@@ -92,10 +92,11 @@ class Lowering:
         library: frozenset[str] | None = None,
         hidden: Mapping[str, torch.Tensor | None] | None = None,
     ) -> None:
-        """`operators` lowers one node each, by the operator's name. With `library`, the operators
-        that it names and those that cannot be lowered are left to torch, and what is kept has the
-        dtype that torch would give it. `hidden` are the buffers of the graph's last placeholders,
-        by their path in the Model, with their elements where a kernel may hold these."""
+        """`operators` maps the name of an operator to the function that lowers its nodes. With
+        `library`, the operators that it names and those that cannot be lowered are left to torch,
+        and stored values have the dtypes that torch would give them. `hidden` maps the Model's path
+        of each of the graph's last placeholders to its elements, or to None if a kernel may not
+        contain these."""
         self._graph = graph
         self._operators = operators
         self._signature = signature
@@ -116,15 +117,15 @@ class Lowering:
         nodes = [node for node in self._graph.nodes if node.op == "placeholder"]
         for number, (node, spec) in enumerate(zip(nodes, given, strict=False)):
             buffer = self._buffer(f"in{number}", spec.shape, spec.dtype, number)
-            self._values[node] = read_of(buffer)
+            self._values[node] = buffer_value(buffer)
         for node, path in zip(nodes[len(given) :], self._hidden, strict=True):
             if node.users:
-                self._values[node] = read_of(self._hidden_buffer(node, path))
+                self._values[node] = buffer_value(self._hidden_buffer(node, path))
         for node in self._graph.nodes:
             if node.op == "call_function":
                 value = self._lowered(node)
-                if isinstance(value, Value) and self._is_kept(node, value):
-                    value = self.kept(value)
+                if isinstance(value, Value) and self._is_materialized(node, value):
+                    value = self.materialized(value)
                 self._values[node] = value
             elif node.op == "get_attr":
                 self._values[node] = self._constant(node)
@@ -132,17 +133,17 @@ class Lowering:
         return Program(self.buffers, tuple(self.stages), tuple(self.calls))
 
     def _hidden_buffer(self, node: fx.Node, path: str) -> Buffer:
-        """A buffer of the Model that the interface does not hand over."""
-        shape, dtype = result(node)
+        """A buffer of the Model that the interface does not pass."""
+        shape, dtype = shape_and_dtype(node)
         buffer = self._buffer(f"hidden{list(self._hidden).index(path)}", shape, dtype, None)
         held, values = self._hidden[path], ()
-        if held is not None and buffer.elements <= MOST_VALUES:
+        if held is not None and buffer.elements <= MAX_TABLE:
             values = tuple(held.to(getattr(torch, dtype)).flatten().tolist())
         self.buffers[buffer.name] = replace(buffer, hidden=path, values=values)
         return self.buffers[buffer.name]
 
     def _constant(self, node: fx.Node) -> Value:
-        """A number that forward makes a tensor of. Raises NotLowered for larger tensors."""
+        """A tensor that forward makes of a number. Raises NotLowered for larger tensors."""
         held = getattr(self._graph.owning_module, str(node.target), None)
         if not isinstance(held, torch.Tensor) or held.numel() != 1 or isinstance(held, FakeTensor):
             raise NotLowered("a tensor that the Model keeps outside its state")
@@ -178,7 +179,7 @@ class Lowering:
         first = self._counter - len(shape)
         return tuple(Var(f"i{first + n}", size) for n, size in enumerate(shape))
 
-    def kept(self, value: Value) -> Value:
+    def materialized(self, value: Value) -> Value:
         """The value, computed once into a buffer without its dimensions of size 1."""
         space = self.variables([size for size in value.shape if size != 1])
         inner = iter(space)
@@ -198,11 +199,12 @@ class Lowering:
         scanned: Var | None = None,
         order: Order | None = None,
     ) -> Value:
-        """A stage into a buffer of the shape of `space`, read as a value of `shape`, which has
-        dimensions of size 1 besides. `exact` keeps the dtype, not the one it is computed in."""
+        """Append a stage whose buffer has the shape of `space`, and read it as a value of `shape`,
+        which may have further dimensions of size 1. `exact` stores `dtype` itself, not the dtype
+        that it is computed in."""
         sizes = tuple(v.extent for v in space)
         kind = dtype if exact else computed_in(dtype)
-        buffer = self._buffer(self._new_name(), sizes, kind, None)
+        buffer = self._buffer(self._buffer_name(), sizes, kind, None)
         name = buffer.name
         self.stages.append(Stage(buffer, space, body, reduced, combine, scanned, order))
 
@@ -212,7 +214,7 @@ class Lowering:
 
         return Value(shape, computed_in(dtype), at)
 
-    def _new_name(self) -> str:
+    def _buffer_name(self) -> str:
         return f"kept{sum(b.number is None for b in self.buffers.values())}"
 
     def _buffer(self, name: str, shape: Sequence[int], dtype: str, number: int | None) -> Buffer:
@@ -222,27 +224,27 @@ class Lowering:
         self.buffers[name] = buffer
         return buffer
 
-    def _is_kept(self, node: fx.Node, value: Value) -> bool:
+    def _is_materialized(self, node: fx.Node, value: Value) -> bool:
         if not value.shape or 0 in value.shape:
             return False
         body = value.at(tuple(map(index, self.variables(value.shape))))
         if body.name in ("load", "literal"):
             return False
-        if body.cost >= LONGEST or len(node.users) < 2:
-            return body.cost >= LONGEST
-        # Written to memory in any case where torch gets it; else what is made once for a row, such
-        # as the logarithm in a log-softmax, is not computed again for its elements.
+        if body.cost >= MAX_COST or len(node.users) < 2:
+            return body.cost >= MAX_COST
+        # torch reads arguments from memory in any case. Other users compute subexpressions that are
+        # constant along a row, such as the logarithm in a log-softmax, once per row.
         handed = self._library is not None and any(
             user.op == "call_function" and _functional(user) in self._library for user in node.users
         )
-        return (body.cost if handed else body.inner_cost) >= DEAR
+        return (body.cost if handed else body.inner_cost) >= EXPENSIVE
 
     # -- operators
 
     def _lowered(self, node: fx.Node) -> Value | tuple[Value, ...]:
         name = _functional(node)
         if self._library is not None and name in self._library:
-            return self._left(node)
+            return self._left_to_torch(node)
         try:
             if name not in self._operators:
                 raise NotLowered(name)
@@ -250,12 +252,12 @@ class Lowering:
         except NotLowered:
             if self._library is None:
                 raise
-            return self._left(node)
+            return self._left_to_torch(node)
 
-    # -- what is left to torch
+    # -- operators that torch computes
 
-    def _left(self, node: fx.Node) -> Value | tuple[Value, ...]:
-        """A call of torch's own operator. Raises NotLowered for one that cannot be called apart."""
+    def _left_to_torch(self, node: fx.Node) -> Value | tuple[Value, ...]:
+        """A call of torch's operator. Raises NotLowered if it cannot be called by itself."""
         name, target = str(node.target), node.target
         if not isinstance(target, torch._ops.OpOverload) or name.endswith("_for_cpu"):
             raise NotLowered(name)
@@ -263,8 +265,8 @@ class Lowering:
             raise NotLowered(f"{name}, which draws numbers or writes into its arguments")
         if "val" not in node.meta:
             raise NotLowered(f"{name}, which returns nothing")
-        args = tuple(self._handed(arg) for arg in node.args)
-        kwargs = tuple((key, self._handed(arg)) for key, arg in node.kwargs.items())
+        args = tuple(self._call_argument(arg) for arg in node.args)
+        kwargs = tuple((key, self._call_argument(arg)) for key, arg in node.kwargs.items())
         meta = node.meta["val"]
         several = isinstance(meta, tuple | list)
         outs: list[Buffer | None] = []
@@ -281,30 +283,34 @@ class Lowering:
                 shape = (shape[0], shape[2], shape[1], shape[3])
             buffer = Buffer("", shape, dtype)
             if read:
-                buffer = self._buffer(self._new_name(), shape, dtype, None)
+                buffer = self._buffer(self._buffer_name(), shape, dtype, None)
             outs.append(buffer if read else None)
-            values.append(_turned(read_of(buffer)) if turned else read_of(buffer))
+            values.append(
+                _heads_exchanged(buffer_value(buffer)) if turned else buffer_value(buffer)
+            )
         self.calls.append(Call(name, args, kwargs, tuple(outs), len(self.stages)))
         return tuple(values) if several else values[0]
 
-    def _handed(self, of: Any) -> Any:
-        """An argument of a call: tensors as Views of buffers."""
+    def _call_argument(self, of: Any) -> Any:
+        """An argument of a call, with Views of buffers for tensors."""
         if isinstance(of, fx.Node):
             value = self._values[of]
             if not isinstance(value, Value):
                 raise NotLowered("a call with several results as one argument")
-            shape, dtype = result(of)  # a kept value of half precision is computed in float32
+            shape, dtype = shape_and_dtype(
+                of
+            )  # a stored value of half precision is computed in float32
             return self._view(Value(shape, dtype, value.at))
         if isinstance(of, tuple | list):
-            return [self._handed(part) for part in of]
+            return [self._call_argument(part) for part in of]
         return of
 
     def _view(self, value: Value) -> View:
-        """The value as places of a buffer; of a new one where no buffer has it so."""
+        """The value as a view of a buffer, of a new one if no existing buffer has it."""
         view = self._view_of(value)
         if view is None:
             space = self.variables(value.shape)
-            buffer = self._buffer(self._new_name(), value.shape, value.dtype, None)
+            buffer = self._buffer(self._buffer_name(), value.shape, value.dtype, None)
             self.stages.append(Stage(buffer, space, value.at(tuple(map(index, space)))))
             strides = tuple(prod(value.shape[d + 1 :]) for d in range(len(value.shape)))
             view = View(buffer.name, value.shape, strides, 0)
@@ -316,7 +322,7 @@ class Lowering:
         if element.name != "load" or 0 in value.shape:
             return None
         buffer = self.buffers[str(element.value)]
-        # One that splits a dimension and joins it again, as the batches of a product, is a view.
+        # Splitting a dimension and joining it again, as for a batched product, is a view.
         place = rejoined(flattened(element.indices, buffer.shape))
         strides = [place.factor(variable) for variable in space]
         known = {v: index(v) * (s or 0) for v, s in zip(space, strides, strict=True)}
@@ -337,7 +343,7 @@ class Lowering:
         return value
 
     def argument(self, node: fx.Node, place: int, name: str = "", default: Any = None) -> Any:
-        """An argument by place or name, as lowered values and plain numbers."""
+        """An argument by position or name, as lowered values and plain numbers."""
         if place < len(node.args):
             return self._plain(node.args[place])
         return self._plain(node.kwargs.get(name, default))
@@ -350,23 +356,23 @@ class Lowering:
         return of
 
 
-def _turned(value: Value) -> Value:
-    """With the two middle ones of four dimensions exchanged: fused attention leaves the heads of a
-    place beside one another."""
+def _heads_exchanged(value: Value) -> Value:
+    """The value with the two middle dimensions of four exchanged: fused attention returns the heads
+    of a position next to each other."""
     first, second, third, last = value.shape
     shape = (first, third, second, last)
     return Value(shape, value.dtype, lambda p: value.at((p[0], p[2], p[1], p[3])))
 
 
 def _views_only(graph: fx.Graph) -> bool:
-    """Whether every operator returns its input in another form, which costs torch nothing."""
+    """Whether every operator is a view, which costs torch nothing."""
     operators = [n.target for n in graph.nodes if n.op == "call_function"]
     return all(o is getitem or getattr(o, "is_view", False) for o in operators)
 
 
 def _functional(node: fx.Node) -> str:
-    """The operator's name; that of the form that returns a new tensor where it writes into one that
-    nobody else reads."""
+    """The operator's name. For an operator that writes into a tensor which no other node reads, the
+    name of its functional form."""
     name, target = str(node.target).removesuffix(".default"), node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return name
@@ -383,27 +389,27 @@ def _functional(node: fx.Node) -> str:
     return f"{space}.{base.removesuffix('_')}{dot}{form}"
 
 
-def read_of(buffer: Buffer) -> Value:
+def buffer_value(buffer: Buffer) -> Value:
     """A buffer as a value."""
     return Value(buffer.shape, buffer.dtype, lambda p: load(buffer.name, p, buffer.dtype))
 
 
-def result(node: fx.Node) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of what a node returns."""
+def shape_and_dtype(node: fx.Node) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of a node's result."""
     value = node.meta["val"]
     return tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")
 
 
 def broadcast(value: Value | float, shape: tuple[int, ...], dtype: str) -> Value:
-    """A value or a number in a larger shape and another dtype."""
+    """A value or a number, broadcast to a shape and cast to a dtype."""
     if not isinstance(value, Value):
         return Value(shape, dtype, lambda _: literal(value, dtype))
-    ahead = len(shape) - len(value.shape)
+    leading = len(shape) - len(value.shape)
 
     def at(places: Places) -> ElementExpression:
         own = [
             Index() if size == 1 else place
-            for place, size in zip(places[ahead:], value.shape, strict=True)
+            for place, size in zip(places[leading:], value.shape, strict=True)
         ]
         return cast(value.at(tuple(own)), dtype)
 
@@ -411,7 +417,7 @@ def broadcast(value: Value | float, shape: tuple[int, ...], dtype: str) -> Value
 
 
 def pointwise(name: str, values: Sequence[Value | float], shape: Any, inner: str, to: str) -> Value:
-    """An operator on elements, computed in the dtype `inner`."""
+    """An elementwise operator, computed in the dtype `inner`."""
     parts = [broadcast(value, shape, inner) for value in values]
     compared = "bool" if to == "bool" else inner
     return Value(shape, to, lambda places: call(name, tuple(p.at(places) for p in parts), compared))
@@ -429,4 +435,4 @@ def promoted(node: fx.Node, values: Sequence[Any]) -> str:
     for other in kinds[1:]:
         first = kinds[0] if dtype is None else torch.empty(1, dtype=dtype, device="meta")
         dtype = torch.result_type(first, other)
-    return computed_in(str(dtype or result(node)[1]).removeprefix("torch."))
+    return computed_in(str(dtype or shape_and_dtype(node)[1]).removeprefix("torch."))

@@ -35,7 +35,7 @@ class Buffer:
     values: tuple[float, ...] = ()
 
     @property
-    def laid(self) -> tuple[int, ...]:
+    def memory_shape(self) -> tuple[int, ...]:
         """The shape in memory, with the pitch."""
         return (*self.shape[:-1], self.pitch) if self.pitch else self.shape
 

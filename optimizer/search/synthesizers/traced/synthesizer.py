@@ -30,14 +30,14 @@ LANGUAGES = ("cpp", "triton")
 # and the Triton writer lacks some scans.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
 # Orders and scatters, which the Triton writer lacks.
-PLACED = (
+ORDERS_AND_SCATTERS = (
     *("sort", "sort.stable", "topk", "kthvalue", "median", "median.dim", "nanmedian"),
     *("nanmedian.dim", "mode", "scatter.src", "scatter.value", "scatter.reduce"),
     *("scatter.value_reduce", "scatter_add", "scatter_reduce.two", "index_add", "index_copy"),
     *("index_reduce", "index_put", "_unsafe_index_put", "put", "as_strided_scatter"),
 )
 SCANS = ("cummax", "cummin")
-LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, *SCANS, *PLACED))
+LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, *SCANS, *ORDERS_AND_SCATTERS))
 Choices = Mapping[str, Value]
 WIDTH = "prefer_vector_width"  # in bits; the widest last
 _log = logging.getLogger(__name__)
@@ -45,14 +45,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Language:
-    """Candidates in one language: `start` are the default choices, `others` the alternatives of
-    each; `first_plan` and `change` begin the plans of proposals."""
+    """Candidates in one language, with the default choices and the alternatives of each;
+    `first_plan` and `change` begin the plans of proposals."""
 
     name: str
     file: str
     entry: str
-    start: Choices
-    others: Mapping[str, tuple[Value, ...]]
+    defaults: Choices
+    alternatives: Mapping[str, tuple[Value, ...]]
     first_plan: str
     change: str
 
@@ -71,8 +71,8 @@ TRITON = Language(
     "triton",
     "kernel.py",
     "ModelNew",
-    triton.START,
-    triton.OTHERS,
+    triton.DEFAULTS,
+    triton.ALTERNATIVES,
     "Write the traced graph as Triton",
     "Write the same kernels",
 )
@@ -107,8 +107,8 @@ class TracedSynthesizer:
         lowered = self._programs(context.problem, language)
         if lowered is None:
             return None
-        tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _own(n)}
-        texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _own(n)}
+        tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _is_own(n)}
+        texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _is_own(n)}
         here = _within(language, context.hardware)
         for plan, values in _choices(context.parent, here, _refused(context.tried)):
             if _key(values) in tried:
@@ -149,10 +149,10 @@ class TracedSynthesizer:
             allowed = problem.policy.get("library") == "allowed"
             library = LIBRARY if language is TRITON and allowed else None
             without = LIBRARY if language is TRITON and not allowed else frozenset()
-            self._lowered[key] = self._all(problem, library, without)
+            self._lowered[key] = self._programs_of_cases(problem, library, without)
         return self._lowered[key]
 
-    def _all(
+    def _programs_of_cases(
         self,
         problem: ProblemView,
         library: frozenset[str] | None,
@@ -184,16 +184,16 @@ def _within(language: Language, hardware: HardwareView) -> Language:
     """The language with the choices of this hardware: vectors up to the processor's width, tensor
     cores for float32 if they take TF32."""
     if language is TRITON and "nvidia" in hardware.lineage:
-        return replace(language, start=triton.START_WITH_TF32)
+        return replace(language, defaults=triton.DEFAULTS_WITH_TF32)
     bits = hardware.facts.get("vector_bits")
-    widths = language.others.get(WIDTH)
+    widths = language.alternatives.get(WIDTH)
     if widths is None or not isinstance(bits, int | float):
         return language
     fitting = tuple(width for width in widths if int(width) <= bits) or widths[:1]
     return replace(
         language,
-        start={**language.start, WIDTH: fitting[-1]},
-        others={**language.others, WIDTH: fitting},
+        defaults={**language.defaults, WIDTH: fitting[-1]},
+        alternatives={**language.alternatives, WIDTH: fitting},
     )
 
 
@@ -202,8 +202,8 @@ def lowered(
     library: frozenset[str] | None = None,
     without: frozenset[str] = frozenset(),
 ) -> Program | str:
-    """The program of a case, or why there is none. With `library`, its operators and those that
-    cannot be lowered are left to torch. Operators of `without` are refused."""
+    """The program of a case, or the reason why it has none. With `library`, its operators and those
+    that cannot be lowered are left to torch. Operators of `without` are rejected."""
     in_torch = library is not None  # such kernels read hidden buffers of the Model
     traced = trace(case.source, case.dtype, attention=in_torch, values=not in_torch)
     if isinstance(traced, NotTraced):
@@ -220,8 +220,8 @@ def _written(
 ) -> tuple[str, str]:
     """The source with these choices, and its description in the plan. Raises NotWritten."""
     if language is CPP:
-        return cpp.written(lowered.programs), ""
-    source = triton.written(lowered.programs, problem.source, values)
+        return cpp.write_candidate(lowered.programs), ""
+    source = triton.write_candidate(lowered.programs, problem.source, values)
     kernels = f"{source.kernels} kernel" + ("s" if source.kernels != 1 else "")
     left = f"; torch keeps {', '.join(source.left)}" if source.left else ""
     return source.text, f": {kernels}{left}."
@@ -229,23 +229,23 @@ def _written(
 
 def _refused(tried: Sequence[Node]) -> bool:
     """Whether a kernel was incorrect or took too long to compile."""
-    return any(_own(n) and n.evaluation and not n.evaluation.correct for n in tried)
+    return any(_is_own(n) and n.evaluation and not n.evaluation.correct for n in tried)
 
 
 def _choices(parent: Node, language: Language, refused: bool) -> Iterator[tuple[str, Choices]]:
     if parent.number == REFERENCE:
-        yield language.first_plan, language.start
-        if refused and language.start.get("products", NOT_OURS) != NOT_OURS:
-            yield language.first_plan, {**language.start, "products": NOT_OURS}
-    elif _own(parent) and parent.proposal is not None:
-        for name, values in language.others.items():
+        yield language.first_plan, language.defaults
+        if refused and language.defaults.get("products", NOT_OURS) != NOT_OURS:
+            yield language.first_plan, {**language.defaults, "products": NOT_OURS}
+    elif _is_own(parent) and parent.proposal is not None:
+        for name, values in language.alternatives.items():
             for value in values:
                 if parent.proposal.values.get(name) != value:
                     changed = {**parent.proposal.values, name: value}
                     yield f"{language.change} with {name} = {value}.", changed
 
 
-def _own(node: Node) -> bool:
+def _is_own(node: Node) -> bool:
     return node.proposal is not None and node.proposal.synthesizer == NAME
 
 

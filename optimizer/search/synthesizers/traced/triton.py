@@ -1,7 +1,7 @@
-"""A lowered graph as Triton: a kernel for every launch, and a host function that launches them in
-order; operators that are left to torch are called between them.
+"""Writes a lowered graph as Triton: one kernel for every launch, and a host function that launches
+them in order and calls torch's operators between them.
 
-One host function a case; `run` chooses by the shapes that it is handed, and refuses others.
+One host function per case; `run` selects it by the shapes that it gets and rejects other shapes.
 Runs without a GPU.
 """
 
@@ -22,25 +22,25 @@ from optimizer.search.synthesizers.traced.program import Buffer, Call, NotWritte
 from optimizer.search.synthesizers.traced.triton_kernel import KernelText, write_kernel
 from optimizer.search.synthesizers.traced.triton_products import (
     AUTO,
-    FILL,
     LIBRARY,
+    PADDING_FUNCTION,
     TENSOR_CORES,
     WINDOWS_TOO,
-    MatrixProduct,
-    call_of,
-    is_filled,
+    ProductLaunch,
+    is_padded,
     laid_out,
+    padded_call,
     view_text,
     with_pitch,
     with_products,
     write_product,
 )
 
-# The choices that a kernel is written with: elements of a program where there is no reduction and
-# where there is one, elements of a warp, the longest row that stays in registers, the chunk of
-# a longer one, the number of elements that the sides of a product are filled up to a multiple of, 1
-# for none, who computes products of float32, and the rows and columns of a tile of these.
-START: Mapping[str, Value] = {
+# Choices of a kernel: elements per program without and with a reduction, elements per warp, the
+# longest row that stays in registers, the chunk of a longer row, the multiple to which the sides of
+# a product are padded (1: not at all), which implementation computes products of float32, and the
+# rows and columns of a tile of these.
+DEFAULTS: Mapping[str, Value] = {
     "block": 1024,
     "row_block": 4096,
     "warp_elements": 256,
@@ -50,7 +50,7 @@ START: Mapping[str, Value] = {
     "products": LIBRARY,
     "product_tile": AUTO,
 }
-OTHERS: Mapping[str, tuple[Value, ...]] = {
+ALTERNATIVES: Mapping[str, tuple[Value, ...]] = {
     "product_tile": ("128x64", "64x128", "64x64", "128x128"),
     "products": (LIBRARY, WINDOWS_TOO),
     "row_block": (1024, 8192, 2048),
@@ -60,10 +60,11 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "resident": (16384, 4096),
     "product_multiple": (1,),
 }
-# What a chip whose tensor cores take TF32 begins with.
-START_WITH_TF32: Mapping[str, Value] = {**START, "products": TENSOR_CORES}
+# Defaults for chips whose tensor cores support TF32.
+DEFAULTS_WITH_TF32: Mapping[str, Value] = {**DEFAULTS, "products": TENSOR_CORES}
 _FUSED = "scaled_dot_product_attention"
-_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand first in a file
+# must be the first statement of a file
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _HEAD = '''\
 """Written from the traced graph of the problem: {about}."""
 {future}
@@ -87,18 +88,18 @@ class ModelNew(Model):
 
 @dataclass(frozen=True)
 class CandidateText:
-    """A candidate's text; how many kernels it has, and the operators that are left to torch."""
+    """The source of a candidate, its number of kernels, and the operators that torch computes."""
 
     text: str
     kernels: int
     left: tuple[str, ...]
 
 
-def written(
+def write_candidate(
     programs: Sequence[tuple[Signature, Program]], reference: str, values: Mapping[str, Value]
 ) -> CandidateText:
-    """A candidate that serves these cases; `reference` is the problem's own file. Raises
-    NotWritten."""
+    """The source of a candidate that serves these cases; `reference` is the problem's own file.
+    Raises NotWritten."""
     hosts, kernels, left, tests = [], [], [], []
     hidden = sorted({b.hidden for _, p in programs for b in p.buffers.values() if b.hidden})
     for number, (signature, program) in enumerate(programs):
@@ -106,14 +107,14 @@ def written(
         hosts.append(case.host)
         kernels += case.kernels
         left += case.left
-        tests.append(_test(number, signature, hidden))
+        tests.append(_dispatch_branch(number, signature, hidden))
     if not kernels:
         raise NotWritten(f"a kernel of its own, where all stays with torch: {', '.join(left)}")
     used = sorted({helper for kernel in kernels for helper in kernel.helpers})
     others = tuple(dict.fromkeys(left))
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
-    fill = FILL if any(" = filled(" in host for host in hosts) else ""
+    fill = PADDING_FUNCTION if any(" = filled(" in host for host in hosts) else ""
     parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts]
     parts.append(_run(tests, len(hidden)))
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
@@ -137,8 +138,8 @@ def _case(
     hidden: Sequence[str],
     values: Mapping[str, Value],
 ) -> _HostFunction:
-    """`hidden` are the paths of the Model's buffers that come after what the interface hands over,
-    whether this case reads them or not."""
+    """The host function and kernels of one case. `hidden` are the Model's paths of all buffers that
+    are passed after the interface's tensors, including those that this case does not read."""
     given = len(signature.of("input", "parameter", "buffer"))
     if not given:
         raise NotWritten("a problem without tensors to read")
@@ -151,24 +152,24 @@ def _case(
     alias: dict[str, str] = {}
     steps = launches(program)
     called = {out.name for s in steps if isinstance(s, Call) for out in s.outs if out is not None}
-    buffers = {**program.buffers, **_made(steps)}
+    buffers = {**program.buffers, **_new_buffers(steps)}
     multiple = int(values.get("product_multiple", 1))
-    written = with_products(steps, buffers, values)
-    buffers = with_pitch(written, buffers, multiple)
-    for step in written:
+    with_own_products = with_products(steps, buffers, values)
+    buffers = with_pitch(with_own_products, buffers, multiple)
+    for step in with_own_products:
         if isinstance(step, Call):
             left.append(_FUSED if step.operator == ATTENTION else _short(step.operator))
-            lines += _called(step, buffers, multiple)
+            lines += _call_lines(step, buffers, multiple)
             continue
-        same = _same(step, called, buffers) if isinstance(step, KernelLaunch) else None
+        same = _aliased_result(step, called, buffers) if isinstance(step, KernelLaunch) else None
         if same is not None and isinstance(step, KernelLaunch):
             alias[step.placed[0].out.name] = same
             continue
         name = f"traced_{number}_{len(kernels)}"
-        if isinstance(step, MatrixProduct):
+        if isinstance(step, ProductLaunch):
             product = laid_out(step, name, buffers)
             kernel = write_product(name, product, buffers, values)
-            stored = step.kept | ({step.out.name} if step.stored else set())
+            stored = step.elementwise_stored | ({step.out.name} if step.stored else set())
             lines += product.prepared
         else:
             kernel = write_kernel(name, step, buffers, values)
@@ -190,8 +191,8 @@ def _short(operator: str) -> str:
     return operator.removesuffix(".default")
 
 
-def _made(steps: Sequence[KernelLaunch | Call]) -> dict[str, Buffer]:
-    """The buffers that came with the launches, and the shapes that they have there."""
+def _new_buffers(steps: Sequence[KernelLaunch | Call]) -> dict[str, Buffer]:
+    """The buffers that splitting into launches added, with their shapes."""
     return {
         part.out.name: part.out
         for step in steps
@@ -201,8 +202,10 @@ def _made(steps: Sequence[KernelLaunch | Call]) -> dict[str, Buffer]:
     }
 
 
-def _same(launch: KernelLaunch, called: set[str], buffers: Mapping[str, Buffer]) -> str | None:
-    """The result of a call that a launch would only copy, as Python writes it."""
+def _aliased_result(
+    launch: KernelLaunch, called: set[str], buffers: Mapping[str, Buffer]
+) -> str | None:
+    """The result of a call that a launch would only copy, as a Python expression."""
     if len(launch.placed) != 1 or launch.placed[0].role != "point":
         return None
     (part,) = launch.placed
@@ -219,24 +222,24 @@ def _same(launch: KernelLaunch, called: set[str], buffers: Mapping[str, Buffer])
 
 def _allocated(buffer: Buffer) -> list[str]:
     kind = f"torch.{buffer.dtype}"
-    lines = [f"{buffer.name} = torch.empty({buffer.laid}, dtype={kind}, device=device)"]
+    lines = [f"{buffer.name} = torch.empty({buffer.memory_shape}, dtype={kind}, device=device)"]
     if buffer.pitch:
         lines.append(f"{buffer.name}[..., {buffer.shape[-1]}:] = 0")
     return lines
 
 
-def _called(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[str]:
-    if is_filled(step, buffers, multiple):
-        return [call_of(step, buffers, multiple, lambda arg: _plain(arg, buffers))]
+def _call_lines(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[str]:
+    if is_padded(step, buffers, multiple):
+        return [padded_call(step, buffers, multiple, lambda arg: _argument_text(arg, buffers))]
     called, named, turned = f"torch.ops.{step.operator}", dict(step.kwargs), ""
-    args = [_plain(arg, buffers) for arg in step.args]
+    args = [_argument_text(arg, buffers) for arg in step.args]
     if step.operator == ATTENTION:
         called = f"torch.nn.functional.{_FUSED}"
         named |= zip(ATTENTION_OPTIONS, step.args[3:], strict=False)
         args = args[:3]
         (out,) = step.outs
         turned = ".transpose(1, 2)" if out is not None and len(out.shape) == 4 else ""
-    args += [f"{key}={_plain(arg, buffers)}" for key, arg in named.items()]
+    args += [f"{key}={_argument_text(arg, buffers)}" for key, arg in named.items()]
     call = f"{called}({', '.join(args)})"
     if len(step.outs) == 1 and step.outs[0] is not None:
         return [f"{step.outs[0].name} = {call}{turned}.contiguous()"]
@@ -247,12 +250,12 @@ def _called(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[st
     ]
 
 
-def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:
-    """An argument of a call as Python writes it. Raises NotWritten."""
+def _argument_text(of: Any, buffers: Mapping[str, Buffer]) -> str:
+    """An argument of a call as Python source. Raises NotWritten."""
     if isinstance(of, View):
         return view_text(of, buffers[of.buffer])
     if isinstance(of, list):
-        return f"[{', '.join(_plain(part, buffers) for part in of)}]"
+        return f"[{', '.join(_argument_text(part, buffers) for part in of)}]"
     if isinstance(of, float) and (of != of or of in (float("inf"), float("-inf"))):
         return f'float("{of}")'
     if of is None or isinstance(of, bool | int | float | str):
@@ -265,7 +268,7 @@ def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:
     raise NotWritten(f"a call with an argument {text[:60]}")
 
 
-def _test(number: int, signature: Signature, hidden: Sequence[str]) -> str:
+def _dispatch_branch(number: int, signature: Signature, hidden: Sequence[str]) -> str:
     given = signature.of("input", "parameter", "buffer")
     shapes = ", ".join(str(t.shape) for t in given)
     kinds = ", ".join(f"torch.{t.dtype}" for t in given)

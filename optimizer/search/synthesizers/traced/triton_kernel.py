@@ -1,7 +1,7 @@
-"""One launch as a Triton kernel: a tile of rows and of the places along them.
+"""Writes one launch as a Triton kernel over tiles of rows and columns.
 
-A row that fits stays in registers; a longer one is walked along in chunks, once for every reduction
-that needs the one before it. Standard library only.
+A row that fits stays in registers. A longer one is read in chunks, in one pass for every reduction
+that depends on an earlier one. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from optimizer.search.synthesizers.traced.index import Index, Var, index_text, r
 from optimizer.search.synthesizers.traced.index import variables as variables_of
 from optimizer.search.synthesizers.traced.launches import (
     KernelLaunch,
-    Placed,
+    PlacedStage,
     every_load,
     neutral,
     place_of,
 )
 from optimizer.search.synthesizers.traced.program import Buffer, Combine
 
-ENOUGH = 264  # programs: two for each multiprocessor of the largest devices
-MOST_WARPS = 16  # 32 would be more threads than AMD's wavefronts of 64 allow
-# A scan across rows: one warp, whose threads add up few columns each. Of 21 tiles the fastest on an
-# H200 for rows of 1,351, the third for rows of 2,048 (benchmarks/results/foreign_problems.md).
+MIN_PROGRAMS = 264  # programs: two for each multiprocessor of the largest devices
+MAX_WARPS = 16  # 32 would be more threads than AMD's wavefronts of 64 allow
+# A scan down columns takes one warp, whose threads add up few columns each. On an H200 this was the
+# fastest of 21 tiles for rows of 1,351 and the third for rows of 2,048
+# (benchmarks/results/foreign_problems.md).
 SCANNED = (32, 16)
-NARROW = 32  # results beside each other, from which on a tile is taken along them alone
-UNROLLED = 32  # terms of a window
-WIDE = (1 << 31) - (1 << 20)  # elements, from which on places need 64 bits
+NARROW = 32  # least neighbouring results for a tile of these alone
+UNROLLED = 32  # most terms of a window that are unrolled
+WIDE = (1 << 31) - (1 << 20)  # elements; beyond this, offsets need 64 bits
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program works on: `rows` by `columns` elements, `chunked` where the columns are not
-    all of them. `along` is how the rows lie: `p`, `q` with p fixed, or both in one number."""
+    """The tile of one program: `rows` by `columns` elements, `chunked` if the columns are only a
+    part of a row. `along` names the axis that the rows follow: `p`, `q` with p fixed, or both in
+    one number, `pq`."""
 
     rows: int
     columns: int
@@ -50,8 +52,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class KernelText:
-    """A kernel's text, the buffers in the order of its arguments, and how it is launched; `stages`
-    of its loop, None for what Triton takes."""
+    """A kernel's source, its arguments in order, and its launch; `stages` of its loop, None for
+    Triton's default."""
 
     name: str
     text: str
@@ -63,7 +65,7 @@ class KernelText:
 
 
 def power_of_two(least: int) -> int:
-    """The next power of two that is not below."""
+    """The smallest power of two that is not less."""
     return 1 << max(0, least - 1).bit_length()
 
 
@@ -81,14 +83,14 @@ def tile_of(launch: KernelLaunch, values: Mapping[str, Value]) -> Tile:
         if chunked:
             columns = int(values["chunk"])
         rows = min(max(1, row_block // columns), power_of_two(axes.outer))
-        while rows > 1 and axes.outer // rows < ENOUGH:
+        while rows > 1 and axes.outer // rows < MIN_PROGRAMS:
             rows //= 2
         return _tile(rows, columns, chunked, "p", -(-axes.outer // rows), per_warp)
     return _across(launch, row_block, resident, per_warp)
 
 
 def _across(launch: KernelLaunch, row_block: int, resident: int, per_warp: int) -> Tile:
-    """The tile where rows lie beside each other in memory."""
+    """The tile for rows that are adjacent in memory, with an inner axis."""
     axes = launch.axes
     narrow = axes.inner < NARROW
     count = axes.outer * axes.inner if narrow else axes.inner
@@ -99,7 +101,7 @@ def _across(launch: KernelLaunch, row_block: int, resident: int, per_warp: int) 
         return Tile(rows, columns, columns < axes.length, along, each * -(-count // rows), 1)
     chunked = columns * NARROW > resident
     rows = min(64 if chunked else max(NARROW, row_block // columns), power_of_two(count))
-    while rows > NARROW and each * count // rows < ENOUGH:
+    while rows > NARROW and each * count // rows < MIN_PROGRAMS:
         rows //= 2
     columns = max(1, row_block // rows) if chunked else columns
     return _tile(rows, columns, chunked, along, each * -(-count // rows), per_warp)
@@ -107,7 +109,7 @@ def _across(launch: KernelLaunch, row_block: int, resident: int, per_warp: int) 
 
 def _tile(rows: int, columns: int, chunked: bool, along: str, programs: int, per_warp: int) -> Tile:
     warps = power_of_two(max(1, rows * columns // per_warp))
-    return Tile(rows, columns, chunked, along, programs, min(MOST_WARPS, warps))
+    return Tile(rows, columns, chunked, along, programs, min(MAX_WARPS, warps))
 
 
 @dataclass
@@ -121,17 +123,18 @@ class TritonKernel:
     lines: list[str] = field(default_factory=list)
     indent: int = 1
     names: int = 0
-    known: dict[int, str] = field(default_factory=dict)  # of expressions in the block at hand
-    results: dict[str, str] = field(default_factory=dict)  # of stages, by their buffer
-    masks: dict[str, str] = field(default_factory=dict)  # of axes, by name
-    fixed: set[str] = field(default_factory=set)  # axes that are one number in a program
+    # names of expressions in the current block, by identity
+    known: dict[int, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)  # names of results, by the stage's buffer
+    masks: dict[str, str] = field(default_factory=dict)  # names of masks, by axis
+    fixed: set[str] = field(default_factory=set)  # axes with one value per program
     helpers: set[str] = field(default_factory=set)
     used: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.made = {part.out.name: part for part in self.launch.placed}
         self.flat = self.launch.axes.length == 1
-        self.across = self.launch.axes.inner > 1  # rows lie along the tile's second side
+        self.across = self.launch.axes.inner > 1  # rows run along the tile's second dimension
 
     def written(self) -> KernelText:
         self._axes()
@@ -157,7 +160,7 @@ class TritonKernel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a whole tile."""
+        """The shape of a whole tile."""
         if self.flat:
             return (self.tile.rows,)
         tile = (self.tile.rows, self.tile.columns)
@@ -165,12 +168,12 @@ class TritonKernel:
 
     @property
     def axis(self) -> int:
-        """The side of the tile along which reductions run."""
+        """The dimension of the tile along which reductions run."""
         return 0 if self.across else 1
 
     def _axes(self) -> None:
         axes, rows = self.launch.axes, self.tile.rows
-        every = [prod(b.laid) for b in self.buffers.values()]
+        every = [prod(b.memory_shape) for b in self.buffers.values()]
         wide = max([axes.outer * axes.length * axes.inner, *every]) > WIDE
         program = "tl.program_id(0)" + (".to(tl.int64)" if wide else "")
         side = "" if self.flat else "[None, :]" if self.across else "[:, None]"
@@ -209,8 +212,8 @@ class TritonKernel:
 
     # -- stages
 
-    def _stage(self, part: Placed) -> None:
-        """A stage of a kernel whose columns are all at hand."""
+    def _stage(self, part: PlacedStage) -> None:
+        """Write a stage of a kernel that holds whole rows."""
         if part.role == "window":
             self._window(part)
         elif part.role == "scan":
@@ -227,13 +230,13 @@ class TritonKernel:
             self._store(part, name)
 
     @property
-    def ends(self) -> tuple[int, int]:
-        """The shape of what is left of a tile that is reduced along its columns."""
+    def reduced_shape(self) -> tuple[int, int]:
+        """The shape of a tile that was reduced along its columns."""
         return (1, self.tile.rows) if self.across else (self.tile.rows, 1)
 
-    def _scan(self, part: Placed, carried: str = "", stored: bool = True) -> None:
-        """`carried` is what all columns before come to, and is moved on. What lies behind the end
-        of a row comes after all that counts."""
+    def _scan(self, part: PlacedStage, carried: str = "", stored: bool = True) -> None:
+        """`carried` names the combination of all earlier columns, and is updated. Elements beyond
+        the end of a row need no mask, as they follow all elements that count."""
         combine, dtype = part.combine or "sum", part.body.dtype
         value = f"tl.broadcast_to({self._value(part.body)}, {list(self.shape)})"
         if combine == "logaddexp":
@@ -251,9 +254,9 @@ class TritonKernel:
         if stored:
             self._store(part, name)
 
-    def _scan_of_powers(self, part: Placed, value: str, carried: str, stored: bool) -> None:
-        """The logarithm of a running sum of exponentials, which is carried as a maximum and a sum
-        about it: added up as logarithms, a long row would lose digits at each step."""
+    def _scan_of_powers(self, part: PlacedStage, value: str, carried: str, stored: bool) -> None:
+        """A running logarithm of a sum of exponentials, carried as a maximum and a sum relative to
+        it: adding logarithms would lose precision at each step of a long row."""
         self.helpers.add("traced_powers")
         kind = operators.TYPES[part.body.dtype]
         term = f"({self._assign(value)}, tl.full({list(self.shape)}, 1.0, {kind}))"
@@ -271,7 +274,7 @@ class TritonKernel:
         if stored:
             self._store(part, name)
 
-    def _window(self, part: Placed) -> None:
+    def _window(self, part: PlacedStage) -> None:
         combine, dtype = part.combine or "sum", part.body.dtype
         start = operators.number(neutral(combine, dtype), dtype)
         total = self._assign(f"tl.full([{self.tile.rows}], {start}, {operators.TYPES[dtype]})")
@@ -293,8 +296,8 @@ class TritonKernel:
             with self._loops(rest, terms // first.extent):
                 yield
 
-    def _as_term(self, part: Placed, value: str, whole: bool = True) -> str:
-        """A value as a term of a reduction: what lies behind the end changes nothing."""
+    def _as_term(self, part: PlacedStage, value: str, whole: bool = True) -> str:
+        """A value as a term of a reduction: elements beyond the end of the row become neutral."""
         dtype = part.body.dtype
         mask = self.masks.get("c")
         if mask is not None:
@@ -324,7 +327,7 @@ class TritonKernel:
         self.helpers.add(helper)
         return f"tl.reduce({value}, {self.axis}, {helper}, keep_dims=True)"
 
-    def _store(self, part: Placed, value: str) -> None:
+    def _store(self, part: PlacedStage, value: str) -> None:
         if part.out.name not in self.launch.stored:
             return
         self.used[part.out.name] = None
@@ -343,7 +346,7 @@ class TritonKernel:
     # -- expressions
 
     def _hoisted(self, of: ElementExpression) -> None:
-        """Write what does not change along a row before the loop."""
+        """Write subexpressions that are constant along a row before the loop."""
         if of.name in ("literal", "counted") or self._is_full(of):
             return
         if self.launch.axes.c not in of.variables:
@@ -357,7 +360,7 @@ class TritonKernel:
         return source is not None and source.role == "full"
 
     def _value(self, of: ElementExpression) -> str:
-        """The name of the expression's value, written in the block at hand."""
+        """Assign the expression to a variable in the current block; returns the variable's name."""
         if of.name == "literal":
             assert not isinstance(of.value, bool) or of.dtype == "bool"
             return f"tl.full([], {operators.number(of.value, of.dtype)}, {_type(of)})"
@@ -382,7 +385,7 @@ class TritonKernel:
         return text
 
     def _argument(self, of: ElementExpression, arg: ElementExpression) -> str:
-        """An argument: a number as it is, where another argument says what type it has."""
+        """An argument; a number is written untyped if another argument determines the type."""
         typed = any(a.name != "literal" and a.dtype == arg.dtype for a in of.args)
         if arg.name == "literal" and typed and arg.dtype != "float64":
             return operators.number(arg.value, arg.dtype)
@@ -400,10 +403,9 @@ class TritonKernel:
         return f"{text}.to(tl.float32)" if narrow else text
 
     def _memory(self, place: Index, buffer: Buffer) -> str:
-        """A place of a buffer where the buffer lies. What lies between rows is added as a product
-        of its own: told that rows are aligned, Triton seems to give each thread elements beside
-        each other of the unaligned rows that it reads too (on an H200 a norm took 40 us so, and
-        22 before)."""
+        """The offset of an element. The stride between rows is a separate product: if Triton knows
+        that rows are aligned, it appears to give each thread adjacent elements of unaligned rows,
+        too (on an H200 a norm took 40 us instead of 22)."""
         text = self._index(place)
         if buffer.pitch:
             row = rejoined(place // buffer.shape[-1])
@@ -442,25 +444,25 @@ def _type(of: ElementExpression) -> str:
     return operators.TYPES[of.dtype]
 
 
-# -- triton walks: A launch as a Triton kernel: with rows at hand, or, where they are too long to
+# -- reductions that share a pass along the rows
 
-# -- moments: Reductions of a kernel that need fewer walks along its rows: a sum that is there twi
-
-Terms = tuple[tuple[int, ElementExpression], ...]  # with their signs
+Terms = tuple[tuple[int, ElementExpression], ...]  # each with its sign
 
 
 @dataclass(frozen=True)
-class Together:
-    """Reductions that one walk makes, by the buffer of the one that the others need."""
+class SharedPasses:
+    """Reductions that are computed in the same pass as another one, by the buffer of the latter."""
 
-    squares: Mapping[str, str] = field(default_factory=dict)  # about the mean, by the sum
-    powers: Mapping[str, str] = field(default_factory=dict)  # sums of exp(x - maximum)
-    # Sums of x - maximum, with what is added to every term besides and does not change along a row.
+    # sums of squares about a mean, by the sum
+    squares: Mapping[str, str] = field(default_factory=dict)
+    # sums of exp(x - maximum), by the maximum
+    powers: Mapping[str, str] = field(default_factory=dict)
+    # Sums of x - maximum plus further terms that are constant along a row, by the maximum.
     differences: Mapping[str, tuple[str, Terms]] = field(default_factory=dict)
 
     @property
     def followers(self) -> dict[str, tuple[str, ...]]:
-        """The reductions that are made beside each first one."""
+        """The reductions that share the pass of each leading one."""
         result: dict[str, tuple[str, ...]] = {}
         for first, name in (*self.squares.items(), *self.powers.items()):
             result[first] = (name,)
@@ -469,8 +471,8 @@ class Together:
         return result
 
     @property
-    def allowed(self) -> set[tuple[str, str]]:
-        """Pairs of which the second may need the first and stand in the same walk."""
+    def dependent_pairs(self) -> set[tuple[str, str]]:
+        """Pairs of buffers of one pass although the second depends on the first."""
         return {
             (before, name)
             for first, names in self.followers.items()
@@ -479,17 +481,17 @@ class Together:
         }
 
 
-def together(launch: KernelLaunch) -> Together:
-    """What a walk along the rows of this kernel makes together."""
-    return Together(_squares_about_means(launch), *_softmax_sums(launch))
+def shared_passes(launch: KernelLaunch) -> SharedPasses:
+    """The reductions of this kernel that can share a pass."""
+    return SharedPasses(_squares_about_means(launch), *_softmax_sums(launch))
 
 
-def without_twins(launch: KernelLaunch) -> KernelLaunch:
-    """The kernel without reductions of the same values in the same way, but for the first of each
-    and those that are stored."""
+def without_repeated_reductions(launch: KernelLaunch) -> KernelLaunch:
+    """The kernel without repeated reductions: of equal ones, the first and those that are stored
+    remain."""
     first: dict[object, str] = {}
     names: dict[str, str] = {}
-    kept: list[Placed] = []
+    remaining: list[PlacedStage] = []
     for part in launch.placed:
         part = replace(part, body=renamed(part.body, names))
         if part.role == "reduce":
@@ -498,13 +500,13 @@ def without_twins(launch: KernelLaunch) -> KernelLaunch:
             if earlier != part.out.name and part.out.name not in launch.stored:
                 names[part.out.name] = earlier
                 continue
-        kept.append(part)
-    return replace(launch, placed=tuple(kept))
+        remaining.append(part)
+    return replace(launch, placed=tuple(remaining))
 
 
 def _softmax_sums(launch: KernelLaunch) -> tuple[dict[str, str], dict[str, tuple[str, Terms]]]:
-    """Sums of exp(x - maximum) by the buffer of the maximum of x, and sums of what is x - maximum
-    but for terms that do not change along a row."""
+    """Sums of exp(x - maximum) by the buffer of the maximum of x, and sums of x - maximum plus
+    terms that are constant along a row."""
     made = {part.out.name for part in launch.placed}
     reduced = [p for p in launch.placed if p.role == "reduce" and p.body.dtype == "float32"]
     maxima = {part.out.name: part.body for part in reduced if part.combine == "max"}
@@ -534,7 +536,7 @@ def _softmax_sums(launch: KernelLaunch) -> tuple[dict[str, str], dict[str, tuple
 
 
 def _maximum(of: ElementExpression, maxima: Mapping[str, ElementExpression]) -> str | None:
-    """The buffer of the maximum of x, where this is x - maximum."""
+    """For an expression x - maximum, the buffer of the maximum of x."""
     if of.name != "sub" or of.args[1].name != "load":
         return None
     name = str(of.args[1].value)
@@ -542,8 +544,8 @@ def _maximum(of: ElementExpression, maxima: Mapping[str, ElementExpression]) -> 
 
 
 def _squares_about_means(launch: KernelLaunch) -> dict[str, str]:
-    """Sums of squares about a mean, by the buffer of the sum that the mean is of; each has the
-    same values as that sum, which nothing outside of the kernel reads."""
+    """Sums of squares about a mean, by the buffer of the sum of the same values; nothing outside of
+    the kernel reads that sum."""
     sums = {
         part.out.name: part
         for part in launch.placed
@@ -551,7 +553,7 @@ def _squares_about_means(launch: KernelLaunch) -> dict[str, str]:
     }
     pairs: dict[str, str] = {}
     for name, part in sums.items():
-        mean = _about(part.body)
+        mean = _squared_difference(part.body)
         total = _sum_of_mean(mean[1], launch.axes.length) if mean is not None else None
         if mean is None or total not in sums or total in launch.stored or total in pairs:
             continue
@@ -560,19 +562,23 @@ def _squares_about_means(launch: KernelLaunch) -> dict[str, str]:
     return pairs
 
 
-def beside(parts: Sequence[Placed], followers: Mapping[str, Sequence[str]]) -> list[Placed]:
-    """The stages with those that are made beside another one right behind it."""
+def with_followers(
+    parts: Sequence[PlacedStage], followers: Mapping[str, Sequence[str]]
+) -> list[PlacedStage]:
+    """The stages, each followed directly by those that share its pass."""
     by_name = {part.out.name: part for part in parts}
     moved = {name for names in followers.values() for name in names}
-    ordered: list[Placed] = []
+    ordered: list[PlacedStage] = []
     for part in parts:
         if part.out.name not in moved:
             ordered += [part, *(by_name[name] for name in followers.get(part.out.name, ()))]
     return ordered
 
 
-def _about(body: ElementExpression) -> tuple[ElementExpression, ElementExpression] | None:
-    """The value and what is taken from it, of the square of a difference."""
+def _squared_difference(
+    body: ElementExpression,
+) -> tuple[ElementExpression, ElementExpression] | None:
+    """For the square of a difference: its minuend and its subtrahend."""
     if body.name == "square":
         (difference,) = body.args
     elif body.name == "mul" and body.args[0] is body.args[1]:
@@ -583,7 +589,7 @@ def _about(body: ElementExpression) -> tuple[ElementExpression, ElementExpressio
 
 
 def _sum_of_mean(mean: ElementExpression, terms: int) -> str | None:
-    """The buffer that a mean of so many terms is computed from."""
+    """The buffer of the sum that this mean of so many terms is computed from."""
     if mean.name not in ("mul", "div") or mean.args[0].name != "load":
         return None
     factor = mean.args[1]
@@ -593,14 +599,15 @@ def _sum_of_mean(mean: ElementExpression, terms: int) -> str | None:
     return str(mean.args[0].value) if isclose(factor.value, right, rel_tol=1e-12) else None
 
 
-LEAST = -3.4028234663852886e38  # of float32; unlike infinity, it may be taken from itself
+# lowest float32; unlike infinity, subtracting it from itself gives 0
+LOWEST = -3.4028234663852886e38
 
 
 def write_kernel(
     name: str, launch: KernelLaunch, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
 ) -> KernelText:
     """The kernel of a launch. Raises NotWritten."""
-    launch = without_twins(launch)
+    launch = without_repeated_reductions(launch)
     tile = tile_of(launch, values)
     written = WalkingKernel if tile.chunked else TritonKernel
     return written(name, launch, buffers, tile).written()
@@ -608,42 +615,42 @@ def write_kernel(
 
 @dataclass
 class WalkingKernel(TritonKernel):
-    """Goes along the rows of a tile in chunks of columns."""
+    """Writes a kernel that reads long rows in chunks of columns, in one or more passes."""
 
-    together: Together = field(default_factory=Together)
+    shared: SharedPasses = field(default_factory=SharedPasses)
     followers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def written(self) -> KernelText:
         """The kernel."""
-        self.together = together(self.launch)
-        self.followers = self.together.followers
+        self.shared = shared_passes(self.launch)
+        self.followers = self.shared.followers
         self._axes()
-        placed = beside(self.launch.placed, self.followers)
-        for phase in _phases(placed, self.made, self.together.allowed):
+        placed = with_followers(self.launch.placed, self.followers)
+        for phase in _phases(placed, self.made, self.shared.dependent_pairs):
             self._phase(phase)
         return self._finished()
 
-    def _follows(self, name: str) -> bool:
+    def _is_follower(self, name: str) -> bool:
         return any(name in names for names in self.followers.values())
 
-    def _phase(self, phase: Sequence[Placed]) -> None:
-        """Stages that one walk along the rows does; or one of the rows alone."""
+    def _phase(self, phase: Sequence[PlacedStage]) -> None:
+        """Write the stages of one pass along the rows, or a single stage of one element per row."""
         if len(phase) == 1 and phase[0].role == "row":
             self._stage(phase[0])
             return
         walked = self._walked(phase)
         if not walked:
             return
-        totals = self._begun(walked)
+        totals = self._before_loop(walked)
         length, step = self.launch.axes.length, self.tile.columns
         with self._block(f"for first in range(0, {length}, {step}):"):
             self._columns("first", step)
             for part in walked:
                 self._step(part, totals, part in phase)
         for part in walked:
-            if part.out.name in self.together.squares:
-                self._moments(part, totals)
-            elif part.out.name in self.together.powers:
+            if part.out.name in self.shared.squares:
+                self._welford_totals(part, totals)
+            elif part.out.name in self.shared.powers:
                 self._softmax_totals(part, totals)
             elif part.role == "reduce" and part.combine and part.out.name not in self.results:
                 total = self._reduced(totals[part.out.name], part.combine, part.body.dtype)
@@ -651,44 +658,44 @@ class WalkingKernel(TritonKernel):
                 self.results[part.out.name] = name
                 self._store(part, name)
 
-    def _step(self, part: Placed, totals: Mapping[str, str], own: bool) -> None:
-        """What one step of a walk does for a stage; `own` where it belongs to the walk."""
+    def _step(self, part: PlacedStage, totals: Mapping[str, str], own: bool) -> None:
+        """Write a stage's part of a loop body; `own` is false for a repeated scan."""
         name = part.out.name
         if part.role == "scan":
             self._scan(part, totals[name], stored=own)
-        elif name in self.together.squares:
-            self._update(part, totals)
-        elif name in self.together.powers:
+        elif name in self.shared.squares:
+            self._welford_update(part, totals)
+        elif name in self.shared.powers:
             self._softmax_update(part, totals)
         elif part.combine is None:
             self._store(part, self._value(part.body))
-        elif not self._follows(name):
+        elif not self._is_follower(name):
             term = self._as_term(part, self._value(part.body), whole=False)
             combined = self._combined(totals[name], term, part.combine, part.body.dtype)
             self._line(f"{totals[name]} = {combined}")
 
-    def _begun(self, walked: Sequence[Placed]) -> dict[str, str]:
-        """What is written before a walk: what does not change along it, and what its reductions
-        and scans start with, by their buffers."""
+    def _before_loop(self, walked: Sequence[PlacedStage]) -> dict[str, str]:
+        """Write the code before a pass: values that are constant along it, and the initial
+        accumulators, returned by buffer."""
         for part in walked:
-            if not self._follows(part.out.name):
+            if not self._is_follower(part.out.name):
                 self._hoisted(part.body)
         totals = {}
         for part in walked:
             if part.combine is not None:
-                first = part.out.name in self.together.powers
-                least = LEAST if first else neutral(part.combine, part.body.dtype)
+                first = part.out.name in self.shared.powers
+                least = LOWEST if first else neutral(part.combine, part.body.dtype)
                 start = operators.number(least, part.body.dtype)
                 kind = operators.TYPES[part.body.dtype]
-                shape = list(self.ends if part.role == "scan" else self.shape)
+                shape = list(self.reduced_shape if part.role == "scan" else self.shape)
                 totals[part.out.name] = self._assign(f"tl.full({shape}, {start}, {kind})")
                 if part.combine == "logaddexp":
                     self._line(f"{totals[part.out.name]}_powers = tl.zeros({shape}, {kind})")
         return totals
 
-    def _update(self, part: Placed, totals: Mapping[str, str]) -> None:
-        """Welford's update of the mean of each place of the tile, and of its squares about it."""
-        mean, squares = totals[part.out.name], totals[self.together.squares[part.out.name]]
+    def _welford_update(self, part: PlacedStage, totals: Mapping[str, str]) -> None:
+        """Welford's update of the mean and of the squares about it, per element of the tile."""
+        mean, squares = totals[part.out.name], totals[self.shared.squares[part.out.name]]
         value, mask = self._value(part.body), self.masks.get("c")
         if mask is not None:
             value = self._assign(f"tl.where({mask}, {value}, {mean})")
@@ -697,59 +704,60 @@ class WalkingKernel(TritonKernel):
         self._line(f"{mean} += {apart} * {share}")
         self._line(f"{squares} += {apart} * ({value} - {mean})")
 
-    def _moments(self, part: Placed, totals: Mapping[str, str]) -> None:
-        """The sum and the sum of squares, of what each place of the tile has of them."""
+    def _welford_totals(self, part: PlacedStage, totals: Mapping[str, str]) -> None:
+        """Combine the means and squares of all elements of the tile into a sum and a sum of
+        squares."""
         length = self.launch.axes.length
-        mean, squares = totals[part.out.name], totals[self.together.squares[part.out.name]]
+        mean, squares = totals[part.out.name], totals[self.shared.squares[part.out.name]]
         counts = self._counts()
         total = self._assign(f"tl.sum({mean} * {counts}, {self.axis}, keep_dims=True)")
         spread = self._assign(f"{mean} - {total} * {1 / length!r}")
         whole = f"{squares} + {counts} * ({spread} * {spread})"
         self.results[part.out.name] = total
         name = self._assign(f"tl.sum({whole}, {self.axis}, keep_dims=True)")
-        self.results[self.together.squares[part.out.name]] = name
-        self._store(self.made[self.together.squares[part.out.name]], name)
+        self.results[self.shared.squares[part.out.name]] = name
+        self._store(self.made[self.shared.squares[part.out.name]], name)
 
     def _counts(self) -> str:
-        """How many elements of a row each place of the tile has had after a walk."""
+        """The number of row elements that each element of the tile has accumulated after a pass."""
         walks, rest = divmod(self.launch.axes.length, self.tile.columns)
         if not rest:
             return f"{walks}.0"
-        # Places behind the end took no part in the last step.
+        # Elements beyond the end were masked in the last chunk.
         lanes = f"tl.arange(0, {self.tile.columns}){'[:, None]' if self.across else '[None, :]'}"
         return self._assign(f"tl.where({lanes} < {rest}, {walks + 1}.0, {walks}.0)")
 
-    def _softmax_update(self, part: Placed, totals: Mapping[str, str]) -> None:
-        """The maximum of each place of the tile, and its sums about it, moved to a new maximum."""
-        most, powers = totals[part.out.name], totals[self.together.powers[part.out.name]]
+    def _softmax_update(self, part: PlacedStage, totals: Mapping[str, str]) -> None:
+        """Update the running maximum of each element of the tile, and rescale its sums to it."""
+        most, powers = totals[part.out.name], totals[self.shared.powers[part.out.name]]
         value, mask = self._value(part.body), self.masks.get("c")
         if mask is not None:
             value = self._assign(f'tl.where({mask}, {value}, float("-inf"))')
         top = self._assign(self._combined(most, value, "max", part.body.dtype))
         self._line(f"{powers} = {powers} * tl.exp({most} - {top}) + tl.exp({value} - {top})")
-        if part.out.name in self.together.differences:
-            differences = totals[self.together.differences[part.out.name][0]]
+        if part.out.name in self.shared.differences:
+            differences = totals[self.shared.differences[part.out.name][0]]
             apart = f"{value} - {top}"
             if mask is not None:
                 apart = f"tl.where({mask}, {apart}, 0.0)"
-            # The first maximum may be too far below for a float32.
-            fall = f"tl.maximum({most} - {top}, {LEAST})"
+            # The difference to the initial maximum may overflow a float32.
+            fall = f"tl.maximum({most} - {top}, {LOWEST})"
             moved = f"{fall} * (first // {self.tile.columns})"
             self._line(f"{differences} += {moved} + {apart}")
         self._line(f"{most} = {top}")
 
-    def _softmax_totals(self, part: Placed, totals: Mapping[str, str]) -> None:
-        """The maximum of a row and the sums about it, of those of each place of the tile."""
+    def _softmax_totals(self, part: PlacedStage, totals: Mapping[str, str]) -> None:
+        """Combine the maxima and sums of all elements of the tile into those of the row."""
         name = part.out.name
-        most, powers = totals[name], totals[self.together.powers[name]]
+        most, powers = totals[name], totals[self.shared.powers[name]]
         top = self._assign(self._reduced(most, "max", part.body.dtype))
         total = self._assign(
             f"tl.sum({powers} * tl.exp({most} - {top}), {self.axis}, keep_dims=True)"
         )
-        sums = {name: top, self.together.powers[name]: total}
+        sums = {name: top, self.shared.powers[name]: total}
         self.results |= sums
-        if name in self.together.differences:
-            second, terms = self.together.differences[name]
+        if name in self.shared.differences:
+            second, terms = self.shared.differences[name]
             moved = f"({most} - {top}) * {self._counts()}"
             whole = self._assign(f"tl.sum({totals[second]} + {moved}, {self.axis}, keep_dims=True)")
             for sign, term in terms:
@@ -760,8 +768,9 @@ class WalkingKernel(TritonKernel):
         for out, value in sums.items():
             self._store(self.made[out], value)
 
-    def _walked(self, phase: Sequence[Placed]) -> list[Placed]:
-        """What a walk computes for these stages: a scan of an earlier walk once more."""
+    def _walked(self, phase: Sequence[PlacedStage]) -> list[PlacedStage]:
+        """The stages that a pass computes for these, including scans of an earlier pass that are
+        repeated."""
         stored = self.launch.stored
         walked = [p for p in phase if p.role == "reduce" or p.out.name in stored]
         needed = {name for part in walked for name in _needed(part, self.made)}
@@ -772,12 +781,12 @@ class WalkingKernel(TritonKernel):
 
 
 def _phases(
-    parts: Sequence[Placed], made: Mapping[str, Placed], pairs: Set[tuple[str, str]]
-) -> list[list[Placed]]:
-    """Stages that can share a walk along the rows: none of them needs the result of another, but
-    in one of the pairs."""
-    phases: list[list[Placed]] = []
-    walk: list[Placed] = []
+    parts: Sequence[PlacedStage], made: Mapping[str, PlacedStage], pairs: Set[tuple[str, str]]
+) -> list[list[PlacedStage]]:
+    """Groups of stages that can share a pass along the rows: none depends on another of its group,
+    except for `pairs`."""
+    phases: list[list[PlacedStage]] = []
+    walk: list[PlacedStage] = []
     for part in parts:
         needed = _needed(part, made)
         before = [p.out.name for p in walk if p.role == "reduce"]
@@ -794,9 +803,8 @@ def _phases(
     return [*phases, walk] if walk else phases
 
 
-def _needed(part: Placed, made: Mapping[str, Placed]) -> set[str]:
-    """The stages of the kernel that a stage needs, those behind values that it computes again
-    included."""
+def _needed(part: PlacedStage, made: Mapping[str, PlacedStage]) -> set[str]:
+    """The stages of the kernel that a stage depends on, also through values that are recomputed."""
     names: set[str] = set()
     for element in every_load(part.body):
         name = str(element.value)

@@ -1,7 +1,7 @@
-"""How Triton writes the operators of expressions.
+"""Writes the operators of expressions in Triton.
 
-What tl has no function for is made of others, or is the chip's own library's where that is much
-faster, so that the same text runs on NVIDIA and AMD and in the interpreter. Standard library only.
+Functions that tl lacks are composed of others, or taken from the chip's own library if that is much
+faster, so that the same source runs on NVIDIA, AMD and in the interpreter. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ _CALLED: Mapping[str, str] = {
     **{name: f"traced_{name}" for name in ("sinh", "asinh", "acosh", "atanh", "atan", "asin")},
     "acos": "traced_acos",
 }
-# Computed in float64 by a helper, whatever the dtype.
+# A helper computes these in float64 for all dtypes.
 _PRECISE = ("lgamma", "digamma", "erfinv", "fmod", "hypot")
 
 
 def written(of: ElementExpression, args: Sequence[str]) -> tuple[str, str]:
-    """The text of a call, and the helper that it needs, empty where it needs none. Raises
-    NotWritten."""
+    """The source of a call, and the name of the helper that it needs, or "". Raises NotWritten."""
     name, kind = of.name, TYPES[of.dtype]
     if name in _INFIX:
         return f"{args[0]} {_INFIX[name]} {args[1]}", ""
@@ -76,7 +75,7 @@ def written(of: ElementExpression, args: Sequence[str]) -> tuple[str, str]:
 
 
 def _by_helper(of: ElementExpression, args: Sequence[str]) -> tuple[str, str] | None:
-    """As `written`, for what a function of the kernel's file computes."""
+    """As `written`, for operators that a helper function computes."""
     name, kind = of.name, TYPES[of.dtype]
     if name == "tanh" and of.dtype == "float64":
         return f"traced_tanh64({args[0]})", "traced_tanh64"
@@ -110,7 +109,7 @@ def _power(of: ElementExpression, args: Sequence[str]) -> tuple[str, str]:
 
 
 def number(value: float | str, dtype: str) -> str:
-    """A number as Triton writes it beside a tensor."""
+    """A number as an operand next to a tensor."""
     if dtype == "bool":
         return "True" if value else "False"
     if dtype not in FLOATS:

@@ -1,9 +1,10 @@
-"""Which products of float32 matrices, and convolutions, are Triton kernels of our own, with what
-follows them element by element, and how their factors lie in memory.
+"""Writes products of float32 matrices, and convolutions, as Triton kernels, together with the
+elementwise stages that follow them, and decides which ones.
 
-A float32 is nearly the sum of two TF32 numbers, so that three products on tensor cores have the
-precision of one on the other cores (`tl.dot` calls it tf32x3), and take less time there
-(benchmarks/results/foreign_problems.md). The library does not do so.
+A float32 is nearly the sum of two TF32 numbers. Three products on tensor cores therefore have the
+precision of one float32 product, and take less time (benchmarks/results/foreign_problems.md).
+`tl.dot` calls this tf32x3; torch's libraries do not offer it. Products of 16-bit numbers stay with
+torch and are padded to sizes that its tensor-core kernels accept.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from optimizer.search.synthesizers.traced.index import axis
 from optimizer.search.synthesizers.traced.launches import (
     Axes,
     KernelLaunch,
-    Placed,
+    PlacedStage,
+    buffers_read,
     every_load,
     place_of,
-    read_of_call,
 )
 from optimizer.search.synthesizers.traced.program import Buffer, Call, View
 from optimizer.search.synthesizers.traced.triton_kernel import (
@@ -35,26 +36,29 @@ from optimizer.search.synthesizers.traced.triton_kernel import (
 )
 
 TENSOR_CORES, LIBRARY, WINDOWS_TOO = "tensor cores", "library", "tensor cores, all convolutions"
-FACTORS = {  # where the factors stand among the arguments; before them stands what is added
+# positions of the factors among the arguments; the argument before them is added to the product
+FACTORS = {
     "aten.mm.default": 0,
     "aten.bmm.default": 0,
     "aten.addmm.default": 1,
     "aten.baddbmm.default": 1,
 }
-TERMS = 32  # of a product at a time
+TERMS = 32  # terms of a product per iteration
 LEAST_SIDE = 32
 LEAST_TERMS = 16
-LEAST_TILES = 96  # of 64 by 64, below which the device is not full and the library parts the terms
-ALIGNED = 4  # elements: rows that begin elsewhere are not copied 16 bytes at a time
-LEAST_COPIED = 1024  # rows and columns, from which on copying the factors is a small part
+# least tiles of 64 by 64; with fewer the device is not full, and the library splits the terms
+MIN_TILES = 96
+ALIGNED = 4  # elements; rows with another alignment are not copied 16 bytes at a time
+# rows and columns from which on copying the factors takes a small part of the time
+MIN_COPIED = 1024
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution reads: its right matrix has a column for each place of the output, of all
-    images, and as rows the channels at one place of the window after those at another. One number
-    a dimension in each tuple. `turned` is a transposed convolution, which walks through a window
-    from its end."""
+    """The windows of a convolution written as a matrix product. The right matrix has one column for
+    each output position of all images; its rows are the channels at one position of the window,
+    followed by those at the next. Tuples have one number per dimension. `transposed` marks a
+    transposed convolution, which reads a window from its end."""
 
     images: int
     channels: int
@@ -63,26 +67,26 @@ class Window:
     steps: tuple[int, ...]
     padding: tuple[int, ...]
     spread: tuple[int, ...]
-    turned: bool
+    transposed: bool
 
     @property
     def step(self) -> int:
-        """Terms at a time, which lie at one place of the window."""
+        """Terms per iteration, which belong to one position of the window."""
         half = TERMS // 2
         return half if -self.channels % half < -self.channels % TERMS else TERMS
 
     @property
-    def filled(self) -> int:
-        """The channels with those of zeros behind them."""
+    def padded_channels(self) -> int:
+        """The number of channels, padded."""
         return self.channels + -self.channels % self.step
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
-    """`alpha` times a product of matrices plus `beta` times `added`. `after` is what is computed
-    from each element while it is at hand, `kept` what of it is written to memory; `stored` is
-    whether the product itself is. `prepared` are lines of the host that lay factors out as the
-    kernel reads them, in buffers `laid`."""
+class ProductLaunch:
+    """`alpha` times a product of matrices plus `beta` times `added`. `after` are the elementwise
+    stages that the kernel computes on its result; `elementwise_stored` names those that are written
+    to memory, and `stored` is whether the product itself is. `prepared` are lines of the host
+    function that copy factors into the buffers `copies`, in the layout that the kernel reads."""
 
     out: Buffer
     left: View
@@ -91,57 +95,58 @@ class MatrixProduct:
     alpha: float = 1.0
     beta: float = 1.0
     window: Window | None = None
-    after: tuple[Placed, ...] = ()
-    kept: frozenset[str] = frozenset()
+    after: tuple[PlacedStage, ...] = ()
+    elementwise_stored: frozenset[str] = frozenset()
     stored: bool = True
     prepared: tuple[str, ...] = ()
-    laid: tuple[Buffer, ...] = ()
+    copies: tuple[Buffer, ...] = ()
 
     @property
     def batch(self) -> int:
-        """How many pairs of matrices; the same matrix may stand in several."""
+        """Number of pairs of matrices; strides of 0 share a matrix between pairs."""
         return 1 if self.window else prod(self.left.shape[:-2])
 
     @property
     def rows(self) -> int:
-        """Of the left matrix, and of the result."""
+        """Rows of the left matrix and of the result."""
         return self.out.shape[1 if self.window else -2]
 
     @property
     def columns(self) -> int:
-        """Of the right matrix, and of the result."""
+        """Columns of the right matrix and of the result."""
         if self.window:
             return self.window.images * prod(self.window.places)
         return self.out.shape[-1]
 
     @property
     def terms(self) -> int:
-        """Of one element of the product."""
+        """Number of terms of an element of the product."""
         if self.window:
-            return prod(self.window.sizes) * self.window.filled
+            return prod(self.window.sizes) * self.window.padded_channels
         return self.left.shape[-1]
 
     @property
     def step(self) -> int:
-        """How many of them at a time."""
+        """Terms per iteration."""
         return self.window.step if self.window else TERMS
 
 
-Step = KernelLaunch | Call | MatrixProduct
+Step = KernelLaunch | Call | ProductLaunch
 
 
-# -- which products are written
+# -- selection of products
 
 
 def with_products(
     steps: Sequence[KernelLaunch | Call], buffers: Mapping[str, Buffer], values: Mapping[str, Value]
 ) -> list[Step]:
-    """The steps with products of our own in place of calls, where they may be."""
+    """The steps, with calls of products replaced by own kernels where these are possible and
+    faster."""
     who = str(values.get("products", LIBRARY))
     if who == LIBRARY:
         return list(steps)
     made: list[Step] = []
-    joined: KernelLaunch | Call | None = None  # the step that the last product computes too
+    joined: KernelLaunch | Call | None = None  # the step that the last product also computes
     for place, step in enumerate(steps):
         if step is joined:
             continue
@@ -152,7 +157,7 @@ def with_products(
         following = steps[place + 1] if place + 1 < len(steps) else None
         if isinstance(following, KernelLaunch) and _fits(following, product):
             joined = following
-            product = replace(product, after=following.placed, kept=following.stored)
+            product = replace(product, after=following.placed, elementwise_stored=following.stored)
         others = (s for s in steps if s is not step and s is not joined)
         stored = any(product.out.name in _read(other) for other in others)
         made.append(replace(product, stored=stored or not product.after))
@@ -160,13 +165,13 @@ def with_products(
 
 
 def _is_fast_there(window: Window | None) -> bool:
-    """Whether the library's convolution is the faster one: in one or two dimensions, where windows
-    have more than one place."""
+    """Whether torch's convolution is faster: in one or two dimensions, if windows have more than
+    one position."""
     return window is not None and len(window.sizes) < 3 and prod(window.sizes) > 1
 
 
-def _product(call: Call, buffers: Mapping[str, Buffer]) -> MatrixProduct | None:
-    """The call as a product of our own; None for another operator, dtype or size."""
+def _product(call: Call, buffers: Mapping[str, Buffer]) -> ProductLaunch | None:
+    """The call as an own product; None for other operators, dtypes or sizes."""
     views = [part for part in call.args if isinstance(part, View)]
     if any(buffers[view.buffer].dtype != "float32" for view in views):
         return None
@@ -177,28 +182,30 @@ def _product(call: Call, buffers: Mapping[str, Buffer]) -> MatrixProduct | None:
     if product is None:
         return None
     tiles = product.batch * -(-product.rows // 64) * -(-product.columns // 64)
-    if min(product.rows, product.columns) < LEAST_SIDE or tiles < LEAST_TILES:
+    if min(product.rows, product.columns) < LEAST_SIDE or tiles < MIN_TILES:
         return None
     return product if product.terms >= LEAST_TERMS else None
 
 
-def _convolution(call: Call) -> MatrixProduct | None:
-    """None for one in groups, and for a transposed one with steps."""
-    value, weight, bias, *numbers, turned, _, groups = call.args
+def _convolution(call: Call) -> ProductLaunch | None:
+    """The convolution as a product; None for grouped ones and for transposed ones with a stride."""
+    value, weight, bias, *numbers, transposed, _, groups = call.args
     (out,) = call.outs
     sizes = weight.shape[2:]
     steps, padding, spread = (tuple(x) * (len(sizes) // len(x)) for x in numbers)
-    if out is None or groups != 1 or (turned and set(steps) != {1}):
+    if out is None or groups != 1 or (transposed and set(steps) != {1}):
         return None
-    if turned:
+    if transposed:
         padding = tuple(s * (n - 1) - p for s, n, p in zip(spread, sizes, padding, strict=True))
     of_images, channels = value.shape[:2]
-    window = Window(of_images, channels, out.shape[2:], sizes, steps, padding, spread, bool(turned))
+    window = Window(
+        of_images, channels, out.shape[2:], sizes, steps, padding, spread, bool(transposed)
+    )
     added = bias and View(bias.buffer, (*bias.shape, 1), (*bias.strides, 0), bias.offset)
-    return MatrixProduct(out, weight, value, added, window=window)
+    return ProductLaunch(out, weight, value, added, window=window)
 
 
-def _of_matrices(call: Call) -> MatrixProduct | None:
+def _of_matrices(call: Call) -> ProductLaunch | None:
     first = FACTORS.get(call.operator)
     (out, *more) = call.outs
     named = dict(call.kwargs)
@@ -211,21 +218,21 @@ def _of_matrices(call: Call) -> MatrixProduct | None:
         return None
     added = views[0] if first else None
     left, right = views[first:]
-    product = MatrixProduct(out, left, right, added, float(alpha), float(beta))
+    product = ProductLaunch(out, left, right, added, float(alpha), float(beta))
     sides = (product.left, product.right)
-    small = min(product.rows, product.columns) < LEAST_COPIED
+    small = min(product.rows, product.columns) < MIN_COPIED
     return None if small and not all(map(_is_aligned, sides)) else product
 
 
 def _is_aligned(view: View) -> bool:
-    """Whether rows or columns lie in memory so that they are read 16 bytes at a time."""
+    """Whether rows or columns are aligned so that 16 bytes are read at a time."""
     *others, down, across = view.strides
     lying = down if across == 1 else across if down == 1 else 1
     return all(step % ALIGNED == 0 for step in (*others, lying, view.offset))
 
 
-def _fits(launch: KernelLaunch, product: MatrixProduct) -> bool:
-    """Whether a kernel works on the elements of the product each by itself."""
+def _fits(launch: KernelLaunch, product: ProductLaunch) -> bool:
+    """Whether a kernel works on each element of the product separately."""
     axes = launch.axes
     if axes.length != 1 or axes.outer != product.out.elements:
         return False
@@ -240,15 +247,15 @@ def _fits(launch: KernelLaunch, product: MatrixProduct) -> bool:
 
 def _read(step: KernelLaunch | Call) -> set[str]:
     if isinstance(step, Call):
-        return read_of_call(step)
+        return buffers_read(step)
     return {str(e.value) for part in step.placed for e in every_load(part.body)}
 
 
-# -- how factors lie in memory
+# -- memory layout of factors
 
 
 def is_whole(view: View, buffer: Buffer) -> bool:
-    """Whether a view is all of its buffer, element by element."""
+    """Whether a view covers its buffer element by element."""
     strides, size = [], 1
     for extent in reversed(view.shape):
         strides.append(size)
@@ -260,7 +267,7 @@ def is_whole(view: View, buffer: Buffer) -> bool:
 
 
 def view_text(view: View, buffer: Buffer) -> str:
-    """A view as the host writes it."""
+    """A view as source of the host function."""
     if is_whole(view, buffer):
         same = view.shape == buffer.shape
         return buffer.name if same else f"{buffer.name}.view({list(view.shape)})"
@@ -268,9 +275,9 @@ def view_text(view: View, buffer: Buffer) -> str:
     return f"{buffer.name}.as_strided({list(view.shape)}, {list(view.strides)}{start})"
 
 
-def laid_out(product: MatrixProduct, name: str, buffers: Mapping[str, Buffer]) -> MatrixProduct:
-    """The product with factors that its kernel can read, copied where they are not so; `name`
-    begins the names of the copies."""
+def laid_out(product: ProductLaunch, name: str, buffers: Mapping[str, Buffer]) -> ProductLaunch:
+    """The product with factors in a layout that its kernel can read, copied if necessary; the names
+    of the copies begin with `name`."""
     if product.window:
         return _weight_laid_out(product, product.window, f"{name}_left", buffers)
     sides = {"left": product.left, "right": product.right}
@@ -279,72 +286,72 @@ def laid_out(product: MatrixProduct, name: str, buffers: Mapping[str, Buffer]) -
     for side in sorted(sides if more else apart):
         view = sides[side]
         lies_along_terms = view.strides[-1 if side == "left" else -2] == 1
-        turned = lies_along_terms == (side == "right")
-        text = view_text(view, buffers[view.buffer]) + ".mT" * turned
-        shape = list(view.shape[:-2]) + list(view.shape[-2:])[:: -1 if turned else 1]
+        transposed = lies_along_terms == (side == "right")
+        text = view_text(view, buffers[view.buffer]) + ".mT" * transposed
+        shape = list(view.shape[:-2]) + list(view.shape[-2:])[:: -1 if transposed else 1]
         along, across = (more, 0) if lies_along_terms else (-shape[-1] % ALIGNED, more)
         shape[-2:] = [shape[-2] + across, shape[-1] + along]
-        laid = Buffer(f"{name}_{side}", tuple(shape), "float32")
+        copy = Buffer(f"{name}_{side}", tuple(shape), "float32")
         strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-        strides[-2:] = strides[-2:][:: -1 if turned else 1]
+        strides[-2:] = strides[-2:][:: -1 if transposed else 1]
         size = [*view.shape]
         size[-1 if side == "left" else -2] += more
-        own = View(laid.name, tuple(size), tuple(strides), 0)
-        line = f"{laid.name} = torch.nn.functional.pad({text}, (0, {along}, 0, {across}))"
+        own = View(copy.name, tuple(size), tuple(strides), 0)
+        line = f"{copy.name} = torch.nn.functional.pad({text}, (0, {along}, 0, {across}))"
         product = replace(
             product,
             left=own if side == "left" else product.left,
             right=own if side == "right" else product.right,
             prepared=(*product.prepared, f"{line}.contiguous()"),
-            laid=(*product.laid, laid),
+            copies=(*product.copies, copy),
         )
     return product
 
 
 def _weight_laid_out(
-    product: MatrixProduct, window: Window, name: str, buffers: Mapping[str, Buffer]
-) -> MatrixProduct:
+    product: ProductLaunch, window: Window, name: str, buffers: Mapping[str, Buffer]
+) -> ProductLaunch:
     weight, rows = product.left, product.rows
-    more = window.filled - window.channels
+    more = window.padded_channels - window.channels
     places = prod(window.sizes)
-    if places == 1 and not more and not window.turned:
+    if places == 1 and not more and not window.transposed:
         flat = replace(weight, shape=(rows, product.terms), strides=weight.strides[:2])
         return replace(product, left=flat)
     text = view_text(weight, buffers[weight.buffer])
-    if window.turned:
+    if window.transposed:
         text += f".transpose(0, 1).flip({list(range(2, len(weight.shape)))})"
     text += ".movedim(1, -1)"
     if more:
         text = f"torch.nn.functional.pad({text}, (0, {more}))"
-    laid = Buffer(name, (rows, product.terms), "float32")
+    copy = Buffer(name, (rows, product.terms), "float32")
     line = f"{name} = {text}.reshape({rows}, {product.terms}).contiguous()"
-    left = View(name, laid.shape, (product.terms, 1), 0)
-    return replace(product, left=left, prepared=(line,), laid=(laid,))
+    left = View(name, copy.shape, (product.terms, 1), 0)
+    return replace(product, left=left, prepared=(line,), copies=(copy,))
 
 
-# -- triton product kernel: The Triton kernel of a product: tiles of it, and on each of their elem
+# -- the kernel of a product
 
-AUTO = "auto"  # the tile that was the fastest of most products of its kind
+AUTO = "auto"  # the fastest tile for most products of its kind
 STAGES = 3  # of the loop over the terms
-GROUP = 8  # rows of tiles that are walked through together, so that factors stay in the cache
+GROUP = 8  # rows of tiles that are processed together, so that factors stay in the cache
 
 
 def write_product(
-    name: str, product: MatrixProduct, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
+    name: str, product: ProductLaunch, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
 ) -> KernelText:
-    """The kernel of a product whose factors are laid out. Raises NotWritten."""
+    """The kernel of a product whose factors were laid out. Raises NotWritten."""
     sizes = (product.rows, product.columns)
     sides = map(int, _tile(product, str(values["product_tile"])).split("x"))
     rows, columns = (min(s, power_of_two(n)) for s, n in zip(sides, sizes, strict=True))
     programs = product.batch * -(-product.rows // rows) * -(-product.columns // columns)
     warps = 8 if rows * columns >= 128 * 128 else 4
     tile = Tile(rows, columns, False, "p", programs, warps)
-    launch = KernelLaunch(Axes(product.out.elements), product.after, product.kept)
-    every = {**buffers, **{buffer.name: buffer for buffer in product.laid}}
+    launch = KernelLaunch(Axes(product.out.elements), product.after, product.elementwise_stored)
+    every = {**buffers, **{buffer.name: buffer for buffer in product.copies}}
     return _ProductKernel(name, launch, every, tile, product=product).written()
 
 
-def _tile(product: MatrixProduct, wanted: str) -> str:
+def _tile(product: ProductLaunch, wanted: str) -> str:
     """Rows and columns of a tile."""
     if wanted != AUTO:
         return wanted
@@ -354,9 +361,9 @@ def _tile(product: MatrixProduct, wanted: str) -> str:
 
 @dataclass
 class _ProductKernel(TritonKernel):
-    """Tiles of a product, and on each element of a tile what comes after it."""
+    """Writes a kernel for tiles of a product and for the stages on their elements."""
 
-    product: MatrixProduct = field(kw_only=True)
+    product: ProductLaunch = field(kw_only=True)
 
     def written(self) -> KernelText:
         product = self.product
@@ -369,7 +376,7 @@ class _ProductKernel(TritonKernel):
             self.masks = {"p": "p_in"}
         out = product.out
         place = axis(self.launch.axes.p)
-        self.made[out.name] = Placed("point", out, literal(0, "float32"), place)
+        self.made[out.name] = PlacedStage("point", out, literal(0, "float32"), place)
         self.results[out.name] = self._scaled()
         if product.stored:
             self.used[out.name] = None
@@ -379,7 +386,7 @@ class _ProductKernel(TritonKernel):
         return self._finished(STAGES)
 
     def _tile_of_program(self) -> None:
-        """Which tile a program works on, and its rows `m` and columns `n`."""
+        """Write the tile of a program, and its rows `m` and columns `n`."""
         product, tile = self.product, self.tile
         across, down = -(-product.columns // tile.columns), -(-product.rows // tile.rows)
         sizes = [self.buffers[v.buffer].elements for v in (product.left, product.right)]
@@ -402,7 +409,7 @@ class _ProductKernel(TritonKernel):
                 self.masks[side] = f"{side}_in"
 
     def _place(self) -> str:
-        """Where the elements of a tile lie in the result."""
+        """The offsets of a tile's elements in the result."""
         product = self.product
         if product.window is None:
             batch = self._batch(product.rows * product.columns)
@@ -414,7 +421,7 @@ class _ProductKernel(TritonKernel):
         return f"batch * {step} + " if self.product.batch > 1 else ""
 
     def _multiplied(self) -> None:
-        """`total`, the tile of the product."""
+        """Write the loop that computes `total`, the tile of the product."""
         product = self.product
         self._line(f"k = tl.arange(0, {product.step})")
         self._start("left", product.left, "m", "k[None, :]")
@@ -433,7 +440,8 @@ class _ProductKernel(TritonKernel):
             self._line(f"total = {text}")
 
     def _start(self, side: str, view: View, row: str, column: str) -> None:
-        """Where the first terms of a side lie; what lies behind the end is read from the first."""
+        """Write the addresses of the first terms of a factor; rows beyond the end read the first
+        row."""
         self.used[view.buffer] = None
         row, column = (
             f"tl.where({part}_in, {part}, 0)" if part in self.masks else part
@@ -445,14 +453,14 @@ class _ProductKernel(TritonKernel):
         self._line(f"{side} = {start} + {row} * {down} + {column} * {across}")
 
     def _part(self, side: str, k: str, stride: int) -> None:
-        """The next terms of a side, and one step on."""
+        """Write the load of the next terms of a factor, and advance its addresses."""
         terms, step = self.product.terms, self.product.step
         mask = f", mask={k} < {terms} - done, other=0.0" if terms % step else ""
         self._line(f"{side}_part = tl.load({side}{mask})")
         self._line(f"{side} += {step * stride}")
 
     def _windows(self, window: Window) -> None:
-        """Where the windows of a tile's columns begin."""
+        """Write the start of the windows of a tile's columns."""
         view = self.product.right
         self.used[view.buffer] = None
         places = prod(window.places)
@@ -463,14 +471,14 @@ class _ProductKernel(TritonKernel):
             self._line(f"from_{d} = {spot} * {window.steps[d]} - {window.padding[d]}")
 
     def _gathered(self, window: Window) -> None:
-        """The channels of the next places in the windows of a tile's columns."""
+        """Write the load of the next channels of the windows of a tile's columns."""
         view = self.product.right
         several = prod(window.sizes) > 1
         if several:
-            self._line(f"spot = done // {window.filled}")
-        self._line("channel = done" + f" % {window.filled}" * several + " + k[:, None]")
+            self._line(f"spot = done // {window.padded_channels}")
+        self._line("channel = done" + f" % {window.padded_channels}" * several + " + k[:, None]")
         tests = ["n_in"] * ("n" in self.masks)
-        tests += [f"(channel < {window.channels})"] * (window.filled != window.channels)
+        tests += [f"(channel < {window.channels})"] * (window.padded_channels != window.channels)
         parts = [f"channel * {view.strides[1]}"]
         for d, size in enumerate(window.sizes):
             step = f"spot // {prod(window.sizes[d + 1 :])} % {size} * {window.spread[d]}"
@@ -482,7 +490,7 @@ class _ProductKernel(TritonKernel):
         self._line(f"right_part = tl.load(image + ({' + '.join(parts)}){mask})")
 
     def _scaled(self) -> str:
-        """The name of the product with its factor, and with what is added to it."""
+        """The name of the product times `alpha` plus `beta` times `added`."""
         product, name = self.product, "total"
         if product.alpha != 1:
             name = self._assign(f"{name} * {operators.number(product.alpha, 'float32')}")
@@ -506,13 +514,13 @@ class _ProductKernel(TritonKernel):
         return text if beta == 1 else f"{text} * {operators.number(beta, 'float32')}"
 
 
-# -- filling: Products of 16-bit numbers whose sides are filled up to a multiple: tensor cores wan
+# -- padded products of 16-bit numbers, which tensor cores need
 
-# The place of the left matrix among the arguments.
-FILLED = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
-FILLED_DTYPES = ("float16", "bfloat16")
-LEAST_FILLED = 1 << 30  # multiplications; filling up a small product costs more than it saves
-FILL = '''\
+# Position of the left matrix among the arguments.
+PADDED_LEFT = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
+PADDED_DTYPES = ("float16", "bfloat16")
+MIN_PADDED_WORK = 1 << 30  # multiplications; padding a small product costs more than it saves
+PADDING_FUNCTION = '''\
 def filled(multiple, left, right, added=None):
     """The product with sides filled up with zeros to a multiple, in which `added` is added; `left`
     may be filled already."""
@@ -533,25 +541,25 @@ def filled(multiple, left, right, added=None):
 '''
 
 
-def is_filled(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> bool:
-    """Whether it is a product that is worth filling up: large, of 16-bit numbers, with a side of
-    its matrices in memory that is no multiple."""
-    first = FILLED.get(step.operator)
+def is_padded(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> bool:
+    """Whether padding a product is worth it: a large one of 16-bit numbers whose rows in memory are
+    not a multiple."""
+    first = PADDED_LEFT.get(step.operator)
     if first is None or step.kwargs or step.outs[0] is None:
         return False
     left, right = step.args[first : first + 2]
     kinds = {buffers[of.buffer].dtype for of in (left, right)}
-    if not kinds <= set(FILLED_DTYPES) or (first and step.args[0].shape[-1] != right.shape[-1]):
+    if not kinds <= set(PADDED_DTYPES) or (first and step.args[0].shape[-1] != right.shape[-1]):
         return False
     odd = left.shape[-1] % multiple or right.shape[-1] % multiple
-    return bool(odd) and prod(left.shape) * right.shape[-1] >= LEAST_FILLED
+    return bool(odd) and prod(left.shape) * right.shape[-1] >= MIN_PADDED_WORK
 
 
-def call_of(
+def padded_call(
     step: Call, buffers: Mapping[str, Buffer], multiple: int, text: Callable[[Any], str]
 ) -> str:
-    """The line of the host for a product that is filled up; `text` writes its other arguments."""
-    first = FILLED[step.operator]
+    """The host function's line for a padded product; `text` writes its other arguments."""
+    first = PADDED_LEFT[step.operator]
     left, right = step.args[first : first + 2]
     buffer = buffers[left.buffer]
     own = text(left)
@@ -567,12 +575,12 @@ def call_of(
 def with_pitch(
     steps: Sequence[Step], buffers: Mapping[str, Buffer], multiple: int
 ) -> dict[str, Buffer]:
-    """The buffers, those with a pitch that only such products and kernels of our own touch."""
-    products = [s for s in steps if isinstance(s, Call) and is_filled(s, buffers, multiple)]
+    """The buffers; those that only padded products and own kernels use get padded rows."""
+    products = [s for s in steps if isinstance(s, Call) and is_padded(s, buffers, multiple)]
     written = {name for step in steps if isinstance(step, KernelLaunch) for name in step.stored}
-    lefts = {_left(step).buffer for step in products} & written
+    lefts = {_left_factor(step).buffer for step in products} & written
     results = {step.outs[0].name for step in products if step.outs[0] and _is_matrix(step, buffers)}
-    others = {name for step in steps for name in _touched(step, buffers, products)}
+    others = {name for step in steps for name in _contiguous_buffers(step, buffers, products)}
     return {
         name: _pitched(buffer, multiple)
         if name in (lefts | results) - others and buffer.number is None and not buffer.hidden
@@ -581,8 +589,8 @@ def with_pitch(
     }
 
 
-def _left(step: Call) -> View:
-    view = step.args[FILLED[step.operator]]
+def _left_factor(step: Call) -> View:
+    view = step.args[PADDED_LEFT[step.operator]]
     assert isinstance(view, View)
     return view
 
@@ -591,7 +599,7 @@ def _is_matrix(step: Call, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the last dimension of the result's buffer is that of its columns."""
     (out,) = step.outs
     assert out is not None
-    right = step.args[FILLED[step.operator] + 1]
+    right = step.args[PADDED_LEFT[step.operator] + 1]
     assert isinstance(right, View)
     return buffers[out.name].shape[-1:] == right.shape[-1:] != (1,)
 
@@ -601,24 +609,27 @@ def _pitched(buffer: Buffer, multiple: int) -> Buffer:
     return replace(buffer, pitch=length + -length % multiple) if length % multiple else buffer
 
 
-def _touched(step: Step, buffers: Mapping[str, Buffer], products: Sequence[Call]) -> Iterator[str]:
-    """The buffers of a step that must lie as they are."""
+def _contiguous_buffers(
+    step: Step, buffers: Mapping[str, Buffer], products: Sequence[Call]
+) -> Iterator[str]:
+    """The buffers of a step that must be contiguous."""
     if isinstance(step, KernelLaunch):
         (part, *more) = step.placed
-        if not more and part.body.name == "load":  # may become another name for what it copies
+        # may become an alias of the buffer that it copies
+        if not more and part.body.name == "load":
             yield str(part.body.value)
-    elif isinstance(step, MatrixProduct):
+    elif isinstance(step, ProductLaunch):
         yield from (view.buffer for view in (step.left, step.right, step.added) if view)
         yield step.out.name
         for part in step.after:
             yield part.out.name
             yield from (str(element.value) for element in every_load(part.body))
     elif any(step is product for product in products):
-        first = FILLED[step.operator]
-        left = _left(step)
-        yield from read_of_call(replace(step, args=(*step.args[:first], *step.args[first + 1 :])))
+        first = PADDED_LEFT[step.operator]
+        left = _left_factor(step)
+        yield from buffers_read(replace(step, args=(*step.args[:first], *step.args[first + 1 :])))
         buffer = buffers[left.buffer]
         if not is_whole(left, buffer) or left.shape[-1] != buffer.shape[-1]:
             yield left.buffer
     else:
-        yield from read_of_call(step)
+        yield from buffers_read(step)

@@ -135,13 +135,13 @@ def test_a_right_kernel_becomes_a_sample_of_its_chip(
     ran: tuple[FinishedRun, ModelServer], place: Place
 ) -> None:
     finished, _ = ran
-    kept = [s for s in list_samples(place.base.services, place.chip.id) if s["run_id"]]
+    kept = [s for s in list_samples(place.base.services, place.chip.id).samples if s.run_id]
     [sample] = kept
-    assert (sample["run_id"], sample["status"]) == (finished.run.id, "right")
-    assert sample["code"].strip() == place.good.strip() and "vadd" in sample["symbols"]
-    assert "cycles in the simulator" in sample["evidence"]
-    answer = place.base.ask(place.chip.id, task="write", op=sample["operator"])
-    assert sample["id"] in {part.id for part in answer.parts if part.kind == "sample"}
+    assert (sample.run_id, sample.status) == (finished.run.id, "right")
+    assert sample.code.strip() == place.good.strip() and "vadd" in sample.symbols
+    assert "cycles in the simulator" in sample.evidence
+    answer = place.base.ask(place.chip.id, task="write", op=sample.operator)
+    assert sample.id in {part.id for part in answer.parts if part.kind == "sample"}
 
 
 def test_tools_answer_from_the_chip_s_documents(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Operators on elements."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from optimizer.search.synthesizers.traced.lowering import (
     broadcast,
     pointwise,
     promoted,
-    result,
     rule,
+    shape_and_dtype,
 )
 
 _SAME = ["abs", "neg", "floor", "ceil", "trunc", "round", "sign"]
@@ -47,7 +47,7 @@ _SHIFTS = {
 
 def _unary(name: str, floating: bool) -> Rule:
     def rule(lowering: Lowering, node: fx.Node) -> Value:
-        shape, dtype = result(node)
+        shape, dtype = shape_and_dtype(node)
         value = lowering.tensor(node, 0)
         inner = computed_in(dtype if floating else value.dtype)
         return pointwise(name, [value], shape, inner, dtype)
@@ -57,7 +57,7 @@ def _unary(name: str, floating: bool) -> Rule:
 
 def _binary(name: str, *, compares: bool = False) -> Rule:
     def rule(lowering: Lowering, node: fx.Node) -> Value:
-        shape, dtype = result(node)
+        shape, dtype = shape_and_dtype(node)
         values = [lowering.argument(node, 0), lowering.argument(node, 1)]
         scale = lowering.argument(node, 2, "alpha", 1)
         inner = promoted(node, values)
@@ -87,7 +87,7 @@ for _name in _COMPARED:
 
 @rule("aten.div.Tensor", "aten.div.Scalar", "prims.div")
 def _div(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
     if dtype not in FLOATS:
         raise NotLowered("a division of integers")
@@ -95,13 +95,13 @@ def _div(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _short(node: fx.Node) -> str:
-    """The operator's name without its form, and without the mark of one that writes in place."""
+    """The operator's name without overload and without the underscore of in-place operators."""
     return str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
 
 
 @rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
     mode, inner = lowering.argument(node, 2, "rounding_mode"), computed_in(dtype)
     if mode is None:
@@ -110,7 +110,7 @@ def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
         return pointwise("trunc", [_of(inner, shape, "div", *values)], shape, inner, dtype)
     rest = _of(inner, shape, "fmod", *values)
     if inner in FLOATS:
-        # As torch: what is left is taken away first, so that the quotient is nearly whole.
+        # As torch does: subtract the remainder first, so that the quotient is nearly whole.
         whole = _of(inner, shape, "div", _of(inner, shape, "sub", values[0], rest), values[1])
         whole = _of(inner, shape, "round", whole)
     else:
@@ -120,7 +120,7 @@ def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
         whole = _of(inner, shape, "sub", whole, broadcast(apart, shape, inner))
     if inner not in FLOATS:
         return broadcast(whole, shape, dtype)
-    plain = _of(inner, shape, "div", *values)  # by zero, or of what is not finite
+    plain = _of(inner, shape, "div", *values)  # for division by zero and for infinities
     by_zero = pointwise("eq", [values[1], 0], shape, inner, "bool")
     return _chosen(by_zero, plain, whole, shape, dtype)
 
@@ -130,7 +130,7 @@ def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
     *("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor"),
 )
 def _rest(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, by = lowering.argument(node, 0), lowering.argument(node, 1)
     counting = _counted_rest(lowering, value, by, shape, dtype)
     if counting is not None:
@@ -146,7 +146,7 @@ def _rest(lowering: Lowering, node: fx.Node) -> Value:
 def _counted_rest(
     lowering: Lowering, value: Value | float, by: Value | float, shape: Any, dtype: str
 ) -> Value | None:
-    """The remainder of places alone, as a place; None for other numbers."""
+    """The remainder of an index, as an index; None for other numbers."""
     if not isinstance(value, Value) or dtype != "int64" or not isinstance(by, int) or by <= 0:
         return None
     number = value.at(tuple(map(index, lowering.variables(shape))))
@@ -156,12 +156,12 @@ def _counted_rest(
 
 
 def _of(inner: str, shape: Any, name: str, *values: Value | float) -> Value:
-    """An operator on elements whose result has the dtype that it is computed in."""
+    """An elementwise operator whose result has the dtype that it is computed in."""
     return pointwise(name, values, shape, inner, inner)
 
 
 def _opposite(rest: Value, by: Value | float, shape: Any, inner: str) -> Value:
-    """Whether there is a rest, and its sign is not that of the divisor."""
+    """Whether the remainder is not zero and its sign differs from the divisor's."""
     negative = [pointwise("lt", [v, 0], shape, inner, "bool") for v in (rest, by)]
     signs = pointwise("xor", negative, shape, "bool", "bool")
     left = pointwise("ne", [rest, 0], shape, inner, "bool")
@@ -169,7 +169,7 @@ def _opposite(rest: Value, by: Value | float, shape: Any, inner: str) -> Value:
 
 
 def _chosen(condition: Value, first: Value, second: Value, shape: Any, dtype: str) -> Value:
-    """Elements of the first where the condition holds, else of the second."""
+    """Elements of `first` where the condition holds, else of `second`."""
     parts = [broadcast(v, shape, dtype) for v in (first, second)]
     return Value(
         shape,
@@ -180,14 +180,14 @@ def _chosen(condition: Value, first: Value, second: Value, shape: Any, dtype: st
 
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor")
 def _logical(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
     return pointwise(_LOGICAL[_short(node)], values, shape, "bool", dtype)
 
 
 @rule(*(f"aten.{name}.{form}" for name in _BITS for form in ("Tensor", "Scalar")))
 def _bitwise(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     name = _BITS[_short(node)] if dtype == "bool" else f"bits_{_BITS[_short(node)]}"
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
     return pointwise(name, values, shape, dtype, dtype)
@@ -195,7 +195,7 @@ def _bitwise(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule(*(f"aten.{name}" for name in _SHIFTS))
 def _shifted(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     by = lowering.argument(node, 1)
     if not isinstance(by, int) or not 0 <= by < 8:
         raise NotLowered("a shift by places that are not known")
@@ -205,14 +205,14 @@ def _shifted(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.logical_not", "aten.bitwise_not")
 def _not(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     name = "not" if dtype == "bool" else "bits_not"
     return pointwise(name, [lowering.argument(node, 0)], shape, dtype, dtype)
 
 
 @rule("aten.isnan", "aten.isinf", "aten.signbit")
 def _tested(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     if value.dtype not in FLOATS:
         if _short(node) != "signbit":
@@ -223,7 +223,7 @@ def _tested(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.round.decimals")
 def _to_decimals(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, inner = lowering.tensor(node, 0), computed_in(dtype)
     decimals = lowering.argument(node, 1, "decimals", 0)
     ways = ("mul", "div") if decimals > 0 else ("div", "mul")
@@ -234,8 +234,8 @@ def _to_decimals(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.fmax", "aten.fmin")
 def _numbers_first(lowering: Lowering, node: fx.Node) -> Value:
-    """The larger or smaller of two; where one is no number, the other."""
-    shape, dtype = result(node)
+    """The larger or smaller of two numbers; if one of them is NaN, the other one."""
+    shape, dtype = shape_and_dtype(node)
     inner = computed_in(dtype)
     first, second = (broadcast(lowering.argument(node, n), shape, inner) for n in (0, 1))
     best = _of(inner, shape, _short(node).removeprefix("f"), first, second)
@@ -247,14 +247,14 @@ def _numbers_first(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.atan2", "aten.hypot")
 def _of_two(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
     return pointwise(_short(node), values, shape, computed_in(dtype), dtype)
 
 
 @rule("aten.copysign.Tensor", "aten.copysign.Scalar")
 def _signed(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     inner = computed_in(dtype)
     size = _of(inner, shape, "abs", lowering.argument(node, 0))
     negative = pointwise("signbit", [lowering.argument(node, 1)], shape, inner, "bool")
@@ -263,7 +263,7 @@ def _signed(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.where.self")
 def _where(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     condition = broadcast(lowering.argument(node, 0), shape, "bool")
     first, second = (broadcast(lowering.argument(node, n), shape, dtype) for n in (1, 2))
 
@@ -276,14 +276,14 @@ def _where(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.relu")
 def _relu(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     return pointwise("max", [lowering.argument(node, 0), 0], shape, computed_in(dtype), dtype)
 
 
 @rule("aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_max")
 @rule("aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
 def _clamp(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     inner = computed_in(dtype)
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     names = {"clamp_min": ("max",), "clamp_max": ("min",)}.get(name, ("max", "min"))
@@ -297,7 +297,7 @@ def _clamp(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def _pow(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     base, power = lowering.argument(node, 0), lowering.argument(node, 1)
     inner = computed_in(dtype)
     if dtype not in FLOATS:
@@ -316,27 +316,27 @@ def _pow(lowering: Lowering, node: fx.Node) -> Value:
 @rule("aten._to_copy", "prims.convert_element_type", "aten.clone", "aten.alias", "aten.detach")
 @rule("aten.lift_fresh_copy", "aten.lift_fresh")
 def _copied(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     return broadcast(lowering.argument(node, 0), shape, dtype)
 
 
 @rule("aten.copy")
 def _copied_over(lowering: Lowering, node: fx.Node) -> Value:
-    """The second argument in the form of the first, whose values are lost."""
-    shape, dtype = result(node)
+    """The second argument with the shape and dtype of the first, whose values are overwritten."""
+    shape, dtype = shape_and_dtype(node)
     return broadcast(lowering.argument(node, 1), shape, dtype)
 
 
 @rule("aten.empty_permuted", "aten.empty.memory_format", "aten.empty_like", "aten.new_empty")
 def _empty(lowering: Lowering, node: fx.Node) -> Value:
-    """Memory that the graph writes before it reads it; 0 is as good as what torch finds there."""
-    shape, dtype = result(node)
+    """Memory that the graph writes before it reads it: any value will do."""
+    shape, dtype = shape_and_dtype(node)
     return broadcast(0, shape, dtype)
 
 
 @rule("aten.full", "aten.full_like", "aten.scalar_tensor", "aten.zeros_like", "aten.ones_like")
 def _full(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     name = str(node.target).partition(".")[2].removesuffix(".default")
     if name in ("full", "full_like"):
         number = lowering.argument(node, 1)
@@ -349,7 +349,7 @@ def _full(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.arange.start_step", "prims.iota")
 def _counting(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     if str(node.target).startswith("prims"):
         start, step = node.kwargs.get("start", 0), node.kwargs.get("step", 1)
     else:
@@ -359,7 +359,7 @@ def _counting(lowering: Lowering, node: fx.Node) -> Value:
     return Value(shape, dtype, lambda p: cast(counted(p[0] * step + start), dtype))
 
 
-# -- special: Special functions and what floats are made of.
+# -- special functions, and the parts of floats
 
 _POLYNOMIALS = {
     **{f"special_chebyshev_polynomial_{kind}": f"chebyshev_{kind}" for kind in "tuvw"},
@@ -373,7 +373,7 @@ _FORMS = ("", ".x_scalar", ".n_scalar")
 
 @rule(*(f"aten.{name}{form}" for name in _POLYNOMIALS for form in _FORMS))
 def _polynomial(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
     return pointwise(_POLYNOMIALS[name], values, shape, computed_in(dtype), dtype)
@@ -381,7 +381,7 @@ def _polynomial(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.special_erfcx", "aten.special_spherical_bessel_j0")
 def _special(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     name = "erfcx" if "erfcx" in str(node.target) else "bessel"
     return pointwise(name, [lowering.argument(node, 0)], shape, computed_in(dtype), dtype)
 

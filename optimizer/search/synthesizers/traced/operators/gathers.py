@@ -1,4 +1,4 @@
-"""Places that tensors hold, and tensors that are joined or padded."""
+"""Gathers, scatters, concatenation and padding."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from optimizer.search.synthesizers.traced.lowering import (
     Value,
     broadcast,
     pointwise,
-    result,
     rule,
+    shape_and_dtype,
 )
 from optimizer.search.synthesizers.traced.program import Combine, Stage
 
 
 def place_from(value: ElementExpression, size: int) -> Index:
-    """An index that a tensor holds; negative ones count from the end."""
+    """An index that is read from a tensor; negative ones count from the end."""
     if value.name == "counted":
         low, high = bounds(value.indices[0])
         if low >= 0 and high < size:
@@ -44,7 +44,7 @@ def place_from(value: ElementExpression, size: int) -> Index:
 
 @rule("aten.gather")
 def _gather(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 2)
     dim = lowering.argument(node, 1)
     if not shape:
@@ -60,7 +60,7 @@ def _gather(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.index_select")
 def _index_select(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 2)
     dim = lowering.argument(node, 1)
     dim = dim % len(shape)
@@ -74,7 +74,7 @@ def _index_select(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.embedding")
 def _embedding(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     table, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
 
     def at(places: Places) -> ElementExpression:
@@ -86,8 +86,8 @@ def _embedding(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.index.Tensor")
 def _indexed(lowering: Lowering, node: fx.Node) -> Value:
-    """Neighbouring index tensors take the place of their dimensions."""
-    shape, dtype = result(node)
+    """Neighbouring index tensors replace their dimensions in place; separated ones come first."""
+    shape, dtype = shape_and_dtype(node)
     value, chosen = lowering.tensor(node, 0), lowering.argument(node, 1)
     used = [d for d, part in enumerate(chosen) if part is not None]
     if used != list(range(used[0], used[-1] + 1)) or chosen[used[0]].dtype == "bool":
@@ -109,7 +109,7 @@ def _indexed(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.cat")
 def _cat(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     parts = [p for p in lowering.argument(node, 0) if p.shape != (0,)]
     dim = lowering.argument(node, 1, "dim", 0) % len(shape)
 
@@ -131,8 +131,8 @@ def _cat(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.slice_scatter")
 def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
-    """A tensor with another in place of a slice."""
-    shape, dtype = result(node)
+    """A tensor with one slice replaced by another tensor."""
+    shape, dtype = shape_and_dtype(node)
     value, source = lowering.tensor(node, 0), lowering.tensor(node, 1)
     dim = lowering.argument(node, 2, "dim", 0) % len(shape)
     if lowering.argument(node, 5, "step", 1) != 1:
@@ -154,7 +154,7 @@ def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.constant_pad_nd")
 def _pad(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, sides = lowering.tensor(node, 0), lowering.argument(node, 1)
     fill = literal(lowering.argument(node, 2, "value", 0), dtype)
     before = [0] * (len(shape) - len(sides) // 2) + list(reversed(sides[::2]))
@@ -166,11 +166,11 @@ def _pad(lowering: Lowering, node: fx.Node) -> Value:
     return Value(shape, dtype, at)
 
 
-# -- edges: Places that may lie outside of a tensor.
+# -- indices that may be out of bounds
 
 
 def within(place: Index, size: int) -> Index:
-    """The place, moved to the nearest end where it lies outside."""
+    """The index, clamped to the bounds."""
     low, high = bounds(place)
     if low >= 0 and high < size:
         return place
@@ -180,7 +180,7 @@ def within(place: Index, size: int) -> Index:
 
 
 def guarded(value: Value, places: Places, fill: ElementExpression) -> ElementExpression:
-    """The element at these places, `fill` where one of them lies outside."""
+    """The element at these indices, `fill` if one of them is out of bounds."""
     inside: ElementExpression | None = None
     for place, size in zip(places, value.shape, strict=True):
         low, high = bounds(place)
@@ -193,7 +193,7 @@ def guarded(value: Value, places: Places, fill: ElementExpression) -> ElementExp
     return element if inside is None else call("where", (inside, element, fill), fill.dtype)
 
 
-# -- scatters: Elements that are put, or added, where a tensor of places says.
+# -- scatters
 
 _COMBINED: dict[str, Combine] = {
     **dict.fromkeys(("sum", "add", "mean"), "sum"),
@@ -213,12 +213,13 @@ def _put(
     at: Callable[[Places], Places],
     steps: Sequence[tuple[Value | float, Combine | None]],
 ) -> Value:
-    """`base` with what each step puts at the places `at` of the places of `shape`."""
+    """`base`, updated by each step in turn: for every index of `shape`, the step's value is written
+    to or combined with the element at `at`."""
     inner = computed_in(dtype)
     base = broadcast(base, base.shape, inner)
     if 0 in base.shape or 0 in shape:
         return base
-    filled = lowering.kept(base)
+    filled = lowering.materialized(base)
     buffer = lowering.stages[-1].out
     for source, combine in steps:
         variables = lowering.variables(shape)
@@ -240,8 +241,8 @@ def _reduced(
     how: str,
     with_base: bool = True,
 ) -> Value:
-    """`base` with the elements of a source combined with it; without itself where `with_base` is
-    not set and something comes to a place."""
+    """`base` combined with the elements of a source. Without `with_base`, elements of `base` that
+    the source reaches are replaced instead."""
     combine = _COMBINED[how]
     steps: list[tuple[Value | float, Combine | None]] = [(source, combine)]
     if not with_base:
@@ -271,7 +272,7 @@ def _neutral(combine: Combine, dtype: str) -> float:
 
 
 def _along(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
-    """Places of a tensor whose one is read from another, element by element."""
+    """Indices in which the one of dimension `dim` is read from another tensor, by element."""
 
     def at(places: Places) -> Places:
         place = place_from(chosen.at(places), value.shape[dim])
@@ -281,7 +282,7 @@ def _along(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
 
 
 def _rows(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
-    """Places of a tensor whose one is read from a row of places."""
+    """Indices in which the one of dimension `dim` is read from a vector."""
 
     def at(places: Places) -> Places:
         place = place_from(chosen.at((places[dim],)), value.shape[dim])
@@ -291,7 +292,7 @@ def _rows(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
 
 
 def _with_dims(lowering: Lowering, node: fx.Node, place: int = 0) -> Value:
-    """An argument, with one dimension where it has none."""
+    """An argument, as a vector if it is a scalar."""
     value = lowering.tensor(node, place)
     if value.shape:
         return value
@@ -299,8 +300,8 @@ def _with_dims(lowering: Lowering, node: fx.Node, place: int = 0) -> Value:
 
 
 def _shaped(node: fx.Node, value: Value) -> Value:
-    """In the shape and dtype that torch gives it."""
-    shape, dtype = result(node)
+    """The value in the shape and dtype of the node's result."""
+    shape, dtype = shape_and_dtype(node)
     if shape:
         return broadcast(value, shape, dtype)
     return Value(shape, dtype, lambda _: cast(value.at((Index(),)), dtype))
@@ -319,7 +320,7 @@ def _scatter(lowering: Lowering, node: fx.Node) -> Value:
     how = lowering.argument(node, 4, "reduce", "sum" if "scatter_add" in name else None)
     with_base = bool(lowering.argument(node, 5, "include_self", True))
     at = _along(value, dim, chosen)
-    _, dtype = result(node)
+    _, dtype = shape_and_dtype(node)
     if how is None:
         return _shaped(node, _put(lowering, value, dtype, chosen.shape, at, [(source, None)]))
     made = _reduced(lowering, value, dtype, chosen.shape, at, source, how, with_base)
@@ -331,7 +332,7 @@ def _index_rows(lowering: Lowering, node: fx.Node) -> Value:
     value, source = _with_dims(lowering, node), _with_dims(lowering, node, 3)
     chosen = _with_dims(lowering, node, 2)
     dim = lowering.argument(node, 1) % len(value.shape)
-    _, dtype = result(node)
+    _, dtype = shape_and_dtype(node)
     name, at = str(node.target), _rows(value, dim, chosen)
     if "index_copy" in name:
         return _shaped(node, _put(lowering, value, dtype, source.shape, at, [(source, None)]))
@@ -348,7 +349,7 @@ def _index_rows(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.index_put", "aten._unsafe_index_put")
 def _index_put(lowering: Lowering, node: fx.Node) -> Value:
-    """Neighbouring index tensors stand for their dimensions."""
+    """Neighbouring index tensors replace their dimensions in place; separated ones come first."""
     value, chosen = lowering.tensor(node, 0), lowering.argument(node, 1)
     used = [d for d, part in enumerate(chosen) if part is not None]
     gaps = used != list(range(used[0], used[-1] + 1))
@@ -367,7 +368,7 @@ def _index_put(lowering: Lowering, node: fx.Node) -> Value:
         )
         return (*places[:first], *own, *places[first + rank :])
 
-    _, dtype = result(node)
+    _, dtype = shape_and_dtype(node)
     combine: Combine | None = "sum" if lowering.argument(node, 3, "accumulate", False) else None
     source = lowering.tensor(node, 2)
     return _shaped(node, _put(lowering, value, dtype, shape, at, [(source, combine)]))
@@ -382,7 +383,7 @@ def _joined_shape(shapes: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ..
 def _put_flat(lowering: Lowering, node: fx.Node) -> Value:
     value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
     source = lowering.tensor(node, 2)
-    _, dtype = result(node)
+    _, dtype = shape_and_dtype(node)
     count = 1
     for size in value.shape:
         count *= size
@@ -409,7 +410,7 @@ def _moved(places: Places, shaped: Value, to: Value) -> Places:
 
 @rule("aten.as_strided_scatter")
 def _as_strided_scatter(lowering: Lowering, node: fx.Node) -> Value:
-    """Of a tensor that torch too holds in contiguous memory, from its beginning."""
+    """For a tensor that torch holds contiguously and from the start of its storage."""
     value, source = lowering.tensor(node, 0), lowering.tensor(node, 1)
     strides, offset = lowering.argument(node, 3), lowering.argument(node, 4, "storage_offset") or 0
     held = node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -422,6 +423,6 @@ def _as_strided_scatter(lowering: Lowering, node: fx.Node) -> Value:
             place = place + part * stride
         return unflattened(place, value.shape)
 
-    _, dtype = result(node)
+    _, dtype = shape_and_dtype(node)
     made = _put(lowering, value, dtype, source.shape, at, [(source, None)])
     return broadcast(made, value.shape, dtype)

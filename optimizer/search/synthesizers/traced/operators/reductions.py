@@ -19,24 +19,24 @@ from optimizer.search.synthesizers.traced.expression import (
 )
 from optimizer.search.synthesizers.traced.index import Index, Var, index, read, unflattened
 from optimizer.search.synthesizers.traced.lowering import (
-    DEAR,
+    EXPENSIVE,
     Lowering,
     NotLowered,
     Places,
     Value,
     broadcast,
     pointwise,
-    result,
     rule,
+    shape_and_dtype,
 )
 from optimizer.search.synthesizers.traced.program import Combine, Order
 
-LEAST_ROWS = 128  # scans of fewer do not fill a GPU where each row is one program's
+LEAST_ROWS = 128  # scans of fewer rows do not fill a GPU with one row per program
 
 
 def _reduced(lowering: Lowering, node: fx.Node, combine: Combine, value: Value) -> Value:
     """One reduction of `value` over the dimensions that the node names."""
-    _, dtype = result(node)
+    _, dtype = shape_and_dtype(node)
     dims = _dims(lowering.argument(node, 1, "dim"), len(value.shape))
     keep = bool(lowering.argument(node, 2, "keepdim", False)) and "prims" not in str(node.target)
     return over(lowering, value, dims, combine, keep, computed_in(dtype))
@@ -87,7 +87,7 @@ def _amin(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.cumsum", "aten.cumprod")
 def _scan(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     dim = lowering.argument(node, 1) % max(len(shape), 1)
     if not shape or shape[dim] == 1:
@@ -97,7 +97,7 @@ def _scan(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Value:
-    """At each place what is there and before it along a dimension, which has several, combined."""
+    """The running combination along a dimension of more than one element."""
     if 0 in value.shape:
         raise NotLowered("a scan of nothing")
     if lowering.leaves_to_torch and prod(value.shape) // value.shape[dim] < LEAST_ROWS:
@@ -105,8 +105,8 @@ def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Val
     variables = lowering.variables(value.shape)
     places = tuple(index(v) if v.extent != 1 else Index() for v in variables)
     space = tuple(v for v in variables if v.extent != 1)
-    if space[-1] is variables[dim] and value.at(places).cost >= DEAR:
-        value = lowering.kept(value)  # compilers compute nothing else side by side in a scan
+    if space[-1] is variables[dim] and value.at(places).cost >= EXPENSIVE:
+        value = lowering.materialized(value)  # compilers vectorize nothing else inside of a scan
     body = cast(value.at(places), computed_in(value.dtype))
     return lowering.stage(
         body, space, value.shape, value.dtype, combine=combine, scanned=variables[dim]
@@ -115,7 +115,7 @@ def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Val
 
 @rule("aten.mean.dim", "aten.mean")
 def _mean(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     total = _reduced(lowering, node, "sum", lowering.tensor(node, 0))
     count = prod(lowering.tensor(node, 0).shape) / max(prod(shape), 1)
     return pointwise("mul", [total, 1.0 / count], shape, computed_in(dtype), dtype)
@@ -123,7 +123,7 @@ def _mean(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.linalg_vector_norm")
 def _vector_norm(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, inner = lowering.tensor(node, 0), computed_in(dtype)
     order = float(lowering.argument(node, 1, "ord", 2))
     dims = _dims(lowering.argument(node, 2, "dim"), len(value.shape))
@@ -142,8 +142,8 @@ def _vector_norm(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("prims.var")
 def _var(lowering: Lowering, node: fx.Node) -> Value:
-    """In two passes: the mean, then the squares of what differs from it."""
-    shape, dtype = result(node)
+    """Two passes: the mean, then the squares of the differences from it."""
+    shape, dtype = shape_and_dtype(node)
     value, correction = lowering.tensor(node, 0), float(lowering.argument(node, 2))
     dims, inner = _dims(lowering.argument(node, 1), len(value.shape)), computed_in(dtype)
     count = prod(value.shape[d] for d in dims)
@@ -159,7 +159,7 @@ def _var(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.argmax", "aten.argmin")
 def _arg(lowering: Lowering, node: fx.Node) -> Value:
-    shape, _ = result(node)
+    shape, _ = shape_and_dtype(node)
     value, dim = lowering.tensor(node, 0), lowering.argument(node, 1, "dim")
     combine: Combine = "max" if "argmax" in str(node.target) else "min"
     if dim is None:
@@ -184,7 +184,7 @@ def _extreme_and_place(lowering: Lowering, node: fx.Node) -> tuple[Value, Value]
 def extreme_place(
     lowering: Lowering, value: Value, dim: int, combine: Combine, keep: bool
 ) -> tuple[Value, Value]:
-    """The extreme along a dimension, and the first place that holds it, or NaN."""
+    """The extreme along a dimension, and the first index that holds it or a NaN."""
     inner, size = computed_in(value.dtype), value.shape[dim]
     extreme = over(lowering, value, [dim], combine, True, inner)
 
@@ -217,7 +217,7 @@ def _any(lowering: Lowering, node: fx.Node) -> Value:
             "int64",
             lambda p: cast(call("ne", (value.at(p), literal(0, value.dtype)), "bool"), "int64"),
         )
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     dims = _dims(lowering.argument(node, 1, "dim"), len(value.shape))
     keep = len(shape) == len(value.shape)
     most = over(lowering, numbers, dims, "max", keep, "int64")
@@ -225,7 +225,7 @@ def _any(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _product(lowering: Lowering, node: fx.Node, left: Value, right: Value, batch: int) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     inner = computed_in(dtype)
     space = lowering.variables(shape)
     (term,) = lowering.variables(left.shape[-1:])
@@ -251,8 +251,8 @@ def _bmm(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.addbmm")
 def _addbmm(lowering: Lowering, node: fx.Node) -> Value:
-    """The sum of products over the batch, and what is added to it."""
-    shape, dtype = result(node)
+    """The sum of products over the batch, plus another argument."""
+    shape, dtype = shape_and_dtype(node)
     inner = computed_in(dtype)
     left, right = lowering.tensor(node, 1), lowering.tensor(node, 2)
     space = lowering.variables(shape)
@@ -270,8 +270,8 @@ def _addbmm(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten._trilinear")
 def _trilinear(lowering: Lowering, node: fx.Node) -> Value:
-    """Three tensors with dimensions of size 1 put in, multiplied and summed."""
-    _, dtype = result(node)
+    """Three tensors, broadcast along inserted dimensions, multiplied and summed."""
+    _, dtype = shape_and_dtype(node)
     inner, factors = computed_in(dtype), []
     for place in range(3):
         value, put_in = lowering.tensor(node, place), lowering.argument(node, 3 + place)
@@ -300,7 +300,7 @@ def _addmm(lowering: Lowering, node: fx.Node) -> Value:
 
 def _scaled_and_added(lowering: Lowering, node: fx.Node, product: Value) -> Value:
     """beta times the first argument and alpha times the product."""
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     inner, parts = computed_in(dtype), []
     for value, name in ((product, "alpha"), (lowering.tensor(node, 0), "beta")):
         factor = node.kwargs.get(name, 1)
@@ -311,13 +311,13 @@ def _scaled_and_added(lowering: Lowering, node: fx.Node, product: Value) -> Valu
     return pointwise("add", parts, shape, inner, dtype)
 
 
-# -- orders: Orders of elements: sorting, and what is taken from a sorted row.
+# -- sorting, and values selected from a sorted row
 
 
 def _order(
     lowering: Lowering, value: Value, dim: int, descending: bool, first: int | None = None
 ) -> Value:
-    """The places of the elements along a dimension in their order; the `first` ones, or all."""
+    """The indices that sort a dimension; only the first `first` ones if given."""
     if 0 in value.shape or first == 0:
         raise NotLowered("an order of nothing")
     if value.shape[dim] == 1:
@@ -332,7 +332,7 @@ def _order(
 def _sorted(
     lowering: Lowering, value: Value, dim: int, descending: bool, first: int | None = None
 ) -> tuple[Value, Value]:
-    """The elements in their order, and their places; a stable sort."""
+    """The sorted elements and their indices; a stable sort."""
     value = _held(lowering, value)
     order = _order(lowering, value, dim, descending, first)
     size = value.shape[dim]
@@ -345,14 +345,15 @@ def _sorted(
 
 
 def _held(lowering: Lowering, value: Value) -> Value:
-    """The value in memory: it is read twice."""
+    """The value in memory, because it is read twice."""
     places = tuple(map(index, lowering.variables(value.shape)))
     held = 0 in value.shape or value.at(places).name == "load"
-    return value if held else lowering.kept(value)
+    return value if held else lowering.materialized(value)
 
 
 def _row(lowering: Lowering, node: fx.Node, place: int, default: int = -1) -> tuple[Value, int]:
-    """The first argument with at least one dimension, and the dimension that another one names."""
+    """The first argument with at least one dimension, and the dimension that a later argument
+    names."""
     value = lowering.tensor(node, 0)
     if not value.shape:
         own = value
@@ -366,7 +367,7 @@ def _constant(of: ElementExpression) -> Callable[[Places], ElementExpression]:
 
 
 def _given(node: fx.Node, parts: tuple[Value, Value]) -> tuple[Value, ...]:
-    """The parts in the shapes and dtypes that torch gives them, of which one may have none."""
+    """The parts in the shapes and dtypes of the node's results; None if torch omits the result."""
     made = []
     for value, meta in zip(parts, node.meta["val"], strict=True):
         shape, dtype = tuple(map(int, meta.shape)), str(meta.dtype).removeprefix("torch.")
@@ -404,8 +405,8 @@ def _kthvalue(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 def _one_of_each(
     node: fx.Node, parts: tuple[Value, Value], dim: int, where: Any
 ) -> tuple[Value, ...]:
-    """One place of each row: `where` gives it for the places of the other dimensions, with 0 in the
-    row's own."""
+    """One index of each row; `where` returns it for the indices of the other dimensions, with 0 in
+    the row's own."""
     made = []
     for value, meta in zip(parts, node.meta["val"], strict=True):
         shape, dtype = tuple(map(int, meta.shape)), str(meta.dtype).removeprefix("torch.")
@@ -435,7 +436,7 @@ def _median(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
 @rule("aten.median", "aten.nanmedian")
 def _median_of_all(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     own = lowering.tensor(node, 0)
     count = 1
     for size in own.shape:
@@ -447,8 +448,8 @@ def _median_of_all(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _middle(lowering: Lowering, value: Value, dim: int, skips: bool) -> Any:
-    """Where the lower one of the middle elements of a sorted row is; the first NaN, which stand at
-    the end, unless the median `skips` these."""
+    """The rank of the lower middle element of a sorted row. NaNs are sorted to the end: the rank of
+    the first NaN, unless the median skips NaNs."""
     size = value.shape[dim]
     if value.dtype not in FLOATS:
         return lambda _: Index((), (size - 1) // 2)
@@ -474,15 +475,15 @@ def _middle(lowering: Lowering, value: Value, dim: int, skips: bool) -> Any:
 
 @rule("aten.mode")
 def _mode(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    """The first element of the longest run of a sorted row."""
+    """The first element of the longest run of equal elements of a sorted row."""
     value, dim = _row(lowering, node, 1)
     ordered, order = _sorted(lowering, value, dim, False)
     if value.shape[dim] == 1:
         return _one_of_each(node, (ordered, order), dim, lambda _: Index())
-    ordered = lowering.kept(ordered)
+    ordered = lowering.materialized(ordered)
 
     def begins(places: Places) -> ElementExpression:
-        """The place itself where a run begins there, else 0."""
+        """The index itself if a run begins there, else 0."""
         before = (*places[:dim], _before(places[dim]), *places[dim + 1 :])
         same = call("eq", (ordered.at(places), ordered.at(before)), "bool")
         return call("where", (same, literal(0, "int64"), counted(places[dim])), "int64")
@@ -506,7 +507,7 @@ def _before(place: Index) -> Index:
 
 @rule("aten.cummax", "aten.cummin")
 def _running_extreme(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    """The extreme so far, and the last place that held it."""
+    """The running extreme, and the last index that held it."""
     value, dim = _row(lowering, node, 1)
     if value.shape[dim] == 1:
         return _given(node, (value, broadcast(0, value.shape, "int64")))
@@ -525,7 +526,7 @@ def _running_extreme(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
 @rule("aten.logcumsumexp")
 def _running_sum_of_exponentials(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     if not shape:
         return lowering.tensor(node, 0)
     value, dim = _row(lowering, node, 1)

@@ -1,4 +1,4 @@
-"""Views: arithmetic on places alone."""
+"""Views, which are index arithmetic, and operators over windows: pooling and convolution."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from optimizer.search.synthesizers.traced.lowering import (
     Value,
     broadcast,
     pointwise,
-    result,
     rule,
+    shape_and_dtype,
 )
 from optimizer.search.synthesizers.traced.operators.gathers import guarded
 from optimizer.search.synthesizers.traced.program import Combine
@@ -36,25 +36,25 @@ from optimizer.search.synthesizers.traced.program import Combine
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "prims.view_of", "aten.view_copy")
 def _view(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     return Value(shape, dtype, lambda p: value.at(unflattened(flattened(p, shape), value.shape)))
 
 
 @rule("aten.expand")
 def _expand(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     return broadcast(lowering.argument(node, 0), shape, dtype)
 
 
 @rule("aten.repeat")
 def _repeat(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
-    ahead = len(shape) - len(value.shape)
+    leading = len(shape) - len(value.shape)
 
     def at(places: Places) -> ElementExpression:
-        own = zip(places[ahead:], value.shape, strict=True)
+        own = zip(places[leading:], value.shape, strict=True)
         return value.at(tuple(place % size for place, size in own))
 
     return Value(shape, dtype, at)
@@ -62,7 +62,7 @@ def _repeat(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("prims.broadcast_in_dim")
 def _broadcast_in(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, dims = lowering.tensor(node, 0), lowering.argument(node, 2)
 
     def at(places: Places) -> ElementExpression:
@@ -74,7 +74,7 @@ def _broadcast_in(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.permute")
 def _permute(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     order = [d % len(shape) for d in lowering.argument(node, 1)]
     return Value(
@@ -84,8 +84,8 @@ def _permute(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.unsqueeze", "aten.squeeze.dims", "aten.squeeze.dim", "prims.squeeze")
 def _ones(lowering: Lowering, node: fx.Node) -> Value:
-    """Dimensions of size 1 come or go: the others keep their order."""
-    shape, dtype = result(node)
+    """Dimensions of size 1 are added or removed; the others keep their order."""
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
 
     def at(places: Places) -> ElementExpression:
@@ -97,7 +97,7 @@ def _ones(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.slice.Tensor")
 def _slice(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     dim = lowering.argument(node, 1, "dim", 0) % len(shape)
     start = lowering.argument(node, 2, "start", 0) or 0
@@ -129,7 +129,7 @@ def _from(value: Value, dim: int, first: int, alone: bool) -> Callable[[Places],
 
 @rule("aten.select.int")
 def _select(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     dim, place = lowering.argument(node, 1), lowering.argument(node, 2)
     dim, place = dim % len(value.shape), place % value.shape[dim]
@@ -138,7 +138,7 @@ def _select(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.diagonal", "aten.diagonal_copy")
 def _diagonal(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, rank = lowering.tensor(node, 0), len(shape) + 1
     offset = lowering.argument(node, 1, "offset", 0)
     first = lowering.argument(node, 2, "dim1", 0) % rank
@@ -154,8 +154,8 @@ def _diagonal(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.unfold", "aten.unfold_copy")
 def _unfold(lowering: Lowering, node: fx.Node) -> Value:
-    """Windows along a dimension, whose places come last."""
-    shape, dtype = result(node)
+    """Windows along a dimension; the position in the window becomes the last dimension."""
+    shape, dtype = shape_and_dtype(node)
     value, step = lowering.tensor(node, 0), lowering.argument(node, 3)
     dim = lowering.argument(node, 1) % len(value.shape)
     return Value(
@@ -167,7 +167,7 @@ def _unfold(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.flip", "prims.rev")
 def _flip(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value = lowering.tensor(node, 0)
     turned = {d % len(shape) for d in lowering.argument(node, 1)}
 
@@ -183,8 +183,8 @@ def _flip(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.as_strided", "aten.as_strided_copy")
 def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
-    """Of a tensor that torch too holds in contiguous memory, from its beginning."""
-    shape, dtype = result(node)
+    """For a tensor that torch holds contiguously and from the start of its storage."""
+    shape, dtype = shape_and_dtype(node)
     value, strides = lowering.tensor(node, 0), lowering.argument(node, 2)
     held, offset = node.args[0].meta["val"], lowering.argument(node, 3, "storage_offset") or 0  # type: ignore[union-attr]
     if not held.is_contiguous() or held.storage_offset():
@@ -199,13 +199,14 @@ def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
     return Value(shape, dtype, at)
 
 
-# -- windows: Pooling and convolution: sums and extremes over a window.
+# -- windows
 
 
 @dataclass(frozen=True)
 class Walk:
-    """How windows go over a tensor: for each place of `space` the places of `window`. `inside` says
-    where a window is shorter than the others."""
+    """Windows over a tensor: `places` are the indices of an element by the variables of `space`,
+    the window's position, and of `window`, the position in it. `inside` is false beyond the end of
+    windows that are shorter than the others."""
 
     space: tuple[Var, ...]
     window: tuple[Var, ...]
@@ -213,9 +214,9 @@ class Walk:
     inside: ElementExpression | None = None
 
 
-# A result between two walks is written and read again, in loads that a walk takes; walks dimension
-# by dimension must save a third. Read off an H200; it pays on a CPU as well
-# (benchmarks/results/foreign_problems.md).
+# Pooling dimension by dimension stores and reloads a result between two passes, which costs as much
+# as this many loads; it must be faster by SAVED to be worth it. Measured on an H200; it pays on a
+# CPU as well (benchmarks/results/foreign_problems.md).
 ROUND_TRIP = 3
 SAVED = 1.5
 
@@ -228,7 +229,7 @@ def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
 
 def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[Value, ...]:
-    """The greatest element of each window and, where it is asked for, its place in the plane."""
+    """The greatest element of each window and, if used, its index in the plane."""
     value = lowering.tensor(node, 0)
     shape = tuple(map(int, node.meta["val"][0].shape))
     if all(user.target is getitem and user.args[1] == 0 for user in node.users):
@@ -237,7 +238,7 @@ def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[V
     plane = value.shape[-count:]
 
     def place(places: Places) -> ElementExpression:
-        """The element's place where it is the greatest, else one that is behind all."""
+        """The element's index if it is the greatest, else one beyond all indices."""
         own = value.at(places)
         highest = cast(most.at(tuple(map(index, walk.space))), own.dtype)
         reached = call("eq", (own, highest), "bool")
@@ -252,7 +253,7 @@ def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[V
 def _walked(
     lowering: Lowering, value: Value, walk: Walk, shape: tuple[int, ...], combine: Combine
 ) -> Value:
-    """What stands in each window, combined."""
+    """The elements of each window, combined."""
     inner = computed_in(value.dtype)
     start = {"max": -inf, "min": inf, "sum": 0, "prod": 1}[combine]
     if inner not in FLOATS and start in (inf, -inf):
@@ -270,18 +271,18 @@ def _walked(
 def _pooled(
     lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int], combine: Combine
 ) -> Value:
-    """Every window combined: at once, or, where that is much less work, along one dimension after
-    another, those first that leave the least."""
+    """Pooling over windows: all dimensions at once or, if much less work, one dimension after
+    another, in the order of how much each reduces the tensor."""
     value, shape = lowering.tensor(node, 0), tuple(map(int, output.shape))
     sizes = lowering.argument(node, 1)
-    ahead = len(shape) - len(sizes)
+    leading = len(shape) - len(sizes)
     steps = lowering.argument(node, 2, "stride") or sizes
     padding = _each(lowering, node, 3, "padding", 0)
     walks = zip(sizes, steps, padding, strict=True)
     walked = [d for d, walk in enumerate(walks) if walk != (1, 1, 0)]
-    walked.sort(key=lambda d: shape[ahead + d] / value.shape[ahead + d])
+    walked.sort(key=lambda d: shape[leading + d] / value.shape[leading + d])
     shapes = [
-        tuple(n if i - ahead in walked[last:] else shape[i] for i, n in enumerate(value.shape))
+        tuple(n if i - leading in walked[last:] else shape[i] for i, n in enumerate(value.shape))
         for last in range(1, len(walked) + 1)
     ]
     apart = sum(prod(s) * (sizes[d] + ROUND_TRIP) for d, s in zip(walked, shapes, strict=True))
@@ -290,8 +291,8 @@ def _pooled(
         return _walked(lowering, value, _walk(lowering, node, output, spread), shape, combine)
     for d, between in zip(walked, shapes, strict=True):
         space, window = lowering.variables(between), lowering.variables([sizes[d]])
-        place = index(space[ahead + d]) * steps[d] + index(window[0]) * spread[d] - padding[d]
-        places = tuple(place if i == ahead + d else index(v) for i, v in enumerate(space))
+        place = index(space[leading + d]) * steps[d] + index(window[0]) * spread[d] - padding[d]
+        places = tuple(place if i == leading + d else index(v) for i, v in enumerate(space))
         value = _walked(lowering, value, Walk(space, window, places), between, combine)
     return value
 
@@ -314,19 +315,19 @@ def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -> Value:
-    """One over the number of places of each window that lie in the input with an edge of this
-    width: of the windows that reach beyond it, fewer than the others have."""
-    shape, _ = result(node)
+    """The reciprocal of the number of positions of each window inside the input, extended by an
+    edge of this width. Windows that cross the edge have fewer positions."""
+    shape, _ = shape_and_dtype(node)
     sizes, inputs = lowering.argument(node, 1), lowering.tensor(node, 0).shape
     padding = _each(lowering, node, 3, "padding", 0)
     steps = lowering.argument(node, 2, "stride") or sizes
-    ahead = len(shape) - len(sizes)
+    leading = len(shape) - len(sizes)
 
     def share(places: Places) -> ElementExpression:
         product = literal(1, dtype)
         for d, size in enumerate(sizes):
-            start = places[ahead + d] * steps[d] - padding[d]
-            last = literal(inputs[ahead + d] + edge[d], "int64")
+            start = places[leading + d] * steps[d] - padding[d]
+            last = literal(inputs[leading + d] + edge[d], "int64")
             end = call("min", (counted(start + size), last), "int64")
             first = call("max", (counted(start), literal(-edge[d], "int64")), "int64")
             inside = cast(call("sub", (end, first), "int64"), dtype)
@@ -337,7 +338,7 @@ def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -
 
 
 def _each(lowering: Lowering, node: fx.Node, place: int, name: str, default: int) -> list[int]:
-    """An argument that gives one number for every dimension of a window, or one for all."""
+    """An argument with one number per dimension of the window, or one for all."""
     given = lowering.argument(node, place, name)
     given = [default] if given in (None, []) else given
     count = len(lowering.argument(node, 1))
@@ -349,13 +350,13 @@ def _walk(lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int])
     steps = lowering.argument(node, 2, "stride") or sizes
     padding = _each(lowering, node, 3, "padding", 0)
     shape = tuple(map(int, output.shape))
-    ahead = len(shape) - len(sizes)
+    leading = len(shape) - len(sizes)
     space, window = lowering.variables(shape), lowering.variables(sizes)
     places = (
-        *map(index, space[:ahead]),
+        *map(index, space[:leading]),
         *(
             index(s) * steps[d] + index(w) * spread[d] - padding[d]
-            for d, (s, w) in enumerate(zip(space[ahead:], window, strict=True))
+            for d, (s, w) in enumerate(zip(space[leading:], window, strict=True))
         ),
     )
     return Walk(space, window, places)
@@ -363,7 +364,7 @@ def _walk(lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int])
 
 @rule("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")
 def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     inner = computed_in(dtype)
     total = _walked(
         lowering, lowering.tensor(node, 0), _adaptive(lowering, node, shape), shape, "sum"
@@ -392,7 +393,8 @@ def _adaptive_max(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
 
 def _adaptive(lowering: Lowering, node: fx.Node, shape: tuple[int, ...]) -> Walk:
-    """Windows that share a dimension evenly; they overlap and differ by one where they must."""
+    """Windows that divide a dimension evenly; they overlap and differ in length by one if
+    necessary."""
     value = lowering.tensor(node, 0)
     if 0 in value.shape:
         raise NotLowered("a reduction of nothing")
@@ -409,7 +411,7 @@ def _adaptive(lowering: Lowering, node: fx.Node, shape: tuple[int, ...]) -> Walk
 
 
 def _bounds(place: Index, size: int, count: int) -> tuple[Index, Index]:
-    """Where the window of this place begins and where it ends, of `count` windows over `size`."""
+    """Start and end of the window at this position, of `count` windows over `size`."""
     if size % count == 0:
         first = place * (size // count)
         return first, first + size // count
@@ -429,7 +431,7 @@ def _item(lowering: Lowering, node: fx.Node) -> Any:
 
 @rule("aten.convolution")
 def _convolution(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = result(node)
+    shape, dtype = shape_and_dtype(node)
     value, weight, bias, steps, padding, spread, turned, _, groups = (
         lowering.argument(node, n) for n in range(9)
     )
@@ -466,7 +468,7 @@ def _summed(
     terms: Sequence[Var],
     shape: tuple[int, ...],
 ) -> Value:
-    """The sums of a convolution: `body` over `terms` for every place of `space`."""
+    """The sums of a convolution: `body` summed over `terms` for every index of `space`."""
     own = {v: Index() for v in (*space, *terms) if v.extent == 1}
     kept = tuple(v for v in space if v.extent != 1)
     reduced = tuple(v for v in terms if v.extent != 1)
@@ -474,7 +476,7 @@ def _summed(
 
 
 def _with_bias(total: Value, bias: Value | None, shape: tuple[int, ...], dtype: str) -> Value:
-    """The sums of a convolution with what is added to each channel."""
+    """The sums of a convolution plus the bias of each channel."""
     if bias is None:
         return total
     inner = computed_in(dtype)
@@ -483,8 +485,8 @@ def _with_bias(total: Value, bias: Value | None, shape: tuple[int, ...], dtype: 
 
 
 def _transposed(lowering: Lowering, node: fx.Node) -> Value:
-    """Each result gathers what reaches it: an input stands behind every `step`-th place alone."""
-    shape, dtype = result(node)
+    """A transposed convolution as a gather: an input affects every `step`-th position only."""
+    shape, dtype = shape_and_dtype(node)
     value, weight, bias, steps, padding, spread, _, _, groups = (
         lowering.argument(node, n) for n in range(9)
     )

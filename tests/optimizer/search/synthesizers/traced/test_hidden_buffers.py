@@ -82,7 +82,7 @@ def test_a_kernel_in_cpp_names_a_buffer_that_is_too_large_to_be_written() -> Non
     program = lowered(case)
     assert isinstance(program, Program), program
     with pytest.raises(NotWritten, match=r"mask, a buffer of the Model .* 22500 elements of bool"):
-        cpp.written([(case.signature, program)])
+        cpp.write_candidate([(case.signature, program)])
 
 
 @pytest.mark.parametrize("model", [ROTARY, MASKED])
@@ -95,7 +95,7 @@ def test_a_kernel_in_triton_takes_them_from_the_model(
     case, _, _ = opened(source_of(model))
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
-    source = triton.written([(case.signature, program)], case.source, triton.START)
+    source = triton.write_candidate([(case.signature, program)], case.source, triton.DEFAULTS)
     assert source.kernels and not source.left
     (tmp_path / "candidate.py").write_text(source.text, encoding="utf-8")
     triton_tests.interpreted(tmp_path, RUNNER)

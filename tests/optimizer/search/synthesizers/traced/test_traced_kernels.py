@@ -12,7 +12,7 @@ import torch
 
 from optimizer.evaluation.abi import DTYPE_CODES, HEADER, HEADER_NAME, Signature, TensorSpec
 from optimizer.search.synthesizers.base import CaseView
-from optimizer.search.synthesizers.traced.cpp import written
+from optimizer.search.synthesizers.traced.cpp import write_candidate
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.synthesizer import lowered
 
@@ -253,7 +253,7 @@ def called(
 ) -> list[torch.Tensor]:
     """The outputs of the compiled kernel."""
     (folder / HEADER_NAME).write_text(HEADER)
-    (folder / "kernel.cpp").write_text(written([(case.signature, program)]))
+    (folder / "kernel.cpp").write_text(write_candidate([(case.signature, program)]))
     command = ["g++", "-O2", "-march=native", "-shared", "-fPIC", "-fopenmp", f"-I{folder}"]
     command += [str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -85,7 +85,7 @@ MODELS = {
 def small_ones() -> Iterator[None]:
     """Products that are too small for a device are written too."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("LEAST_TILES", "LEAST_COPIED"):
+        for name in ("MIN_TILES", "MIN_COPIED"):
             patch.setattr(triton_products, name, 1)
         for name, (forward, shape, second, layer) in MODELS.items():
             patch.setitem(test_traced_triton.MODELS, name, (forward, shape, second))
@@ -94,7 +94,7 @@ def small_ones() -> Iterator[None]:
 
 
 def source_of(name: str) -> triton.CandidateText:
-    values = {**triton.START_WITH_TF32, "products": triton_products.WINDOWS_TOO}
+    values = {**triton.DEFAULTS_WITH_TF32, "products": triton_products.WINDOWS_TOO}
     return test_traced_triton.text_of(name, values)
 
 
@@ -143,8 +143,10 @@ def test_other_dtypes_and_few_tiles_stay_with_torch(monkeypatch: pytest.MonkeyPa
     case, _, _ = test_traced_triton.model_of("linear")
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program)
-    monkeypatch.setattr(triton_products, "LEAST_TILES", 96)
-    source = triton.written([(case.signature, program)], case.source, triton.START_WITH_TF32)
+    monkeypatch.setattr(triton_products, "MIN_TILES", 96)
+    source = triton.write_candidate(
+        [(case.signature, program)], case.source, triton.DEFAULTS_WITH_TF32
+    )
     assert source.left == ("aten.addmm",)
 
 

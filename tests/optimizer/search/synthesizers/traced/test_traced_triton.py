@@ -207,7 +207,7 @@ INIT = {
     "odd sides": "self.a = nn.Linear(17, 21).half(); self.b = nn.Linear(21, 17, bias=False).half()",
 }
 SMALL: Mapping[str, Value] = {
-    **triton.START,
+    **triton.DEFAULTS,
     "block": 64,
     "row_block": 64,
     "resident": 64,
@@ -253,7 +253,7 @@ def text_of(name: str, values: Mapping[str, Value]) -> triton.CandidateText:
     case, _, _ = model_of(name)
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
-    return triton.written([(case.signature, program)], case.source, values)
+    return triton.write_candidate([(case.signature, program)], case.source, values)
 
 
 def interpreted(folder: Path, program: str = RUNNER) -> None:
@@ -278,7 +278,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, form in RUN:
         _, given, _ = model_of(name)
         path = folder / f"{name.replace(' ', '_')}-{form}.py"
-        values = triton.START if form == "whole" else SMALL
+        values = triton.DEFAULTS if form == "whole" else SMALL
         path.write_text(text_of(name, values).text, encoding="utf-8")
         torch.save(given, path.with_suffix(".given"))
     interpreted(folder)
@@ -326,14 +326,14 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
 def test_what_is_computed_in_one_place_is_one_kernel(
     name: str, kernels: int, left: tuple[str, ...]
 ) -> None:
-    source = text_of(name, triton.START)
+    source = text_of(name, triton.DEFAULTS)
     assert (source.kernels, source.left) == (kernels, left)
 
 
 # The last has so many functions that as much of each as usual takes LLVM five times as long.
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("norm", triton.START), ("pooling", triton.START), ("made of others", SMALL)],
+    [("norm", triton.DEFAULTS), ("pooling", triton.DEFAULTS), ("made of others", SMALL)],
 )
 def test_kernels_compile_for_chips_that_are_not_here(
     name: str, values: Mapping[str, Value], tmp_path: Path
@@ -395,7 +395,7 @@ def test_an_import_that_must_stand_first_does() -> None:
     program = lowered(case)
     assert isinstance(program, Program)
     reference = f"from __future__ import annotations\n{case.source}"
-    source = triton.written([(case.signature, program)], reference, triton.START)
+    source = triton.write_candidate([(case.signature, program)], reference, triton.DEFAULTS)
     compile(source.text, "kernel.py", "exec")
     assert source.text.count("from __future__") == 1
 
@@ -437,7 +437,7 @@ def test_torch_is_handed_values_in_their_own_precision() -> None:
     case = half_case(HALF, 16)
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
-    text = triton.written([(case.signature, program)], HALF, triton.START).text
+    text = triton.write_candidate([(case.signature, program)], HALF, triton.DEFAULTS).text
     made = [line for line in text.splitlines() if "torch.empty(" in line]
     assert made and all("dtype=torch.bfloat16" in line for line in made)
     assert text.count("torch.ops.aten.addmm.default(") == 2
@@ -451,10 +451,12 @@ def test_large_products_with_odd_sides_are_filled_up(monkeypatch: pytest.MonkeyP
     assert isinstance(program, Program), program
 
     def text(**values: Value) -> str:
-        return triton.written([(case.signature, program)], odd, {**triton.START, **values}).text
+        return triton.write_candidate(
+            [(case.signature, program)], odd, {**triton.DEFAULTS, **values}
+        ).text
 
     assert "filled(" not in text()  # too small to be worth it
-    monkeypatch.setattr(filling, "LEAST_FILLED", 0)
+    monkeypatch.setattr(filling, "MIN_PADDED_WORK", 0)
     assert text().count(" = filled(8, ") == 2 and "torch.ops.aten.addmm" not in text()
     assert "filled(" not in text(product_multiple=1)
 
@@ -463,7 +465,7 @@ def test_what_lies_between_filled_products_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own kernels write and read rows of the length that the products want."""
-    monkeypatch.setattr(filling, "LEAST_FILLED", 0)
+    monkeypatch.setattr(filling, "MIN_PADDED_WORK", 0)
     source = text_of("odd sides", SMALL)
     host = source.text.split("def traced_case0")[1].split("def run")[0]
     assert source.kernels == 3 and host.count(" = filled(8, ") == 2
@@ -481,7 +483,7 @@ def test_what_lies_between_filled_products_is_not_copied(
 @pytest.mark.parametrize("shape", [(3, 17, 5), (16, 8, 24), (1, 7, 8)])
 def test_a_filled_product_is_the_product(shape: tuple[int, int, int], transposed: bool) -> None:
     names: dict[str, Any] = {"torch": torch}
-    exec(filling.FILL, names)
+    exec(filling.PADDING_FUNCTION, names)
     rows, inner, columns = shape
     torch.manual_seed(0)
     left = torch.randn(rows, inner)
