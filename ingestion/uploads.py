@@ -49,9 +49,9 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 
 @dataclass(frozen=True)
 class Upload:
-    """One file with the description of its sender. Empty hardware means about no hardware in
-    particular. It is stored as a `DocumentSource`: names resolved, the bytes in the blob store. The
-    jobs of a `group` of uploads can be listed together.
+    """One file with its description. Empty `hardware` means no hardware in particular. Stored as a
+    `DocumentSource`: names resolved, the bytes in the blob store. The jobs of a `group` of uploads
+    can be listed together.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The result of an upload. `job_id` is None if there is nothing to do (unchanged,
+    """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
     duplicate_of).
     """
 
@@ -150,7 +150,7 @@ class Uploads:
         group = _group(upload.group)
         with self._catalog.read() as connection:
             erasures = count_erasures(connection)
-        key = self._stored(upload)
+        key = self._store_blob(upload)
         source = DocumentSource(
             source_key=self._source_key(upload, name, category, hardware),
             title=(upload.title or "").strip() or title_from_name(name),
@@ -178,15 +178,8 @@ class Uploads:
                 }
                 if trace := telemetry.carrier():
                     payload[TRACE] = trace
-                builtin = upload.origin == BUILTIN
-                # Files without a group share one turn for their hardware: a thousand of them, sent
-                # one per request, count once.
-                share = BUILTIN if builtin else group or "+".join(hardware) or category
                 job_id = self._jobs.enqueue(
-                    connection,
-                    registered.document_id,
-                    payload,
-                    Turn(group, share, behind=builtin),
+                    connection, registered.document_id, payload, _turn(source, group)
                 )
             elif group is not None:
                 self._jobs.join_group(connection, registered.document_id, group)
@@ -215,7 +208,7 @@ class Uploads:
             self._blobs.put(data)
         return document_id
 
-    def _stored(self, upload: Upload) -> str:
+    def _store_blob(self, upload: Upload) -> str:
         """Store the bytes; returns their key. Built-in documents come with each start and command,
         so known ones are not sent to a store on a server again.
         """
@@ -275,6 +268,14 @@ def is_builtin_key(key: str) -> bool:
     text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf"))
     parts = posixpath.normpath(f"/{text}").strip("/").split("/")
     return parts[0].strip() == BUILTIN
+
+
+def _turn(source: DocumentSource, group: str | None) -> Turn:
+    if source.origin == BUILTIN:
+        return Turn(group, BUILTIN, behind=True)
+    # Files without a group share one turn for their hardware: a thousand of them, sent one per
+    # request, count once.
+    return Turn(group, group or "+".join(source.hardware) or source.category)
 
 
 def _group(name: str | None) -> str | None:

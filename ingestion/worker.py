@@ -3,8 +3,8 @@
 A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when
 its passages are embedded too. Each batch of vectors is stored, so a crash costs at most one.
 Reading and embedding alternate every few seconds. `kb.catalog.jobs` decides which document is read
-next, `ingestion.turns` which is embedded next. Built-in documents whose readings ship are stored
-without reading them.
+next; which texts are embedded next is decided here. Built-in documents whose readings ship are
+stored without reading them. Knows nothing about file formats: `ingestion.read` is the reader.
 
 One worker per process; several processes may work on one catalog, because a job belongs to the
 owner of its lease."""
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ingestion.builtin.precomputed import ShippedReadings
+from ingestion.builtin.samples import with_checks
+from ingestion.findings.subjects import FactSource, proposals
+from ingestion.hardware import outdated_remarks
 from ingestion.read import DocumentFile, DocumentReader, ReadDocument
-from ingestion.storing import store_version
-from ingestion.turns import BatchSize, next_texts
 from ingestion.uploads import TRACE
 from kb import telemetry
 from kb.blobs import Blobs
@@ -36,10 +37,14 @@ from kb.catalog import meta
 from kb.catalog import tables as t
 from kb.catalog.database import full, store_fault
 from kb.catalog.engine import Catalog
+from kb.catalog.facts import Fact, outdated_facts, withdraw_proposals
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Jobs, JobState, checkpoint_of
-from kb.catalog.knowledge import embeddings, versions
-from kb.catalog.knowledge.embeddings import Pending
+from kb.catalog.jobs import Jobs, JobState, Turn, checkpoint_of
+from kb.catalog.knowledge import corrections, embeddings, likeness, versions
+from kb.catalog.knowledge.embeddings import MissingText, Pending
+from kb.catalog.knowledge.moves import replace_document_moves
+from kb.catalog.knowledge.samples import replace_document_recipes, replace_version_samples
+from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.work import Job
 from kb.data_dir import (
@@ -61,6 +66,14 @@ LOOK_SECONDS = 5.0  # between looks for work, at most: a lease that expires does
 ATTEMPTS = 3  # of a job whose worker was killed, perhaps by the document
 SHIPPED_AT_ONCE = 16  # documents in a transaction, half a second for which an upload waits
 STORED = ("current", "superseded")  # states of a version whose passages are stored
+MAX_NAMED = 12  # headings without a card, in a remark
+MAX_LISTED = 20  # rows of each list in the progress of a job
+COUNTS = ("pages_seen", "pages_parsed", "sections", "passages", "tables", "code_blocks")
+# A batch is one transaction of about EMBED_SECONDS: an upload waits for the current batch, and
+# larger ones are hardly faster.
+EMBED_SECONDS = 3.0
+FIRST_BATCH, LARGEST_BATCH = 64, 512  # texts
+OLDEST = 4  # one of so many texts of a share is for the oldest document
 log = structlog.get_logger(__name__)
 
 
@@ -129,7 +142,7 @@ class Worker:
 
     @property
     def full(self) -> bool:
-        """Whether it waits for space on the disk."""
+        """Whether reading waits for space on the disk."""
         return self._full
 
     @property
@@ -247,7 +260,7 @@ class Worker:
             if job is None:
                 break
             worked = True
-            with telemetry.span("job: read", _attributes(job), parent=job.payload.get(TRACE)):
+            with telemetry.span("job: read", _span_attributes(job), parent=job.payload.get(TRACE)):
                 self._read(job, str(job.payload["version_id"]))
         return worked
 
@@ -386,7 +399,7 @@ class Worker:
         """Wait for the vectors of a document that was read; the wait is a span."""
         self._waiting[job.id] = job
         if telemetry.on():
-            end = telemetry.begin("job: vectors", _attributes(job), job.payload.get(TRACE))
+            end = telemetry.begin("job: vectors", _span_attributes(job), job.payload.get(TRACE))
             self._span_ends[job.id] = end
 
     def _stop_waiting(self, jobs: Iterable[Job]) -> None:
@@ -396,7 +409,7 @@ class Worker:
                 end()
 
     def _embed_batch(self) -> bool:
-        """Embed some texts that have no vector; False if there are none."""
+        """Embed some texts without a vector; False if every text has one."""
         parts = self._parts
         missing = next_texts(parts.catalog, parts.jobs, parts.model, self._batch.texts, self._owner)
         if not missing:
@@ -475,7 +488,7 @@ def _nothing_read(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _attributes(job: Job) -> dict[str, telemetry.Value]:
+def _span_attributes(job: Job) -> dict[str, telemetry.Value]:
     return {
         "kernlore.job.id": job.id,
         "kernlore.job.attempt": job.attempts,
@@ -483,63 +496,102 @@ def _attributes(job: Job) -> dict[str, telemetry.Value]:
     }
 
 
-class _Idle:
-    """Skips looks for work while the catalog is unchanged since a look that found none. A look
-    takes a write transaction and goes over all passages; `unchanged` takes microseconds.
+# -- storing a version
+
+
+def store_version(
+    connection: Connection,
+    registry: HardwareRegistry,
+    job: Job,
+    version: sa.Row[Any],
+    read: ReadDocument,
+) -> dict[str, Any]:
+    """Make a version current with all that was read in it, inside the caller's transaction;
+    returns the progress of its job.
     """
+    if job.payload.get("title_given"):  # by its sender, so it wins
+        read = replace(read, content=replace(read.content, title=None))
+    uploaded = version.origin != "builtin"
+    earlier = likeness.before(connection, version.document_id) if uploaded else None
+    first = versions.is_first(connection, version.id)  # then there is nothing to replace
+    passages = versions.activate(connection, version.id, read.content)
+    current = versions.is_current(connection, version.id)
+    proposed = 0
+    if current:
+        if not first:
+            withdraw_proposals(connection, version.document_id)
+        proposed = registry.propose(connection, _proposals(connection, registry, version, read))
+        if read.moves or not first:
+            hardware = sorted(version.declared["hardware"])
+            replace_document_moves(connection, version.document_id, read.moves, hardware)
+        if read.recipes or not first:
+            replace_document_recipes(connection, version.id, read.recipes)
+    if read.cards or not first:
+        replace_version_symbols(connection, version.id, read.cards, current)
+    if read.kernels or not first:
+        kernels = read.kernels if uploaded else with_checks(read.kernels, read.front_matter)
+        replace_version_samples(connection, version.id, kernels, current)
+    remarks = likeness.remarks(connection, version.id, earlier) if earlier and current else []
+    if current and not first:
+        remarks += corrections.remarks(corrections.unfit(connection, version.document_id))
+        remarks += outdated_remarks(outdated_facts(connection, document_id=version.document_id))
+    return _progress(read, remarks, passages, proposed)
 
-    def __init__(self, catalog: Catalog, lease_seconds: float) -> None:
-        self._catalog = catalog
-        self._seconds = min(LOOK_SECONDS, lease_seconds)
-        self._version: Hashable = None  # of the catalog before the last look
-        self._until = 0.0  # the end of the validity of the last look, by the monotonic clock
 
-    def unchanged(self) -> bool:
-        """Whether the last look found no work and is still valid."""
-        version = self._catalog.version()
-        valid = version == self._version and time.monotonic() < self._until
-        if not valid:
-            self._version, self._until = version, 0.0
-        return valid
-
-    def found_nothing(self) -> None:
-        """Record that the last look found no work."""
-        if not self._until:
-            self._until = time.monotonic() + self._seconds
+def _proposals(
+    connection: Connection, registry: HardwareRegistry, version: sa.Row[Any], read: ReadDocument
+) -> list[Fact]:
+    """The facts of a document as rows of its hardware, with its current title."""
+    if not read.facts:
+        return []
+    title = connection.execute(
+        sa.select(t.documents.c.title).where(t.documents.c.id == version.document_id)
+    ).scalar_one()
+    file_name = version.file_name
+    source = FactSource(version.document_id, version.id, title or file_name, file_name)
+    headings = [" > ".join(section.path) for section in read.content.sections]
+    texts = [*headings, *(passage.text for passage in read.content.passages)]
+    hardware = sorted(version.declared["hardware"])
+    return proposals(read.facts, source, hardware, registry.all(), texts)
 
 
-# -- jobs of stopped workers
-
-
-def take_over(catalog: Catalog, jobs: Jobs) -> None:
-    """Queue the jobs of dead workers, here or on other machines, again. A job that has had ATTEMPTS
-    of them fails in one transaction with its version: else a version could count as failed while
-    its job is tried again, and the next start would queue the same file a second time.
+def _progress(
+    read: ReadDocument, remarks: Sequence[str], passages: int, proposed: int
+) -> dict[str, Any]:
+    """The progress of a job whose document was read and has to be embedded: its final state, the
+    counts of the report, and the first rows of its lists.
     """
-    jobs.expire(lambda owner: is_alive(catalog.data_dir, owner), _fail_version, ATTEMPTS)
+    report = {**read.content.report, "passages": passages}
+    left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
+    return {
+        "stage": "embedding",
+        "state": "ready" if read.complete else "partial",
+        **{key: report[key] for key in COUNTS},
+        "pages_failed": report["pages_failed"][:MAX_LISTED],
+        "characters_left_out": report["characters_left_out"],
+        "facts_proposed": proposed,
+        "rows_not_read": report.get("rows_not_read", [])[:MAX_LISTED],
+        "recipes_proposed": len(read.recipes),
+        "symbols": len(read.cards),
+        "samples": len(read.kernels),
+        "samples_left_out": left_out[:MAX_LISTED],
+        "warnings": report["warnings"][:MAX_LISTED],
+        "remarks": [*remarks, *_without_card(report.get("headings_without_card", []))],
+    }
 
 
-def _fail_version(connection: Connection, job: Job) -> None:
-    """The same file may be uploaded again and is then read."""
-    report = {"error": dict(job.error or {})}
-    versions.fail_version(connection, str(job.payload.get("version_id")), report)
-
-
-def _retry_stored(catalog: Catalog, jobs: Jobs) -> None:
-    """Queue jobs again that failed although their document was read: earlier versions left them
-    when a process was stopped while it embedded.
-    """
-    with catalog.read() as connection:
-        stored = set(
-            connection.execute(
-                sa.select(t.document_versions.c.id).where(t.document_versions.c.state.in_(STORED))
-            ).scalars()
-        )
-    for job in jobs.in_state("failed"):
-        expired = (job.error or {}).get("code") == "lease_expired"
-        if expired and job.payload.get("version_id") in stored:
-            with suppress(Conflict):  # another replica was first
-                jobs.retry(job.id)
+def _without_card(names: Sequence[str]) -> list[str]:
+    """A remark on headings that look like instructions and gave no card."""
+    if not names:
+        return []
+    shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    several = len(names) > 1
+    look = "headings look like instructions" if several else "heading looks like an instruction"
+    return [
+        f"{len(names)} {look} and gave no card: {shown}. A line such as `Syntax: {names[0]} ...`"
+        " under the heading, or a table with a column Instruction, gives one; `kernlore knowledge"
+        " symbols --propose` asks a language model."
+    ]
 
 
 # -- built-in documents whose readings ship
@@ -594,3 +646,155 @@ class _ShippedDocuments:
         about = version.declared
         read = shipped.find(version.sha256, about["hardware"], about["languages"], specs)
         return read if read is not None and read.content.passages else None
+
+
+# -- turns at the embedding model
+#
+# Uploads come before built-in documents. Shares (uploads of one group, or about the same hardware)
+# get equal parts of a batch. Within a share the document with the fewest missing texts comes first,
+# because it is ready soonest; a part of the batch is for the oldest document, so that a stream of
+# small ones cannot delay it forever.
+
+
+class BatchSize:
+    """The number of texts that a worker embeds at a time."""
+
+    def __init__(self) -> None:
+        self.texts = FIRST_BATCH
+
+    def took(self, texts: int, seconds: float) -> None:
+        """Adapt the next batch to EMBED_SECONDS, by the time of the last one."""
+        if 2 * texts >= self.texts or seconds > EMBED_SECONDS:
+            fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
+            self.texts = min(max(fitting, FIRST_BATCH), 2 * self.texts, LARGEST_BATCH)
+
+
+def next_texts(
+    catalog: Catalog, jobs: Jobs, model: str, batch: int, owner: str
+) -> list[MissingText]:
+    """A batch of texts without a vector of this model, each once, of the documents whose turn it
+    is. Documents of other workers are theirs to embed.
+    """
+    turns = jobs.turns()
+    others = jobs.held_by_others(owner)
+    with catalog.read() as connection:
+        waiting = []
+        for document_id, left in embeddings.pending(connection, model).items():
+            if document_id not in others:
+                # A corrected passage has no job, and a person waits for it.
+                turn = turns.get(document_id) or Turn(share=document_id)
+                waiting.append(
+                    PendingDocument(document_id, turn.share, turn.behind, left.texts, left.first)
+                )
+        return embeddings.missing(connection, model, allot(waiting, batch))
+
+
+@dataclass(frozen=True)
+class PendingDocument:
+    """A document with texts to embed. `first` orders documents by age; one that is `behind` waits
+    for all that are not.
+    """
+
+    document_id: str
+    share: str
+    behind: bool
+    texts: int
+    first: int
+
+
+def allot(waiting: Sequence[PendingDocument], batch: int) -> dict[str, int]:
+    """The number of texts of each document in a batch; documents without any are left out."""
+    first = [document for document in waiting if not document.behind] or waiting
+    shares: dict[str, list[PendingDocument]] = {}
+    for document in first:
+        shares.setdefault(document.share, []).append(document)
+    sizes = {share: sum(d.texts for d in documents) for share, documents in shares.items()}
+    allotted: dict[str, int] = {}
+    for share, texts in equal_parts(sizes, batch).items():
+        allotted |= _within_share(shares[share], texts)
+    return {document_id: texts for document_id, texts in allotted.items() if texts}
+
+
+def equal_parts(wanted: Mapping[str, int], batch: int) -> dict[str, int]:
+    """`batch` in equal parts, none larger than wanted; the rest of a small one goes to others."""
+    parts: dict[str, int] = {}
+    left = batch
+    for position, name in enumerate(sorted(wanted, key=lambda name: (wanted[name], name))):
+        # Rounded up: of two shares and one text, one gets it.
+        equal = -(-left // (len(wanted) - position))
+        parts[name] = min(wanted[name], equal)
+        left -= parts[name]
+    return parts
+
+
+def _within_share(documents: Sequence[PendingDocument], texts: int) -> dict[str, int]:
+    oldest = min(documents, key=lambda document: document.first)
+    parts = {oldest.document_id: min(oldest.texts, -(-texts // OLDEST))}
+    left = texts - parts[oldest.document_id]
+    for document in sorted(documents, key=lambda d: (d.texts, d.first)):
+        more = min(left, document.texts - parts.get(document.document_id, 0))
+        parts[document.document_id] = parts.get(document.document_id, 0) + more
+        left -= more
+    return parts
+
+
+# -- looks for work
+
+
+class _Idle:
+    """Skips looks for work while the catalog is unchanged since a look that found none. A look
+    takes a write transaction and goes over all passages; `unchanged` takes microseconds.
+    """
+
+    def __init__(self, catalog: Catalog, lease_seconds: float) -> None:
+        self._catalog = catalog
+        self._seconds = min(LOOK_SECONDS, lease_seconds)
+        self._version: Hashable = None  # of the catalog before the last look
+        self._until = 0.0  # the end of the validity of the last look, by the monotonic clock
+
+    def unchanged(self) -> bool:
+        """Whether the last look found no work and is still valid."""
+        version = self._catalog.version()
+        valid = version == self._version and time.monotonic() < self._until
+        if not valid:
+            self._version, self._until = version, 0.0
+        return valid
+
+    def found_nothing(self) -> None:
+        """Record that the last look found no work."""
+        if not self._until:
+            self._until = time.monotonic() + self._seconds
+
+
+# -- jobs of stopped workers
+
+
+def take_over(catalog: Catalog, jobs: Jobs) -> None:
+    """Queue the jobs of dead workers again, on this machine and on others. After ATTEMPTS such
+    attempts a job fails, in one transaction with its version: else a version could count as failed
+    while its job is tried again, and the next start would queue the same file a second time.
+    """
+    jobs.expire(lambda owner: is_alive(catalog.data_dir, owner), _fail_version, ATTEMPTS)
+
+
+def _fail_version(connection: Connection, job: Job) -> None:
+    """Fail the version of a failed job, so that the same file can be uploaded and read again."""
+    report = {"error": dict(job.error or {})}
+    versions.fail_version(connection, str(job.payload.get("version_id")), report)
+
+
+def _retry_stored(catalog: Catalog, jobs: Jobs) -> None:
+    """Queue jobs again that failed although their document was read: earlier versions left them
+    when a process was stopped while it embedded.
+    """
+    with catalog.read() as connection:
+        stored = set(
+            connection.execute(
+                sa.select(t.document_versions.c.id).where(t.document_versions.c.state.in_(STORED))
+            ).scalars()
+        )
+    for job in jobs.in_state("failed"):
+        expired = (job.error or {}).get("code") == "lease_expired"
+        if expired and job.payload.get("version_id") in stored:
+            with suppress(Conflict):  # another replica was first
+                jobs.retry(job.id)

@@ -278,8 +278,8 @@ def ended_in_order(store: Store, *submitted: Submitted) -> list[str]:
 def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingestion.turns.FIRST_BATCH", 8)
-    monkeypatch.setattr("ingestion.turns.LARGEST_BATCH", 8)
+    monkeypatch.setattr("ingestion.worker.FIRST_BATCH", 8)
+    monkeypatch.setattr("ingestion.worker.LARGEST_BATCH", 8)
     builtin = store.submit("b.md", paragraphs("builtin", 9), source_key="b", origin="builtin")
     large = store.submit("large.md", paragraphs("large", 24), hardware=("h100",), group="one")
     small = store.submit("small.md", paragraphs("small", 3), hardware=("h100",), group="two")
@@ -343,8 +343,8 @@ def test_identical_passages_are_embedded_once(
 
 
 def test_progress_moves_with_each_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingestion.turns.FIRST_BATCH", 8)
-    monkeypatch.setattr("ingestion.turns.LARGEST_BATCH", 8)
+    monkeypatch.setattr("ingestion.worker.FIRST_BATCH", 8)
+    monkeypatch.setattr("ingestion.worker.LARGEST_BATCH", 8)
     submitted = store.submit("manual.md", paragraphs("large", 20))
     worker = store.worker()
     seen = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from ingestion import worker as worker_module
 from ingestion.builtin import builtin_documents, builtin_hardware, load_builtin
 from ingestion.builtin.precomputed import (
     READINGS_FILE,
@@ -198,16 +199,15 @@ def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
     forget_documents(store)
     load(store, folder)
     calls: list[int] = []
+    store_version = worker_module.store_version
 
     def fails_once_begun(*arguments: Any) -> Any:
-        from ingestion.storing import store_version
-
         calls.append(1)
         if len(calls) == 3:
             raise RuntimeError("the third document of a batch")
         return store_version(*arguments)
 
-    monkeypatch.setattr("ingestion.worker.store_version", fails_once_begun)
+    monkeypatch.setattr(worker_module, "store_version", fails_once_begun)
     worker_of(store, shipped_in(store, folder)).drain()
     documents = 3 + SHIPPED_AT_ONCE
     assert len(stored(store)) == documents and len(calls) == 3 + documents

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestion.turns import OLDEST, Waiting, allot, equal_parts
+from ingestion.worker import OLDEST, PendingDocument, allot, equal_parts
 
 BATCH = 64
 
 
-def upload(name: str, texts: int, first: int, share: str = "upload") -> Waiting:
-    return Waiting(name, share, False, texts, first)
+def upload(name: str, texts: int, first: int, share: str = "upload") -> PendingDocument:
+    return PendingDocument(name, share, False, texts, first)
 
 
 def test_what_people_sent_has_the_batch_for_itself() -> None:
-    builtin = Waiting("builtin", "builtin", True, 500, 0)
+    builtin = PendingDocument("builtin", "builtin", True, 500, 0)
     assert allot([builtin, upload("mine", 3, 900)], BATCH) == {"mine": 3}
     assert allot([builtin], BATCH) == {"builtin": BATCH}
 
@@ -43,7 +43,7 @@ def test_a_large_document_ends_although_small_ones_keep_coming() -> None:
 
 documents = st.lists(
     st.builds(
-        Waiting,
+        PendingDocument,
         document_id=st.uuids().map(str),
         share=st.sampled_from("abc"),
         behind=st.booleans(),
@@ -57,7 +57,7 @@ documents = st.lists(
 
 
 @given(documents, st.integers(1, 300))
-def test_a_batch_is_full_and_shared_equally(waiting: list[Waiting], batch: int) -> None:
+def test_a_batch_is_full_and_shared_equally(waiting: list[PendingDocument], batch: int) -> None:
     allotted = allot(waiting, batch)
     by_id = {document.document_id: document for document in waiting}
     assert all(0 < texts <= by_id[name].texts for name, texts in allotted.items())
