@@ -97,8 +97,3 @@ class ScopeFilter:
     def key(self) -> tuple[object, ...]:
         """Cache key."""
         return (self.hardware, self.categories, self.languages, self.access_scope)
-
-
-def scope_token(kind: str, value: str) -> str:
-    """A scope value as a single token of the lexical index."""
-    return f"{kind}_{value.lower().encode().hex()}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,8 @@ from sqlalchemy import Connection
 from api.cli.target import CommandTarget, read_settings
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
+from kb.catalog.knowledge.embeddings import Vector
+from kb.catalog.meta import bump_vectors
 from tests import postgresql, store_servers
 
 
@@ -98,3 +100,9 @@ def all_missing(connection: Connection, model: str) -> list[embeddings.MissingTe
     """Every text of an active passage without a vector of this model."""
     limits = dict.fromkeys(embeddings.pending(connection, model), 10_000)
     return embeddings.missing(connection, model, limits)
+
+
+def put_vectors(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> None:
+    """Store vectors by the SHA-256 of their text, as a worker does."""
+    embeddings.put(connection, model, vectors)
+    bump_vectors(connection, embeddings.documents_of(connection, list(vectors)))

@@ -140,7 +140,7 @@ def advance_sequence(connection: Connection, column: sa.Column[Any]) -> None:
         )
 
 
-# -- tables of the lexical index
+# -- tables of the former lexical index, for migrations
 
 # Shadow text is [a-z0-9_] tokens (kb.tokens): FTS5's own tokenizer only splits at spaces.
 _FTS5 = (
@@ -187,3 +187,10 @@ def mark_writes(connection: Connection, table: str) -> None:
     if is_postgresql(connection):
         for statement in _MARK:
             connection.exec_driver_sql(statement.format(table=table))
+
+
+def drop_marks(connection: Connection) -> None:
+    """Stop recording writers."""
+    if is_postgresql(connection):
+        connection.exec_driver_sql("DROP FUNCTION mark_write CASCADE")
+        connection.exec_driver_sql("DROP TABLE write_marks")

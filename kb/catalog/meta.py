@@ -112,14 +112,3 @@ def bump_skills(connection: Connection) -> None:
     """The same for a change of skills, or of their evidence, alone."""
     bump_revision(connection)
     put(connection, _SKILLS, int(get(connection, _SKILLS) or 0) + 1)
-
-
-def knowledge_revision(connection: Connection) -> int:
-    """Grows with every change of the catalog's revision, except those of skills alone. Processes of
-    the first release count those too.
-    """
-    rows = connection.exec_driver_sql(
-        f"SELECT key, value FROM meta WHERE key IN ('revision', '{_SKILLS}')"
-    )
-    counts = {row[0]: int(row[1]) for row in rows}
-    return counts.get("revision", 0) - counts.get(_SKILLS, 0)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import tables as t
@@ -87,13 +86,6 @@ class RunWhere:
 
 
 EVERY_RUN = RunWhere()
-
-
-def is_measuring(connection: Connection) -> bool:
-    """Whether a run or a sent evaluation is going on, according to the rows."""
-    evaluating = (t.work.c.kind == "evaluation", t.work.c.state == "running")
-    running = sa.or_(sa.exists().where(t.runs.c.state == "running"), sa.exists().where(*evaluating))
-    return bool(connection.scalar(sa.select(running)))
 
 
 class Runs:

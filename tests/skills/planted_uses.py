@@ -15,6 +15,7 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.compose.skill_choice import choose_skills
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
+from retrieval.snapshot.store import Snapshots
 from skills.lifecycle import observe
 
 NOISE = 0.05  # of a use's gain, as a share (standard deviation)
@@ -69,6 +70,7 @@ class Uses:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.journal = Journal(self.catalog)
+        self.snapshots = Snapshots(self.catalog, "model")
 
     def ask(self, name: str) -> bool:
         """False where the skill was not shown."""
@@ -81,8 +83,8 @@ class Uses:
             problem={"reduction_length": self.random.choice(LENGTHS)},
         )
         scope = ScopeFilter(("h100", "hopper", "nvidia", ANY))
-        with self.catalog.read() as connection:
-            choice = choose_skills(connection, request, ["memory_bound"], scope, {}, {})
+        knowledge = self.snapshots.current().knowledge
+        choice = choose_skills(knowledge, request, ["memory_bound"], scope, {}, {})
         names = [answer.name for answer in choice.answers]
         if name not in names:
             return False

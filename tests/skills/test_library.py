@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from ingestion.builtin import load_hardware
 from kb import clock
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills.reading import candidate_skills, events_of, get_skill
+from kb.catalog.skills.reading import events_of, get_skill
 from kb.catalog.tables import evidence as evidence_table
 from kb.errors import (
     Conflict,
@@ -33,6 +34,7 @@ from kb.errors import (
     UnknownSignal,
 )
 from kb.scope import ALL_ACCESS, AccessScope
+from retrieval.snapshot.store import Snapshots
 from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, render, skill_folders, write_skill
 from skills.skill_library import Imported, SkillLibrary
@@ -490,44 +492,39 @@ def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path
         library.list(signal="memory_bund")
 
 
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        ({}, True),
-        ({"signals": ["memory_bound"]}, False),
-        ({"signals": ["memory_bound", "tensor_core_underuse"]}, True),
-        ({"hardware_scopes": ("any",)}, False),
-        ({"hardware_scopes": ("hopper", "nvidia", "any")}, False),
-        ({"hardware_scopes": ("a100", "nvidia", "any")}, False),
-        ({"hardware_scopes": None}, True),
-        ({"op": "softmax"}, False),
-        ({"op": "matmul", "dtype": "float16", "languages": ["triton"]}, True),
-        ({"dtype": "fp32"}, False),
-        ({"languages": ["cuda"]}, False),
-        ({"states": ("active",)}, False),
-        ({"access_scope": AccessScope("team-a")}, False),
-    ],
+FITTING: Sequence[tuple[dict[str, Any], bool]] = (
+    ({}, True),
+    ({"signals": ["memory_bound"]}, False),
+    ({"signals": ["memory_bound", "tensor_core_underuse"]}, True),
+    ({"hardware_scopes": ("any",)}, False),
+    ({"hardware_scopes": ("hopper", "nvidia", "any")}, False),
+    ({"hardware_scopes": ("a100", "nvidia", "any")}, False),
+    ({"hardware_scopes": None}, True),
+    ({"op": "softmax"}, False),
+    ({"op": "matmul", "dtype": "float16", "languages": ["triton"]}, True),
+    ({"dtype": "fp32"}, False),
+    ({"languages": ["cuda"]}, False),
+    ({"states": ("active",)}, False),
+    ({"access": AccessScope("team-a")}, False),
 )
-def test_candidates_leave_out_what_cannot_apply(
-    library: SkillLibrary,
-    catalog: Catalog,
-    tmp_path: Path,
-    asked: dict[str, object],
-    found: bool,
+
+
+def test_answers_leave_out_what_cannot_apply(
+    library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)
-    request = {
+    knowledge = Snapshots(catalog, "model").current().knowledge
+    request: dict[str, Any] = {
         "signals": [],
         "hardware_scopes": ("h100", "hopper", "nvidia", "any"),
         "op": None,
         "languages": None,
         "dtype": None,
         "states": ("candidate", "active"),
-        **asked,
     }
-    with catalog.read() as connection:
-        rows = candidate_skills(connection, **request)  # type: ignore[arg-type]
-    assert [row.name for row in rows] == ([LEARNED.name] if found else [])
+    for given, fits in FITTING:
+        skills = knowledge.fitting_skills(**{**request, **given})
+        assert [s.head.name for s in skills] == ([LEARNED.name] if fits else []), given
 
 
 def test_history_cannot_be_read_from_outside_its_scope(

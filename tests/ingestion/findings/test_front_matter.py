@@ -10,7 +10,7 @@ import pytest
 from ingestion.findings.front_matter import moves_of
 from kb.catalog.knowledge import moves as stored
 from kb.errors import InvalidKnowledge, InvalidPredicate
-from kb.scope import ScopeFilter
+from kb.scope import AccessScope, ScopeFilter
 
 if TYPE_CHECKING:
     from tests.fixtures import Store
@@ -77,25 +77,28 @@ def test_moves_live_and_go_with_their_document(store: Store) -> None:
     document = store.ingest("spills.md", MANUAL, hardware=("h100",), origin="builtin")
     with store.catalog.read() as connection:
         [move] = stored.of_document(connection, document.document_id)
-        admitted = stored.candidates(connection, ["register_spill"], store.scope("h100"))
-        for signals, scope in (
-            (["memory_bound"], store.scope("h100")),
-            (["register_spill"], store.scope("mi300x")),
-            (["register_spill"], ScopeFilter(("any",))),
-        ):
-            assert stored.candidates(connection, signals, scope) == []
+    knowledge = store.snapshots.current().knowledge
+    admitted = knowledge.fitting_moves(["register_spill"], store.scope("h100"))
     assert [m.id for m in admitted] == [move.id]
+    for signals, scope in (
+        (["memory_bound"], store.scope("h100")),
+        (["register_spill"], store.scope("mi300x")),
+        (["register_spill"], ScopeFilter(("any",))),
+        (["register_spill"], ScopeFilter(None, access_scope=AccessScope("team"))),
+    ):
+        assert knowledge.fitting_moves(signals, scope) == []
     assert (move.status, move.section) == ("accepted", "Smaller tiles spill less")
     store.ingest("spills.md", MANUAL + "\nMore.\n", hardware=("h100",), origin="builtin")
     with store.catalog.read() as connection:
         assert [m.id for m in stored.of_document(connection, document.document_id)] == [move.id]
     store.documents.delete(document.document_id)
-    assert store.rows("moves") == 0
+    assert store.rows("moves") == 0 and not store.snapshots.current().knowledge.moves
 
 
 def test_a_strangers_moves_are_proposed_not_applied(store: Store) -> None:
     document = store.ingest("spills.md", MANUAL, hardware=("h100",))
     with store.catalog.read() as connection:
         [move] = stored.of_document(connection, document.document_id)
-        assert stored.candidates(connection, ["register_spill"], store.scope("h100")) == []
     assert move.status == "proposed"
+    knowledge = store.snapshots.current().knowledge
+    assert knowledge.fitting_moves(["register_spill"], store.scope("h100")) == []

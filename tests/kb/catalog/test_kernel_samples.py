@@ -10,6 +10,7 @@ import pytest
 from kb.catalog.knowledge import samples
 from kb.catalog.knowledge.samples import Sample, VerifiedKernel
 from kb.errors import NotFound
+from kb.plain import plain
 
 if TYPE_CHECKING:
     from tests.fixtures import Store
@@ -84,7 +85,7 @@ def test_a_manual_leaves_its_kernel(store: Store) -> None:
     assert kernel.code.startswith(".kernel softmax") and kernel.code.rstrip().endswith("halt")
     assert {"ldt", "stt", "mulacc"} <= set(kernel.symbols)
     assert (kernel.document_id, kernel.version, kernel.run_id) == (document, 1, None)
-    assert kernel.path[-1] == "A row softmax" and kernel.as_json()["code"] == kernel.code
+    assert kernel.path[-1] == "A row softmax" and plain(kernel)["code"] == kernel.code
     assert kernels(store, "mi300x", "amd", "any") == []
 
 

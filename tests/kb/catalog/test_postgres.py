@@ -15,7 +15,6 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from tests.kb.catalog.test_lexical import answers
 
 from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog import tables as t
@@ -23,16 +22,17 @@ from kb.catalog.database import store_fault
 from kb.catalog.dialect import Json, json_text
 from kb.catalog.engine import open_place
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge.documents import Documents
 from kb.catalog.meta import bump_revision
 from kb.catalog.moving import copy_catalog
-from kb.catalog.skills.reading import error_words
+from kb.catalog.skills.evidence import known_skills
 from kb.catalog.tables import metadata, work
 from kb.errors import Conflict, InvalidRequest, KernloreError, StoreError, Unavailable
+from retrieval.snapshot.store import Snapshots
 from tests.catalogs import fresh_data_dir
 from tests.fixtures import Store
 from tests.postgresql import Server
-from tests.retrieval.snapshot.test_words import drawn_rows
+from tests.retrieval.snapshot.test_store import contents
 
 pytestmark = pytest.mark.slow(seconds=12)
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,18 +127,6 @@ def test_texts_are_sorted_and_compared_as_in_sqlite(served: Catalog, embedded: C
     assert stored(served) == stored(embedded) == due
 
 
-def test_words_are_found_with_the_scores_of_sqlite(served: Catalog, embedded: Catalog) -> None:
-    rows = drawn_rows(400)
-    for catalog in (served, embedded):
-        with catalog.write() as connection:
-            lexical.insert(connection, "passage", rows)
-            lexical.insert(connection, "section", rows[:90])
-            lexical.delete(connection, "passage", [row.seq for row in rows[::9]])
-            bump_revision(connection)
-    found = answers(served)
-    assert found == answers(embedded) and sum(map(len, found)) > 2_000
-
-
 def test_values_come_back_as_they_do_from_sqlite(served: Catalog, embedded: Catalog) -> None:
     """Numbers of 64 bits, bounds that JSON has no word for, no value beside JSON's null, sums."""
 
@@ -181,7 +169,7 @@ def test_entries_of_json_are_read_in_sql(served: Catalog, embedded: Catalog) -> 
             place = json_text(table.c.value, sa.literal_column("'problem'"))
             chosen = sa.select(place).where(table.c.key == "run")
             assert connection.execute(chosen).scalar() == "a/b.py"
-            assert error_words(connection, ["active"]) == {}
+            assert known_skills(connection) == []
 
 
 def test_a_text_with_a_nul_is_stored_without_it(served: Catalog) -> None:
@@ -199,35 +187,6 @@ def test_a_number_tells_of_every_change(served: Catalog, url: str, tmp_path: Pat
         meta.put(connection, "seen", 1)
     assert served.version() != before
     other.close()
-
-
-def test_an_index_in_memory_follows_every_write(served: Catalog, url: str, tmp_path: Path) -> None:
-    with served.read() as connection:
-        words, vectors = lexical.state(connection), embeddings.newest(connection)
-    other = open_catalog(tmp_path / "other", url)
-    with other.write() as connection:
-        lexical.insert(connection, "section", drawn_rows(2))
-    with served.read() as connection:
-        assert lexical.state(connection) != words and embeddings.newest(connection) == vectors
-    with other.write() as connection:
-        connection.execute(
-            t.embeddings.insert().values(
-                text_sha256="s", model_fingerprint="m", vector=b"1234", created_at=""
-            )
-        )
-    with served.read() as connection:
-        assert embeddings.newest(connection) != vectors
-    other.close()
-
-
-def test_a_missing_lexical_table_is_noticed_and_made_again(served: Catalog) -> None:
-    with served.write() as connection:
-        assert lexical.is_whole(connection, {"passage": 0, "section": 0})
-        assert not lexical.is_whole(connection, {"passage": 1, "section": 0})
-        connection.exec_driver_sql("DROP TABLE lexical_sections")
-        assert not lexical.is_whole(connection, {"passage": 0, "section": 0})
-        lexical.create(connection)
-        assert lexical.is_whole(connection, {"passage": 0, "section": 0})
 
 
 # -- leases
@@ -436,7 +395,7 @@ def test_a_store_that_was_moved_there_and_back_is_the_same(
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     store.ingest("manual.md", f"{MANUAL}\n## More\n\nMore words.\n", hardware=("h100",))
     counts = copy_catalog(store.catalog, served)
-    assert counts["passages"] == store.rows("passages") > 3 and counts["lexical_passages"] == 3
+    assert counts["passages"] == store.rows("passages") > 3
     copy_catalog(served, embedded)
     assert rows_of(embedded) == rows_of(store.catalog)
     with served.write() as connection:  # numbers go on above those that were copied
@@ -446,6 +405,20 @@ def test_a_store_that_was_moved_there_and_back_is_the_same(
         connection.execute(t.sections.insert().values(fresh))
         numbered = sa.select(t.sections.c.seq).where(t.sections.c.id == "sec_new")
         assert connection.execute(numbered).scalar() == highest + 1
+
+
+def test_answers_are_taken_from_a_server_as_from_a_file(store: Store, served: Catalog) -> None:
+    documents = [
+        store.ingest(f"{chip}.md", f"{MANUAL}\nFor {chip}.\n", hardware=(chip,)).document_id
+        for chip in ("h100", "mi300x")
+    ]
+    copy_catalog(store.catalog, served)
+    snapshots = Snapshots(served, store.embedder.fingerprint)
+    assert contents(snapshots.current()) == contents(store.snapshots.current())
+    for catalog in (store.catalog, served):
+        Documents(catalog).delete(documents[0])
+    assert documents[0] not in snapshots.current().documents
+    assert contents(snapshots.current()) == contents(store.snapshots.current())
 
 
 def test_a_copy_into_what_is_in_use_is_refused(served: Catalog, embedded: Catalog) -> None:

@@ -90,5 +90,5 @@ def test_each_migration_says_which_code_can_work_with_it(data_dir: Path) -> None
             assert "\noldest_code = " in path.read_text(encoding="utf-8"), path.name
     catalog = open_catalog(fresh_data_dir(data_dir))
     with catalog.read() as connection:
-        assert meta.get(connection, OLDEST_CODE) == "0016"
+        assert meta.get(connection, OLDEST_CODE) == "0017"
     catalog.close()

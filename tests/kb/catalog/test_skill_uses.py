@@ -10,11 +10,12 @@ import pytest
 from kb.catalog import Catalog
 from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.runs import NodeRow, Runs
-from kb.catalog.skills.reading import NewUse, SkillLift, candidate_skills, get_skill
+from kb.catalog.skills.reading import NewUse, SkillLift, get_skill
 from kb.catalog.skills.writing import lift_of, record_uses, set_state, uses_of
 from kb.ids import new_id
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
+from retrieval.snapshot.store import Snapshots
 from tests.kb.catalog.stored_skills import DRAFT, named, put
 
 
@@ -180,24 +181,22 @@ def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
     assert (use.gain, use.helped) == (gain, helped)
 
 
-def test_candidates_that_are_kept_show_new_uses_and_leave_when_they_are_retired(
-    catalog: Catalog,
-) -> None:
+def test_answers_choose_from_skills_with_their_uses_as_they_are_now(catalog: Catalog) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
+    snapshots = Snapshots(catalog, "model")
 
-    def candidates() -> list[tuple[str, int, int]]:
-        with catalog.read() as connection:
-            heads = candidate_skills(
-                connection, [], None, None, None, None, ("candidate", "active")
-            )
-        return [(head.name, head.trials, head.wins) for head in heads]
+    def fitting() -> list[tuple[str, int, int]]:
+        skills = snapshots.current().knowledge.fitting_skills(
+            [], None, None, None, None, ("candidate", "active")
+        )
+        return [(skill.head.name, skill.head.trials, skill.head.wins) for skill in skills]
 
-    assert candidates() == [("widen-loads", 0, 0)]
+    assert fitting() == [("widen-loads", 0, 0)]
     shown = retrieval(catalog, shown=["widen-loads"])
     with catalog.write() as connection:
         record_uses(connection, [NewUse(shown, "widen-loads", "used", 1, 1.3)])
-    assert candidates() == [("widen-loads", 1, 1)]
+    assert fitting() == [("widen-loads", 1, 1)]
     with catalog.write() as connection:
         set_state(connection, "widen-loads", "retired", actor="ana", reason="replaced")
-    assert candidates() == []
+    assert fitting() == []

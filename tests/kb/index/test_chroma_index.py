@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kb.catalog.knowledge import embeddings, versions
+from kb.catalog.knowledge import versions
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import LocalEmbedder, Vectors
 from kb.index.chroma import ChromaIndex
-from tests.catalogs import all_missing, copy_data_dir
+from kb.scope import ALL_ACCESS
+from retrieval.near import NearIndex
+from tests.catalogs import all_missing, copy_data_dir, put_vectors
 
 pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.in_data_dir]
 
@@ -37,6 +39,8 @@ import os, signal, sys
 from pathlib import Path
 from kb.catalog import open_catalog
 from kb.index.chroma import ChromaIndex
+from kb.scope import ALL_ACCESS
+from retrieval.near import NearIndex
 data = Path(sys.argv[1])
 index = ChromaIndex(open_catalog(data), sys.argv[2], data / "chroma")
 index.open_or_rebuild()
@@ -48,7 +52,7 @@ def opened(store: Store) -> ChromaIndex:
     return ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
 
 
-def texts(store: Store, index: object = None) -> list[str]:
+def texts(store: Store, index: ChromaIndex | NearIndex | None = None) -> list[str]:
     return [hit.text for hit in store.by_meaning(QUERY, "h100", k=3, index=index)]
 
 
@@ -140,12 +144,17 @@ def test_a_damaged_graph_is_found_too(store: Store) -> None:
         versions.activate(connection, version, content)
         missing = all_missing(connection, store.embedder.fingerprint)
         vectors = {item.sha256: row for item, row in zip(missing, rows, strict=True)}
-        embeddings.put(connection, store.embedder.fingerprint, vectors)
+        put_vectors(connection, store.embedder.fingerprint, vectors)
     index = opened(store)
     index.open_or_rebuild()
     index.close()
-    nearest = set(store.exact.query(("h100",), rows[7], 10))
-    own = [next(iter(store.exact.query(("h100",), row, 1))) for row in rows]
+    snapshot = store.snapshots.current()
+
+    def exact(row: Vectors, limit: int) -> list[str]:
+        return [p.id for p in snapshot.load(snapshot.near(("h100",), row, limit)).values()]
+
+    nearest = set(exact(rows[7], 10))
+    own = {n: exact(rows[n], 1)[0] for n in (7, *range(0, len(rows), 25))}
     for damage in (halve, empty, scribble):
         files = (store.data_dir / "chroma").rglob("*")
         graph = [path for path in files if path.suffix in (".bin", ".pickle")]
@@ -154,12 +163,13 @@ def test_a_damaged_graph_is_found_too(store: Store) -> None:
             damage(path)
         index = opened(store)
         assert index.open_or_rebuild().added == len(rows), damage.__name__
-        hits = list(index.query(("h100",), rows[7], 10))
+        hits = list(index.query(("h100",), rows[7], 10, ALL_ACCESS))
         # A graph is built by several threads, so the last of the nearest differ from build to
         # build; each passage finds itself in all of them.
         assert hits[0] == own[7] and len(set(hits) & nearest) >= 7, damage.__name__
-        for n in range(0, len(rows), 25):
-            assert next(iter(index.query(("h100",), rows[n], 10))) == own[n], damage.__name__
+        for n, passage in own.items():
+            found = index.query(("h100",), rows[n], 10, ALL_ACCESS)
+            assert next(iter(found)) == passage, damage.__name__
         index.close()
 
 

@@ -27,9 +27,12 @@ def upgrade() -> None:
     )
     for table in TABLES:
         op.execute(f"DROP TABLE {table}")
+    dialect.drop_marks(op.get_bind())
 
 
 def downgrade() -> None:
     op.drop_column("documents", "stamp")
+    dialect.create_marks(op.get_bind())
+    dialect.mark_writes(op.get_bind(), "embeddings")
     for table in TABLES:
         dialect.create_word_table(op.get_bind(), table)
