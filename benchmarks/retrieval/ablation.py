@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-
 from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
@@ -31,14 +29,17 @@ from benchmarks.retrieval.scoring import (
     scorer_beside,
 )
 from kb.errors import InvalidRequest
-from kb.scope import ANY, CATEGORIES, ScopeFilter
+from retrieval.answer import conclude, titles
+from retrieval.compose.composer import cards_for
 from retrieval.compose.excerpts import SHAPE, Shape, make_excerpts
-from retrieval.diagnose.diagnosis import Diagnoser
-from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import Signal, load_signals
+from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
-from retrieval.search.plan import Plan, make_plan, other_names
-from retrieval.search.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
+from retrieval.scope import place_of
+from retrieval.search.by_names import by_words
+from retrieval.search.names import language_named
+from retrieval.search.plan import Plan, other_names, plan_of
+from retrieval.search.ranking import WEIGHTS, Ranked, Weights, rank
 
 FULL = "all ingredients"
 TITLE = "Retrieval ablation"
@@ -128,71 +129,33 @@ class Asker:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._diagnoser = Diagnoser(load_signals())
-        embedder = services.embedder
-        self._samples = ScopeSamples(embedder.fingerprint)
-        self._embed = functools.lru_cache(maxsize=None)(lambda text: embedder.encode_query(text))
+        self._snapshot = services.snapshots.current()
+        self._embed = functools.lru_cache(maxsize=None)(services.embedder.encode_query)
 
     def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
         """The excerpts of a request body as JSON, best first."""
         request = request_of(body)
         if not request.in_words:  # answered by whole sections, whose order no variant here changes
             return [asdict(e) for e in self._services.retriever.retrieve(request).excerpts]
-        scope = self.scope(request)
-        with self._services.catalog.read() as connection:
-            ranked = self.ranked(connection, request, scope, variant)
-            excerpts = make_excerpts(connection, ranked, scope, request.k, variant.shape)
+        snapshot = self._snapshot
+        place = place_of(snapshot, request, load_layout())
+        request = replace(request, language=place.language)
+        signals = conclude(snapshot, request, place).verdict.signal_ids
+        plan = variant.plan(self._plan(request, signals, variant))
+        ranked = rank(snapshot, plan, place.own.filter, self._embed, snapshot.near, variant.weights)
+        language = request.language or language_named(request.log or "")
+        named = place.own.hardware is not None
+        lineage = place.own.lineage
+        cards = cards_for(snapshot, lineage, language, request.access_scope) if named else []
+        in_order = by_words(snapshot, request, cards, titles(), signals)
+        ordered = in_order(list(variant.order(ranked)))
+        excerpts = make_excerpts(snapshot, ordered, place.own.filter, request.k, variant.shape)
         return [asdict(excerpt) for excerpt in excerpts]
 
-    def ranked(
-        self,
-        connection: Connection,
-        request: RetrieveRequest,
-        scope: ScopeFilter,
-        variant: Variant,
-    ) -> Sequence[Ranked]:
-        """The ranked passages of a request, before excerpts are made of them."""
-        return variant.order(
-            rank(
-                connection,
-                variant.plan(self._plan(request, variant)),
-                scope,
-                self._services.index,
-                self._embed,
-                self._services.embedder.fingerprint,
-                self._samples,
-                variant.weights,
-            )
-        )
-
-    def scope(self, request: RetrieveRequest) -> ScopeFilter:
-        categories = request.categories or CATEGORIES
-        languages = (request.language,) if request.language else None
-        if request.hardware is not None:
-            lineage = self._services.registry.lineage(request.hardware)
-            return ScopeFilter((*lineage, ANY), categories, languages)
-        run_time = request.signal or request.log or request.metrics
-        return ScopeFilter((ANY,) if run_time else None, categories, languages)
-
-    def _plan(self, request: RetrieveRequest, variant: Variant) -> Plan:
-        registry = self._services.registry
-        facts: dict[str, float | str] = {}
-        lineage: Sequence[str] = ()
-        if request.hardware is not None:
-            lineage = registry.lineage(request.hardware)
-            facts = registry.values(request.hardware)
-        specs = registry.all()
-        own = [signature for h in lineage for signature in specs[h].signatures]
-        verdict = self._diagnoser.conclude(request, facts, lineage, own).verdict
-        signals = [load_signals().get(signal) for signal in verdict.signal_ids]
-        return make_plan(
-            query=request.query,
-            log=request.log,
-            metrics=request.metrics or {},
-            registry=load_metrics(),
-            signals=[variant.signal(s) for s in signals] if variant.signal else signals,
-            op=request.op,
-        )
+    def _plan(self, request: RetrieveRequest, names: Sequence[str], variant: Variant) -> Plan:
+        signals = [load_signals().get(name) for name in names]
+        changed = [variant.signal(s) for s in signals] if variant.signal else signals
+        return plan_of(request, changed, load_layout().is_known)
 
 
 def answers_of(asker: Asker, requests: Mapping[str, Request], variant: Variant) -> Answers:

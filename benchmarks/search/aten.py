@@ -143,7 +143,7 @@ def _outcome(made: AtenProblem, folder: Path, timed: bool) -> Row:
     if isinstance(programs, str):
         return Row(made.operator, LEFT, reason=programs)
     text = cpp.write_candidate(programs)
-    bundle = Bundle({CPP.file: text}, CPP.file, CPP.name, CPP.entry, dict(CPP.start), "recipe")
+    bundle = Bundle({CPP.file: text}, CPP.file, CPP.name, CPP.entry, dict(CPP.defaults), "recipe")
     timing = TimingPolicy(max_pairs=12, seconds=20.0)
     settings = EvaluationSettings(seeds=1, call_seconds=20.0, load_seconds=60.0, timing=timing)
     target = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")

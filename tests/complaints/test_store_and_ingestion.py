@@ -10,13 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from kb.index.exact import ExactIndex
 from reportlab.pdfgen.canvas import Canvas
 
 from ingestion.parse_process import ParseLimits, ParserProcess
@@ -25,6 +24,8 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
 from kb.errors import InvalidRequest, ParseFailed
 from kb.index.chroma import ChromaIndex
+from kb.scope import ALL_ACCESS
+from retrieval.snapshot.store import Snapshots
 from tests import chroma_server
 from tests.catalogs import all_missing, environment_of
 from tests.ingestion import golden
@@ -51,13 +52,15 @@ def test_01_deleted_document_is_not_answered(store: Store, chroma: ChromaIndex) 
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     chroma.open_or_rebuild()
     second_client: Catalog = open_catalog(store.data_dir)
-    second_index = ExactIndex(second_client, store.embedder.fingerprint)
-    indexes = (chroma, second_index)
-    for index in indexes:
+    second_process = Snapshots(second_client, store.embedder.fingerprint)
+    vector = store.embedder.encode_query(SENTENCE)
+    assert second_process.current().near(("h100",), vector, 5, ALL_ACCESS)
+    for index in (chroma, None):
         assert any(SENTENCE in p.text for p in store.by_meaning(SENTENCE, "h100", index=index))
     store.documents.delete(document)
-    for index in indexes:
+    for index in (chroma, None):
         assert store.by_meaning(SENTENCE, "h100", index=index) == []
+    assert second_process.current().near(("h100",), vector, 5, ALL_ACCESS) == {}
     assert store.by_words(SENTENCE, "h100") == []
     second_client.close()
 
@@ -250,11 +253,12 @@ def test_15_memory_is_bounded_under_query_load(store: Store, chroma: ChromaIndex
     put_vectors(store, 300)
     chroma.open_or_rebuild()
     vectors = np.random.default_rng(5).normal(size=(600, store.embedder.dimension))
+    snapshot = store.snapshots.current()
 
     def ask(start: int, count: int) -> None:
         for vector in vectors[start : start + count].astype(np.float32):
-            chroma.query(("h100",), vector, 20)
-            store.exact.query(("h100",), vector, 20)
+            chroma.query(("h100",), vector, 20, ALL_ACCESS)
+            snapshot.near(("h100",), vector, 20, ALL_ACCESS)
 
     ask(0, 200)
     gc.collect()
@@ -304,9 +308,9 @@ def test_19_another_model_has_its_own_vectors(store: Store) -> None:
     ):
         index = ChromaIndex(store.catalog, model, directory)
         index.open_or_rebuild()
-        exact = ExactIndex(store.catalog, model)
-        hits = index.query(("h100",), query, 5)
-        assert len(hits) == 2 and list(hits) == list(exact.query(("h100",), query, 5))
+        hits = index.query(("h100",), query, 5, ALL_ACCESS)
+        found = Snapshots(store.catalog, model).current().near(("h100",), query, 5, ALL_ACCESS)
+        assert len(hits) == 2 and list(hits) == list(found)
         index.close()
 
 
@@ -337,8 +341,12 @@ def test_next_in_line_many_threads_share_one_store(store: Store, chroma: ChromaI
         submitted = store.submit(name, MANUAL + name, hardware=("h100",))
         store.documents.delete(submitted.document_id)
 
-    work = [lambda: chroma.query(("h100",), vector, 5), churn, churn]
-    work.append(lambda: store.exact.query(("h100",), vector, 5))
+    work: list[Callable[[], object]] = [
+        lambda: chroma.query(("h100",), vector, 5, ALL_ACCESS),
+        lambda: store.snapshots.publish().near(("h100",), vector, 5, ALL_ACCESS),
+        churn,
+        churn,
+    ]
     threads = [threading.Thread(target=guarded, args=(w,)) for w in work]
     for thread in threads:
         thread.start()

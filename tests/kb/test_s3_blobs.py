@@ -272,7 +272,7 @@ def test_a_file_that_is_sent_while_it_is_removed_is_there(
     document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     on_s3.documents.delete(document)
     uploads = on_s3.uploads
-    stored = uploads._stored
+    stored = uploads._store_blob
 
     def stored_and_removed(upload: Upload) -> str:
         key = stored(upload)
@@ -280,7 +280,7 @@ def test_a_file_that_is_sent_while_it_is_removed_is_there(
         assert on_s3.blobs.sizes() == {}
         return key
 
-    monkeypatch.setattr(uploads, "_stored", stored_and_removed)
+    monkeypatch.setattr(uploads, "_store_blob", stored_and_removed)
     uploads.submit(Upload("manual.md", MANUAL.encode(), hardware=("h100",)))
     assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]
 

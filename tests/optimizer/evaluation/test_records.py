@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from api.cli.commands.evaluate import _timing
+from api.cli.commands.problem import timing_text
 from optimizer.evaluation.records import CaseTiming, rough_ratio
 
 NOISY = "timing must be repeated: the processors were busy in 10 of 10 pairs of blocks"
@@ -22,10 +22,10 @@ def test_a_rough_ratio_has_two_digits_and_says_what_it_is() -> None:
 
 
 def test_evaluate_prints_it_with_the_reason() -> None:
-    line = _timing(asdict(UNTIMED))
+    line = timing_text(asdict(UNTIMED))
     assert line == (
         "declared: roughly 20x (not confirmed: the processors were busy);"
         f" about 1200 us a call, reference 25000 us. {NOISY}"
     )
-    unknown = _timing(asdict(CaseTiming("declared", "repeat", reason=NOISY)))
+    unknown = timing_text(asdict(CaseTiming("declared", "repeat", reason=NOISY)))
     assert unknown == f"declared: no figure. {NOISY}"
