@@ -21,6 +21,7 @@ import shutil
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -55,15 +56,19 @@ class Snapshots:
     """Gives the snapshot of a catalog as it is now. Safe to share between threads."""
 
     def __init__(
-        self, catalog: Catalog, model: str, heading_weight: float = HEADING_WEIGHT
+        self,
+        catalog: Catalog,
+        model: str,
+        heading_weight: float = HEADING_WEIGHT,
+        folder: Path | None = None,
     ) -> None:
         """`model` is the fingerprint of the embedding model; `heading_weight` is how often a word
-        of a heading counts.
+        of a heading counts; `folder` is by default that of the catalog's data directory.
         """
         self._catalog = catalog
         self._model = model
         self._heading_weight = heading_weight
-        self._folder = catalog.data_dir / FOLDER
+        self._folder = folder or catalog.data_dir / FOLDER
         self._names = itertools.count()
         self._descriptions = Descriptions()
         self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot
