@@ -85,7 +85,7 @@ FREE_MIB = 512
 PROBES = 5  # a scope, about
 CLOSE = 0.01  # a cosine; stored vectors are of unit length only to bf16's precision
 LIBRARIES = ("chromadb", "llama-index-core", "onnxruntime", "pypdfium2", "sqlalchemy", "torch")
-PARSERS = ("pdf.document", "html", "markdown", "rst.document", "docx", "notebook", "text")
+PARSERS = ("pdf.document", "html", "markdown", "rst", "docx", "notebook", "text")
 
 
 @dataclass(frozen=True)
