@@ -254,6 +254,15 @@ def test_access_is_what_the_declaration_says(doors: Doors) -> None:
     assert wrong == []
 
 
+def test_declared_roles_fit_what_operations_do() -> None:
+    """The table in docs/reference/routes.md is the record of each role."""
+    changing = {o.name for o in operations() if o.changes and o.role == "reader"}
+    assert changing == {"report_outcome"}
+    assert {o.role for o in operations() if o.runs_code} <= {"writer", "admin"}
+    assert {o.role for o in operations() if o.method == "DELETE"} <= {"writer", "admin"}
+    assert [o.name for o in operations() if o.public] == ["healthz"]
+
+
 def test_a_tool_needs_the_role_of_its_operation(doors: Doors) -> None:
     assert set(TOOL_ARGUMENTS) == set(TOOLS)
     wrong = []
@@ -392,7 +401,38 @@ def mistyped(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[st
             yield operation, given | ({operation.whole: field} if operation.whole else field)
 
 
-@pytest.mark.parametrize(("calls", "least"), [(reads, 35), (missing, 30), (mistyped, 15)])
+RETRIEVALS: tuple[Any, ...] = (
+    {"signal": "memory_bound", "hardware": "h100"},
+    {"query": "how wide should a load be?", "hardware": "h100", "k": 7},
+    {"log": "ptxas info : 8 bytes spill stores, 8 bytes spill loads", "hardware": "h100"},
+    {"metrics": {"dram__throughput.avg.pct_of_peak_sustained_elapsed": 91}, "k": 3},
+    {"signals": ["register_spill", "memory_bound"], "roles": ["warps"], "hardware": "h100"},
+    {"profile": "4000,,cycles,9,100.00,,\n9000,,instructions,9,100.00,,", "k": 3},
+    {"query": "barriers", "categories": "guidance,hardware", "hardware": "h100", "log": " "},
+    {},
+    {"signal": "memory_bond"},
+    {"signals": ["memory_bond"]},
+    {"query": "q", "hardware": "h1000"},
+    {"query": "q", "harware": "h100"},
+    {"query": 7, "metrics": {"a": True}},
+    {"query": "q", "k": 0},
+    {"profile": "of no profiler"},
+    {"query": "q", "roles": ["tile_q"]},
+    {"query": "q", "problem": {"weight": 1}},
+    {"query": "x" * 20_001},
+    [],
+)
+
+
+def retrievals(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
+    """Requests to the knowledge base, right and wrong."""
+    for request in RETRIEVALS:
+        yield TOOLS["retrieve_context"], {"request": request}
+
+
+@pytest.mark.parametrize(
+    ("calls", "least"), [(reads, 35), (missing, 30), (mistyped, 15), (retrievals, 19)]
+)
 def test_the_doors_give_one_answer(doors: Doors, calls: Any, least: int) -> None:
     wrong, compared = [], 0
     with closing(CommandTarget(doors.service.services.settings)) as here:
