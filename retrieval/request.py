@@ -1,8 +1,8 @@
-"""What a caller asks of /retrieve, spelled once: the fields, their help and limits, the checks.
+"""A request to /retrieve, defined once: the fields, their help texts and limits, the checks.
 
-The HTTP parameters and body, the command line and the in-process client derive from this
-definition or are held against it by a test. Plain data: it knows no web framework and no model
-library, and nothing about how an answer is made.
+HTTP parameters, the HTTP body and the command line derive from this definition or are held against
+it by a test. Plain data: it knows no web framework and no model library, and nothing about how an
+answer is made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A request as JSON or as query parameters: models that are built from `request.request_fields`.
 
-Both the HTTP routes and the in-process client read requests here, so that they accept and refuse
-the same and answer errors alike. An unknown field is refused: a mistyped one would otherwise be
-ignored in silence.
+HTTP routes and commands read requests here, so that they accept and refuse the same. An unknown
+field is refused: a mistyped one would otherwise be ignored in silence.
 """
 
 from __future__ import annotations
