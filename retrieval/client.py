@@ -1,7 +1,9 @@
 """The Python client of a Kernlore service: one module, standard library and httpx, nothing else.
 
 Also the distribution `kernlore-client`: imports nothing of this repository, runs on Python 3.10.
-Fields a newer service adds are ignored, fields an older one lacks keep their default.
+Fields that a newer service adds are ignored; fields that an older one lacks have their default.
+The records of answers and most methods are generated, between marks, from the operations of the
+service (`python -m api.operations`); a test keeps them current.
 
     with Kernlore() as kernlore:
         answer = kernlore.retrieve(log=compiler_output, hardware="h100")
@@ -28,7 +30,7 @@ import httpx
 __version__ = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8321"
 KEY_VARIABLE = "KERNLORE_KEY"
-MOST_WAITS, MOST_SECONDS = 5, 60.0  # where the service says that it is asked too often
+MOST_WAITS, MOST_SECONDS = 5, 60.0  # after 429: attempts, and the longest wait for the next
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
@@ -36,9 +38,10 @@ _segment = partial(quote, safe="")  # an id as one part of a path
 
 
 class KernloreClientError(Exception):
-    """Whatever kept an answer away. `hint` says what to do next, `status` is the HTTP status or
-    None without an answer. `code` is the service's own (`unknown_hardware`, ...) or this side's:
-    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_request.
+    """A refused or failed request. `hint` says what to do next; `status` is the HTTP status, None
+    without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the client:
+    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
+    invalid_request.
     """
 
     def __init__(
@@ -54,17 +57,21 @@ class KernloreClientError(Exception):
         self.hint = hint
         self.details = dict(details or {})
         self.status = status
-        # All of it in args: that is what pickle hands on between processes.
+        # pickle restores an exception from `args`.
         super().__init__(code, message, hint, self.details, status)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
+# -- generated records: `python -m api.operations` writes them from the records of the service
+
+
 @dataclass(frozen=True)
 class SignalFinding:
     """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
-    or "given" when the caller named the signal.
+    or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
+    that a rule relied on, or of a log line that a signature matched.
     """
 
     id: str
@@ -74,7 +81,16 @@ class SignalFinding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong, root causes first; `measure_next` would settle the open questions."""
+    """What is wrong, root causes first; empty when nothing is known to be wrong.
+
+    `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
+    explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
+    evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
+    the open questions, and `signatures` are the known error texts of the log, the leading one
+    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` says what kind
+    of failure it is: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
+    warning_only, null where the signature of a chip leaves it open.
+    """
 
     signals: tuple[SignalFinding, ...] = ()
     unrecognised: tuple[str, ...] = ()
@@ -84,11 +100,24 @@ class Verdict:
     signatures: tuple[Json, ...] = ()
     hint: str = ""
 
+    @property
+    def signal_ids(self) -> tuple[str, ...]:
+        """The ids of the signals, the leading one first."""
+        return tuple(finding.id for finding in self.signals)
+
+    @property
+    def primary(self) -> str:
+        """The id of the leading signal, or "unknown"."""
+        return self.signals[0].id if self.signals else "unknown"
+
 
 @dataclass(frozen=True)
 class ProfileRead:
-    """What was read of a given profile: the profiler, the kernel that takes most of the time, its
-    metrics, and the times of all kernels.
+    """What was read of the profiler output that a request gave.
+
+    `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
+    {name, calls, us, pct}, the longest first.
     """
 
     kind: str
@@ -101,7 +130,7 @@ class ProfileRead:
 
 @dataclass(frozen=True)
 class DocumentRef:
-    """The document of an excerpt."""
+    """The document of an excerpt, in the version that is current."""
 
     id: str
     title: str = ""
@@ -110,7 +139,11 @@ class DocumentRef:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """One cited piece of a document. `hardware` is what it is about, empty for any."""
+    """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
+
+    `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    """
 
     id: str
     category: str
@@ -127,8 +160,11 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a kernel, as data. `applies` is None when values named in `missing` would decide
-    it.
+    """A change of a kernel whose predicate holds, or could not be decided because the values named
+    in `missing` are unknown (then `applies` is None).
+
+    `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
+    the change, {fact, value, unit, source}; `source` is the passage it rests on.
     """
 
     id: str
@@ -144,7 +180,9 @@ class Move:
 
 @dataclass(frozen=True)
 class SkillAnswer:
-    """A measured transformation that fits; `score` has the parts of its rank."""
+    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
+    is None where nothing was measured here.
+    """
 
     name: str
     summary: str = ""
@@ -156,7 +194,9 @@ class SkillAnswer:
 
 @dataclass(frozen=True)
 class ContextPart:
-    """A part of a context: its kind, the id to exclude it by, its tokens, its citation."""
+    """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
+    by, its size in tokens and its citation, empty for lines of this program.
+    """
 
     kind: str
     id: str = ""
@@ -166,12 +206,14 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """`context` is packed for a prompt, `excerpts` the plain ranked list; `raw` the whole JSON.
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
+    make a better answer. Outcomes are reported against `retrieval_id`.
 
-    The first `context_stable` characters of `context` stay equal in every request about the same
-    chip, language, operator and budget that excludes nothing (0 where a small budget is for what
-    was asked alone); moves and skills stand from character `context_actions` on. `parts` says what
-    is in it.
+    `task` is what the context is for. Its first `context_stable` characters stay equal in every
+    request about the same chip, language, operator and budget that excludes nothing (0 where a
+    small budget is for what was asked alone); moves and skills stand in it from
+    character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
+    the draft no card has. `profile` says what was read of a given profile.
     """
 
     retrieval_id: str
@@ -195,20 +237,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class Upload:
-    """What an upload came to. `outcome` is created, new_version, unchanged or duplicate_of; without
-    anything to do there is no job. `group` is shared by what was sent together.
+    """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
+    duplicate_of).
     """
 
     document_id: str
     outcome: str
     job_id: str | None = None
+    name: str = ""
     group: str | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class JobError:
-    """Why a job failed; `hint` says what to do next."""
+    """Why a job failed, in the shape of all errors."""
 
     code: str
     message: str = ""
@@ -227,17 +270,16 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class Job:
-    """Work in progress; `state` is queued, running, ready, partial or failed. `stage` of a running
-    one is reading or embedding. `passages` is None until the document was read; `seconds` is how
-    long the job ran, or has been running.
+    """How far the reading of a document is. `stage` is None unless it is running. Of `passages`,
+    None until the document was read, `passages_done` have their vector. `seconds` is how long it
+    ran, or has been running. `progress` and `result` count what was read of the document.
     """
 
     id: str
     state: str
-    progress: Json = field(default_factory=dict)
-    result: Json = field(default_factory=dict)
-    error: JobError | None = None
+    kind: str = ""
     stage: str | None = None
+    document_id: str | None = None
     document: JobDocument | None = None
     group: str | None = None
     passages_done: int = 0
@@ -247,6 +289,9 @@ class Job:
     started_at: str | None = None
     finished_at: str | None = None
     seconds: float | None = None
+    error: JobError | None = None
+    progress: Json = field(default_factory=dict)
+    result: Json = field(default_factory=dict)
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -256,8 +301,9 @@ class Job:
 
 @dataclass(frozen=True)
 class JobCounts:
-    """How many jobs are in each state, how many of the running ones are embedding, and their
-    passages: known, and with a vector.
+    """Of all jobs of the hardware and group asked for, in any state: how many there are in each
+    state, how many of the running ones are embedding, their passages as far as known, and those
+    that have their vector.
     """
 
     queued: int = 0
@@ -272,14 +318,15 @@ class JobCounts:
 
 @dataclass(frozen=True)
 class Jobs:
-    """A page of jobs, newest first. `counts` are of all of their hardware and group; `cursor` asks
-    for the next page, None on the last.
-    """
+    """Jobs, newest first. `cursor` asks for those after them; None at the end."""
 
     jobs: tuple[Job, ...] = ()
     counts: JobCounts = field(default_factory=JobCounts)
     cursor: str | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
+
+
+# -- end of generated records
 
 
 @dataclass(frozen=True)
@@ -310,9 +357,9 @@ class Backend(Protocol):
 
 
 class HttpBackend:
-    """One pooled connection to a service; may be shared between threads. Without `key` that of the
-    environment is sent, if there is one. What is sent too often is sent again when the service
-    says.
+    """Pooled connections to a service; may be shared between threads. `key` defaults to that of the
+    environment. A request that is refused with 429 is repeated after the time that the service
+    names.
     """
 
     def __init__(
@@ -339,7 +386,7 @@ class HttpBackend:
     ) -> tuple[int, Any]:
         for _ in range(MOST_WAITS):
             answer = self._request(method, path, files, carried)
-            seconds = _told_to_wait(answer)
+            seconds = _retry_seconds(answer)
             if seconds is None:
                 break
             time.sleep(seconds)
@@ -371,8 +418,8 @@ class HttpBackend:
         self._http.close()
 
 
-def _told_to_wait(answer: httpx.Response) -> float | None:
-    """Seconds after which a request over the caller's limit may come again; None for others."""
+def _retry_seconds(answer: httpx.Response) -> float | None:
+    """Seconds to wait before a request over the rate limit is repeated; None for other answers."""
     seconds = answer.headers.get("retry-after", "")
     if answer.status_code != 429 or not seconds.isdecimal() or float(seconds) > MOST_SECONDS:
         return None
@@ -380,8 +427,8 @@ def _told_to_wait(answer: httpx.Response) -> float | None:
 
 
 def key_header(key: str | None = None) -> dict[str, str]:
-    """The header that carries a key; without one that of the environment, if there is one. Raises
-    KernloreClientError for what cannot be sent.
+    """The authorization header for a key, by default that of the environment; empty without a key.
+    Raises KernloreClientError for a key with characters that a header cannot carry.
     """
     secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
     return {"authorization": f"Bearer {_sendable_key(secret)}"} if secret else {}
@@ -395,8 +442,8 @@ def _sendable_key(key: str) -> str:
 
 
 class Kernlore:
-    """A Kernlore service, by URL or by any `Backend`; the same calls give the same answers. A key
-    is taken from the environment variable KERNLORE_KEY where none is given.
+    """A Kernlore service, by URL or by any `Backend`. `key` defaults to the environment variable
+    KERNLORE_KEY. Every method raises KernloreClientError.
     """
 
     def __init__(
@@ -420,9 +467,11 @@ class Kernlore:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; a backend that was handed in stays open."""
+        """Close the connection. A `backend` of the caller stays open."""
         if self._own is not None:
             self._own.close()
+
+    # -- generated methods: `python -m api.operations` writes them from the operations
 
     def retrieve(
         self,
@@ -430,7 +479,6 @@ class Kernlore:
         signal: str | None = None,
         log: str | None = None,
         metrics: Mapping[str, SupportsFloat | str] | None = None,
-        profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         query: str | None = None,
         hardware: str | None = None,
         op: str | None = None,
@@ -443,96 +491,237 @@ class Kernlore:
         skill_states: Sequence[str] | None = None,
         run_id: str | None = None,
         node_id: str | None = None,
-        signals: Sequence[str] | None = None,
-        roles: Sequence[str] | None = None,
         task: str | None = None,
         draft: str | None = None,
         exclude: Sequence[str] | None = None,
+        signals: Sequence[str] | None = None,
+        profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
+        roles: Sequence[str] | None = None,
     ) -> Answer:
-        """Ask by signals, a raw log, a profiler's metrics or output, a question, or several.
+        """Ask with a log, metrics, a question or a signal, or several. The service supplies
+        defaults.
 
-        `task` is what the context is for: write, repair, speed_up or ask; left out, it follows from
-        what is given. `draft` is the source of the kernel in hand, `exclude` are ids of parts and
-        excerpts that were shown in vain. `profile` is what a profiler printed, as text or as JSON;
-        `metrics` win over it.
-
-        `signals` follow `signal`, the leading one first. `roles` are the parameter roles that the
-        caller can change (like vector): moves of these come in addition to the best of any role.
-        `problem` holds further quantities by name, `k` is the number of excerpts, `max_tokens` the
-        budget of `context`. What is left out keeps the service's default. Raises
-        KernloreClientError.
+        signal: Id of a run-time signal; GET /signals lists them.
+        log: What the compiler or the run printed, unchanged.
+        metrics: A profiler's own metric names and values.
+        query: A question in words.
+        hardware: An id, name or alias; GET /hardware lists them.
+        op: The operator or its family, like matmul.
+        language: What the kernel is written in, like triton or cuda.
+        dtype: The main element type, like bf16.
+        problem: Sizes of the problem, like product_rows or flops. Skills and moves that do not
+            fit them are left out.
+        k: Number of excerpts, and most sections of a category in `context`.
+        max_tokens: Most tokens of `context`.
+        categories: Only passages of these categories: constraint, guidance, hardware.
+        skill_states: Skills in these states. Default: only active skills.
+        run_id: Id of the run that asks. What was shown for its failures in vain is left out.
+        node_id: Id of the node of that run; it is logged.
+        task: What the context is for: write a first kernel, repair one that failed, speed_up
+            one that is right, or ask. Left out, it follows from what is given.
+        draft: Source of the kernel in hand; its names are held against the chip's own.
+        exclude: Ids of excerpts that were shown in vain and are not wanted again.
+        signals: Further signals after `signal`, the leading one first.
+        profile: What a profiler printed, unchanged, as text or JSON; its metrics are added to
+            `metrics`, which win.
+        roles: Roles of parameters that the caller can change, like vector or tile_m. Their
+            moves are added to the best moves of any role.
         """
-        lists = {"categories": categories, "skill_states": skill_states, "signals": signals}
-        lists |= {"roles": roles, "exclude": exclude}
-        body = {
-            "signal": signal,
-            "log": None if log is None else _sendable(log),
-            "metrics": None if metrics is None else {n: _metric(v) for n, v in metrics.items()},
-            "profile": _sendable(profile) if isinstance(profile, str) else profile,
-            "query": None if query is None else _sendable(query),
-            "hardware": hardware,
-            "op": op,
-            "language": language,
-            "dtype": dtype,
-            "problem": problem,
-            "k": k,
-            "max_tokens": max_tokens,
-            "run_id": run_id,
-            "node_id": node_id,
-            "task": task,
-            "draft": None if draft is None else _sendable(draft),
-            **{name: _listed(names) for name, names in lists.items() if names is not None},
-        }
-        return _record(Answer, self._call("POST", "/retrieve", json=_given(body)))
+        json = _sendable_fields(
+            signal=signal,
+            log=log,
+            metrics=metrics,
+            query=query,
+            hardware=hardware,
+            op=op,
+            language=language,
+            dtype=dtype,
+            problem=problem,
+            k=k,
+            max_tokens=max_tokens,
+            categories=_listed(categories),
+            skill_states=_listed(skill_states),
+            run_id=run_id,
+            node_id=node_id,
+            task=task,
+            draft=draft,
+            exclude=_listed(exclude),
+            signals=_listed(signals),
+            profile=profile,
+            roles=_listed(roles),
+        )
+        body = self._call("POST", "/retrieve", json=json)
+        return _record(Answer, body)
+
+    def report(
+        self,
+        retrieval_id: str,
+        *,
+        used: Sequence[str] | None = None,
+        correct: bool | None = None,
+        speedup: float | None = None,
+        baseline_speedup: float | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Report what became of an answer.
+
+        Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer
+        that were acted on. Report once for each kernel that the answer led to: every report
+        counts as one outcome, also a second one for the same answer.
+
+        used: Ids of the excerpts, moves and skills acted on.
+        correct: Whether the kernel's results were correct.
+        speedup: Speed-up of the kernel; 2.0 means twice as fast.
+        baseline_speedup: Speed-up of the kernel before the change, where both are over the same
+            reference; otherwise left out.
+        """
+        json = _sendable_fields(
+            used=_listed(used),
+            correct=correct,
+            speedup=speedup,
+            baseline_speedup=baseline_speedup,
+            note=note,
+        )
+        self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=json)
+
+    def signals(self) -> list[Json]:
+        """List the run-time signals.
+
+        A signal names what went wrong with a kernel, such as `memory_bound`.
+        """
+        body = self._call("GET", "/signals")
+        return _rows(body, "signals")
+
+    def hardware(self) -> list[Json]:
+        """List registered hardware.
+
+        Every chip, family and vendor with its lineage, aliases and languages.
+        """
+        body = self._call("GET", "/hardware")
+        return _rows(body, "hardware")
+
+    def facts(
+        self,
+        hardware_id: str,
+        *,
+        status: str | None = None,
+        key: str | None = None,
+        subject: str | None = None,
+        subject_kind: str | None = None,
+        document: str | None = None,
+    ) -> list[Json]:
+        """List facts with their sources.
+
+        `conflicts` lists where sources about this hardware disagree. `other_kinds` lists what
+        is stated beside an effective fact, such as a measured bandwidth beside the datasheet's.
+
+        status: effective: the facts that hold, inherited ones included. Any other value selects
+            among the hardware's own facts by their status.
+        key: Only this key.
+        subject: A part of what names the subject; empty for facts without a subject.
+        subject_kind: Read as about the chip itself, a family above it, or unclear.
+        document: The id of a document, or part of its title.
+        """
+        params = _sendable_fields(
+            status=status,
+            key=key,
+            subject=subject,
+            subject_kind=subject_kind,
+            document=document,
+        )
+        body = self._call("GET", f"/hardware/{_segment(hardware_id)}/facts", params=params)
+        return _rows(body, "facts")
+
+    def coverage(self, hardware_id: str) -> Json:
+        """Show what is known about a chip, and what is missing.
+
+        Coverage by signal, topic and fact, with what would be most useful to upload.
+        """
+        body = self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage")
+        return _mapping(body)
+
+    def documents(
+        self,
+        *,
+        hardware: str | None = None,
+        category: str | None = None,
+    ) -> list[Json]:
+        """List documents.
+
+        All documents by category and title.
+
+        hardware: Only documents about exactly this hardware (id, name or alias).
+        category: Only documents of this category.
+        """
+        params = _sendable_fields(
+            hardware=hardware,
+            category=category,
+        )
+        body = self._call("GET", "/documents", params=params)
+        return _rows(body, "documents")
+
+    def knowledge(self, path: str | None = None) -> Json:
+        """Show one place in the tree of knowledge.
+
+        The levels are category, hardware, topic, document and section, each with counts.
+
+        path: Like hardware/h100/memory. Empty: the root.
+        """
+        params = _sendable_fields(
+            path=path,
+        )
+        body = self._call("GET", "/knowledge", params=params)
+        return _mapping(body)
+
+    def job(self, job_id: str) -> Job:
+        """Show how far a job is.
+
+        `state` is queued, running, ready, partial or failed. `error` says why a job failed.
+        """
+        body = self._call("GET", f"/jobs/{_segment(job_id)}")
+        return _record(Job, body)
+
+    def jobs(
+        self,
+        *,
+        state: Sequence[str] | None = None,
+        hardware: str | None = None,
+        group: str | None = None,
+        ended_since: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Jobs:
+        """List jobs, newest first, with counts.
+
+        `counts` are of all jobs of the hardware and group, whatever the other filters: one
+        request says how far an upload is. `cursor` asks for the next page, and is null on the
+        last.
+
+        state: Only jobs in this state; repeat for several.
+        hardware: Only jobs of documents about this hardware (id, name or alias).
+        group: Only jobs of this group, which an upload names or is given.
+        ended_since: Only jobs with this `finished_at` or a later one.
+        limit: Jobs to return.
+        cursor: `cursor` of the page before.
+        """
+        params = _sendable_fields(
+            state=_listed(state),
+            hardware=hardware,
+            group=group,
+            ended_since=ended_since,
+            limit=limit,
+            cursor=cursor,
+        )
+        body = self._call("GET", "/jobs", params=params)
+        return _record(Jobs, body)
+
+    # -- end of generated methods
 
     def search(
         self, query: str, *, hardware: str | None = None, k: int | None = None, **narrowed: Any
     ) -> tuple[Excerpt, ...]:
         """The ranked excerpts for a question; `narrowed` are further arguments of `retrieve`."""
         return self.retrieve(query=query, hardware=hardware, k=k, **narrowed).excerpts
-
-    def report(
-        self,
-        retrieval_id: str,
-        *,
-        used: Sequence[str] = (),
-        correct: bool | None = None,
-        speedup: float | None = None,
-        baseline_speedup: float | None = None,
-    ) -> None:
-        """Report what became of an answer. `used` are ids of excerpts, moves and skills that were
-        acted on. `speedup` is over the reference (2.0 is twice as fast), `baseline_speedup` that of
-        the kernel that was changed. Raises KernloreClientError.
-        """
-        figures = {"speedup": speedup, "baseline_speedup": baseline_speedup}
-        known = _given({"used": _listed(used), "correct": correct} | figures)
-        outcome = {n: v for n, v in known.items() if n not in figures or math.isfinite(v)}  # no NaN
-        self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
-
-    def signals(self) -> list[Json]:
-        """Every run-time signal that can be asked for."""
-        return _rows(self._call("GET", "/signals"), "signals")
-
-    def hardware(self) -> list[Json]:
-        """Every hardware that the service knows."""
-        return _rows(self._call("GET", "/hardware"), "hardware")
-
-    def facts(self, hardware_id: str) -> list[Json]:
-        """Every number known of a hardware, its own and inherited, each with its source."""
-        return _rows(self._call("GET", f"/hardware/{_segment(hardware_id)}/facts"), "facts")
-
-    def coverage(self, hardware_id: str) -> Json:
-        """What the service holds about a hardware and what it lacks."""
-        return _mapping(self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage"))
-
-    def documents(self, *, hardware: str | None = None, category: str | None = None) -> list[Json]:
-        """The documents, all or those about a hardware or of a category."""
-        params = _given({"hardware": hardware, "category": category})
-        return _rows(self._call("GET", "/documents", params=params), "documents")
-
-    def knowledge(self, path: str = "") -> Json:
-        """One place in the tree of knowledge, as `hardware/h100/memory`."""
-        return _mapping(self._call("GET", "/knowledge", params={"path": path}))
 
     def upload(
         self,
@@ -559,9 +748,8 @@ class Kernlore:
         if group is None and len(several) > 1:
             group = f"upl_{secrets.token_hex(8)}"
         names = {"category": category, "title": title, "source_key": source_key, "group": group}
-        named = _given(names)
-        about = [Part("hardware", chip) for chip in _listed(hardware or ())]
-        about += [Part(name, value) for name, value in named.items()]
+        about = [Part("hardware", chip) for chip in _listed(hardware) or ()]
+        about += [Part(name, value) for name, value in names.items() if value is not None]
         sent: list[Upload] = []
         for path in several:
             try:
@@ -570,27 +758,6 @@ class Kernlore:
                 error.details.update(path=str(path), accepted=[u.document_id for u in sent])
                 raise
         return sent
-
-    def job(self, job_id: str) -> Job:
-        """The state of a job now."""
-        return _record(Job, self._call("GET", f"/jobs/{_segment(job_id)}"))
-
-    def jobs(
-        self,
-        *,
-        state: str | Sequence[str] | None = None,
-        hardware: str | None = None,
-        group: str | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> Jobs:
-        """What is being read and what was, newest first, with counts by state. `group` is that of
-        an upload; `cursor` that of the page before.
-        """
-        states = None if state is None else _listed(state)
-        asked = {"state": states, "hardware": hardware, "group": group}
-        params = _given({**asked, "limit": limit, "cursor": cursor})
-        return _record(Jobs, self._call("GET", "/jobs", params=params))
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
         """The job once it is ready, partial or failed, which the caller checks. `timeout` is in
@@ -655,26 +822,37 @@ def _parse_url(url: str) -> httpx.URL:
     return parsed
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Only what the caller chose: every default is the service's."""
-    return {name: value for name, value in fields.items() if value is not None}
+def _sendable_fields(**fields: Any) -> dict[str, Any]:
+    """The given fields as JSON can carry them. None and a number that is not finite are left out,
+    so that the service's default holds.
+    """
+    known = {name: value for name, value in fields.items() if value is not None}
+    return {n: _sendable(v) for n, v in known.items() if not _is_infinite(v)}
 
 
-def _listed(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _sendable(text: str) -> str:
-    """Logs decoded with `surrogateescape` hold characters that UTF-8 refuses."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _metric(value: SupportsFloat | str) -> int | float | str:
-    """A profiler's value as JSON can carry it: NaN and infinity, which it cannot, become text."""
-    if isinstance(value, str | int):
+def _sendable(value: Any) -> Any:
+    """A value as JSON can carry it: NaN and infinity become text, and so do characters that UTF-8
+    refuses, which logs decoded with `surrogateescape` hold.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if value is None or isinstance(value, int):
         return value
+    if isinstance(value, Mapping):
+        return {str(name): _sendable(part) for name, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_sendable(part) for part in value]
     number = float(value)
     return number if math.isfinite(number) else str(number)
+
+
+def _is_infinite(value: Any) -> bool:
+    number = isinstance(value, SupportsFloat) and not isinstance(value, int)
+    return number and not math.isfinite(value)
+
+
+def _listed(value: str | Sequence[str] | None) -> list[str] | None:
+    return [value] if isinstance(value, str) else None if value is None else list(value)
 
 
 def _rows(body: Any, key: str) -> list[Json]:
