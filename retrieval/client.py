@@ -760,8 +760,8 @@ class Kernlore:
         return sent
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
-        """The job once it is ready, partial or failed, which the caller checks. `timeout` is in
-        seconds; after it a KernloreClientError of code "timeout" is raised.
+        """Wait until a job is ready, partial or failed, and return it. After `timeout` seconds,
+        raises KernloreClientError with code "timeout".
         """
         deadline = time.monotonic() + timeout
         pause = 0.1

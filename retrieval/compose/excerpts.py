@@ -158,8 +158,8 @@ def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, 
 
 
 class _Around:
-    """The passages of a batch that the scope admits, and what stands within _REACH of them: few
-    excerpts grow, so that is read when it is asked for.
+    """The passages of a batch that the scope admits, and their neighbours within _REACH, which are
+    loaded on demand because few excerpts grow.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class _Around:
         self._read({entry.seq for entry in batch})
 
     def read_beside(self, entries: Sequence[Ranked]) -> None:
-        """Read what stands beside these in one step, unless it is known of the first."""
+        """Load the neighbours of these entries, unless those of the first are loaded."""
         if entries[0].seq + 1 not in self._known:
             self._read(_reached(entries))
 

@@ -169,7 +169,7 @@ def _holding(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Pas
 
 
 def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
-    """Names ids of `exclude` that nothing has which the caller may see; empty where all are."""
+    """A hint that names ids of `exclude` that match nothing visible to the caller, or ""."""
     given = [i for i in request.exclude if i not in OWN_PARTS]
     strange = snapshot.unknown_ids(given, request.access_scope)
     if not strange:

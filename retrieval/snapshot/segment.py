@@ -59,9 +59,9 @@ class SectionRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document as a segment lists it, of the state `stamp`. `passages` and `embedded` count its
-    passages; `card_chips` are the chips that its cards are about, None where it has no cards;
-    `kernels` counts its samples.
+    """A document in the list of a segment. `stamp` is its state in the catalog. `passages` and
+    `embedded` count its passages; `card_chips` are the chips that its cards are about, None where
+    it has no cards; `kernels` counts its samples.
     """
 
     id: str

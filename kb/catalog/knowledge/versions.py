@@ -2,8 +2,8 @@
 
 `source_key` names the logical document; the SHA-256 of its bytes, the pipeline fingerprint and the
 scope name the version. `activate` does everything in the caller's transaction: sections, passages,
-tags, scope and lexical rows of the new version appear and those of the old one go, or nothing
-changes. Old versions stay readable by number. Knows nothing about parsing or embedding.
+tags and scope of the new version replace those of the old one, or nothing changes. Old versions
+stay readable by number. Knows nothing about parsing or embedding.
 """
 
 from __future__ import annotations
