@@ -1,8 +1,8 @@
-"""Pages of PDF documents as pictures, drawn in a process of their own, the latest kept in memory.
+"""Pages of PDF documents as images, drawn in a separate process and cached in memory.
 
-A file that was uploaded may crash or exhaust pdfium, so a page is drawn by a child with limits on
-memory and time (`ingestion/formats/pdf/draw_page.py`). Pictures are never written to the store: a
-document that is deleted leaves none.
+An uploaded file may crash or exhaust pdfium, so a page is drawn by a child with limits on memory
+and time (`ingestion/formats/pdf/draw_page.py`). Images are never written to the store: a deleted
+document leaves none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PageImage:
 
 
 class PageImages:
-    """Draws pages, and keeps the pictures used last up to `KEPT_BYTES`."""
+    """Draws pages, and caches the images used last up to `KEPT_BYTES`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -1,9 +1,9 @@
-"""One request in, one cited answer out: `answer(snapshot, request, means)`.
+"""Answer one request: `answer(snapshot, request, means)`.
 
-Scope, diagnosis, plan, search, order, excerpts, moves, skills, context, hints, in this order. The
-answer follows from the arguments alone: nothing here reads the catalog, a clock or other state, and
-equal arguments give equal answers. Hardware fails closed: an unknown id is an error, and what may
-be seen is listed scope by scope. Knows nothing about HTTP and logs nothing (`service` does).
+Runs scope, diagnosis, plan, search, order, excerpts, moves, skills, context and hints, in this
+order. The answer is a pure function of the arguments: no catalog, clock or other state is read, and
+equal arguments give equal answers. Hardware fails closed: an unknown id is an error, and every
+search is restricted to a scope. Does not know HTTP and does not log (`service` does).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
 
-PER_CATEGORY = 8  # passages of a category below which it is searched for itself
+PER_CATEGORY = 8  # with fewer ranked passages, a category is searched separately
 
 
 @dataclass(frozen=True)
 class Means:
-    """What answers are made with beside a snapshot. Without `embed` they are found by words alone.
-    `near` searches vectors in place of `Snapshot.near`. `remarks` are hints on what the answers
-    lack. `withheld_share` is the share, from 0 to 1, of skills that requests of a run are not shown
-    (see `skill_choice`).
+    """Resources and options of an answer besides the snapshot. Without `embed` the search is
+    lexical only. `near` replaces the vector search of `Snapshot.near`. `remarks` are hints about
+    knowledge that the answer lacks. `withheld_share` is the share, from 0 to 1, of skills withheld
+    from requests of a run (see `skill_choice`).
     """
 
     embed: EmbedQuery | None
@@ -58,8 +58,8 @@ class Means:
 
 @dataclass(frozen=True)
 class Unwanted:
-    """Ids that an answer is not to show again: `anywhere`, and those that what its context says
-    about what happened does not repeat either.
+    """Ids that an answer must not repeat: `anywhere` in it, and in the part of its context about
+    what happened.
     """
 
     anywhere: frozenset[str] = frozenset()
@@ -68,8 +68,8 @@ class Unwanted:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer with what the log has to know beside it: the request as it was understood and the
-    ids of the passages that are shown.
+    """An answer with the values that only the retrieval log needs: the resolved request and the ids
+    of the passages in the answer.
     """
 
     request: RetrieveRequest
@@ -83,8 +83,8 @@ def answer(
     means: Means,
     unwanted: Unwanted | None = None,
 ) -> Answered:
-    """The answer to a request that `check_request` admits. Its `retrieval_id` is empty; the rest of
-    it, and its context to the byte, is equal for equal arguments. Raises InvalidRequest,
+    """Answer a request that passed `check_request`. `retrieval_id` is left empty; the other fields,
+    including every byte of the context, are equal for equal arguments. Raises InvalidRequest,
     UnknownHardware and UnknownSignal.
     """
     unwanted = unwanted or Unwanted(*[frozenset(request.exclude)] * 2)
@@ -130,8 +130,8 @@ def answer(
 
 
 def actions(snapshot: Snapshot, request: RetrieveRequest, means: Means) -> Answered:
-    """An answer of moves and skills alone. No document is searched, which is most of the time that
-    `answer` takes. Raises the same errors.
+    """Answer with moves and skills only. Skips the document search, which takes most of the time of
+    `answer`. Raises the same errors.
     """
     request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
     place = place_of(snapshot, request, load_layout())
@@ -152,24 +152,24 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, means: Means) -> Answe
     return Answered(request, made)
 
 
-# -- what is wrong, and what to do about it
+# -- diagnosis and remedies
 
 
 @lru_cache(maxsize=1)
 def diagnoser() -> Diagnoser:
-    """That of the built-in signals."""
+    """The diagnoser for the built-in signals."""
     return Diagnoser(load_signals())
 
 
 @lru_cache(maxsize=1)
 def titles() -> Titles:
-    """Those of the built-in signals."""
+    """The index of titles of the built-in signals."""
     return Titles(load_signals())
 
 
 @stage("diagnosis")
 def conclude(snapshot: Snapshot, request: RetrieveRequest, place: Place) -> Conclusion:
-    """What just happened, by the request's signals, log and metrics."""
+    """Diagnose the request from its signals, log and metrics."""
 
     def codes(log: str) -> list[SignatureMatch]:
         named = place.scope.hardware is not None
@@ -184,7 +184,7 @@ def conclude(snapshot: Snapshot, request: RetrieveRequest, place: Place) -> Conc
 def moves_for(
     snapshot: Snapshot, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
-    """The moves that fit the verdict."""
+    """The moves that fit the diagnosis."""
     return fitting_moves(
         snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
@@ -207,8 +207,8 @@ def skills_for(
     scope: RequestScope,
     means: Means,
 ) -> Choice:
-    """The skills that fit. Where no change of the kernel mends the error, only one that is about
-    this very error does.
+    """The skills that fit. If no change of the kernel can fix the error, only skills about this
+    exact error fit.
     """
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
@@ -237,8 +237,8 @@ def _ranking(
     moves: Sequence[Move],
     means: Means,
 ) -> Ranking:
-    """The ranking of a scope for the request, in order: by sections where a signal is all that is
-    known; where there are words, with what defines the names in them first.
+    """The function that ranks the passages of a scope for the request: by section for a bare
+    signal; for a request in words, passages that define the names in it come first.
     """
     verdict = conclusion.verdict
     signals = [load_signals().get(name) for name in verdict.signal_ids]
@@ -273,8 +273,8 @@ def _near(snapshot: Snapshot, means: Means) -> Near:
 def _by_category(
     scope: ScopeFilter, ranked: Sequence[Ranked], ranking: Ranking
 ) -> Callable[[str], Sequence[Ranked]]:
-    """What each category offers to the context; one that the ranking hardly holds is searched for
-    itself.
+    """The ranked passages of each category. A category with few passages in `ranked` is searched
+    separately.
     """
 
     def of(category: str) -> Sequence[Ranked]:
@@ -287,7 +287,7 @@ def _by_category(
 
 
 def _search(snapshot: Snapshot, means: Means) -> Callable[[str, ScopeFilter], list[Ranked]]:
-    """The ranking of a scope for a question in words."""
+    """The function that ranks the passages of a scope for a question in words."""
 
     def search(query: str, scope: ScopeFilter) -> list[Ranked]:
         plan = make_plan(
@@ -299,7 +299,7 @@ def _search(snapshot: Snapshot, means: Means) -> Callable[[str, ScopeFilter], li
 
 
 def _cards(snapshot: Snapshot, request: RetrieveRequest, scope: RequestScope) -> list[Symbol]:
-    """What a text of the caller can name."""
+    """The symbol cards whose names the request's texts may contain."""
     language = request.language or language_named(request.log or "")
     return cards_for(snapshot, scope.lineage, language, request.access_scope)
 
@@ -339,7 +339,7 @@ def _answer(
 
 
 def _shown(excerpts: Sequence[Excerpt], composed: Composed) -> tuple[str, ...]:
-    """Ids of the passages that are shown."""
+    """Ids of the passages in the answer."""
     context = composed.context
     cited = [block.id for block in context.shown if block.citation]
     return tuple(dict.fromkeys([*(e.id for e in excerpts), *cited, *context.passages]))

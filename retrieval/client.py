@@ -28,17 +28,17 @@ import httpx
 __version__ = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8321"
 KEY_VARIABLE = "KERNLORE_KEY"
-MOST_WAITS, MOST_SECONDS = 5, 60.0  # where the service says that it is asked too often
+MOST_WAITS, MOST_SECONDS = 5, 60.0  # of a 429 answer: retries, and the longest wait before one
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
-_segment = partial(quote, safe="")  # an id as one part of a path
+_segment = partial(quote, safe="")  # quote an id as one path segment
 
 
 class KernloreClientError(Exception):
-    """Whatever kept an answer away. `hint` says what to do next, `status` is the HTTP status or
-    None without an answer. `code` is the service's own (`unknown_hardware`, ...) or this side's:
-    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_request.
+    """A request failed. `hint` says how to fix it, `status` is the HTTP status or None without a
+    response. `code` is the service's (`unknown_hardware`, ...) or the client's: unreachable,
+    timeout, connection_lost, unexpected_answer, invalid_url, invalid_request.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class KernloreClientError(Exception):
         self.hint = hint
         self.details = dict(details or {})
         self.status = status
-        # All of it in args: that is what pickle hands on between processes.
+        # Pass all fields as args, because pickle restores exceptions from args.
         super().__init__(code, message, hint, self.details, status)
 
     def __str__(self) -> str:
@@ -63,8 +63,8 @@ class KernloreClientError(Exception):
 
 @dataclass(frozen=True)
 class SignalFinding:
-    """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
-    or "given" when the caller named the signal.
+    """A detected signal. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic) or
+    "given" if the caller named the signal.
     """
 
     id: str
@@ -74,7 +74,9 @@ class SignalFinding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong, root causes first; `measure_next` would settle the open questions."""
+    """The diagnosis: signals, root causes first. `measure_next` lists metrics that would settle the
+    open questions.
+    """
 
     signals: tuple[SignalFinding, ...] = ()
     unrecognised: tuple[str, ...] = ()
@@ -87,8 +89,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ProfileRead:
-    """What was read of a given profile: the profiler, the kernel that takes most of the time, its
-    metrics, and the times of all kernels.
+    """Contents of a profile: the profiler, the kernel that takes most of the time, its metrics, and
+    the times of all kernels.
     """
 
     kind: str
@@ -110,7 +112,9 @@ class DocumentRef:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """One cited piece of a document. `hardware` is what it is about, empty for any."""
+    """One cited piece of a document. `hardware` lists the chips that it is about; empty for any
+    chip.
+    """
 
     id: str
     category: str
@@ -127,8 +131,8 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a kernel, as data. `applies` is None when values named in `missing` would decide
-    it.
+    """A change of a kernel, as data. `applies` is None if values named in `missing` are needed to
+    decide it.
     """
 
     id: str
@@ -144,7 +148,7 @@ class Move:
 
 @dataclass(frozen=True)
 class SkillAnswer:
-    """A measured transformation that fits; `score` has the parts of its rank."""
+    """A measured transformation that fits; `score` holds the components of its rank."""
 
     name: str
     summary: str = ""
@@ -156,7 +160,7 @@ class SkillAnswer:
 
 @dataclass(frozen=True)
 class ContextPart:
-    """A part of a context: its kind, the id to exclude it by, its tokens, its citation."""
+    """A part of a context: its kind, the id to exclude it by, its tokens and its citation."""
 
     kind: str
     id: str = ""
@@ -166,12 +170,13 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """`context` is packed for a prompt, `excerpts` the plain ranked list; `raw` the whole JSON.
+    """`context` is packed for a prompt, `excerpts` is the plain ranked list and `raw` the whole
+    JSON.
 
-    The first `context_stable` characters of `context` stay equal in every request about the same
-    chip, language, operator and budget that excludes nothing (0 where a small budget is for what
-    was asked alone); moves and skills stand from character `context_actions` on. `parts` says what
-    is in it.
+    The first `context_stable` characters of `context` are equal in every request about the same
+    chip, language, operator and budget that excludes nothing (0 if a small budget leaves room for
+    the question only). Moves and skills start at character `context_actions`. `parts` lists the
+    contents of `context`.
     """
 
     retrieval_id: str
@@ -195,8 +200,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Upload:
-    """What an upload came to. `outcome` is created, new_version, unchanged or duplicate_of; without
-    anything to do there is no job. `group` is shared by what was sent together.
+    """The result of an upload. `outcome` is created, new_version, unchanged or duplicate_of.
+    `job_id` is None if nothing has to be read. `group` is shared by files uploaded together.
     """
 
     document_id: str
@@ -208,7 +213,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class JobError:
-    """Why a job failed; `hint` says what to do next."""
+    """The reason for which a job failed; `hint` says what to do next."""
 
     code: str
     message: str = ""
@@ -227,9 +232,9 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class Job:
-    """Work in progress; `state` is queued, running, ready, partial or failed. `stage` of a running
-    one is reading or embedding. `passages` is None until the document was read; `seconds` is how
-    long the job ran, or has been running.
+    """An ingestion job. `state` is queued, running, ready, partial or failed; `stage` of a running
+    job is reading or embedding. `passages` is None until the document is read. `seconds` is the
+    running time so far.
     """
 
     id: str
@@ -256,8 +261,8 @@ class Job:
 
 @dataclass(frozen=True)
 class JobCounts:
-    """How many jobs are in each state, how many of the running ones are embedding, and their
-    passages: known, and with a vector.
+    """Number of jobs in each state, number of running jobs that are embedding, and their passages:
+    known, and with a vector.
     """
 
     queued: int = 0
@@ -272,8 +277,8 @@ class JobCounts:
 
 @dataclass(frozen=True)
 class Jobs:
-    """A page of jobs, newest first. `counts` are of all of their hardware and group; `cursor` asks
-    for the next page, None on the last.
+    """A page of jobs, newest first. `counts` cover all jobs of the hardware and group; `cursor`
+    selects the next page and is None on the last.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -284,7 +289,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Part:
-    """One field of a multipart body; a file when it has a `file_name`."""
+    """One field of a multipart body; a file if it has a `file_name`."""
 
     name: str
     content: str | bytes | BinaryIO
@@ -292,10 +297,9 @@ class Part:
 
 
 class Backend(Protocol):
-    """Carries one request to a service, over HTTP or inside one process.
-
-    Answers the status and the decoded JSON body, None for an empty one. An error of the service is
-    an answer too: a status from 400 up with the body `{code, message, hint, details}`.
+    """Sends one request to a service, over HTTP or in process. Returns the status and the decoded
+    JSON body, None for an empty one. An error of the service is returned too: a status of 400 or
+    above with the body `{code, message, hint, details}`.
     """
 
     def send(
@@ -310,9 +314,9 @@ class Backend(Protocol):
 
 
 class HttpBackend:
-    """One pooled connection to a service; may be shared between threads. Without `key` that of the
-    environment is sent, if there is one. What is sent too often is sent again when the service
-    says.
+    """A connection pool for one service; safe to share between threads. Without `key`, the key in
+    the environment is sent, if there is one. Retries a 429 response after the time that the service
+    states.
     """
 
     def __init__(
@@ -330,7 +334,7 @@ class HttpBackend:
             timeout=timeout,
             transport=transport,
             headers=headers,
-            # A proxy named in the environment cannot reach this machine's own loopback.
+            # A proxy named in the environment cannot reach the loopback interface.
             trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),
         )
 
@@ -364,7 +368,7 @@ class HttpBackend:
             raise _no_answer(error, self.url, f"{method} {path}") from error
 
     def download(self, path: str) -> httpx.Response:
-        """The answer to a request for a file."""
+        """The response with the contents of a file."""
         return self._request("GET", path, None, {})
 
     def close(self) -> None:
@@ -372,7 +376,7 @@ class HttpBackend:
 
 
 def _told_to_wait(answer: httpx.Response) -> float | None:
-    """Seconds after which a request over the caller's limit may come again; None for others."""
+    """Seconds to wait before a rate-limited request is repeated; None for other responses."""
     seconds = answer.headers.get("retry-after", "")
     if answer.status_code != 429 or not seconds.isdecimal() or float(seconds) > MOST_SECONDS:
         return None
@@ -380,8 +384,8 @@ def _told_to_wait(answer: httpx.Response) -> float | None:
 
 
 def key_header(key: str | None = None) -> dict[str, str]:
-    """The header that carries a key; without one that of the environment, if there is one. Raises
-    KernloreClientError for what cannot be sent.
+    """The header with a key, by default the key in the environment, if there is one. Raises
+    KernloreClientError for a key that no header can carry.
     """
     secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
     return {"authorization": f"Bearer {_sendable_key(secret)}"} if secret else {}
@@ -395,8 +399,8 @@ def _sendable_key(key: str) -> str:
 
 
 class Kernlore:
-    """A Kernlore service, by URL or by any `Backend`; the same calls give the same answers. A key
-    is taken from the environment variable KERNLORE_KEY where none is given.
+    """Client of a Kernlore service, by URL or by any `Backend`; the same calls give the same
+    answers. `key` defaults to the environment variable KERNLORE_KEY.
     """
 
     def __init__(
@@ -420,7 +424,7 @@ class Kernlore:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; a backend that was handed in stays open."""
+        """Close the connection. A backend that the caller passed stays open."""
         if self._own is not None:
             self._own.close()
 
@@ -449,18 +453,17 @@ class Kernlore:
         draft: str | None = None,
         exclude: Sequence[str] | None = None,
     ) -> Answer:
-        """Ask by signals, a raw log, a profiler's metrics or output, a question, or several.
+        """Retrieve by signals, a raw log, a profiler's metrics or output, a question, or several of
+        them.
 
-        `task` is what the context is for: write, repair, speed_up or ask; left out, it follows from
-        what is given. `draft` is the source of the kernel in hand, `exclude` are ids of parts and
-        excerpts that were shown in vain. `profile` is what a profiler printed, as text or as JSON;
-        `metrics` win over it.
-
-        `signals` follow `signal`, the leading one first. `roles` are the parameter roles that the
-        caller can change (like vector): moves of these come in addition to the best of any role.
-        `problem` holds further quantities by name, `k` is the number of excerpts, `max_tokens` the
-        budget of `context`. What is left out keeps the service's default. Raises
-        KernloreClientError.
+        `task` is the purpose of the context: write, repair, speed_up or ask; by default it is
+        derived from the other fields. `draft` is the source of the current kernel, `exclude` the
+        ids of parts and excerpts that did not help. `profile` is a profiler's output, as text or
+        JSON; `metrics` override it. `signals` follow `signal`, the leading one first. `roles` are
+        the parameter roles that the caller can change (like vector): moves of these are returned in
+        addition to the best of any role. `problem` holds further quantities by name, `k` is the
+        number of excerpts, `max_tokens` the budget of `context`. A field that is left out has the
+        service's default. Raises KernloreClientError.
         """
         lists = {"categories": categories, "skill_states": skill_states, "signals": signals}
         lists |= {"roles": roles, "exclude": exclude}
@@ -500,38 +503,39 @@ class Kernlore:
         speedup: float | None = None,
         baseline_speedup: float | None = None,
     ) -> None:
-        """Report what became of an answer. `used` are ids of excerpts, moves and skills that were
-        acted on. `speedup` is over the reference (2.0 is twice as fast), `baseline_speedup` that of
-        the kernel that was changed. Raises KernloreClientError.
+        """Report the outcome of an answer. `used` are ids of the excerpts, moves and skills that
+        were applied. `speedup` is relative to the reference (2.0 is twice as fast),
+        `baseline_speedup` is that of the kernel before the change. Raises KernloreClientError.
         """
         figures = {"speedup": speedup, "baseline_speedup": baseline_speedup}
         known = _given({"used": _listed(used), "correct": correct} | figures)
-        outcome = {n: v for n, v in known.items() if n not in figures or math.isfinite(v)}  # no NaN
+        # omit NaN
+        outcome = {n: v for n, v in known.items() if n not in figures or math.isfinite(v)}
         self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
 
     def signals(self) -> list[Json]:
-        """Every run-time signal that can be asked for."""
+        """Every run-time signal that a request may name."""
         return _rows(self._call("GET", "/signals"), "signals")
 
     def hardware(self) -> list[Json]:
-        """Every hardware that the service knows."""
+        """Every registered hardware."""
         return _rows(self._call("GET", "/hardware"), "hardware")
 
     def facts(self, hardware_id: str) -> list[Json]:
-        """Every number known of a hardware, its own and inherited, each with its source."""
+        """Every number known about a hardware, its own and inherited, each with its source."""
         return _rows(self._call("GET", f"/hardware/{_segment(hardware_id)}/facts"), "facts")
 
     def coverage(self, hardware_id: str) -> Json:
-        """What the service holds about a hardware and what it lacks."""
+        """The knowledge that the service has about a hardware, and the gaps in it."""
         return _mapping(self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage"))
 
     def documents(self, *, hardware: str | None = None, category: str | None = None) -> list[Json]:
-        """The documents, all or those about a hardware or of a category."""
+        """Documents, optionally only those about a hardware or of a category."""
         params = _given({"hardware": hardware, "category": category})
         return _rows(self._call("GET", "/documents", params=params), "documents")
 
     def knowledge(self, path: str = "") -> Json:
-        """One place in the tree of knowledge, as `hardware/h100/memory`."""
+        """One node of the knowledge tree, such as `hardware/h100/memory`."""
         return _mapping(self._call("GET", "/knowledge", params={"path": path}))
 
     def upload(
@@ -544,13 +548,11 @@ class Kernlore:
         source_key: str | None = None,
         group: str | None = None,
     ) -> list[Upload]:
-        """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
+        """Upload documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
 
-        `group` is a name for what is sent together; several files get a new one where none is
-        given.
-
-        When one is refused the error's `details` name it and list, as `accepted`, the documents
-        sent before it. Sending those again is harmless: they answer `unchanged`.
+        `group` names the files uploaded together; several files get a new group by default. If a
+        file is refused, the error's `details` name it and list the documents uploaded before it as
+        `accepted`. Uploading those again is harmless: the outcome is `unchanged`.
         """
         several = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
         if len(several) != 1 and (title or source_key):
@@ -572,7 +574,7 @@ class Kernlore:
         return sent
 
     def job(self, job_id: str) -> Job:
-        """The state of a job now."""
+        """The current state of a job."""
         return _record(Job, self._call("GET", f"/jobs/{_segment(job_id)}"))
 
     def jobs(
@@ -584,8 +586,8 @@ class Kernlore:
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Jobs:
-        """What is being read and what was, newest first, with counts by state. `group` is that of
-        an upload; `cursor` that of the page before.
+        """Current and past jobs, newest first, with counts by state. `group` is that of an upload,
+        `cursor` that of the previous page.
         """
         states = None if state is None else _listed(state)
         asked = {"state": states, "hardware": hardware, "group": group}
@@ -593,8 +595,8 @@ class Kernlore:
         return _record(Jobs, self._call("GET", "/jobs", params=params))
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
-        """The job once it is ready, partial or failed, which the caller checks. `timeout` is in
-        seconds; after it a KernloreClientError of code "timeout" is raised.
+        """Wait until the job is ready, partial or failed, and return it; the caller checks its
+        state. `timeout` is in seconds; then a KernloreClientError with code "timeout" is raised.
         """
         deadline = time.monotonic() + timeout
         pause = 0.1
@@ -656,7 +658,7 @@ def _parse_url(url: str) -> httpx.URL:
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Only what the caller chose: every default is the service's."""
+    """Without the fields that the caller left out, so that the service's defaults apply."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -665,12 +667,12 @@ def _listed(value: str | Sequence[str]) -> list[str]:
 
 
 def _sendable(text: str) -> str:
-    """Logs decoded with `surrogateescape` hold characters that UTF-8 refuses."""
+    """Replace characters that UTF-8 cannot encode, as in logs decoded with `surrogateescape`."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _metric(value: SupportsFloat | str) -> int | float | str:
-    """A profiler's value as JSON can carry it: NaN and infinity, which it cannot, become text."""
+    """A profiler's value as JSON: NaN and infinity, which JSON lacks, become text."""
     if isinstance(value, str | int):
         return value
     number = float(value)
@@ -678,7 +680,7 @@ def _metric(value: SupportsFloat | str) -> int | float | str:
 
 
 def _rows(body: Any, key: str) -> list[Json]:
-    """A list, bare or under its name."""
+    """A list, bare or under its key."""
     rows = body.get(key) if isinstance(body, Mapping) else body
     if not isinstance(rows, list):
         raise _unexpected(f"no list of {key} in the answer", body)

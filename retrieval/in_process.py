@@ -1,8 +1,8 @@
-"""The client without a service: `Kernlore(backend=InProcess(retriever))` asks a retriever in this
-process.
+"""Use the client without a service: `Kernlore(backend=InProcess(retriever))`.
 
-Carries what retrieval itself answers (retrieve, outcome, signals); uploads and the registry need
-the service. Requests are checked as over HTTP, and answers and errors are the same JSON."""
+Supports the requests of retrieval (retrieve, outcome, signals); uploads and the registry need the
+service. Requests are validated as over HTTP, and answers and errors are the same JSON.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class InProcess:
         json: Any | None = None,
         files: Sequence[Any] | None = None,
     ) -> tuple[int, Any]:
-        """The status and decoded JSON that the service would answer. What needs the service itself
-        answers 503.
+        """The status and decoded JSON of the service's response. Operations that need the service
+        return 503.
         """
         try:
             status, body = self._answer(method, path, {} if json is None else json)
@@ -70,5 +70,5 @@ class InProcess:
 
 
 def _decoded(body: Any) -> Any:
-    """What a body is after a journey as JSON: lists in place of tuples."""
+    """The body after a round trip through JSON: lists instead of tuples."""
     return json.loads(json.dumps(body))

@@ -1,4 +1,4 @@
-"""Answers of a store: each from the current snapshot, then logged under its `retrieval_id`."""
+"""Answer requests from the current snapshot and log each under its `retrieval_id`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from retrieval.request import RetrieveRequest, check_request
 from retrieval.snapshot.store import Snapshots
 from retrieval.stages import describe_answer, stage
 
-MOST_VECTORS = 2_048  # of queries, of 1.5 KB
+MOST_VECTORS = 2_048  # cached query vectors, of 1.5 KB
 
 
 class Retriever:
-    """Answers requests; may be shared between threads.
+    """Answers requests; safe to share between threads.
 
-    `near`, `dense_ready` and `loaded` (the built-in knowledge) are called at each request, because
-    a service loads its knowledge and models, and opens Chroma, while it already answers.
+    `near`, `dense_ready` and `loaded` (the built-in knowledge) are called for each request, because
+    a service answers before it has loaded its knowledge and models and opened Chroma.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Retriever:
 
     @stage("other", span="retrieve")
     def retrieve(self, request: RetrieveRequest) -> Answer:
-        """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
-        equal `context`; without a vector index that is needed it is found by words, and says so.
-        Raises InvalidRequest, UnknownHardware and UnknownSignal.
+        """Answer a request and log it. Equal requests on an equal catalog give an equal `context`.
+        If a required vector index is unavailable, the search is lexical and a hint says so. Raises
+        InvalidRequest, UnknownHardware and UnknownSignal.
         """
         started = time.perf_counter()
         check_request(request)
@@ -67,15 +67,13 @@ class Retriever:
         snapshot, means = self.snapshots.current(), self._means()
         try:
             answered = answer(snapshot, request, means, unwanted)
-        except StoreAway:  # `/readyz` says which and why
+        except StoreAway:  # `/readyz` reports the store and the reason
             by_words = replace(means, embed=None, remarks=(*means.remarks, NO_INDEX))
             answered = answer(snapshot, request, by_words, unwanted)
         return self._logged(answered, snapshot.state.revision, started)
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:
-        """An answer without excerpts and context. Logged in the same way, and raises the same
-        errors.
-        """
+        """Answer with moves and skills only. Logged like `retrieve`; raises the same errors."""
         started = time.perf_counter()
         check_request(request)
         snapshot = self.snapshots.current()
@@ -99,7 +97,7 @@ class Retriever:
         note: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> str:
-        """Store what became of an answer and return the outcome's id. See `Journal.report`."""
+        """Store the outcome of an answer and return the outcome's id. See `Journal.report`."""
         return self._journal.report(
             retrieval_id,
             used=used,
@@ -111,12 +109,14 @@ class Retriever:
         )
 
     def warm(self, folder: Path) -> None:
-        """Have the vectors of the signals' phrases; a folder's first time takes a second."""
+        """Load the vectors of the signals' phrases; the first time takes a second per data
+        directory.
+        """
         phrases = [phrase for signal in load_signals() for phrase in signal.phrases]
         self._phrases = phrase_vectors(self._embedder, phrases, folder)
 
     def close(self) -> None:
-        """Write what the journal still holds."""
+        """Write the queued rows of the journal."""
         self._journal.close()
 
     def _means(self) -> Means:

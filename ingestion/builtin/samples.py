@@ -95,7 +95,7 @@ class ShippedSample:
 
     @property
     def evidence(self) -> str:
-        """The checks in words; empty if there are none."""
+        """The checks in words, or ""."""
         return "; ".join(check.sentence() for check in self.checked)
 
     def document(self) -> str:

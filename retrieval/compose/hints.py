@@ -1,4 +1,4 @@
-"""What would make a better answer, in sentences for whoever asked."""
+"""Hints of an answer: sentences that tell the caller how to get a better one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from retrieval.search.names import hint_of_name
 from retrieval.search.titles import calls
 from retrieval.snapshot.snapshot import Snapshot
 
-# The most that words alone give a section of a chip (see signal_sections): more says that its
-# heading, its text or a move names the signal.
+# The highest score of a section about a chip by words alone (see by_signal): above it, its heading,
+# its text or a move names the signal.
 WORDS_ALONE = 1.0
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 KNOWLEDGE_LOADING = "The built-in knowledge is being loaded: this answer lacks parts of it."
@@ -34,8 +34,8 @@ def hints_of(
     by_signal: bool,
     remarks: Sequence[str],
 ) -> tuple[str, ...]:
-    """The hints of an answer. `by_signal` says that nothing but a signal was given; `remarks` are
-    further hints, on what the answer lacks.
+    """The hints of an answer. `by_signal` is true for a request with a bare signal; `remarks` are
+    further hints about knowledge that the answer lacks.
     """
     small = ""
     if not any(block.citation for block in composed.context.shown):
@@ -43,7 +43,7 @@ def hints_of(
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
     request = material.request
     strange = _strange_language(request, material.spoken)
-    # In a language that is not the chip's, its own documents are not looked at.
+    # Documents of the chip are not searched for a language that the chip does not have.
     general = _only_general(material, excerpts) if by_signal and not strange else ""
     chip = material.spec.name if material.spec is not None else ""
     missing = [hint_of_name(entry, chip) for entry in composed.missing]
@@ -72,9 +72,9 @@ def _strange_language(request: RetrieveRequest, spoken: Sequence[str]) -> str:
 
 
 def _unknown_words(request: RetrieveRequest) -> Iterator[str]:
-    """What the request calls its problem, where nothing here knows that name: a mistyped one would
-    otherwise narrow the answer in silence. They are no errors, since chips have languages of their
-    own and problems their own operators.
+    """Hints for an unknown operator or element type: a mistyped one would otherwise narrow the
+    answer silently. These are not errors, since chips have languages and problems operators that
+    are not in the vocabulary.
     """
     terms = problem_terms()
     if request.op and request.op != "unknown":
@@ -92,7 +92,7 @@ def _no_such(what: str, name: str, known: Collection[str]) -> str:
 
 
 def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """Says so where no section that is shown is about the chip and what happened."""
+    """A hint if no section in the answer is about both the chip and the signal."""
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
     return (
@@ -109,24 +109,24 @@ def _treats(excerpt: Excerpt, material: Material) -> bool:
     return excerpt.score > WORDS_ALONE or calls(excerpt.text, material.verdict.primary)
 
 
-# -- elsewhere: What the catalog knows about a request beside what its answer may hold: error code
+# -- error codes and ids that are outside the answer's scope
 
 ERROR = "error"  # kind of the cards of error codes
-MOST_CODES = 4  # of a request, that are looked up
+MOST_CODES = 4  # codes of a request that are looked up
 MOST_HITS = 8  # passages read for a code that no card has
-MOST_CHIPS = 3  # that define a code; what more have is a word of all
-MOST_IDS = 3  # that a hint names
+MOST_CHIPS = 3  # chips that define a code; a code of more chips is an ordinary word
+MOST_IDS = 3  # ids named in a hint
 MOST_TITLES = 3
 READ = 20_000  # characters of a log
-# Parts of a context that this program makes; they have no id in the catalog.
+# Parts of a context that are generated; their ids are not in the catalog.
 OWN_PARTS = frozenset({"launch", "stated-sample", "log", "unknown-names"})
-# Capitals with at least three digits at the end: K2E-0331, NCC_EVRF031; no H100, INT8 or FP16.
+# Capitals with at least three digits at the end: K2E-0331, NCC_EVRF031; not H100, INT8 or FP16.
 _CODE = re.compile(r"\b(?=[A-Z0-9_-]{6,40}\b)[A-Z][A-Z0-9]*(?:[-_][A-Z0-9]+)*?[-_]?\d{3,}\b")
 
 
 def defined_elsewhere(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """Whose documents define the error codes of a request that nothing shown names; empty where
-    none do. The caller learns only of chips that it may see.
+    """A hint with the chips whose documents define error codes that the request names and the
+    answer does not. Only chips that the caller may see are named.
     """
     request = material.request
     text = f"{(request.log or '')[:READ]}\n{request.query or ''}"
@@ -147,8 +147,8 @@ def defined_elsewhere(snapshot: Snapshot, material: Material, excerpts: Sequence
 
 
 def _owners(snapshot: Snapshot, code: str, access: AccessScope) -> list[tuple[str, str]]:
-    """(chip, document title) of what defines a code: its cards, else passages that hold it. None
-    where something about no chip in particular has it.
+    """(chip, document title) of the definitions of a code: its cards, else passages that contain
+    it. Empty if a document about no chip in particular has the code.
     """
     cards = snapshot.symbols(names=(code,), access=access)
     about: list[tuple[Sequence[str], str]] = [
@@ -169,7 +169,7 @@ def _holding(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Pas
 
 
 def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
-    """Names ids of `exclude` that nothing has which the caller may see; empty where all are."""
+    """A hint about ids in `exclude` that nothing visible to the caller has."""
     given = [i for i in request.exclude if i not in OWN_PARTS]
     strange = snapshot.unknown_ids(given, request.access_scope)
     if not strange:
@@ -183,7 +183,7 @@ def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
 
 
 def unread_documents(snapshot: Snapshot, scope: ScopeFilter) -> str:
-    """Names documents within the scope that have not been read yet; empty if there are none."""
+    """A hint about documents in the scope that have not been read yet."""
     titles = [document.title for document in snapshot.knowledge.waiting_for(scope)]
     if not titles:
         return ""
