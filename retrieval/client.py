@@ -343,7 +343,7 @@ class HttpBackend:
     ) -> tuple[int, Any]:
         for _ in range(MOST_WAITS):
             answer = self._request(method, path, files, carried)
-            seconds = _told_to_wait(answer)
+            seconds = _retry_after(answer)
             if seconds is None:
                 break
             time.sleep(seconds)
@@ -375,7 +375,7 @@ class HttpBackend:
         self._http.close()
 
 
-def _told_to_wait(answer: httpx.Response) -> float | None:
+def _retry_after(answer: httpx.Response) -> float | None:
     """Seconds to wait before a rate-limited request is repeated; None for other responses."""
     seconds = answer.headers.get("retry-after", "")
     if answer.status_code != 429 or not seconds.isdecimal() or float(seconds) > MOST_SECONDS:

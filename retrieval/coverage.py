@@ -135,7 +135,7 @@ class CoverageData:
 
 
 @dataclass
-class _Count:
+class _TagCount:
     own: set[int] = field(default_factory=set)
     all: set[int] = field(default_factory=set)
     documents: set[str] = field(default_factory=set)
@@ -158,7 +158,7 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     if len(errors) >= ENOUGH and by_topic[ERRORS].state != "covered":
         count = len({card.section_id for card in errors})
         by_topic[ERRORS] = replace(by_topic[ERRORS], state="covered", own=max(count, 1))
-    everything = counts.get(("", ""), _Count())
+    everything = counts.get(("", ""), _TagCount())
     return Coverage(
         hardware=chip,
         lineage=lineage,
@@ -256,7 +256,7 @@ def load_coverage_data() -> CoverageData:
 
 def _counts(
     base: KnowledgeBase, chip: str, lineage: Sequence[str]
-) -> dict[tuple[str, str], _Count]:
+) -> dict[tuple[str, str], _TagCount]:
     """Passages and documents by (kind, tag); ("", "") counts all of the lineage."""
     about, tags = t.passage_hardware, t.passage_tags
     query = (
@@ -279,11 +279,11 @@ def _counts(
         )
     )
 
-    def read(connection: Connection) -> dict[tuple[str, str], _Count]:
-        counts: dict[tuple[str, str], _Count] = {}
+    def read(connection: Connection) -> dict[tuple[str, str], _TagCount]:
+        counts: dict[tuple[str, str], _TagCount] = {}
         for seq, document_id, hardware_id, kind, value in connection.execute(query):
             for key in {("", ""), (kind or "", value or "")}:
-                count = counts.setdefault(key, _Count())
+                count = counts.setdefault(key, _TagCount())
                 count.all.add(seq)
                 count.documents.add(document_id)
                 if hardware_id == chip:
@@ -296,9 +296,9 @@ def _counts(
 
 
 def _subject(
-    kind: str, subject: str, title: str, counts: Mapping[tuple[str, str], _Count]
+    kind: str, subject: str, title: str, counts: Mapping[tuple[str, str], _TagCount]
 ) -> Subject:
-    count = counts.get((kind, subject), _Count())
+    count = counts.get((kind, subject), _TagCount())
     state: State = "missing"
     if count.all:
         state = "covered" if len(count.own) >= ENOUGH else "thin"

@@ -32,7 +32,7 @@ from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.answer import Answered, Unwanted
+from retrieval.answer import AnswerResult, Exclusions
 from retrieval.request import RetrieveRequest
 
 BATCH = 200
@@ -90,7 +90,7 @@ class Journal:
                 self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
                 self._thread.start()
 
-    def record_answer(self, answered: Answered, revision: int, started: float) -> None:
+    def record_answer(self, answered: AnswerResult, revision: int, started: float) -> None:
         """Queue the retrieval of an answer. `revision` is the catalog revision, `started` the
         request's start by `time.perf_counter`.
         """
@@ -136,15 +136,15 @@ class Journal:
                     log.exception("retrieval cannot be stored", retrieval=batch[0]["id"])
                 del self._unwritten[: len(batch)]
 
-    def unwanted(self, request: RetrieveRequest) -> Unwanted:
+    def exclusions(self, request: RetrieveRequest) -> Exclusions:
         """Ids that the answer must not repeat: those that the caller excludes and, for a failure of
         a run, those shown to that run without success.
         """
         excluded = frozenset(request.exclude)
         if request.run_id is None or not request.log:
-            return Unwanted(excluded, excluded)
+            return Exclusions(excluded, excluded)
         shown, reported = self._shown_in_vain(request.run_id)
-        return Unwanted(excluded | reported, excluded | reported | shown)
+        return Exclusions(excluded | reported, excluded | reported | shown)
 
     def _shown_in_vain(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids in answers to failures of this run without success; and those that an outcome

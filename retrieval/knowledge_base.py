@@ -19,7 +19,7 @@ from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
 from retrieval.near import NearIndex
 from retrieval.service import Retriever
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 
 REMEMBERED = 4_096  # cached vectors of queries and names, of 1.5 KB
 DENSE_SHARE = 0.9  # share of passages with a vector from which on vectors are used in answers
@@ -60,9 +60,9 @@ class KnowledgeBase:
         return lru_cache(maxsize=REMEMBERED)(self.embedder.encode_query)
 
     @cached_property
-    def snapshots(self) -> Snapshots:
+    def snapshots(self) -> SnapshotStore:
         """Source of the snapshots that answers are computed from."""
-        return Snapshots(self.catalog, self.embedder.fingerprint)
+        return SnapshotStore(self.catalog, self.embedder.fingerprint)
 
     near: NearIndex | None = None  # set by a service with Chroma
     knowledge_loaded: bool = True  # False while a service loads the built-in knowledge

@@ -83,7 +83,7 @@ class _Place:
 
 
 @dataclass
-class _Count:
+class _ChildCount:
     title: str
     documents: set[str] = field(default_factory=set)
     passages: set[int] = field(default_factory=set)
@@ -178,7 +178,7 @@ def _hardware(registry: HardwareRegistry, place: _Place, segment: str) -> str:
         raise
 
 
-def _nearest_topic(segment: str, groups: Mapping[str, _Count]) -> tuple[str, str]:
+def _nearest_topic(segment: str, groups: Mapping[str, _ChildCount]) -> tuple[str, str]:
     """The topic that an incomplete name matches: by its beginning, else by one of its words."""
     wanted = topic_slug(segment)
     if wanted in groups:
@@ -195,7 +195,9 @@ def _nearest_topic(segment: str, groups: Mapping[str, _Count]) -> tuple[str, str
     return ranked[0], f"{segment} is not a topic; this is the nearest{also}."
 
 
-def _missing(place: _Place, below: str, segment: str, groups: Mapping[str, _Count]) -> NotFound:
+def _missing(
+    place: _Place, below: str, segment: str, groups: Mapping[str, _ChildCount]
+) -> NotFound:
     here = "/".join(place.path)
     by_title = {group.title: key for key, group in groups.items()}
     near = nearest(segment, groups, _NEAREST)
@@ -301,12 +303,12 @@ def _live(place: _Place, *columns: Any) -> sa.Select[Any]:
     return query
 
 
-def _groups(connection: Connection, place: _Place, below: str) -> dict[str, _Count]:
+def _groups(connection: Connection, place: _Place, below: str) -> dict[str, _ChildCount]:
     """Counts of the children, by path segment, in display order."""
-    groups: dict[str, _Count] = {}
+    groups: dict[str, _ChildCount] = {}
     for row in connection.execute(_grouped(place, below)):
         key = _segment(below, row.key)
-        group = groups.setdefault(key, _Count(_title(below, row)))
+        group = groups.setdefault(key, _ChildCount(_title(below, row)))
         group.documents.add(row.document_id)
         group.passages.add(row.seq)
         if below == "topic" and row.key is not None:

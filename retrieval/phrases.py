@@ -25,9 +25,9 @@ log = structlog.get_logger(__name__)
 def phrase_vectors(embedder: Embedder, phrases: Sequence[str], folder: Path) -> dict[str, Vectors]:
     """The `encode_query` vector of each phrase."""
     path = folder / f"{embedder.fingerprint}.phrases.npz"
-    kept = _read(path)
-    if kept.keys() >= set(phrases):
-        return {phrase: kept[phrase] for phrase in phrases}
+    cached = _read(path)
+    if cached.keys() >= set(phrases):
+        return {phrase: cached[phrase] for phrase in phrases}
     vectors = {phrase: embedder.encode_query(phrase) for phrase in phrases}
     _write(path, vectors)
     return vectors

@@ -38,7 +38,7 @@ class RequestScope:
     filter: ScopeFilter
     facts: Mapping[str, Fact]
     toolchain: ToolchainSpec | None = None
-    spoken: tuple[str, ...] = ()
+    chip_languages: tuple[str, ...] = ()
 
     @property
     def named(self) -> dict[str, object] | None:
@@ -65,19 +65,19 @@ def scope_of(
     if request.hardware is not None:
         spec = registry.get(request.hardware)
         lineage = registry.lineage(spec.id)
-        spoken = _languages(lineage, registry.all(), documented)
-        languages = spoken if request.language is None else (request.language,)
+        chip_languages = _languages(lineage, registry.all(), documented)
+        languages = chip_languages if request.language is None else (request.language,)
         scope = ScopeFilter((*lineage, ANY), categories, languages, request.access_scope)
         facts = registry.effective_facts(spec.id)
-        own = tuple(name for name in spoken if name not in RUN_EVERYWHERE)
-        return RequestScope(spec, lineage, scope, facts, spoken=own)
+        own = tuple(name for name in chip_languages if name not in RUN_EVERYWHERE)
+        return RequestScope(spec, lineage, scope, facts, chip_languages=own)
     # A run-time condition must not match documents about other chips; a question may be about any
     # chip.
     run_time = request.given_signals or request.log or request.metrics
     admitted_any = (ANY,) if run_time else None
-    asked = (request.language,) if request.language else None
+    named = (request.language,) if request.language else None
     return RequestScope(
-        None, (), ScopeFilter(admitted_any, categories, asked, request.access_scope), {}
+        None, (), ScopeFilter(admitted_any, categories, named, request.access_scope), {}
     )
 
 
@@ -96,7 +96,7 @@ def _languages(
 
 
 def own_chains(
-    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], spoken: Sequence[str] = ()
+    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], documented: Sequence[str] = ()
 ) -> dict[str, ToolchainSpec]:
     """The toolchain of each language of a chip. It is empty for a language that a chip with no
     common language only names: its manuals apply however a kernel is compiled.
@@ -106,7 +106,7 @@ def own_chains(
     for spec in reversed(known):  # the chip's own description takes precedence
         chains |= spec.toolchains
     declared = next((spec.languages for spec in known if spec.languages), ())
-    named = tuple(dict.fromkeys((*declared, *spoken)))
+    named = tuple(dict.fromkeys((*declared, *documented)))
     if is_alone(named):
         chains = dict.fromkeys(named, ToolchainSpec()) | chains
     return chains
@@ -117,14 +117,14 @@ def own_toolchain(
     lineage: Sequence[str],
     specs: Mapping[str, HardwareSpec],
     layout: Layout,
-    spoken: Sequence[str] = (),
+    documented: Sequence[str] = (),
 ) -> tuple[str, ToolchainSpec] | None:
     """The language and toolchain of a chip that models do not know: the named language, else the
     chip's only such language. None without one. `documented` are languages that its documents name.
     """
     own = {
         name: chain
-        for name, chain in own_chains(lineage, specs, spoken).items()
+        for name, chain in own_chains(lineage, specs, documented).items()
         if name not in layout.known_languages and not chain.builtin
     }
     if language is None and len(own) == 1:
@@ -140,7 +140,9 @@ def with_own_toolchain(
     """
     if scope.hardware is None:
         return scope, request
-    own = own_toolchain(request.language, scope.lineage, registry.all(), layout, scope.spoken)
+    own = own_toolchain(
+        request.language, scope.lineage, registry.all(), layout, scope.chip_languages
+    )
     if own is None:
         return scope, request
     language, toolchain = own
@@ -148,7 +150,7 @@ def with_own_toolchain(
 
 
 @dataclass(frozen=True)
-class Place:
+class ResolvedHardware:
     """The resolved hardware of a request. `scope` follows the request, `own` adds the toolchain of
     the chip's own language, which then is `language`; facts, error texts and rules are those of the
     chip and its families.
@@ -162,16 +164,18 @@ class Place:
     rules: OwnRules
 
 
-def place_of(snapshot: Snapshot, request: RetrieveRequest, layout: Layout) -> Place:
+def resolve_hardware(
+    snapshot: Snapshot, request: RetrieveRequest, layout: Layout
+) -> ResolvedHardware:
     """Resolve the hardware of a request. Raises UnknownHardware."""
     run_time = bool(request.given_signals or request.log or request.metrics)
     access = request.access_scope
 
-    def read() -> Place:
+    def read() -> ResolvedHardware:
         chips = snapshot.knowledge.chips(access)
         scope = scope_of(request, chips, lambda chip: snapshot.languages_of(chip, access))
         own, named = with_own_toolchain(request, scope, chips, layout)
-        return Place(
+        return ResolvedHardware(
             scope,
             own,
             named.language,

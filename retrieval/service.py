@@ -14,7 +14,7 @@ from kb.embedding import Embedder, Vectors
 from kb.errors import StoreAway
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.answer import Answered, Means, actions, answer
+from retrieval.answer import AnswerConfig, AnswerResult, actions, answer
 from retrieval.compose.hints import KNOWLEDGE_LOADING, NO_INDEX, NO_VECTORS_YET
 from retrieval.compose.skill_choice import WITHHELD_SHARE
 from retrieval.diagnose.signals import load_signals
@@ -22,7 +22,7 @@ from retrieval.journal import Journal
 from retrieval.near import NearIndex
 from retrieval.phrases import phrase_vectors
 from retrieval.request import RetrieveRequest, check_request
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from retrieval.stages import describe_answer, stage
 
 MOST_VECTORS = 2_048  # cached query vectors, of 1.5 KB
@@ -38,7 +38,7 @@ class Retriever:
     def __init__(
         self,
         catalog: Catalog,
-        snapshots: Snapshots,
+        snapshots: SnapshotStore,
         embedder: Embedder,
         near: Callable[[], NearIndex | None] = lambda: None,
         dense_ready: Callable[[], bool] = lambda: True,
@@ -63,26 +63,26 @@ class Retriever:
         """
         started = time.perf_counter()
         check_request(request)
-        unwanted = self._journal.unwanted(request)
-        snapshot, means = self.snapshots.current(), self._means()
+        exclusions = self._journal.exclusions(request)
+        snapshot, config = self.snapshots.current(), self._config()
         try:
-            answered = answer(snapshot, request, means, unwanted)
+            result = answer(snapshot, request, config, exclusions)
         except StoreAway:  # `/readyz` reports the store and the reason
-            by_words = replace(means, embed=None, remarks=(*means.remarks, NO_INDEX))
-            answered = answer(snapshot, request, by_words, unwanted)
-        return self._logged(answered, snapshot.state.revision, started)
+            by_words = replace(config, embed=None, remarks=(*config.remarks, NO_INDEX))
+            result = answer(snapshot, request, by_words, exclusions)
+        return self._logged(result, snapshot.state.revision, started)
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:
         """Answer with moves and skills only. Logged like `retrieve`; raises the same errors."""
         started = time.perf_counter()
         check_request(request)
         snapshot = self.snapshots.current()
-        answered = actions(snapshot, request, self._means())
-        return self._logged(answered, snapshot.state.revision, started)
+        result = actions(snapshot, request, self._config())
+        return self._logged(result, snapshot.state.revision, started)
 
-    def _logged(self, answered: Answered, revision: int, started: float) -> Answer:
-        made = replace(answered.answer, retrieval_id=new_id("ret"))
-        self._journal.record_answer(replace(answered, answer=made), revision, started)
+    def _logged(self, result: AnswerResult, revision: int, started: float) -> Answer:
+        made = replace(result.answer, retrieval_id=new_id("ret"))
+        self._journal.record_answer(replace(result, answer=made), revision, started)
         describe_answer(made)
         return made
 
@@ -119,10 +119,10 @@ class Retriever:
         """Write the queued rows of the journal."""
         self._journal.close()
 
-    def _means(self) -> Means:
+    def _config(self) -> AnswerConfig:
         dense = self._dense_ready()
         remarks = {KNOWLEDGE_LOADING: self._loaded(), NO_VECTORS_YET: dense}
-        return Means(
+        return AnswerConfig(
             embed=self._embed if dense else None,
             near=self._near(),
             remarks=tuple(remark for remark, lacks_nothing in remarks.items() if not lacks_nothing),

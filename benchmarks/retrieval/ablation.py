@@ -35,7 +35,7 @@ from retrieval.compose.excerpts import SHAPE, Shape, make_excerpts
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
-from retrieval.scope import place_of
+from retrieval.scope import resolve_hardware
 from retrieval.search.by_names import by_words
 from retrieval.search.names import language_named
 from retrieval.search.plan import Plan, other_names, plan_of
@@ -138,7 +138,7 @@ class Asker:
         if not request.in_words:  # answered by whole sections, whose order no variant here changes
             return [asdict(e) for e in self._services.retriever.retrieve(request).excerpts]
         snapshot = self._snapshot
-        place = place_of(snapshot, request, load_layout())
+        place = resolve_hardware(snapshot, request, load_layout())
         request = replace(request, language=place.language)
         signals = conclude(snapshot, request, place).verdict.signal_ids
         plan = variant.plan(self._plan(request, signals, variant))

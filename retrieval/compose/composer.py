@@ -23,7 +23,7 @@ from kb.problem_terms import canonical_op, op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.compose.cards import MOST_TOKENS, chosen_names, symbol_blocks
 from retrieval.compose.context import Context, Offer, pack
-from retrieval.compose.lead import Lead, by_cards, lead_of
+from retrieval.compose.lead import Lead, lead_of, with_cards
 from retrieval.compose.sections import HITS, Block, plain, section_blocks
 from retrieval.compose.target import (
     Search,
@@ -63,8 +63,8 @@ CHARS_PER_TOKEN = 3.0  # lower bound for logs
 # chip whose language models do not know.
 FOREIGN = 2
 SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
-ASKED = 4_000  # characters of a log that are matched against the sentences of a section
-FIRST = 5  # excerpts tried in order as the lead of a context
+QUERY_LOG_CHARS = 4_000  # characters of a log that are matched against the sentences of a section
+LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
 REFERENCE = 10  # names of a language in a document from which on it counts as a reference
 COMMON_KINDS = ("keyword",)  # kinds of cards whose names are also ordinary words
 
@@ -99,7 +99,7 @@ class Material:
     excluded: frozenset[str]
     signal_best: float = 0.0
     first: tuple[str, ...] = ()
-    spoken: tuple[str, ...] = ()
+    chip_languages: tuple[str, ...] = ()
     titles: Titles | None = None
 
     @property
@@ -107,7 +107,7 @@ class Material:
         """Whether the request is about a kernel for a common machine (GPU or CPU), so that text for
         other machines does not apply. A question may be about other machines.
         """
-        return is_common(self.spoken) and self.request.query is None
+        return is_common(self.chip_languages) and self.request.query is None
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ def _unknown(
     draft, spec = material.request.draft, material.spec
     if not draft or spec is None or material.toolchain is None:
         return ()
-    spoken = texts_of(snapshot, spec.id, material.scope.access_scope, about)
-    return tuple(unknown_names(draft, of_language(cards, about), material.embed, spoken))
+    texts = texts_of(snapshot, spec.id, material.scope.access_scope, about)
+    return tuple(unknown_names(draft, of_language(cards, about), material.embed, texts))
 
 
 def _target(material: Material) -> Target | None:
@@ -280,13 +280,13 @@ def _sections(
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
         merge=not material.signal_best,  # sibling sections are about other signals
-        admits=partial(_is_asked_for, material, category),
+        admits=partial(_is_relevant, material, category),
     )
-    blocks = (block for block in blocks if _is_of_use(material, layout, block))
+    blocks = (block for block in blocks if _fits_language(material, layout, block))
     return islice(blocks, material.request.k)
 
 
-def _is_of_use(material: Material, layout: Layout, block: Block) -> bool:
+def _fits_language(material: Material, layout: Layout, block: Block) -> bool:
     """Whether a section applies to the chip's own language: general text for other machines does
     not.
     """
@@ -303,20 +303,20 @@ def _lead(
 
     def admits(section: WholeSection, block: Block) -> bool:
         fresh = not material.excluded & {*block.passages, *block.sections}
-        of_use = fresh and _is_of_use(material, layout, block)
-        return of_use and _is_for_here(material, block.kind, section)
+        of_use = fresh and _fits_language(material, layout, block)
+        return of_use and _fits_machine(material, block.kind, section)
 
-    asked = "\n".join(filter(None, (request.query, (request.log or "")[:ASKED])))
-    for passage in material.first[:FIRST]:
-        lead = lead_of(snapshot, passage, material.scope, asked, layout.largest_section, admits)
+    query = "\n".join(filter(None, (request.query, (request.log or "")[:QUERY_LOG_CHARS])))
+    for passage in material.first[:LEAD_CANDIDATES]:
+        lead = lead_of(snapshot, passage, material.scope, query, layout.largest_section, admits)
         if lead is not None:
-            spoken = {card.name for card in cards if card.kind not in COMMON_KINDS}
-            named = names_in(asked, spoken)
-            return by_cards(lead, cards, named, "errors" if request.log else "symbols")
+            distinct = {card.name for card in cards if card.kind not in COMMON_KINDS}
+            named = names_in(query, distinct)
+            return with_cards(lead, cards, named, "errors" if request.log else "symbols")
     return None
 
 
-def _is_for_here(material: Material, category: str, section: WholeSection) -> bool:
+def _fits_machine(material: Material, category: str, section: WholeSection) -> bool:
     """Whether a section applies to this machine: it is not written for another kind of machine, nor
     about extensions that the processor lacks, nor about the other pass of the operator.
     """
@@ -329,16 +329,16 @@ def _is_for_here(material: Material, category: str, section: WholeSection) -> bo
     whole = f"{title} > {heading}"
     if _is_forward(material.request.op) and "backward" in whole.lower():
         return False
-    return not is_for_others(whole, section.text, material.spoken)
+    return not is_for_others(whole, section.text, material.chip_languages)
 
 
-def _is_asked_for(material: Material, category: str, section: WholeSection) -> bool:
+def _is_relevant(material: Material, category: str, section: WholeSection) -> bool:
     """Whether a section applies here and, for a kernel in a language that models know, is not
     titled for other signals than those of the diagnosis or for an operator that the reference does
     not use. Without this check, repairs of any failure were shown sections about linking, races and
     NaN.
     """
-    if not _is_for_here(material, category, section):
+    if not _fits_machine(material, category, section):
         return False
     signals, titles = material.verdict.signal_ids, material.titles
     others = material.toolchain is not None or not material.at_hand or material.signal_best
@@ -411,9 +411,9 @@ def _names(
     for entry in (*unknown, *quoted):
         entries.setdefault(entry.name, entry)
     near = [n for entry in entries.values() for n in entry.nearest]
-    spoken = names_in(f"{log}\n{request.query or ''}", plain_names)
-    names = dict.fromkeys([*near, *spoken])
-    if request.draft and not spoken and not near:
+    mentioned = names_in(f"{log}\n{request.query or ''}", plain_names)
+    names = dict.fromkeys([*near, *mentioned])
+    if request.draft and not mentioned and not near:
         names |= dict.fromkeys(names_in(request.draft, plain_names))
     by_name = vocabulary(cards) if missing else {c.name: c for c in cards if c.kind != "error"}
     cards_of_names = [by_name[name] for name in names if name in by_name]

@@ -102,8 +102,8 @@ def pack(
     actions = len(JOIN.join(block.text for block in before))
     blocks = [*before, *tail]
     text = JOIN.join(block.text for block in blocks) + "\n"
-    kept = len(stable_text) if target else 0
-    return Context(text, count_once(text), kept, actions, tuple(blocks))
+    stable_chars = len(stable_text) if target else 0
+    return Context(text, count_once(text), stable_chars, actions, tuple(blocks))
 
 
 def _cost(block: Block) -> int:
@@ -131,7 +131,7 @@ class _Body:
         self._names = [n for n in self._tasks.blocks if n in self._tasks.shares and n in offers]
         self._room = self._left = room
         self._note, self._shown = note, shown
-        self._kept: dict[str, list[Block]] = {}
+        self._chosen: dict[str, list[Block]] = {}
         self._spent: dict[str, int] = {}
         self._repeats = Repeats()
 
@@ -152,7 +152,7 @@ class _Body:
         """Add the lead, before all other excerpts."""
         if lead.category not in self._names:
             return
-        cost = 0 if self._kept.get(lead.category) else self._overhead(lead.category)
+        cost = 0 if self._chosen.get(lead.category) else self._overhead(lead.category)
         most = int(self._room * self._tasks.shares[lead.category] * LARGEST_SECTION)
         largest = min(max(most, LEAST_SECTION), self._layout.largest_section)
         block = lead.block(min(largest, self._left - cost - 1))
@@ -165,13 +165,13 @@ class _Body:
         """The moves and skills that the task has and that fit. The other blocks share the remaining
         room.
         """
-        kept = []
+        chosen = []
         for block in blocks:
             if block.kind in self._tasks.blocks and _cost(block) <= self._left:
                 self._left -= _cost(block)
                 self._room -= _cost(block)
-                kept.append(block)
-        return kept
+                chosen.append(block)
+        return chosen
 
     def rest(self) -> None:
         """Fill the remaining room, block by block."""
@@ -186,14 +186,14 @@ class _Body:
         """All blocks added, in the order of the layout."""
         body: list[Block] = []
         for name in self._names:
-            if kept := self._kept.get(name):
+            if chosen := self._chosen.get(name):
                 note = [] if body else self._note
-                body += [_heading(self._task, name), *note, *kept]
+                body += [_heading(self._task, name), *note, *chosen]
         return body
 
     def _fill(self, name: str, allowance: int) -> None:
         spent = self._spent.get(name, 0)
-        overhead = 0 if self._kept.get(name) else self._overhead(name)
+        overhead = 0 if self._chosen.get(name) else self._overhead(name)
         room = min(allowance - spent, self._left) - overhead
         largest = max(int(allowance * LARGEST_SECTION), min(LEAST_SECTION, room))
         largest = min(largest, self._layout.largest_section)
@@ -210,14 +210,14 @@ class _Body:
 
     def _overhead(self, name: str) -> int:
         """Tokens of the heading of a block and, before the first part, of the note."""
-        note = 0 if any(self._kept.values()) else sum(map(_cost, self._note))
+        note = 0 if any(self._chosen.values()) else sum(map(_cost, self._note))
         return _cost(_heading(self._task, name)) + note
 
     def _keep(self, name: str, part: Block) -> None:
-        cost = _cost(part) + (0 if self._kept.get(name) else self._overhead(name))
+        cost = _cost(part) + (0 if self._chosen.get(name) else self._overhead(name))
         self._left -= cost
         self._spent[name] = self._spent.get(name, 0) + cost
-        self._kept.setdefault(name, []).append(part)
+        self._chosen.setdefault(name, []).append(part)
         self._shown |= {part.id, *part.passages, *part.sections}
 
 

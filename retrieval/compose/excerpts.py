@@ -36,7 +36,7 @@ _SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
 BITS = 2048  # of a mask; a text has some hundred different words
 
 
-class _Words(NamedTuple):
+class _WordSet(NamedTuple):
     """The `size` different words of a text. Each sets the bit of `mask` that its hash selects;
     `hidden` counts words whose bit was already set. `hashes` are the full 64-bit hashes: a set of
     words takes ten times the memory.
@@ -47,13 +47,13 @@ class _Words(NamedTuple):
     hidden: int
     size: int
 
-    def shares(self, other: _Words) -> int:
+    def shares(self, other: _WordSet) -> int:
         """Number of words that both texts have."""
         return len(np.intersect1d(self.hashes, other.hashes, assume_unique=True))
 
 
 @lru_cache(maxsize=REMEMBERED)
-def words_of(text: str) -> _Words:
+def words_of(text: str) -> _WordSet:
     """The words of a text for comparison: runs of letters and digits, lower case, without function
     words. Search tokens, which are also stemmed and split, agree on 99 of 100 pairs of near
     passages and take at least three times as long (benchmarks/results/retrieval_latency.md).
@@ -63,7 +63,7 @@ def words_of(text: str) -> _Words:
     bits = np.zeros(BITS, np.bool_)
     bits[hashes % BITS] = True
     mask = int.from_bytes(np.packbits(bits).tobytes(), "big")
-    return _Words(hashes, mask, len(hashes) - mask.bit_count(), len(hashes))
+    return _WordSet(hashes, mask, len(hashes) - mask.bit_count(), len(hashes))
 
 
 class Repeats:
@@ -73,7 +73,7 @@ class Repeats:
 
     def __init__(self, share: float = DUPLICATE) -> None:
         self._share = share
-        self._texts: list[_Words] = []
+        self._texts: list[_WordSet] = []
 
     def is_new(self, text: str) -> bool:
         """Whether the text repeats none of the earlier ones; if so it is added to them."""
@@ -129,7 +129,7 @@ def make_excerpts(
     used: set[int] = set()
     repeats = Repeats(shape.duplicate)
     for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
-        live = _Around(snapshot, batch, scope, excluded)
+        live = _Neighbourhood(snapshot, batch, scope, excluded)
         for place, entry in enumerate(batch):
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
@@ -158,7 +158,7 @@ def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, 
     }
 
 
-class _Around:
+class _Neighbourhood:
     """The passages of a batch that are in the scope, and their neighbours within _REACH. Few
     excerpts grow, so neighbours are loaded on demand.
     """
@@ -205,7 +205,7 @@ def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
 
 def _grow(
     passage: Passage,
-    live: _Around,
+    live: _Neighbourhood,
     scores: Mapping[int, Ranked],
     used: set[int],
     shape: Shape,

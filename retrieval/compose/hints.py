@@ -15,7 +15,7 @@ from retrieval.compose.composer import Composed, Material
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.search.names import hint_of_name
-from retrieval.search.titles import calls
+from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
 # The highest score of a section about a chip by words alone (see by_signal): above it, its heading,
@@ -42,36 +42,40 @@ def hints_of(
         most = material.request.max_tokens
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
     request = material.request
-    strange = _strange_language(request, material.spoken)
+    strange = _foreign_language_hint(request, material.chip_languages)
     # Documents of the chip are not searched for a language that the chip does not have.
-    general = _only_general(material, excerpts) if by_signal and not strange else ""
+    general = _general_only_hint(material, excerpts) if by_signal and not strange else ""
     chip = material.spec.name if material.spec is not None else ""
     missing = [hint_of_name(entry, chip) for entry in composed.missing]
     hints = (
         material.verdict.hint,
-        defined_elsewhere(snapshot, material, excerpts),
+        definition_hint(snapshot, material, excerpts),
         strange,
-        *_unknown_words(request),
+        *_unknown_term_hints(request),
         *missing,
         general,
-        unknown_exclusions(snapshot, request),
+        exclusion_hint(snapshot, request),
         *remarks,
-        unread_documents(snapshot, material.scope),
+        unread_documents_hint(snapshot, material.scope),
         small,
     )
     return tuple(hint for hint in hints if hint)
 
 
-def _strange_language(request: RetrieveRequest, spoken: Sequence[str]) -> str:
-    if not request.language or not spoken or request.language in (*spoken, *RUN_EVERYWHERE):
+def _foreign_language_hint(request: RetrieveRequest, chip_languages: Sequence[str]) -> str:
+    if (
+        not request.language
+        or not chip_languages
+        or request.language in (*chip_languages, *RUN_EVERYWHERE)
+    ):
         return ""
     return (
         f"Nothing says that kernels of this chip can be written in {request.language!r}; its"
-        f" languages are {', '.join(spoken)}."
+        f" languages are {', '.join(chip_languages)}."
     )
 
 
-def _unknown_words(request: RetrieveRequest) -> Iterator[str]:
+def _unknown_term_hints(request: RetrieveRequest) -> Iterator[str]:
     """Hints for an unknown operator or element type: a mistyped one would otherwise narrow the
     answer silently. These are not errors, since chips have languages and problems operators that
     are not in the vocabulary.
@@ -91,7 +95,7 @@ def _no_such(what: str, name: str, known: Collection[str]) -> str:
     return f"No {what} is known as {name!r}, so it counts as a word only.{meant}"
 
 
-def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:
+def _general_only_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
     """A hint if no section in the answer is about both the chip and the signal."""
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
@@ -106,7 +110,7 @@ def _treats(excerpt: Excerpt, material: Material) -> bool:
     own = set(excerpt.hardware) & set(material.lineage)
     if not own:
         return False
-    return excerpt.score > WORDS_ALONE or calls(excerpt.text, material.verdict.primary)
+    return excerpt.score > WORDS_ALONE or contains_signal(excerpt.text, material.verdict.primary)
 
 
 # -- error codes and ids that are outside the answer's scope
@@ -124,7 +128,7 @@ OWN_PARTS = frozenset({"launch", "stated-sample", "log", "unknown-names"})
 _CODE = re.compile(r"\b(?=[A-Z0-9_-]{6,40}\b)[A-Z][A-Z0-9]*(?:[-_][A-Z0-9]+)*?[-_]?\d{3,}\b")
 
 
-def defined_elsewhere(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
+def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
     """A hint with the chips whose documents define error codes that the request names and the
     answer does not. Only chips that the caller may see are named.
     """
@@ -155,20 +159,20 @@ def _owners(snapshot: Snapshot, code: str, access: AccessScope) -> list[tuple[st
         (card.hardware, card.document_title) for card in cards if card.kind == ERROR
     ]
     if not about:
-        about = [(p.hardware, p.document_title) for p in _holding(snapshot, code, access)]
+        about = [(p.hardware, p.document_title) for p in _passages_with(snapshot, code, access)]
     if any(not set(chips) - {ANY} for chips, _ in about):
         return []
     return [(chip, title) for chips, title in about for chip in chips]
 
 
-def _holding(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Passage]:
+def _passages_with(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Passage]:
     whole = [token for token in tokenize(code) if len(token) == max(map(len, tokenize(code)))]
     scope = ScopeFilter(None, access_scope=access)
     found = snapshot.load(snapshot.search("passage", whole, scope, MOST_HITS), scope)
     return (passage for passage in found.values() if code in passage.shown)
 
 
-def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
+def exclusion_hint(snapshot: Snapshot, request: RetrieveRequest) -> str:
     """A hint about ids in `exclude` that nothing visible to the caller has."""
     given = [i for i in request.exclude if i not in OWN_PARTS]
     strange = snapshot.unknown_ids(given, request.access_scope)
@@ -182,7 +186,7 @@ def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
     )
 
 
-def unread_documents(snapshot: Snapshot, scope: ScopeFilter) -> str:
+def unread_documents_hint(snapshot: Snapshot, scope: ScopeFilter) -> str:
     """A hint about documents in the scope that have not been read yet."""
     titles = [document.title for document in snapshot.knowledge.waiting_for(scope)]
     if not titles:

@@ -42,7 +42,7 @@ def lead_of(
     snapshot: Snapshot,
     passage_id: str,
     scope: ScopeFilter,
-    asked: str,
+    query: str,
     largest_section: int,
     admits: Callable[[WholeSection, Block], bool],
 ) -> Lead | None:
@@ -61,7 +61,7 @@ def lead_of(
     def block(largest: int) -> Block | None:
         whole = section_block(snapshot, scope, passage.category, section, passage, largest)
         fits = whole is not None and whole.tokens <= largest
-        return whole if fits else _cut(passage, largest, asked)
+        return whole if fits else _cut(passage, largest, query)
 
     most = block(largest_section)
     if most is None or not admits(section, most):
@@ -69,7 +69,7 @@ def lead_of(
     return Lead(passage.category, passage.id, section.id, block)
 
 
-def by_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], category: str) -> Lead:
+def with_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], category: str) -> Lead:
     """For a section that lists names, such as a reference, replace it by the cards of those in
     `named`, in another category; otherwise return the lead unchanged.
     """
@@ -85,19 +85,19 @@ def by_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], catego
     )
 
 
-def _cut(passage: Passage, largest: int, asked: str) -> Block | None:
+def _cut(passage: Passage, largest: int, query: str) -> Block | None:
     """Whole sentences or lines of a passage in at most `largest` tokens."""
     empty = fenced(passage.category, passage.id, citation(passage), passage.hardware, "")
     # the fence and the text may take more tokens together than apart
     room = largest - empty.tokens - SLACK
-    text = _most_telling(passage, room, frozenset(tokenize(asked)))
+    text = _best_piece(passage, room, frozenset(tokenize(query)))
     if not text:
         return None
     block = fenced(passage.category, passage.id, citation(passage), passage.hardware, text)
     return replace(block, passages=(passage.id,)) if block.tokens <= largest else None
 
 
-def _most_telling(passage: Passage, room: int, words: frozenset[str]) -> str:
+def _best_piece(passage: Passage, room: int, words: frozenset[str]) -> str:
     """The sentence or line that shares most words with `words`, extended by its neighbours."""
     if room < LEAST_WORDS:
         return ""

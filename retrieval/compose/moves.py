@@ -30,7 +30,7 @@ def fitting_moves(
     lineage: Sequence[str],
     roles: Sequence[str] = (),
     languages: Sequence[str] = (),
-    spoken: tuple[str, ...] = (),
+    chip_languages: tuple[str, ...] = (),
     mending: Mapping[str, Collection[str]] = NO_ROLES,
 ) -> tuple[Move, ...]:
     """The moves for a diagnosis: first those that hold, then those for which a value is missing;
@@ -60,14 +60,14 @@ def fitting_moves(
         outcome = _outcome(move.predicate, bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
             continue
-        if _is_foreign(move, lineage, spoken) or not _mends(move, signals, mending):
+        if _is_foreign(move, lineage, chip_languages) or not _mends(move, signals, mending):
             continue
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         key = (_certainty(outcome), leading, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
-    if spoken and not is_common(spoken):
+    if chip_languages and not is_common(chip_languages):
         decided = _own_if_any(decided, len(lineage))
     changes: dict[tuple[object, ...], Move] = {}
     for _, answer in sorted(decided, key=lambda pair: pair[0]):
@@ -112,9 +112,9 @@ def _few_for_problems(moves: Sequence[Move]) -> list[Move]:
     is of no use for one kernel.
     """
     waiting = [m for m in moves if m.applies is None and _waits_for_problem(m.missing)]
-    kept = {move.id for move in moves} - {move.id for move in waiting}
-    kept = kept or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}
-    return [move for move in moves if move.id in kept]
+    listed = {move.id for move in moves} - {move.id for move in waiting}
+    listed = listed or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}
+    return [move for move in moves if move.id in listed]
 
 
 def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: tuple[str, ...]) -> bool:

@@ -39,7 +39,7 @@ from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
-from retrieval.diagnose.error_words import saying
+from retrieval.diagnose.error_words import matching_keys
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.snapshot.knowledge import Knowledge
@@ -66,7 +66,7 @@ _SHOWN = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class SkillSelection:
     """Skills to show, best first. `withheld` are the names of chosen skills that are not shown."""
 
     answers: tuple[SkillAnswer, ...] = ()
@@ -96,7 +96,7 @@ def choose_skills(
     metrics: Mapping[str, float],
     facts: Mapping[str, Fact],
     withheld_share: float = WITHHELD_SHARE,
-) -> Choice:
+) -> SkillSelection:
     """The skills to show for a request, best first, of the states it names (active by default).
 
     Without a signal, a search for a kernel of an operator begins: then only skills of that operator
@@ -113,7 +113,7 @@ def choose_skills(
     """
     skills, mending = _candidates(knowledge, request, signals, scope)
     if not skills:
-        return Choice()
+        return SkillSelection()
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
     bindings = Bindings(
         signals=set(signals), metrics=metrics, facts=values, problem=request.problem_values
@@ -138,7 +138,7 @@ def choose_skills(
         scored for scored in chosen if not _is_withheld(scored.skill.name, request, withheld_share)
     ]
     withheld = tuple(skill.skill.name for skill in chosen if skill not in shown)
-    return Choice(_answers(shown, pool, withheld, scope.access_scope), withheld)
+    return SkillSelection(_answers(shown, pool, withheld, scope.access_scope), withheld)
 
 
 def _candidates(
@@ -150,7 +150,7 @@ def _candidates(
     states = request.skill_states or DEFAULT_STATES
     seen = knowledge.seen_skills(states, scope.access_scope)
     errors = {skill.head.name: skill.error for skill in seen if skill.error is not None}
-    mending = saying(request.log or "", errors)
+    mending = matching_keys(request.log or "", errors)
     languages = _admitted_languages(knowledge, scope)
 
     def fitting(given: Sequence[str], *, begins: bool) -> list[KnownSkill]:
@@ -172,7 +172,7 @@ def _candidates(
             for skill in fitting(signals, begins=not signals)
             if skill.head.name not in errors
             and (request.op or is_for_any(skill.head))
-            and (_says_when(skill.head) or _is_named(skill.head, request))
+            and (_has_condition(skill.head) or _is_named(skill.head, request))
         ]
     if mending:
         skills += [skill for skill in fitting((), begins=False) if skill.head.name in mending]
@@ -188,7 +188,7 @@ def _admitted_languages(knowledge: Knowledge, scope: ScopeFilter) -> Sequence[st
     return (*knowledge.shared_languages, *RUN_EVERYWHERE)
 
 
-def _says_when(row: SkillHead) -> bool:
+def _has_condition(row: SkillHead) -> bool:
     """Whether the skill states any condition."""
     return bool(row.scopes.signals or row.scopes.languages or row.scopes.hardware)
 
@@ -197,8 +197,8 @@ def _is_named(row: SkillHead, request: RetrieveRequest) -> bool:
     """Whether the request has the skill's operator or some of its words."""
     if request.op and canonical_op(request.op) in row.scopes.ops:
         return True
-    asked = {*tokenize(f"{request.query or ''} {request.log or ''}")} - _EVERYWHERE
-    return len(asked & {*tokenize(f"{row.name} {row.description}")}) >= COMMON_WORDS
+    words = {*tokenize(f"{request.query or ''} {request.log or ''}")} - _EVERYWHERE
+    return len(words & {*tokenize(f"{row.name} {row.description}")}) >= COMMON_WORDS
 
 
 def is_for_any(row: SkillHead) -> bool:

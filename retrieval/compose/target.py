@@ -87,7 +87,7 @@ def target_blocks(
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
     verified = [s for s in _samples(snapshot, target) if s.document_id is None]
-    whole = _whole(snapshot, target, own, int(budget * layout.whole), about, without)
+    whole = _whole_documents(snapshot, target, own, int(budget * layout.whole), about, without)
     if whole is not None:
         room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
         shown = _plain("\n".join(block.text for block in whole))
@@ -96,7 +96,7 @@ def target_blocks(
             target = replace(target, toolchain=replace(target.toolchain, sample=""))
         blocks = [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
     else:
-        chosen = _chosen(snapshot, target, layout, own, search, budget - used, about)
+        chosen = _selected_blocks(snapshot, target, layout, own, search, budget - used, about)
         blocks = [*launch, *chosen]
     return [block for block in blocks if not without & _ids(block)]
 
@@ -146,7 +146,7 @@ def launch_blocks(target: Target) -> list[Block]:
 # -- complete documents
 
 
-def _whole(
+def _whole_documents(
     snapshot: Snapshot,
     target: Target,
     own: ScopeFilter,
@@ -208,7 +208,7 @@ def _document(document: OwnDocument, sections: Sequence[WholeSection]) -> Block:
 # -- selection, if the documents do not fit
 
 
-def _chosen(
+def _selected_blocks(
     snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
@@ -242,7 +242,9 @@ def _chosen(
     room = int(budget * layout.share) - _tokens(kernels) - _tokens(cards)
     given = {s.section_id for s in symbols if s.kind == ERROR}
     given |= {section for kernel in kernels for section in kernel.sections}
-    sections = _answers(snapshot, target, layout, own, search, room, about, frozenset(given))
+    sections = _question_sections(
+        snapshot, target, layout, own, search, room, about, frozenset(given)
+    )
     if sections:
         head = plain("section", "sections", "## From the documents of this chip")
         sections = [head, *sections]
@@ -271,8 +273,8 @@ def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
     stated: dict[str, list[str]] = {}
     for symbol in symbols:
         if symbol.kind != ERROR:
-            said = "\n".join((*symbol.limits, *symbol.further))
-            stated.setdefault(symbol.name, []).extend(names_in(said, codes))
+            text = "\n".join((*symbol.limits, *symbol.further))
+            stated.setdefault(symbol.name, []).extend(names_in(text, codes))
     return stated
 
 
@@ -349,7 +351,7 @@ def language_documents(snapshot: Snapshot, target: Target, own: ScopeFilter) -> 
     return {**shares, **{document: 1.0 for document in declared if document in texts}}
 
 
-def _answers(
+def _question_sections(
     snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
@@ -451,8 +453,8 @@ def _stated_sample(target: Target) -> list[Block]:
 def _sample(sample: Sample, target: Target) -> Block:
     about = [f"operator {sample.operator}"] if sample.operator else []
     about += [f"arguments {', '.join(sample.shapes)}"] if sample.shapes else []
-    said = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
-    about += [said] if said else []
+    text = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
+    about += [text] if text else []
     where = " > ".join(below_title(sample.path[-2:], sample.document_title or ""))
     source = (
         f"{sample.document_title} (v{sample.version})" + (f", {where}" if where else "")

@@ -62,13 +62,13 @@ def fixed_words(message: str, source: str = "", mended: str = "", code: str = ""
     text = text.replace(_CODE, code) if code else text
     ours, theirs = set(_WORD.findall(source)), set(_WORD.findall(mended))
 
-    def kept(match: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         word = match.group()
         given = word in ours and _GIVEN.fullmatch(word)
         changed = bool(mended) and (word in ours) != (word in theirs)
         return "<name>" if (given or changed) and word != code else word
 
-    words = _WORD.sub(kept, text)
+    words = _WORD.sub(replaced, text)
     gap = _GAP.search(words, words.find(code) + len(code)) if code else None
     return (words[: gap.end()] if gap is not None else words)[:MAX_WORDS].strip()
 
@@ -84,20 +84,20 @@ def shared_words(texts: Sequence[str]) -> str:
     return " ".join(shared)
 
 
-def saying(log: str, words: Mapping[str, str]) -> frozenset[str]:
+def matching_keys(log: str, words: Mapping[str, str]) -> frozenset[str]:
     """The keys whose fixed words occur, in order, in one message of a log."""
     if not log or not words:
         return frozenset()
     messages = [" ".join(message.text.split()) for message in log_messages(log)]
-    return frozenset(key for key, text in words.items() if _said(messages, text))
+    return frozenset(key for key, text in words.items() if _contains(messages, text))
 
 
-def says(log: str, words: str) -> bool:
+def contains_words(log: str, words: str) -> bool:
     """Whether one message of a log contains these fixed words, in order."""
-    return bool(saying(log, {"": words}))
+    return bool(matching_keys(log, {"": words}))
 
 
-def _said(messages: Sequence[str], words: str) -> bool:
+def _contains(messages: Sequence[str], words: str) -> bool:
     pieces = [piece.strip() for piece in _GAP.split(words) if piece.strip(" \t.,:;'\"`()[]")]
     if sum(map(len, pieces)) < LEAST_WORDS:
         return False

@@ -154,13 +154,13 @@ class LogIndex:
         """
         raw = self._raw[index]
         if len(raw) > MAX_LINE:
-            kept, end = raw[:WINDOW], WINDOW
+            head, end = raw[:WINDOW], WINDOW
             for place in sorted(places):
                 start = max(end, place - WINDOW)
                 gap = b" ... " if start > end else b""
                 end = max(end, place + WINDOW)
-                kept += gap + raw[start:end]
-            raw = kept[:MAX_LINE]
+                head += gap + raw[start:end]
+            raw = head[:MAX_LINE]
         return raw.decode("utf-8", "replace").rstrip()
 
     def _hits(self, keyword: bytes) -> Iterator[tuple[int, int]]:

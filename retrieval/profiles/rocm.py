@@ -27,7 +27,7 @@ from retrieval.profiles.profile import (
     number,
     total_times,
 )
-from retrieval.profiles.tables import Table, find_table
+from retrieval.profiles.tables import CsvTable, find_table
 
 KIND = "rocprof"
 COMPUTE_KIND = "rocprof-compute"
@@ -97,7 +97,7 @@ def read(text: str) -> Profile | None:
 # -- counters
 
 
-def _counters(table: Table) -> Profile:
+def _counters(table: CsvTable) -> Profile:
     dispatches = _dispatches(table)
     runs = [Kernel(d.kernel, 1, d.nanoseconds / 1e3) for d in dispatches]
     kernels = total_times(runs)
@@ -111,7 +111,7 @@ def _counters(table: Table) -> Profile:
     return Profile(KIND, kernels[0].name, metrics, kernels, choice_note(kernels))
 
 
-def _dispatches(table: Table) -> list[_Dispatch]:
+def _dispatches(table: CsvTable) -> list[_Dispatch]:
     known: dict[tuple[str, ...], _Dispatch] = {}
     keys = zip(table.cells("Process_Id", "pid"), table.cells(*_DISPATCH), strict=True)
     spans = zip(table.cells(*_STARTS), table.cells(*_ENDS), strict=True)
@@ -141,7 +141,7 @@ def _duration(start: str, end: str) -> float:
     return max(0.0, last - first) if first is not None and last is not None else 0.0
 
 
-def _resources(table: Table) -> list[dict[str, Metric]]:
+def _resources(table: CsvTable) -> list[dict[str, Metric]]:
     """The registers, memory and grid of each row."""
     rows: list[dict[str, Metric]] = [{} for _ in table.rows]
     for name, columns in _RESOURCES.items():
@@ -156,7 +156,7 @@ def _resources(table: Table) -> list[dict[str, Metric]]:
     return rows
 
 
-def _sizes(table: Table, name: str, short: str) -> list[float]:
+def _sizes(table: CsvTable, name: str, short: str) -> list[float]:
     """Work-items in each row's grid or workgroup, 0 if unknown."""
     whole = [number(text) or 0.0 for text in table.cells(name, short)]
     axes = [[number(text) or 0.0 for text in table.cells(f"{name}_{axis}")] for axis in _AXES]
@@ -166,7 +166,7 @@ def _sizes(table: Table, name: str, short: str) -> list[float]:
 # -- statistics
 
 
-def _statistics(table: Table) -> Profile:
+def _statistics(table: CsvTable) -> Profile:
     names = table.cells("Name", *_KERNEL)
     calls, totals = table.cells("Calls", "Count"), table.cells("TotalDurationNs", "Sum(ns)")
     kernels = total_times(
@@ -186,7 +186,7 @@ def _statistics(table: Table) -> Profile:
 # -- rocprof-compute
 
 
-def _compute_rows(table: Table) -> Profile:
+def _compute_rows(table: CsvTable) -> Profile:
     metrics: dict[str, Metric] = {}
     values, units = table.cells("Avg", "Value"), table.cells("Unit")
     shares = table.cells("Pct of Peak", "Percent of Peak", "PoP")

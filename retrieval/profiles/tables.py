@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """A header and its rows; a row may be shorter or longer than the header."""
 
     header: tuple[str, ...]
@@ -26,7 +26,7 @@ class Table:
             yield "" if place is None or place >= len(row) else row[place].strip()
 
 
-def find_table(text: str, *columns: Sequence[str]) -> Table | None:
+def find_table(text: str, *columns: Sequence[str]) -> CsvTable | None:
     """The first table whose header has a column of each group of names, or None. A repeated header,
     as in concatenated files, is skipped.
     """
@@ -38,10 +38,10 @@ def find_table(text: str, *columns: Sequence[str]) -> Table | None:
         if not _holds(line, groups):
             continue
         header = _cells(line)
-        table = Table(header, ())
+        table = CsvTable(header, ())
         if all(table.place(*group) is not None for group in columns):
             rows = (tuple(row) for row in csv.reader(lines[place + 1 :]) if row)
-            return Table(header, tuple(row for row in rows if _stripped(row) != header))
+            return CsvTable(header, tuple(row for row in rows if _stripped(row) != header))
     return None
 
 

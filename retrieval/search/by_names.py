@@ -131,7 +131,7 @@ def by_quotations(snapshot: Snapshot, ranked: Sequence[Ranked], log: str) -> lis
     scored = []
     for entry in pool:
         passage = live.get(entry.seq)
-        share = _share(messages, _among(wanted, passage.text)) if passage is not None else 0.0
+        share = _share(messages, _runs_in(wanted, passage.text)) if passage is not None else 0.0
         scored.append(entry._replace(score=entry.score + QUOTED * share * best))
     return sorted([*scored, *ranked[POOL:]], key=lambda e: (-e.score, e.seq))
 
@@ -163,7 +163,7 @@ def _runs(text: str) -> frozenset[Run]:
     return frozenset(run for run in runs if run.count(NUMBER) < 2)
 
 
-def _among(wanted: frozenset[Run], text: str) -> frozenset[Run]:
+def _runs_in(wanted: frozenset[Run], text: str) -> frozenset[Run]:
     """The runs in `wanted` that the text contains."""
     words = _words(text)
     return wanted.intersection(zip(words, words[1:], words[2:], strict=False))

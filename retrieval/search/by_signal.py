@@ -33,7 +33,14 @@ from kb.problem_terms import canonical_op, op_family, problem_terms
 from retrieval.diagnose.signals import BROKEN, Signal
 from retrieval.search.language_words import foreign_words, is_alone, is_common, is_foreign_heading
 from retrieval.search.ranking import Ranked
-from retrieval.search.titles import BY_ID, Heading, Titles, calls, holds, words_of
+from retrieval.search.titles import (
+    BY_ID,
+    Heading,
+    Titles,
+    contains_phrase,
+    contains_signal,
+    words_of,
+)
 from retrieval.snapshot.snapshot import Mark, Snapshot
 
 # Number of different words about other machines from which on a section counts as theirs: for a
@@ -120,20 +127,20 @@ def by_sections(
         sections.setdefault(mark.section_id, []).append(mark)
     leads: list[Ranked] = []
     places: dict[int, bool] = {}  # whether a section is about no chip
-    spoken: set[int] = set()  # sections of the chip itself whose text names the signal
+    naming: set[int] = set()  # sections of the chip itself whose text names the signal
     behind: list[Ranked] = []
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
         title = members[0].path[-1] if members[0].path else ""
         heading = titles.of(title)
-        speaks = _speaks(members, heading, signal, weights)
+        evidence = _evidence(members, heading, signal, weights)
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, chips, weights)
-        if near == 1.0 and _calls_it(members, title, signal.id, op):
-            spoken.add(entries[0].seq)
+        if near == 1.0 and _names_signal(members, title, signal.id, op):
+            naming.add(entries[0].seq)
         general = near == weights.general
-        score = math.sqrt(max(0.0, words + near * speaks))
+        score = math.sqrt(max(0.0, words + near * evidence))
         if not any(m.moved for m in members):
             score *= weights.titled(titles.of_another(title, signal.id), general)
             if general and _is_guide_to_other(members[0].path, op):
@@ -148,7 +155,7 @@ def by_sections(
         leads.append(_scored(entries[0], score))
         behind += [_scored(e, FOLLOWING * e.score / best) for e in entries[1:]]
     tail = [_scored(entry, 0.0) for entry in rest]
-    leads = _own_first(leads, places, spoken)
+    leads = _own_first(leads, places, naming)
     leads = _far_behind(leads, places, weights)
     leads.sort(key=lambda e: (-e.score, e.seq))
     behind.sort(key=lambda e: (-e.score, e.seq))
@@ -166,14 +173,14 @@ def _far_behind(
 
 
 def _own_first(
-    leads: Sequence[Ranked], places: Mapping[int, bool], spoken: Collection[int]
+    leads: Sequence[Ranked], places: Mapping[int, bool], naming: Collection[int]
 ) -> list[Ranked]:
     """The sections, with the best of the chip's own that names the signal moved before text about
     no chip: the latter explains the signal, the former its remedy on this chip. Unchanged if a
     section of the chip or its family already precedes it.
     """
     best = max(leads, key=lambda e: (e.score, -e.seq), default=None)
-    own = max((e for e in leads if e.seq in spoken), key=lambda e: e.score, default=None)
+    own = max((e for e in leads if e.seq in naming), key=lambda e: e.score, default=None)
     if best is None or own is None or not places[best.seq] or own.score < LEAST_OWN * best.score:
         return list(leads)
     lifted = _scored(own, best.score * AHEAD)
@@ -196,11 +203,13 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: tuple[str, ...]
     return foreign_words(texts, languages) >= enough
 
 
-def _calls_it(members: Sequence[Mark], title: str, signal: str, op: str | None) -> bool:
+def _names_signal(members: Sequence[Mark], title: str, signal: str, op: str | None) -> bool:
     """Whether a section's text names the signal and its title is not for another operator
     ("Attention: exponentials cost half").
     """
-    return not _is_guide_to_other((title,), op) and any(calls(m.text, signal) for m in members)
+    return not _is_guide_to_other((title,), op) and any(
+        contains_signal(m.text, signal) for m in members
+    )
 
 
 def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
@@ -231,10 +240,12 @@ def _families_in(title: str) -> frozenset[str]:
     names |= {family: family for family in terms.ops.values()}
     long = (alias for alias in terms.op_aliases if len(alias) >= LONG_ALIAS)
     names |= {alias: terms.ops[terms.op_aliases[alias]] for alias in long}
-    return frozenset(f for name, f in names.items() if holds(present, name.replace("_", " ")))
+    return frozenset(
+        f for name, f in names.items() if contains_phrase(present, name.replace("_", " "))
+    )
 
 
-def _speaks(
+def _evidence(
     members: Sequence[Mark], heading: Heading, signal: Signal, weights: SectionWeights
 ) -> float:
     """The evidence in the section's heading, text, tags and moves."""
@@ -246,7 +257,7 @@ def _speaks(
     affinity = heading.affinity.get(signal.id, 0.0)
     if not affinity:
         return named + tagged + moved
-    later = any(holds(heading.words, words) for words in signal.afterwards)
+    later = any(contains_phrase(heading.words, words) for words in signal.afterwards)
     return (
         weights.heading * (weights.afterwards if later else 1.0) * affinity + named + tagged + moved
     )

@@ -40,8 +40,8 @@ class WordGroup:
 
     def is_of(self, languages: Collection[str]) -> bool:
         """Whether a chip with these languages is such a machine."""
-        spoken = set(languages)
-        return spoken <= self.languages if self.only else not self.languages.isdisjoint(spoken)
+        present = set(languages)
+        return present <= self.languages if self.only else not self.languages.isdisjoint(present)
 
 
 @lru_cache(maxsize=1)

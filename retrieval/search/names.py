@@ -140,13 +140,13 @@ def close_matches(name: str, names: Iterable[str], limit: int, likeness: float) 
 
 def _by_meaning(text: str, symbols: Sequence[Symbol], embed: Embed) -> list[tuple[str, float]]:
     """(id, cosine) of the symbols' descriptions, nearest first. `embed` should cache."""
-    spoken = [symbol for symbol in symbols if symbol.meaning]
-    if not spoken or not text:
+    described = [symbol for symbol in symbols if symbol.meaning]
+    if not described or not text:
         return []
-    matrix = np.stack([embed(f"{s.name}: {s.meaning[:200]}") for s in spoken])
+    matrix = np.stack([embed(f"{s.name}: {s.meaning[:200]}") for s in described])
     cosines = matrix @ embed(text)
     order = np.argsort(-cosines)
-    return [(spoken[int(n)].id, float(cosines[int(n)])) for n in order]
+    return [(described[int(n)].id, float(cosines[int(n)])) for n in order]
 
 
 # -- drafts
@@ -156,7 +156,7 @@ def unknown_names(
     draft: str,
     symbols: Sequence[Symbol],
     embed: Embed | None = None,
-    spoken: Iterable[str] = (),
+    texts: Iterable[str] = (),
 ) -> list[UnknownName]:
     """Names in instruction position in a draft that have no card, by line. Empty if there are too
     few cards to judge. `texts` are those of the chip's documents: a name that occurs in them is
@@ -170,7 +170,7 @@ def unknown_names(
     pieces = {part.lower() for name in known for part in re.split(r"\W+", name) if part}
     leading = _leading_words(text)
     elsewhere = _operands(text)
-    named = {word for part in spoken for word in WORD.findall(part) if word in leading}
+    named = {word for part in texts for word in WORD.findall(part) if word in leading}
     unknown = []
     for word, line in leading.items():
         plain = word.lstrip(".@%$#").lower()

@@ -126,8 +126,8 @@ def _ranked(
     columns = snapshot.around(hits, scope)
     wanted = np.isin(columns.seqs, hits, assume_unique=True)
     lexical_part = np.zeros(len(columns.seqs))
-    spoken = np.isin(columns.seqs, words.seqs, assume_unique=True)
-    lexical_part[spoken] = words.scores[words.seqs.searchsorted(columns.seqs[spoken])]
+    lexical = np.isin(columns.seqs, words.seqs, assume_unique=True)
+    lexical_part[lexical] = words.scores[words.seqs.searchsorted(columns.seqs[lexical])]
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(*snapshot.sample(scope, SAMPLE), vector, weights)

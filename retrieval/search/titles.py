@@ -88,17 +88,17 @@ class Titles:
     def _read(self, heading: str) -> Heading:
         tokens = tokenize(heading)
         present = frozenset(tokens)
-        holds = [p for word in present for p in self._by_word.get(word, ()) if p.words <= present]
+        matches = [p for word in present for p in self._by_word.get(word, ()) if p.words <= present]
         best: dict[str, float] = {}
-        for phrase in holds:
+        for phrase in matches:
             share = phrase.share
             if phrase.is_name:
                 leads = frozenset(tokens[: len(phrase.words)]) == phrase.words
                 share = LEADING if leads else BY_ID
             if not phrase.elsewhere:
                 best[phrase.signal] = max(share, best.get(phrase.signal, 0.0))
-        named = frozenset(phrase.signal for phrase in holds if phrase.is_name)
-        near = [phrase.signal for phrase in holds if phrase.elsewhere]
+        named = frozenset(phrase.signal for phrase in matches if phrase.is_name)
+        near = [phrase.signal for phrase in matches if phrase.elsewhere]
         affinity = {
             signal: share * ELSEWHERE ** near.count(signal) for signal, share in best.items()
         }
@@ -127,18 +127,18 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(tokenize(text))
 
 
-def calls(text: str, signal: str) -> bool:
+def contains_signal(text: str, signal: str) -> bool:
     """Whether a text contains a signal's id or the words of it: `memory_bound`, memory-bound."""
-    return _called(signal).search(text) is not None
+    return _signal_pattern(signal).search(text) is not None
 
 
 @lru_cache(maxsize=1_000)
-def _called(signal: str) -> re.Pattern[str]:
+def _signal_pattern(signal: str) -> re.Pattern[str]:
     words = "[ _-]".join(map(re.escape, signal.split("_")))
     return re.compile(rf"(?<![A-Za-z_]){words}(?![A-Za-z_])", re.IGNORECASE)
 
 
-def holds(present: AbstractSet[str], phrase: str) -> bool:
+def contains_phrase(present: AbstractSet[str], phrase: str) -> bool:
     """Whether all words of a phrase are among these."""
     words = words_of(phrase)
     return bool(words) and words <= present

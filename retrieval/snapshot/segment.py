@@ -350,45 +350,45 @@ def _inverse(order: Rows) -> Rows:
 # -- from segments
 
 
-class Part(NamedTuple):
+class SegmentPart(NamedTuple):
     """A segment without some of its documents, by index."""
 
     segment: Segment
     without: frozenset[int] = frozenset()
 
 
-def merge_segments(parts: Sequence[Part]) -> Segment:
+def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
     """The remaining documents of several segments as one; the others are dropped."""
-    kept = [_Kept.of(part) for part in parts]
+    rest = [_Remainder.of(part) for part in parts]
     abouts, about, order = _merged_scopes(
-        [(k.segment.abouts, k.segment.about[k.rows], k.segment.seqs[k.rows]) for k in kept]
+        [(k.segment.abouts, k.segment.about[k.rows], k.segment.seqs[k.rows]) for k in rest]
     )
     section_abouts, section_about, section_order = _merged_scopes(
         [
             (k.segment.section_abouts, k.segment.section_about[k.sections], k.section_seqs)
-            for k in kept
+            for k in rest
         ]
     )
-    widths = [k.segment.vectors.shape[1] for k in kept if k.segment.vectors.shape[1]]
+    widths = [k.segment.vectors.shape[1] for k in rest if k.segment.vectors.shape[1]]
     width = widths[0] if widths else 0
     section_row = _inverse(section_order)
-    first_section = np.cumsum([0, *(len(k.sections) for k in kept)])
-    first_document = np.cumsum([0, *(len(k.documents) for k in kept)])
+    first_section = np.cumsum([0, *(len(k.sections) for k in rest)])
+    first_document = np.cumsum([0, *(len(k.documents) for k in rest)])
 
     def joined(arrays: Sequence[NDArray[Any]], order: Rows) -> NDArray[Any]:
         return np.concatenate(arrays)[order]
 
     arrays: dict[str, NDArray[Any]] = {
-        name: joined([k.segment.arrays[name][k.rows] for k in kept], order)
+        name: joined([k.segment.arrays[name][k.rows] for k in rest], order)
         for name in ("seqs", "ids", "prose", "code", "characters", "embedded")
     }
     arrays |= {
-        name: joined([k.segment.arrays[name][k.sections] for k in kept], section_order)
+        name: joined([k.segment.arrays[name][k.sections] for k in rest], section_order)
         for name in ("section_seqs", "section_ids", "section_parents")
     }
-    of_section = [k.section_place[k.segment.section_rows[k.rows]] for k in kept]
-    of_document = [k.document_place[k.segment.document_places[k.rows]] for k in kept]
-    by_document = [k.document_place[k.segment.section_documents[k.sections]] for k in kept]
+    of_section = [k.section_place[k.segment.section_rows[k.rows]] for k in rest]
+    of_document = [k.document_place[k.segment.document_places[k.rows]] for k in rest]
+    by_document = [k.document_place[k.segment.section_documents[k.sections]] for k in rest]
     arrays |= {
         "about": about,
         "section_about": section_about,
@@ -399,29 +399,29 @@ def merge_segments(parts: Sequence[Part]) -> Segment:
         "section_documents": joined(_shifted(by_document, first_document), section_order).astype(
             np.int32
         ),
-        "vectors": joined([k.vectors(width) for k in kept], order),
+        "vectors": joined([k.vectors(width) for k in rest], order),
     }
     arrays |= _members(arrays)
     arrays |= merge_words(
-        "passage", [(k.segment.arrays, k.rows) for k in kept], _inverse(order)
-    ) | merge_words("section", [(k.segment.arrays, k.sections) for k in kept], section_row)
+        "passage", [(k.segment.arrays, k.rows) for k in rest], _inverse(order)
+    ) | merge_words("section", [(k.segment.arrays, k.sections) for k in rest], section_row)
     chosen = {
-        "passages": [k.segment.packed("passages", r) for k in kept for r in k.rows.tolist()],
-        "sections": [k.segment.packed("sections", r) for k in kept for r in k.sections.tolist()],
+        "passages": [k.segment.packed("passages", r) for k in rest for r in k.rows.tolist()],
+        "sections": [k.segment.packed("sections", r) for k in rest for r in k.sections.tolist()],
     }
     records = {
         "passages": [chosen["passages"][n] for n in order.tolist()],
         "sections": [chosen["sections"][n] for n in section_order.tolist()],
     } | {
-        name: [k.segment.packed(name, d) for k in kept for d in k.documents]
+        name: [k.segment.packed(name, d) for k in rest for d in k.documents]
         for name in ("cards", "kernels")
     }
     ends, blobs = _packed(records)
-    documents = tuple(k.segment.documents[d] for k in kept for d in k.documents)
+    documents = tuple(k.segment.documents[d] for k in rest for d in k.documents)
     return Segment(arrays | ends, blobs, documents, abouts, section_abouts)
 
 
-class _Kept(NamedTuple):
+class _Remainder(NamedTuple):
     """The remainder of a segment: indexes of documents, rows of passages and of sections, and the
     new index of each former section and document.
     """
@@ -434,7 +434,7 @@ class _Kept(NamedTuple):
     document_place: Rows
 
     @classmethod
-    def of(cls, part: Part) -> _Kept:
+    def of(cls, part: SegmentPart) -> _Remainder:
         segment = part.segment
         documents = [n for n in range(len(segment.documents)) if n not in part.without]
         rows = np.flatnonzero(np.isin(segment.document_places, documents))

@@ -24,7 +24,7 @@ from kb.catalog.meta import State
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope, ScopeFilter
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Knowledge
-from retrieval.snapshot.segment import Part, Segment, StoredDocument, number_of, runs_of
+from retrieval.snapshot.segment import Segment, SegmentPart, StoredDocument, number_of, runs_of
 from retrieval.snapshot.words import Level, Postings, WordIndex
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Mark(NamedTuple):
     moved: bool
 
 
-class _Placed(NamedTuple):
+class _MountedSegment(NamedTuple):
     """A segment of a snapshot. Its passages are the rows from `first` on, its sections those from
     `first_section` on. `dead` and `dead_sections` are its rows of documents outside the snapshot;
     `without` are the indexes of these.
@@ -102,7 +102,7 @@ class _Placed(NamedTuple):
     dead_sections: Rows
 
     @classmethod
-    def of(cls, part: Part, first: int, first_section: int) -> _Placed:
+    def of(cls, part: SegmentPart, first: int, first_section: int) -> _MountedSegment:
         segment, without = part
         places = sorted(without)
         return cls(
@@ -131,17 +131,17 @@ class Snapshot:
 
     name: str
     state: State
-    segments: tuple[Part, ...]
+    segments: tuple[SegmentPart, ...]
     knowledge: Knowledge
     cache: Cache = field(default_factory=Cache)
 
     # -- rows: of passages and of sections, counted over all segments
 
     @cached_property
-    def _parts(self) -> tuple[_Placed, ...]:
+    def _parts(self) -> tuple[_MountedSegment, ...]:
         parts, first, first_section = [], 0, 0
         for part in self.segments:
-            parts.append(_Placed.of(part, first, first_section))
+            parts.append(_MountedSegment.of(part, first, first_section))
             first += part.segment.rows
             first_section += len(part.segment.section_seqs)
         return tuple(parts)
@@ -362,7 +362,7 @@ class Snapshot:
         ends = np.array([len(self._seqs)])
         return np.concatenate([none, *members]), np.concatenate([none, *starts, ends])
 
-    def _section_part(self, row: int) -> _Placed:
+    def _section_part(self, row: int) -> _MountedSegment:
         return next(part for part in reversed(self._parts) if row >= part.first_section)
 
     def _section_id(self, row: int) -> str:
@@ -536,7 +536,7 @@ class Snapshot:
         return runs
 
     def _runs_with_vectors(
-        self, part: _Placed, hardware: Sequence[str] | None, access: AccessScope
+        self, part: _MountedSegment, hardware: Sequence[str] | None, access: AccessScope
     ) -> list[tuple[int, int]]:
         """Runs of live rows about this hardware with a vector, in a segment."""
 
@@ -595,8 +595,8 @@ class Snapshot:
 
     def _on_shelf(self, rows: Rows, scope: ScopeFilter) -> Rows:
         shelf = self.keep("shelf", scope.key, lambda: self._shelf(scope))
-        kept: Rows = rows[shelf[self._abouts[1][rows]]]
-        return kept
+        admitted: Rows = rows[shelf[self._abouts[1][rows]]]
+        return admitted
 
     def unknown_ids(self, ids: Iterable[str], access: AccessScope) -> list[str]:
         """Those ids, in order, that are not a passage, section, document, card or kernel visible to
@@ -701,7 +701,7 @@ def _found(index: tuple[NDArray[np.uint64], Rows], identity: str) -> Rows:
     return rows[np.searchsorted(numbers, number) : np.searchsorted(numbers, number, "right")]
 
 
-def _passage(part: _Placed, row: int) -> Passage:
+def _passage(part: _MountedSegment, row: int) -> Passage:
     segment = part.segment
     ordinal, kind, lead, text, language, index, label, boxes, corrected, tags = segment.passage(row)
     section = int(segment.section_rows[row])

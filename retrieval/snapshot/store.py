@@ -7,7 +7,7 @@ rebuilt from the catalog. A request continues with the snapshot it started with.
 
 No process answers from a snapshot older than the last change of a text, so a document can be found
 once it is read, and not after it is deleted. A deletion is published before it is acknowledged
-(`Snapshots.publish`); then no file contains any part of the document.
+(`SnapshotStore.publish`); then no file contains any part of the document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
 from retrieval.snapshot.publish import document_stamps, read_documents
 from retrieval.snapshot.segment import (
     DocumentRows,
-    Part,
+    SegmentPart,
     build_segment,
     merge_segments,
     open_segment,
@@ -52,7 +52,7 @@ MOST_DEAD = 0.3  # share of a segment's passages
 log = structlog.get_logger(__name__)
 
 
-class Snapshots:
+class SnapshotStore:
     """Provides the current snapshot of a catalog. Safe to share between threads."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Snapshots:
         self._names = itertools.count()
         self._descriptions = Descriptions()
         self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[SegmentPart, ...] = ()
         self._manifest = ""  # text of the manifest that the parts come from
         self._snapshot: Snapshot | None = None
         self._version: Hashable = None
@@ -156,27 +156,27 @@ class Snapshots:
             any(document.id not in stamps for document in part.segment.documents) for part in parts
         ]
         fresh = [
-            Part(self._written(build_segment(rows, self._heading_weight)))
+            SegmentPart(self._written(build_segment(rows, self._heading_weight)))
             for rows in _portions(read_documents(connection, changed, self._model))
         ]
         rewritten = [
             self._compacted(part) if gone or _dead_share(part) > MOST_DEAD else part
             for part, gone in zip(parts, deleted, strict=True)
         ]
-        kept = [part for part in (*rewritten, *fresh) if _size(part)]
-        self._parts = tuple(self._merged(kept))
+        parts = [part for part in (*rewritten, *fresh) if _size(part)]
+        self._parts = tuple(self._merged(parts))
         self._write_manifest()
 
-    def _compacted(self, part: Part) -> Part:
-        return Part(self._written(merge_segments([part]))) if _size(part) else part
+    def _compacted(self, part: SegmentPart) -> SegmentPart:
+        return SegmentPart(self._written(merge_segments([part]))) if _size(part) else part
 
-    def _merged(self, parts: Sequence[Part]) -> list[Part]:
+    def _merged(self, parts: Sequence[SegmentPart]) -> list[SegmentPart]:
         """The parts, with several of about one size merged: a search visits every segment, and the
         cost of publishing should depend on the size of the change.
         """
         merged = list(parts)
         while True:
-            tiers: dict[int, list[Part]] = {}
+            tiers: dict[int, list[SegmentPart]] = {}
             for part in merged:
                 tiers.setdefault(_tier(_size(part)), []).append(part)
             full = next(
@@ -184,7 +184,7 @@ class Snapshots:
             )
             if not full:
                 return merged
-            one = Part(self._written(merge_segments(full)))
+            one = SegmentPart(self._written(merge_segments(full)))
             merged = [part for part in merged if part not in full] + [one]
 
     # -- files
@@ -232,7 +232,9 @@ class Snapshots:
                 raise ValueError("it is of another catalog, model or release")
             known = {part.segment.name: part.segment for part in self._parts}
             parts = tuple(
-                Part(known.get(name) or open_segment(self._folder / name), frozenset(without))
+                SegmentPart(
+                    known.get(name) or open_segment(self._folder / name), frozenset(without)
+                )
                 for name, without in manifest["parts"]
             )
         except FileNotFoundError:
@@ -272,19 +274,19 @@ class Snapshots:
             os.close(descriptor)
 
 
-def _only(part: Part, ids: set[str]) -> Part:
+def _only(part: SegmentPart, ids: set[str]) -> SegmentPart:
     """The part without documents of other ids."""
     others = (n for n, document in enumerate(part.segment.documents) if document.id not in ids)
-    return Part(part.segment, part.without | frozenset(others))
+    return SegmentPart(part.segment, part.without | frozenset(others))
 
 
-def _size(part: Part) -> int:
+def _size(part: SegmentPart) -> int:
     """The number of passages."""
     documents = enumerate(part.segment.documents)
     return sum(document.passages for n, document in documents if n not in part.without)
 
 
-def _dead_share(part: Part) -> float:
+def _dead_share(part: SegmentPart) -> float:
     return 1 - _size(part) / part.segment.rows if part.segment.rows else 1.0
 
 

@@ -84,12 +84,12 @@ def merge_words(
     numbers, rows, counts = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)], [np.zeros(0, "f4")]
     lengths = np.empty(len(places), np.int32)
     first = 0
-    for arrays, kept in parts:
-        own = places[first : first + len(kept)]
-        first += len(kept)
-        lengths[own] = arrays[f"{level}_lengths"][kept]
+    for arrays, remaining in parts:
+        own = places[first : first + len(remaining)]
+        first += len(remaining)
+        lengths[own] = arrays[f"{level}_lengths"][remaining]
         new = np.full(len(arrays[f"{level}_lengths"]), -1, np.int32)
-        new[kept] = own
+        new[remaining] = own
         of_posting = new[arrays[f"{level}_postings"]]
         left = of_posting >= 0
         sizes = np.diff(arrays[f"{level}_starts"])
