@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,18 @@ def plain_text(text: str) -> str:
 
 
 def routes_page() -> str:
-    """Every route of the service with its first sentence, from the interface description."""
-    schema = interface()
+    """Every operation with its route, role, tool and the first sentence of its description."""
+    from api.mcp.tools import TOOLS
+    from api.operations import operations
+    from kb.catalog.keys import ROLES
+
+    tools: dict[str, list[str]] = defaultdict(list)
+    for tool, operation in TOOLS.items():
+        tools[operation.route].append(f"`{tool}`")
     rows = [
-        f"| `{method.upper()} {path}` | {plain_text(operation.get('summary', ''))} |"
-        f" {plain_text(_first_sentence(operation.get('description', '')))} |"
-        for path, operations in schema["paths"].items()
-        for method, operation in operations.items()
+        f"| `{o.route}` | {'' if o.public else o.role} | {', '.join(tools[o.route])} |"
+        f" {plain_text(o.summary)} | {plain_text(_first_sentence(o.description))} |"
+        for o in operations()
     ]
     return "\n".join(
         [
@@ -114,22 +119,16 @@ def routes_page() -> str:
             "The whole interface, with an example for every signal, is at `/docs` of a running"
             " service (no internet needed) and at `/openapi.json`.",
             "",
-            "| route | name | what it does |",
-            "|---|---|---|",
+            "A key needs the role of a route, or one that includes it: "
+            + " < ".join(ROLES)
+            + ". A tool at `/mcp` needs the role of its route.",
+            "",
+            "| route | role | tools | name | description |",
+            "|---|---|---|---|---|",
             *rows,
             "",
         ]
     )
-
-
-def interface() -> Mapping[str, Any]:
-    """The OpenAPI description. Nothing is opened for it."""
-    from api.app import create_app
-    from kb.settings import Settings
-
-    with tempfile.TemporaryDirectory(prefix="kernlore-docs-") as folder:
-        schema: Mapping[str, Any] = create_app(Settings(data_dir=Path(folder))).openapi()
-    return schema
 
 
 def _first_sentence(text: str) -> str:

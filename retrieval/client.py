@@ -367,9 +367,9 @@ class HttpBackend:
         except httpx.RequestError as error:
             raise _no_answer(error, self.url, f"{method} {path}") from error
 
-    def download(self, path: str) -> httpx.Response:
+    def download(self, path: str, params: Mapping[str, Any] | None = None) -> httpx.Response:
         """The response with the contents of a file."""
-        return self._request("GET", path, None, {})
+        return self._request("GET", path, None, {"params": params or None})
 
     def close(self) -> None:
         self._http.close()

@@ -1,8 +1,7 @@
 """The request of /retrieve, defined once: fields, help, limits and checks.
 
-The HTTP parameters and body, the command line and the in-process client derive from this definition
-or are tested against it. Plain data: does not know the web framework, pydantic or how an answer is
-made.
+The HTTP parameters, the HTTP body and the command line derive from this definition or are tested
+against it. Plain data: does not know the web framework, pydantic or how an answer is made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A request as JSON or as query parameters: models built from `request.request_fields`.
 
-Both the HTTP routes and the in-process client validate requests here, so they accept the same
-requests and report the same errors. Unknown fields are refused, since a mistyped one would
-otherwise be ignored silently.
+HTTP routes and commands validate requests here, so they accept the same requests and report the
+same errors. Unknown fields are refused, since a mistyped one would otherwise be ignored silently.
 """
 
 from __future__ import annotations

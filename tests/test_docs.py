@@ -24,13 +24,24 @@ PAGES_BY_HAND = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
 ]
-ALL_PAGES = list(dict.fromkeys([*PAGES_BY_HAND, *sorted((ROOT / "docs").glob("*/*.md"))]))
+# Every Markdown file but knowledge, skills and prompts, whose brackets are often code.
+ALL_PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(
+        page
+        for folder in ("benchmarks", "clients", "deploy", "docs", "examples")
+        for page in (ROOT / folder).rglob("*.md")
+    ),
+    ROOT / "hw_manuals" / "FORMAT.md",
+]
+RESULTS = ROOT / "benchmarks" / "results"
 MAX_LINE = 200  # characters of a line that is no row of a table
 SHELL = re.compile(r"^(<!-- executed -->\n)?```(?:sh)?\n(.*?)^```$", re.M | re.S)
 EXECUTED = re.compile(
     r"^<!-- executed -->\n```sh\n(.*?)^```$(?:(?:(?!^```).)*?^```text\n(.*?)^```$)?", re.M | re.S
 )
-LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # also of a picture
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.M | re.S)
 
 
 def names(pages: list[Path]) -> list[str]:
@@ -82,7 +93,7 @@ def test_commands_and_options_of_the_docs_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", ALL_PAGES, ids=names(ALL_PAGES))
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
+    for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         place, _, anchor = target.partition("#")
         if "://" in place:
             continue
@@ -90,6 +101,35 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not path.exists() or (anchor and anchor not in anchors(path)):
             dead.append(target)
     assert dead == []
+
+
+def test_every_record_and_result_is_in_its_index() -> None:
+    """A decision record is in the index of records, a result in that of results and in a text."""
+    records = {page.name for page in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+    results = {page.name for page in RESULTS.glob("*.md")} - {"README.md"}
+    assert records == linked(ROOT / "docs" / "adr" / "README.md", here=True)
+    assert results == linked(RESULTS / "README.md", here=True)
+    readers = [page for page in ALL_PAGES if page.parent != RESULTS]
+    cited = {Path(target).name for page in readers for target in linked(page)}
+    assert results - cited == set()
+
+
+def linked(page: Path, here: bool = False) -> set[str]:
+    """Files that a page links to; with `here`, those of its own folder alone."""
+    targets = {t.partition("#")[0] for t in LINK.findall(page.read_text(encoding="utf-8"))}
+    return {t for t in targets if t and "://" not in t and not (here and "/" in t)}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=names(ALL_PAGES))
+def test_benchmarks_that_pages_name_exist(page: Path) -> None:
+    modules = set(re.findall(r"python -m (benchmarks[.\w]*\w)", page.read_text(encoding="utf-8")))
+    paths = {module: ROOT / module.replace(".", "/") for module in modules}
+    missing = [
+        module
+        for module, path in paths.items()
+        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
+    ]
+    assert missing == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -12,18 +12,17 @@ import logging
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
-from urllib.parse import quote
 
 from api.cli.output import Json, note
 from kb.errors import InvalidRequest, KernloreError, StoreAway, StoreError, Unavailable
 from kb.plain import plain
+from kb.routes import routes
 
 if TYPE_CHECKING:
     from api.operations import Incoming, Operation
@@ -318,44 +317,34 @@ class _Service:
         """The decoded JSON of the answer, or the bytes of a file. Raises ServiceError."""
         from retrieval.client import KernloreClientError
 
-        names = {i.name: i.place for i in operation.inputs}
-        sent: dict[str, dict[str, Any]] = defaultdict(dict)
-        for name, value in given.items():
-            sent[names.get(name, "body")][name] = value
-        path = operation.path
-        for name, value in sent["path"].items():
-            path = path.replace(f"{{{name}}}", quote(str(value), safe=""))
-        (body,) = sent["body"].values() if operation.takes_model else (sent["body"],)
+        method, path, query, body, form, files = routes()[operation.name].request(given)
         try:
             if operation.produces:
-                answer = self._http.download(path)
+                answer = self._http.download(path, query)
                 if answer.is_success:
                     return answer.content
                 status, content = answer.status_code, _decoded(answer)
             else:
+                parts = _parts(form, files) or None
                 status, content = self._http.send(
-                    operation.method,
-                    path,
-                    params=sent["query"] or None,
-                    json=None if operation.model is None else body,
-                    files=_parts(sent) or None,
+                    method, path, params=query or None, json=body, files=parts
                 )
         except KernloreClientError as error:
             raise ServiceError(error) from error
         if status >= 300:
-            raise _refused(f"{operation.method} {path}", status, content)
+            raise _refused(f"{method} {path}", status, content)
         return content
 
 
-def _parts(sent: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+def _parts(form: Mapping[str, Any], files: Mapping[str, Sequence[Incoming]]) -> list[Part]:
     """The fields of a multipart body, then its files; a list is a repeated field."""
     from retrieval.client import Part
 
     parts = []
-    for name, value in sent["form"].items():
+    for name, value in form.items():
         parts += [Part(name, one) for one in ([value] if isinstance(value, str) else value)]
-    for name, files in sent["files"].items():
-        parts += [Part(name, incoming.file, incoming.name) for incoming in files]
+    for name, several in files.items():
+        parts += [Part(name, incoming.file, incoming.name) for incoming in several]
     return parts
 
 

@@ -8,7 +8,7 @@ from mcp.server.mcpserver.tools import Tool
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from api.mcp import results
-from api.mcp.routes import Routes, at
+from api.mcp.routes import Routes
 from api.mcp.tool import READS, RECORDS, Arguments, tool
 from kb.plain import plain
 from kb.scope import Category
@@ -99,9 +99,9 @@ class OutcomeArguments(Arguments):
     note: Annotated[str, Field(max_length=4000)] | None = None
 
 
-def _given(arguments: BaseModel, *without: str) -> dict[str, Any]:
+def _given(arguments: BaseModel) -> dict[str, Any]:
     fields = {name: getattr(arguments, name) for name in type(arguments).model_fields}
-    return {n: v for n, v in fields.items() if v is not None and n not in without}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 async def retrieve_context(routes: Routes, given: RetrieveArguments) -> results.Retrieved:
@@ -110,16 +110,17 @@ async def retrieve_context(routes: Routes, given: RetrieveArguments) -> results.
     run-time log, a profiler's output or metrics, a signal, a question, or your draft, in any
     combination; `task` write with a hardware alone prepares a first kernel. Name the hardware:
     nothing about another chip is ever returned. Report what came of it by `report_outcome`."""
-    answer = await routes.post("/retrieve", _given(given))
+    answer = await routes.call("retrieve", request=_given(given))
     return results.Retrieved.model_validate(answer)
 
 
 async def search_manual(routes: Routes, given: SearchArguments) -> results.Searched:
     """Search the manuals and guides for passages about a question. Use `retrieve_context` for a
     failing or slow kernel."""
-    body = _given(given, "category") | {"task": "ask"}
-    body |= {"categories": [given.category]} if given.category is not None else {}
-    answer = await routes.post("/retrieve", body)
+    body = _given(given) | {"task": "ask"}
+    if "category" in body:
+        body["categories"] = [body.pop("category")]
+    answer = await routes.call("retrieve", request=body)
     return results.Searched.model_validate(answer)
 
 
@@ -132,22 +133,26 @@ async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.Symbo
     """Look up a name of a chip's language in the chip's own manuals: signature, operands,
     limits, an example. Do so before you write an instruction or intrinsic that you are not sure
     of."""
-    path = at("/hardware", given.hardware, "symbols")
-    answer = await routes.get(path, q=given.name, limit=given.limit, language=given.language)
+    answer = await routes.call(
+        "list_symbols",
+        hardware_id=given.hardware,
+        q=given.name,
+        limit=given.limit,
+        language=given.language,
+    )
     return results.Symbols.model_validate(answer)
 
 
 async def list_signals_and_hardware(routes: Routes, _: NoArguments) -> results.Known:
     """List the ids that `signal` and `hardware` of the other tools take."""
-    signals, hardware = await routes.get("/signals"), await routes.get("/hardware")
+    signals, hardware = await routes.call("list_signals"), await routes.call("list_hardware")
     return results.Known.model_validate({**signals, **hardware})
 
 
 async def report_outcome(routes: Routes, given: OutcomeArguments) -> results.Outcome:
     """Report whether a retrieved answer led to a correct and faster kernel. Later answers are
     ranked by it."""
-    path = at("/retrievals", given.retrieval_id, "outcome")
-    answer = await routes.post(path, _given(given, "retrieval_id"))
+    answer = await routes.call("report_outcome", **_given(given))
     return results.Outcome.model_validate(answer)
 
 
@@ -167,10 +172,9 @@ def knowledge_tools(routes: Routes) -> list[Tool]:
 
 async def section_text(routes: Routes, passage_id: str, offset: int = 0) -> results.SectionText:
     """The section of a passage as one text. Raises NotFound."""
-    passage = await routes.get(at("/passages", passage_id))
+    passage = await routes.call("show_passage", passage_id=passage_id)
     document, section = passage["document"], passage["section"]
-    path = at("/documents", document["id"], "passages")
-    page = await routes.get(path, section=section["id"], offset=offset, limit=PAGE)
+    page = await section_page(routes, document["id"], section["id"], offset)
     rows = page["passages"]
     after = offset + len(rows)
     return results.SectionText(
@@ -182,6 +186,13 @@ async def section_text(routes: Routes, passage_id: str, offset: int = 0) -> resu
         text=passages_text(rows),
         passages=page["total"],
         next_offset=after if after < page["total"] else None,
+    )
+
+
+async def section_page(routes: Routes, document_id: str, section_id: str, offset: int) -> Any:
+    """The passages of a section from `offset` on, at most `PAGE`."""
+    return await routes.call(
+        "list_passages", document_id=document_id, section=section_id, offset=offset, limit=PAGE
     )
 
 

@@ -13,7 +13,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.mcp.routes import HttpRoutes, client_of
+from api.mcp.routes import Routes, client_of
 from kb.errors import Unavailable
 from kb.settings import Settings
 
@@ -92,7 +92,7 @@ class Mounted:
                 async def ready() -> httpx.AsyncClient:
                     return client
 
-                server = await asyncio.to_thread(build, HttpRoutes(ready))
+                server = await asyncio.to_thread(build, Routes(ready))
                 # No session is kept, so a restart of the service is not noticed. The middleware of
                 # the service has checked names and origins, by its own settings.
                 server.streamable_http_app(

@@ -16,7 +16,7 @@ from mcp.server.mcpserver.tools import Tool
 from pydantic import Field
 
 from api.mcp import results
-from api.mcp.routes import Routes, at
+from api.mcp.routes import Routes
 from api.mcp.tool import RECORDS, REPEATABLE, Arguments, tool
 from api.operations.bodies import TrajectoryStepBody
 from kb.errors import InvalidRequest
@@ -132,16 +132,18 @@ async def evaluate_candidate(routes: Routes, given: EvaluateArguments) -> result
     if given.evaluation_id is None:
         body = {"problem": _problem(given), "candidate": _kernel(given), "hardware": given.hardware}
         body |= {"cases": given.cases} if given.cases is not None else {}
-        job = await routes.post("/evaluations", body)
+        job = await routes.call("evaluate_candidate", **body)
     else:
-        job = await routes.get(at("/evaluations", given.evaluation_id))
-    path = at("/evaluations", job["id"])
+        job = await routes.call("show_evaluation", evaluation_id=given.evaluation_id)
+
+    async def state() -> Any:
+        return await routes.call("show_evaluation", evaluation_id=job["id"])
 
     async def ended() -> Any:
-        state = await routes.get(path)
-        return state if state["state"] in ("ready", "failed") else None
+        shown = await state()
+        return shown if shown["state"] in ("ready", "failed") else None
 
-    shown = await _until(ended, given.wait_seconds) or await routes.get(path)
+    shown = await _until(ended, given.wait_seconds) or await state()
     knowledge = (shown["result"] or {}).get("knowledge")
     return results.Evaluated.model_validate({**shown, "knowledge": knowledge})
 
@@ -154,21 +156,23 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
     is starting or running, ask again; otherwise the run has ended, with its `result`."""
     started = given.run_id is None
     run_id = await _start(routes, given) if given.run_id is None else given.run_id
-    path = at("/runs", run_id, "context")
+
+    async def state() -> Any:
+        return await routes.call("show_context", run_id=run_id)
 
     async def settled() -> Any:
-        told = await routes.get(path)
-        return told if told["waiting"] or told["state"] not in MEASURING else None
+        shown = await state()
+        return shown if shown["waiting"] or shown["state"] not in MEASURING else None
 
-    told = await _until(settled, given.wait_seconds) or await routes.get(path)
-    run = await routes.get(at("/runs", run_id))
-    context = told["context"] or {}
+    shown = await _until(settled, given.wait_seconds) or await state()
+    run = await routes.call("show_run", run_id=run_id)
+    context = shown["context"] or {}
     briefing = context.get("briefing") or {}
     parts = [briefing.get("task", "")] if started or given.whole else []
     return results.NextContext(
         run_id=run_id,
         state=run["state"],
-        waiting=told["waiting"],
+        waiting=shown["waiting"],
         step=context.get("step"),
         briefing="\n\n".join([*parts, briefing.get("step", "")]).strip(),
         knowledge_ids=list(briefing.get("shown", ())),
@@ -184,21 +188,21 @@ async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Su
     next briefing has the verdict."""
     body: dict[str, Any] = {"step": given.step, "plan": given.plan, "used": given.used}
     what = {"nothing_more": True} if given.nothing_more else {"candidate": _kernel(given)}
-    await routes.post(at("/runs", given.run_id, "candidates"), body | what)
+    await routes.call("propose_candidate", run_id=given.run_id, **body, **what)
 
     async def measured() -> Any:
-        nodes = (await routes.get(at("/runs", given.run_id, "tree")))["nodes"]
-        run = await routes.get(at("/runs", given.run_id))
+        nodes = (await routes.call("show_tree", run_id=given.run_id))["nodes"]
+        run = await routes.call("show_run", run_id=given.run_id)
         over = run["state"] not in MEASURING
         done = len(nodes) > given.step and not given.nothing_more
         return (run, nodes) if done or over else None
 
     outcome = await _until(measured, given.wait_seconds)
     if outcome is None or len(outcome[1]) <= given.step:
-        run = await routes.get(at("/runs", given.run_id))
+        run = await routes.call("show_run", run_id=given.run_id)
         pending = outcome is None and not given.nothing_more
         return _submitted(given, run, "pending" if pending else "none", None)
-    node = await routes.get(at("/runs", given.run_id, "candidates", str(given.step)))
+    node = await routes.call("node_record", run_id=given.run_id, number=given.step)
     return _submitted(given, outcome[0], node["state"], node["evaluation"])
 
 
@@ -215,7 +219,8 @@ async def submit_trajectory(
         "actor": given.actor,
     }
     sent = {name: value for name, value in body.items() if value is not None}
-    return results.SubmittedTrajectory.model_validate(await routes.post("/trajectories", sent))
+    answer = await routes.call("submit_trajectory", trajectory=sent)
+    return results.SubmittedTrajectory.model_validate(answer)
 
 
 def optimization_tools(routes: Routes) -> list[Tool]:
@@ -271,7 +276,7 @@ async def _start(routes: Routes, given: NextArguments) -> str:
         "proposers": ["external"],
         "context_tokens": given.context_tokens,
     }
-    return str((await routes.post("/runs", body))["id"])
+    return str((await routes.call("start_run", **body))["id"])
 
 
 async def _until(ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:

@@ -16,8 +16,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.types import Resource
 
-from api.mcp.knowledge import PAGE, passages_text
-from api.mcp.routes import Routes, at
+from api.mcp.knowledge import PAGE, passages_text, section_page
+from api.mcp.routes import Routes
 from kb.errors import KernloreError, NotFound
 from kb.scope import ANY
 
@@ -58,7 +58,7 @@ def add_resources(server: MCPServer, routes: Routes) -> None:
 
 async def listed_skills(routes: Routes) -> list[Resource]:
     """The skills in use as resources, by name."""
-    rows = (await routes.get("/skills", state=IN_USE))["skills"]
+    rows = (await routes.call("list_skills", state=IN_USE))["skills"]
     return [
         Resource(
             uri=f"skill://{_chip_of(row)}/{row['name']}/SKILL.md",
@@ -85,11 +85,11 @@ async def _asked(ask: Callable[[], Awaitable[str]]) -> str:
 
 
 async def _hardware(routes: Routes) -> str:
-    return _text(await routes.get("/hardware"))
+    return _text(await routes.call("list_hardware"))
 
 
 async def _documents(routes: Routes) -> str:
-    rows = (await routes.get("/documents"))["documents"]
+    rows = (await routes.call("list_documents"))["documents"]
     kept = ("id", "title", "category", "hardware", "languages", "passages")
     return _text(
         {
@@ -102,17 +102,17 @@ async def _documents(routes: Routes) -> str:
 
 
 async def _document(routes: Routes, document_id: str) -> str:
-    document = await routes.get(at("/documents", document_id))
-    sections = (await routes.get(at("/documents", document_id, "sections")))["sections"]
+    document = await routes.call("show_document", document_id=document_id)
+    sections = (await routes.call("list_sections", document_id=document_id))["sections"]
     place = f"{DOCUMENTS}/{document_id}/sections"
     rows = [{**section, "uri": f"{place}/{section['id']}"} for section in sections]
     return _text({**document, "sections": rows})
 
 
 async def _section(routes: Routes, document_id: str, section_id: str) -> str:
-    path, texts = at("/documents", document_id, "passages"), []
+    texts = []
     for offset in range(0, MAX_SECTION, PAGE):
-        page = await routes.get(path, section=section_id, offset=offset, limit=PAGE)
+        page = await section_page(routes, document_id, section_id, offset)
         texts.append(passages_text(page["passages"]))
         if offset + PAGE >= page["total"]:
             break
@@ -120,11 +120,11 @@ async def _section(routes: Routes, document_id: str, section_id: str) -> str:
 
 
 async def _skill_file(routes: Routes, hardware: str, name: str, path: str) -> str:
-    shown = await routes.get(at("/skills", name))
+    shown = await routes.call("show_skill", name=name)
     about = shown["summary"]["scopes"]["hardware"] or [ANY]
     if hardware not in (*about, ANY):
         raise NotFound(f"{name} is no skill for {hardware}", hint=f"It is for {', '.join(about)}.")
-    data = await routes.download(at("/skills", name, "export"))
+    data = await routes.download("export_skill", name=name)
     with zipfile.ZipFile(io.BytesIO(data)) as folder:
         files = {entry.partition("/")[2]: entry for entry in folder.namelist()}
         if path not in files:

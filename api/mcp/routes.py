@@ -1,8 +1,7 @@
-"""How the tools reach the product: through the routes of the HTTP interface.
+"""How the tools reach the product: through the HTTP routes of a service, or of an application in
+this process.
 
-So an agent is held to the same rules as any other caller: what it may see, who may have code run
-here, how much may be sent, how many may ask at once. The routes are those of a service by its URL,
-or of an application in this process; neither is asked which it is.
+So tools are subject to the same authorisation, size limits and rate limits as every other caller.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any
 
 import anyio
 import httpx
 from starlette.types import ASGIApp
 
 from kb.errors import KernloreError, Unavailable
+from kb.routes import routes
 from retrieval.client import key_header
 
 LOOPBACK = "http://127.0.0.1"
 SECONDS = 120.0  # for one request; the longest hand in megabytes
-# What of a request to the tools says who asks. It is passed on to the routes, which decide by it.
-ASKING = ("host", "authorization", "x-request-id")
+# Headers that identify the caller; forwarded to the routes, which authorise by them.
+FORWARDED = ("host", "authorization", "x-request-id")
 
 Json = Mapping[str, Any]
 Open = Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
-asking: ContextVar[Mapping[str, str]] = ContextVar("asking")
+caller_headers: ContextVar[Mapping[str, str]] = ContextVar("caller_headers")
 
 
 class Refusal(KernloreError):
@@ -39,46 +38,32 @@ class Refusal(KernloreError):
         self.status = status
 
 
-class Routes(Protocol):
-    """The routes of one service."""
-
-    async def get(self, path: str, **parameters: Any) -> Any:
-        """The answer to a GET; parameters that are None are left out. Raises KernloreError."""
-        ...
-
-    async def post(self, path: str, body: Json) -> Any:
-        """The answer to a POST of JSON. Raises KernloreError."""
-        ...
-
-    async def download(self, path: str) -> bytes:
-        """The bytes that a GET answers. Raises KernloreError."""
-        ...
-
-
-class HttpRoutes:
-    """The routes behind an HTTP client, which is opened when it is first needed."""
+class Routes:
+    """Carries out operations over HTTP. The client is opened when it is first needed."""
 
     def __init__(self, client: Callable[[], Awaitable[httpx.AsyncClient]]) -> None:
         self._client = client
 
-    async def get(self, path: str, **parameters: Any) -> Any:
-        """The answer to a GET; parameters that are None are left out. Raises KernloreError."""
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return _json(await self._send("GET", path, params=given))
+    async def call(self, operation: str, **given: Any) -> Any:
+        """The JSON output of an operation. Raises KernloreError."""
+        return _json(await self._send(operation, given))
 
-    async def post(self, path: str, body: Json) -> Any:
-        """The answer to a POST of JSON. Raises KernloreError."""
-        return _json(await self._send("POST", path, json=dict(body)))
-
-    async def download(self, path: str) -> bytes:
-        """The bytes that a GET answers. Raises KernloreError."""
-        answer = await self._send("GET", path)
+    async def download(self, operation: str, **given: Any) -> bytes:
+        """The bytes of an operation whose output is a file. Raises KernloreError."""
+        answer = await self._send(operation, given)
         return answer.content if answer.is_success else bytes(_json(answer))
 
-    async def _send(self, method: str, path: str, **carried: Any) -> httpx.Response:
+    async def _send(self, operation: str, given: Json) -> httpx.Response:
         client = await self._client()
+        sent = routes()[operation].request(given)
         try:
-            return await client.request(method, path, headers=asking.get({}), **carried)
+            return await client.request(
+                sent.method,
+                sent.path,
+                params=sent.query,
+                json=sent.body,
+                headers=caller_headers.get({}),
+            )
         except httpx.RequestError as error:
             raise Unavailable(
                 f"no answer from {client.base_url}: {error or type(error).__name__}",
@@ -101,12 +86,6 @@ def _json(answer: httpx.Response) -> Any:
         " what Kernlore answers",
         hint="Check that the URL is Kernlore's and that both are of one version.",
     )
-
-
-def at(*parts: str) -> str:
-    """A path whose parts after the first are quoted."""
-    first, *rest = parts
-    return "/".join([first, *(quote(part, safe="") for part in rest)])
 
 
 def client_of(app: ASGIApp) -> httpx.AsyncClient:

@@ -13,7 +13,7 @@ from api.mcp.knowledge import knowledge_tools
 from api.mcp.optimization import optimization_tools
 from api.mcp.prompts import add_prompts
 from api.mcp.resources import add_resources, listed_skills
-from api.mcp.routes import ASKING, Routes, asking
+from api.mcp.routes import FORWARDED, Routes, caller_headers
 from kb.errors import KernloreError
 from kb.settings import product_version
 
@@ -67,8 +67,8 @@ def build(routes: Routes) -> MCPServer[Any]:
 async def _passed_on(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
     """Let the routes see who asks: an HTTP request brings it, standard input does not."""
     headers = getattr(ctx.request, "headers", None) or {}
-    token = asking.set({name: headers[name] for name in ASKING if name in headers})
+    token = caller_headers.set({name: headers[name] for name in FORWARDED if name in headers})
     try:
         return await call_next(ctx)
     finally:
-        asking.reset(token)
+        caller_headers.reset(token)

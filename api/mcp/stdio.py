@@ -7,7 +7,7 @@ import signal
 
 import anyio
 
-from api.mcp.routes import HttpRoutes, Open, Opening
+from api.mcp.routes import Open, Opening, Routes
 from api.mcp.server import build
 
 
@@ -18,7 +18,7 @@ def serve(opened: Open) -> None:
 
 async def _serve(opened: Open) -> None:
     opening = Opening()
-    server = build(HttpRoutes(opening.client))
+    server = build(Routes(opening.client))
     async with anyio.create_task_group() as group:
         group.start_soon(opening.hold, opened)
         group.start_soon(_end_when_told, opening)

@@ -185,6 +185,12 @@ class Operation(Generic[P, R]):
         return f"{self.method} {self.path}"
 
     @property
+    def whole(self) -> str:
+        """The parameter that is the JSON body or all query parameters; empty without one."""
+        models = (i.name for i in self.inputs if _is_model(i.type))
+        return next(models, "") if self.model is None or self.takes_model else ""
+
+    @property
     def changes(self) -> bool:
         """Whether it changes the store or a run, so that it is written to the audit log."""
         return self.method not in SAFE and not self.reads
@@ -239,14 +245,15 @@ class Operation(Generic[P, R]):
     def takes_model(self) -> bool:
         """Whether the function takes the JSON body as one value."""
         fields = [i.type for i in self.inputs if i.place == "body"]
-        return len(fields) == 1 and isinstance(fields[0], type) and issubclass(fields[0], BaseModel)
+        return len(fields) == 1 and _is_model(fields[0])
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The input with the fields of the body checked against their types and bounds. Raises
-        InvalidRequest, which names each field that is wrong.
+        """The input with the fields of the body, and query parameters that are one model, checked
+        against their types and bounds. Raises InvalidRequest, which names each field that is wrong.
         """
         if self.model is None:
-            return dict(given)
+            models = {i.name: i.type for i in self.inputs if _is_model(i.type)}
+            return {n: validated(models[n], v) if n in models else v for n, v in given.items()}
         names = {i.name for i in self.inputs if i.place == "body"}
         path = {i.name: given[i.name] for i in self.inputs if i.place == "path"}
         if self.takes_model:
@@ -302,6 +309,10 @@ def _metadata(annotation: Any) -> tuple[Any, ...]:
 
 def _base(annotation: Any) -> Any:
     return annotation.__origin__ if get_origin(annotation) is Annotated else annotation
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def listed(text: str | None) -> list[str] | None:

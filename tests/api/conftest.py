@@ -6,11 +6,11 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi.testclient import TestClient
-from httpx2 import Response
+from httpx2 import Client, Response
 from jsonschema import Draft202012Validator
 
 from api.app import create_app
@@ -18,6 +18,9 @@ from kb.settings import MIB, Settings
 from tests.api.cli_process import data, files  # noqa: F401  (fixtures)
 from tests.known_device import store_ceilings
 from tests.shared import copy_knowledge, place_models
+
+if TYPE_CHECKING:
+    from tests.api.keyed_service import KeyedService
 
 DOCUMENTS = (
     "guidance/memory-bound.md",
@@ -54,6 +57,15 @@ def client(settings: Settings) -> Iterator[TestClient]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def keyed(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[KeyedService]:
+    """A service with keys, on a port of its own."""
+    from tests.api.keyed_service import keyed_service
+
+    with keyed_service(tmp_path_factory.mktemp("keys"), model_cache) as running:
+        yield running
+
+
 def hold_to_description(client: TestClient) -> None:
     """From now on every JSON answer to this client is held against the interface description."""
     description = client.get("/openapi.json").json()
@@ -79,7 +91,7 @@ def hold_to_description(client: TestClient) -> None:
     client.event_hooks = {"response": [check]}
 
 
-def wait_until_ready(client: TestClient, seconds: float = 400) -> dict[str, Any]:
+def wait_until_ready(client: Client, seconds: float = 400) -> dict[str, Any]:
     """The state once it is ready."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -90,11 +102,11 @@ def wait_until_ready(client: TestClient, seconds: float = 400) -> dict[str, Any]
     raise AssertionError(f"not ready: {state}")
 
 
-def upload(client: TestClient, name: str, content: bytes, **fields: Any) -> Response:
+def upload(client: Client, name: str, content: bytes, **fields: Any) -> Response:
     return client.post("/documents", files=[("file", (name, content))], data=fields)
 
 
-def finished(client: TestClient, job_id: str, seconds: float = 400) -> dict[str, Any]:
+def finished(client: Client, job_id: str, seconds: float = 400) -> dict[str, Any]:
     """The job once it has ended, however it ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import pkgutil
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +86,6 @@ FREE_MIB = 512
 PROBES = 5  # a scope, about
 CLOSE = 0.01  # a cosine; stored vectors are of unit length only to bf16's precision
 LIBRARIES = ("chromadb", "llama-index-core", "onnxruntime", "pypdfium2", "sqlalchemy", "torch")
-PARSERS = ("pdf.document", "html", "markdown", "rst.document", "docx", "notebook", "text")
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,19 @@ def _isolation() -> Check:
 
 
 def _parsers() -> Check:
-    broken = []
-    for name in PARSERS:
+    """Whether every reader below ingestion/formats can be imported."""
+    from ingestion import formats
+
+    readers, broken = [], []
+    for module in pkgutil.walk_packages(formats.__path__, f"{formats.__name__}."):
+        name = module.name.removeprefix(f"{formats.__name__}.")
         try:
-            importlib.import_module(f"ingestion.formats.{name}")
+            importlib.import_module(module.name)
         except ImportError as error:
             broken.append(f"{name}: {error}")
-    detail = "; ".join(broken) or ", ".join(name.partition(".")[0] for name in PARSERS)
+        if "." not in name and name != "detect":
+            readers.append(name)
+    detail = "; ".join(broken) or ", ".join(readers)
     return Check("parsers", not broken, detail, "Install what is missing: `make setup`.")
 
 

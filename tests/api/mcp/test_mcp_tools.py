@@ -17,7 +17,7 @@ import httpx
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from api.mcp.routes import HttpRoutes, Opening, client_at
+from api.mcp.routes import Opening, Routes, client_at
 from kb.errors import Unavailable
 from retrieval.diagnose.signals import load_signals
 from tests.api.cli_process import COMMAND, ROOT
@@ -301,7 +301,7 @@ def test_an_unreachable_service_is_named() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(opening.hold, lambda: client_at("http://127.0.0.1:9"))
             with pytest.raises(Unavailable) as refused:
-                await HttpRoutes(opening.client).get("/signals")
+                await Routes(opening.client).call("list_signals")
             group.cancel_scope.cancel()
         assert "127.0.0.1:9" in refused.value.message and "kernlore serve" in refused.value.hint
 
