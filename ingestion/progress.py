@@ -92,6 +92,10 @@ class DocumentJob:
     progress: Mapping[str, Any]
     result: Mapping[str, Any]
 
+    @property
+    def finished(self) -> bool:
+        return self.state in ("ready", "partial", "failed")
+
 
 @dataclass(frozen=True)
 class JobCounts:

@@ -1,7 +1,9 @@
 """The Python client of a Kernlore service: one module, standard library and httpx, nothing else.
 
 Also the distribution `kernlore-client`: imports nothing of this repository, runs on Python 3.10.
-Fields a newer service adds are ignored, fields an older one lacks keep their default.
+Fields that a newer service adds are ignored; fields that an older one lacks have their default.
+The records of answers and most methods are generated, between marks, from the operations of the
+service (`python -m api.operations`); a test keeps them current.
 
     with Kernlore() as kernlore:
         answer = kernlore.retrieve(log=compiler_output, hardware="h100")
@@ -28,17 +30,18 @@ import httpx
 __version__ = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8321"
 KEY_VARIABLE = "KERNLORE_KEY"
-MOST_WAITS, MOST_SECONDS = 5, 60.0  # of a 429 answer: retries, and the longest wait before one
+MOST_WAITS, MOST_SECONDS = 5, 60.0  # after 429: attempts, and the longest wait for the next
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
-_segment = partial(quote, safe="")  # quote an id as one path segment
+_segment = partial(quote, safe="")  # an id as one part of a path
 
 
 class KernloreClientError(Exception):
-    """A request failed. `hint` says how to fix it, `status` is the HTTP status or None without a
-    response. `code` is the service's (`unknown_hardware`, ...) or the client's: unreachable,
-    timeout, connection_lost, unexpected_answer, invalid_url, invalid_request.
+    """A refused or failed request. `hint` says what to do next; `status` is the HTTP status, None
+    without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the client:
+    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
+    invalid_request.
     """
 
     def __init__(
@@ -54,17 +57,21 @@ class KernloreClientError(Exception):
         self.hint = hint
         self.details = dict(details or {})
         self.status = status
-        # Pass all fields as args, because pickle restores exceptions from args.
+        # pickle restores an exception from `args`.
         super().__init__(code, message, hint, self.details, status)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
+# -- generated records: `python -m api.operations` writes them from the records of the service
+
+
 @dataclass(frozen=True)
 class SignalFinding:
-    """A detected signal. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic) or
-    "given" if the caller named the signal.
+    """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
+    or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
+    that a rule relied on, or of a log line that a signature matched.
     """
 
     id: str
@@ -74,8 +81,15 @@ class SignalFinding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The diagnosis: signals, root causes first. `measure_next` lists metrics that would settle the
-    open questions.
+    """What is wrong, root causes first; empty when nothing is known to be wrong.
+
+    `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
+    explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
+    evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
+    the open questions, and `signatures` are the known error texts of the log, the leading one
+    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` says what kind
+    of failure it is: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
+    warning_only, null where the signature of a chip leaves it open.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -86,11 +100,24 @@ class Verdict:
     signatures: tuple[Json, ...] = ()
     hint: str = ""
 
+    @property
+    def signal_ids(self) -> tuple[str, ...]:
+        """The ids of the signals, the leading one first."""
+        return tuple(finding.id for finding in self.signals)
+
+    @property
+    def primary(self) -> str:
+        """The id of the leading signal, or "unknown"."""
+        return self.signals[0].id if self.signals else "unknown"
+
 
 @dataclass(frozen=True)
 class ProfileRead:
-    """Contents of a profile: the profiler, the kernel that takes most of the time, its metrics, and
-    the times of all kernels.
+    """What was read of the profiler output that a request gave.
+
+    `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
+    {name, calls, us, pct}, the longest first.
     """
 
     kind: str
@@ -103,7 +130,7 @@ class ProfileRead:
 
 @dataclass(frozen=True)
 class DocumentRef:
-    """The document of an excerpt."""
+    """The document of an excerpt, in the version that is current."""
 
     id: str
     title: str = ""
@@ -112,8 +139,10 @@ class DocumentRef:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """One cited piece of a document. `hardware` lists the chips that it is about; empty for any
-    chip.
+    """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
+
+    `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
     """
 
     id: str
@@ -131,8 +160,11 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a kernel, as data. `applies` is None if values named in `missing` are needed to
-    decide it.
+    """A change of a kernel whose predicate holds, or could not be decided because the values named
+    in `missing` are unknown (then `applies` is None).
+
+    `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
+    the change, {fact, value, unit, source}; `source` is the passage it rests on.
     """
 
     id: str
@@ -148,7 +180,9 @@ class Move:
 
 @dataclass(frozen=True)
 class SkillAnswer:
-    """A measured transformation that fits; `score` holds the components of its rank."""
+    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
+    is None where nothing was measured here.
+    """
 
     name: str
     summary: str = ""
@@ -160,7 +194,9 @@ class SkillAnswer:
 
 @dataclass(frozen=True)
 class ContextPart:
-    """A part of a context: its kind, the id to exclude it by, its tokens and its citation."""
+    """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
+    by, its size in tokens and its citation, empty for lines of this program.
+    """
 
     kind: str
     id: str = ""
@@ -170,13 +206,14 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """`context` is packed for a prompt, `excerpts` is the plain ranked list and `raw` the whole
-    JSON.
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
+    make a better answer. Outcomes are reported against `retrieval_id`.
 
-    The first `context_stable` characters of `context` are equal in every request about the same
-    chip, language, operator and budget that excludes nothing (0 if a small budget leaves room for
-    the question only). Moves and skills start at character `context_actions`. `parts` lists the
-    contents of `context`.
+    `task` is what the context is for. Its first `context_stable` characters stay equal in every
+    request about the same chip, language, operator and budget that excludes nothing (0 where a
+    small budget is for what was asked alone); moves and skills stand in it from
+    character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
+    the draft no card has. `profile` says what was read of a given profile.
     """
 
     retrieval_id: str
@@ -200,20 +237,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class Upload:
-    """The result of an upload. `outcome` is created, new_version, unchanged or duplicate_of.
-    `job_id` is None if nothing has to be read. `group` is shared by files uploaded together.
+    """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
+    duplicate_of).
     """
 
     document_id: str
     outcome: str
     job_id: str | None = None
+    name: str = ""
     group: str | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class JobError:
-    """The reason for which a job failed; `hint` says what to do next."""
+    """The reason for which a job failed, in the shape of all errors."""
 
     code: str
     message: str = ""
@@ -232,17 +270,16 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class Job:
-    """An ingestion job. `state` is queued, running, ready, partial or failed; `stage` of a running
-    job is reading or embedding. `passages` is None until the document is read. `seconds` is the
-    running time so far.
+    """The progress of reading a document. `stage` is None unless the job is running. Of `passages`,
+    None until the document is read, `passages_done` have a vector. `seconds` is the running time so
+    far. `progress` and `result` count the contents read from the document.
     """
 
     id: str
     state: str
-    progress: Json = field(default_factory=dict)
-    result: Json = field(default_factory=dict)
-    error: JobError | None = None
+    kind: str = ""
     stage: str | None = None
+    document_id: str | None = None
     document: JobDocument | None = None
     group: str | None = None
     passages_done: int = 0
@@ -252,6 +289,9 @@ class Job:
     started_at: str | None = None
     finished_at: str | None = None
     seconds: float | None = None
+    error: JobError | None = None
+    progress: Json = field(default_factory=dict)
+    result: Json = field(default_factory=dict)
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -261,8 +301,8 @@ class Job:
 
 @dataclass(frozen=True)
 class JobCounts:
-    """Number of jobs in each state, number of running jobs that are embedding, and their passages:
-    known, and with a vector.
+    """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
+    that are embedding, their known passages, and those with a vector.
     """
 
     queued: int = 0
@@ -277,9 +317,7 @@ class JobCounts:
 
 @dataclass(frozen=True)
 class Jobs:
-    """A page of jobs, newest first. `counts` cover all jobs of the hardware and group; `cursor`
-    selects the next page and is None on the last.
-    """
+    """Jobs, newest first. `cursor` asks for those after them; None at the end."""
 
     jobs: tuple[Job, ...] = ()
     counts: JobCounts = field(default_factory=JobCounts)
@@ -287,9 +325,12 @@ class Jobs:
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
+# -- end of generated records
+
+
 @dataclass(frozen=True)
 class Part:
-    """One field of a multipart body; a file if it has a `file_name`."""
+    """One field of a multipart body; a file when it has a `file_name`."""
 
     name: str
     content: str | bytes | BinaryIO
@@ -297,9 +338,10 @@ class Part:
 
 
 class Backend(Protocol):
-    """Sends one request to a service, over HTTP or in process. Returns the status and the decoded
-    JSON body, None for an empty one. An error of the service is returned too: a status of 400 or
-    above with the body `{code, message, hint, details}`.
+    """Carries one request to a service, over HTTP or inside one process.
+
+    Answers the status and the decoded JSON body, None for an empty one. An error of the service is
+    an answer too: a status from 400 up with the body `{code, message, hint, details}`.
     """
 
     def send(
@@ -314,9 +356,9 @@ class Backend(Protocol):
 
 
 class HttpBackend:
-    """A connection pool for one service; safe to share between threads. Without `key`, the key in
-    the environment is sent, if there is one. Retries a 429 response after the time that the service
-    states.
+    """Pooled connections to a service; may be shared between threads. `key` defaults to that of the
+    environment. A request that is refused with 429 is repeated after the time that the service
+    names.
     """
 
     def __init__(
@@ -334,7 +376,7 @@ class HttpBackend:
             timeout=timeout,
             transport=transport,
             headers=headers,
-            # A proxy named in the environment cannot reach the loopback interface.
+            # A proxy named in the environment cannot reach this machine's own loopback.
             trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),
         )
 
@@ -343,7 +385,7 @@ class HttpBackend:
     ) -> tuple[int, Any]:
         for _ in range(MOST_WAITS):
             answer = self._request(method, path, files, carried)
-            seconds = _retry_after(answer)
+            seconds = _retry_seconds(answer)
             if seconds is None:
                 break
             time.sleep(seconds)
@@ -368,15 +410,15 @@ class HttpBackend:
             raise _no_answer(error, self.url, f"{method} {path}") from error
 
     def download(self, path: str, params: Mapping[str, Any] | None = None) -> httpx.Response:
-        """The response with the contents of a file."""
+        """The answer to a request for a file."""
         return self._request("GET", path, None, {"params": params or None})
 
     def close(self) -> None:
         self._http.close()
 
 
-def _retry_after(answer: httpx.Response) -> float | None:
-    """Seconds to wait before a rate-limited request is repeated; None for other responses."""
+def _retry_seconds(answer: httpx.Response) -> float | None:
+    """Seconds to wait before a request over the rate limit is repeated; None for other answers."""
     seconds = answer.headers.get("retry-after", "")
     if answer.status_code != 429 or not seconds.isdecimal() or float(seconds) > MOST_SECONDS:
         return None
@@ -384,8 +426,8 @@ def _retry_after(answer: httpx.Response) -> float | None:
 
 
 def key_header(key: str | None = None) -> dict[str, str]:
-    """The header with a key, by default the key in the environment, if there is one. Raises
-    KernloreClientError for a key that no header can carry.
+    """The authorization header for a key, by default that of the environment; empty without a key.
+    Raises KernloreClientError for a key with characters that a header cannot carry.
     """
     secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
     return {"authorization": f"Bearer {_sendable_key(secret)}"} if secret else {}
@@ -399,8 +441,8 @@ def _sendable_key(key: str) -> str:
 
 
 class Kernlore:
-    """Client of a Kernlore service, by URL or by any `Backend`; the same calls give the same
-    answers. `key` defaults to the environment variable KERNLORE_KEY.
+    """A Kernlore service, by URL or by any `Backend`. `key` defaults to the environment variable
+    KERNLORE_KEY. Every method raises KernloreClientError.
     """
 
     def __init__(
@@ -424,9 +466,11 @@ class Kernlore:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. A backend that the caller passed stays open."""
+        """Close the connection. A `backend` of the caller stays open."""
         if self._own is not None:
             self._own.close()
+
+    # -- generated methods: `python -m api.operations` writes them from the operations
 
     def retrieve(
         self,
@@ -434,7 +478,6 @@ class Kernlore:
         signal: str | None = None,
         log: str | None = None,
         metrics: Mapping[str, SupportsFloat | str] | None = None,
-        profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         query: str | None = None,
         hardware: str | None = None,
         op: str | None = None,
@@ -447,96 +490,239 @@ class Kernlore:
         skill_states: Sequence[str] | None = None,
         run_id: str | None = None,
         node_id: str | None = None,
-        signals: Sequence[str] | None = None,
-        roles: Sequence[str] | None = None,
         task: str | None = None,
         draft: str | None = None,
         exclude: Sequence[str] | None = None,
+        signals: Sequence[str] | None = None,
+        profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
+        roles: Sequence[str] | None = None,
     ) -> Answer:
-        """Retrieve by signals, a raw log, a profiler's metrics or output, a question, or several of
-        them.
+        """Ask with a log, metrics, a question or a signal, or several. The service supplies
+        defaults.
 
-        `task` is the purpose of the context: write, repair, speed_up or ask; by default it is
-        derived from the other fields. `draft` is the source of the current kernel, `exclude` the
-        ids of parts and excerpts that did not help. `profile` is a profiler's output, as text or
-        JSON; `metrics` override it. `signals` follow `signal`, the leading one first. `roles` are
-        the parameter roles that the caller can change (like vector): moves of these are returned in
-        addition to the best of any role. `problem` holds further quantities by name, `k` is the
-        number of excerpts, `max_tokens` the budget of `context`. A field that is left out has the
-        service's default. Raises KernloreClientError.
+        signal: Id of a run-time signal; GET /signals lists them.
+        log: Output of the compiler or the run, unchanged.
+        metrics: A profiler's own metric names and values.
+        query: A question in words.
+        hardware: An id, name or alias; GET /hardware lists them.
+        op: The operator or its family, like matmul.
+        language: Language of the kernel, like triton or cuda.
+        dtype: The main element type, like bf16.
+        problem: Sizes of the problem, like product_rows or flops. Skills and moves that do not
+            fit them are left out.
+        k: Number of excerpts, and most sections of a category in `context`.
+        max_tokens: Most tokens of `context`.
+        categories: Only passages of these categories: constraint, guidance, hardware.
+        skill_states: Skills in these states. Default: only active skills.
+        run_id: Id of the calling run. Excerpts that did not help with its failures are left
+            out.
+        node_id: Id of the node of that run; it is logged.
+        task: Purpose of the context: write a first kernel, repair one that failed, speed_up one
+            that is correct, or ask. Default: derived from the other fields.
+        draft: Source of the current kernel; its names are compared with the chip's.
+        exclude: Ids of excerpts that did not help and are left out.
+        signals: Further signals after `signal`, the leading one first.
+        profile: Output of a profiler, unchanged, as text or JSON; its metrics are added to
+            `metrics`, which take precedence.
+        roles: Roles of parameters that the caller can change, like vector or tile_m. Their
+            moves are added to the best moves of any role.
         """
-        lists = {"categories": categories, "skill_states": skill_states, "signals": signals}
-        lists |= {"roles": roles, "exclude": exclude}
-        body = {
-            "signal": signal,
-            "log": None if log is None else _sendable(log),
-            "metrics": None if metrics is None else {n: _metric(v) for n, v in metrics.items()},
-            "profile": _sendable(profile) if isinstance(profile, str) else profile,
-            "query": None if query is None else _sendable(query),
-            "hardware": hardware,
-            "op": op,
-            "language": language,
-            "dtype": dtype,
-            "problem": problem,
-            "k": k,
-            "max_tokens": max_tokens,
-            "run_id": run_id,
-            "node_id": node_id,
-            "task": task,
-            "draft": None if draft is None else _sendable(draft),
-            **{name: _listed(names) for name, names in lists.items() if names is not None},
-        }
-        return _record(Answer, self._call("POST", "/retrieve", json=_given(body)))
+        json = _sendable_fields(
+            signal=signal,
+            log=log,
+            metrics=metrics,
+            query=query,
+            hardware=hardware,
+            op=op,
+            language=language,
+            dtype=dtype,
+            problem=problem,
+            k=k,
+            max_tokens=max_tokens,
+            categories=_listed(categories),
+            skill_states=_listed(skill_states),
+            run_id=run_id,
+            node_id=node_id,
+            task=task,
+            draft=draft,
+            exclude=_listed(exclude),
+            signals=_listed(signals),
+            profile=profile,
+            roles=_listed(roles),
+        )
+        body = self._call("POST", "/retrieve", json=json)
+        return _record(Answer, body)
+
+    def report(
+        self,
+        retrieval_id: str,
+        *,
+        used: Sequence[str] | None = None,
+        correct: bool | None = None,
+        speedup: float | None = None,
+        baseline_speedup: float | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Report what became of an answer.
+
+        Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer
+        that were acted on. Report once for each kernel that the answer led to: every report
+        counts as one outcome, also a second one for the same answer.
+
+        used: Ids of the excerpts, moves and skills acted on.
+        correct: Whether the kernel's results were correct.
+        speedup: Speed-up of the kernel; 2.0 means twice as fast.
+        baseline_speedup: Speed-up of the kernel before the change, where both are over the same
+            reference; otherwise left out.
+        """
+        json = _sendable_fields(
+            used=_listed(used),
+            correct=correct,
+            speedup=speedup,
+            baseline_speedup=baseline_speedup,
+            note=note,
+        )
+        self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=json)
+
+    def signals(self) -> list[Json]:
+        """List the run-time signals.
+
+        A signal names what went wrong with a kernel, such as `memory_bound`.
+        """
+        body = self._call("GET", "/signals")
+        return _rows(body, "signals")
+
+    def hardware(self) -> list[Json]:
+        """List registered hardware.
+
+        Every chip, family and vendor with its lineage, aliases and languages.
+        """
+        body = self._call("GET", "/hardware")
+        return _rows(body, "hardware")
+
+    def facts(
+        self,
+        hardware_id: str,
+        *,
+        status: str | None = None,
+        key: str | None = None,
+        subject: str | None = None,
+        subject_kind: str | None = None,
+        document: str | None = None,
+    ) -> list[Json]:
+        """List facts with their sources.
+
+        `conflicts` lists disagreements of sources about this hardware. `other_kinds` lists
+        further values of an effective fact, such as a measured bandwidth next to the
+        datasheet's.
+
+        status: effective: the facts that hold, inherited ones included. Any other value selects
+            among the hardware's own facts by their status.
+        key: Only this key.
+        subject: A part of what names the subject; empty for facts without a subject.
+        subject_kind: Read as about the chip itself, a family above it, or unclear.
+        document: The id of a document, or part of its title.
+        """
+        params = _sendable_fields(
+            status=status,
+            key=key,
+            subject=subject,
+            subject_kind=subject_kind,
+            document=document,
+        )
+        body = self._call("GET", f"/hardware/{_segment(hardware_id)}/facts", params=params)
+        return _rows(body, "facts")
+
+    def coverage(self, hardware_id: str) -> Json:
+        """Show what is known about a chip, and what is missing.
+
+        Coverage by signal, topic and fact, with the most useful uploads.
+        """
+        body = self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage")
+        return _mapping(body)
+
+    def documents(
+        self,
+        *,
+        hardware: str | None = None,
+        category: str | None = None,
+    ) -> list[Json]:
+        """List documents.
+
+        All documents by category and title.
+
+        hardware: Only documents about exactly this hardware (id, name or alias).
+        category: Only documents of this category.
+        """
+        params = _sendable_fields(
+            hardware=hardware,
+            category=category,
+        )
+        body = self._call("GET", "/documents", params=params)
+        return _rows(body, "documents")
+
+    def knowledge(self, path: str | None = None) -> Json:
+        """Show one place in the tree of knowledge.
+
+        The levels are category, hardware, topic, document and section, each with counts.
+
+        path: Like hardware/h100/memory. Empty: the root.
+        """
+        params = _sendable_fields(
+            path=path,
+        )
+        body = self._call("GET", "/knowledge", params=params)
+        return _mapping(body)
+
+    def job(self, job_id: str) -> Job:
+        """Show how far a job is.
+
+        `state` is queued, running, ready, partial or failed. `error` says why a job failed.
+        """
+        body = self._call("GET", f"/jobs/{_segment(job_id)}")
+        return _record(Job, body)
+
+    def jobs(
+        self,
+        *,
+        state: Sequence[str] | None = None,
+        hardware: str | None = None,
+        group: str | None = None,
+        ended_since: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Jobs:
+        """List jobs, newest first, with counts.
+
+        `counts` are of all jobs of the hardware and group, independent of the other filters:
+        one request shows the progress of an upload. `cursor` asks for the next page, and is
+        null on the last.
+
+        state: Only jobs in this state; repeat for several.
+        hardware: Only jobs of documents about this hardware (id, name or alias).
+        group: Only jobs of this group, which an upload names or is given.
+        ended_since: Only jobs with this `finished_at` or a later one.
+        limit: Jobs to return.
+        cursor: `cursor` of the page before.
+        """
+        params = _sendable_fields(
+            state=_listed(state),
+            hardware=hardware,
+            group=group,
+            ended_since=ended_since,
+            limit=limit,
+            cursor=cursor,
+        )
+        body = self._call("GET", "/jobs", params=params)
+        return _record(Jobs, body)
+
+    # -- end of generated methods
 
     def search(
         self, query: str, *, hardware: str | None = None, k: int | None = None, **narrowed: Any
     ) -> tuple[Excerpt, ...]:
         """The ranked excerpts for a question; `narrowed` are further arguments of `retrieve`."""
         return self.retrieve(query=query, hardware=hardware, k=k, **narrowed).excerpts
-
-    def report(
-        self,
-        retrieval_id: str,
-        *,
-        used: Sequence[str] = (),
-        correct: bool | None = None,
-        speedup: float | None = None,
-        baseline_speedup: float | None = None,
-    ) -> None:
-        """Report the outcome of an answer. `used` are ids of the excerpts, moves and skills that
-        were applied. `speedup` is relative to the reference (2.0 is twice as fast),
-        `baseline_speedup` is that of the kernel before the change. Raises KernloreClientError.
-        """
-        figures = {"speedup": speedup, "baseline_speedup": baseline_speedup}
-        known = _given({"used": _listed(used), "correct": correct} | figures)
-        # omit NaN
-        outcome = {n: v for n, v in known.items() if n not in figures or math.isfinite(v)}
-        self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
-
-    def signals(self) -> list[Json]:
-        """Every run-time signal that a request may name."""
-        return _rows(self._call("GET", "/signals"), "signals")
-
-    def hardware(self) -> list[Json]:
-        """Every registered hardware."""
-        return _rows(self._call("GET", "/hardware"), "hardware")
-
-    def facts(self, hardware_id: str) -> list[Json]:
-        """Every number known about a hardware, its own and inherited, each with its source."""
-        return _rows(self._call("GET", f"/hardware/{_segment(hardware_id)}/facts"), "facts")
-
-    def coverage(self, hardware_id: str) -> Json:
-        """The knowledge that the service has about a hardware, and the gaps in it."""
-        return _mapping(self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage"))
-
-    def documents(self, *, hardware: str | None = None, category: str | None = None) -> list[Json]:
-        """Documents, optionally only those about a hardware or of a category."""
-        params = _given({"hardware": hardware, "category": category})
-        return _rows(self._call("GET", "/documents", params=params), "documents")
-
-    def knowledge(self, path: str = "") -> Json:
-        """One node of the knowledge tree, such as `hardware/h100/memory`."""
-        return _mapping(self._call("GET", "/knowledge", params={"path": path}))
 
     def upload(
         self,
@@ -548,11 +734,13 @@ class Kernlore:
         source_key: str | None = None,
         group: str | None = None,
     ) -> list[Upload]:
-        """Upload documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
+        """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
 
-        `group` names the files uploaded together; several files get a new group by default. If a
-        file is refused, the error's `details` name it and list the documents uploaded before it as
-        `accepted`. Uploading those again is harmless: the outcome is `unchanged`.
+        `group` is a name for what is sent together; several files get a new one where none is
+        given.
+
+        When one is refused the error's `details` name it and list, as `accepted`, the documents
+        sent before it. Sending those again is harmless: they answer `unchanged`.
         """
         several = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
         if len(several) != 1 and (title or source_key):
@@ -561,9 +749,8 @@ class Kernlore:
         if group is None and len(several) > 1:
             group = f"upl_{secrets.token_hex(8)}"
         names = {"category": category, "title": title, "source_key": source_key, "group": group}
-        named = _given(names)
-        about = [Part("hardware", chip) for chip in _listed(hardware or ())]
-        about += [Part(name, value) for name, value in named.items()]
+        about = [Part("hardware", chip) for chip in _listed(hardware) or ()]
+        about += [Part(name, value) for name, value in names.items() if value is not None]
         sent: list[Upload] = []
         for path in several:
             try:
@@ -573,30 +760,9 @@ class Kernlore:
                 raise
         return sent
 
-    def job(self, job_id: str) -> Job:
-        """The current state of a job."""
-        return _record(Job, self._call("GET", f"/jobs/{_segment(job_id)}"))
-
-    def jobs(
-        self,
-        *,
-        state: str | Sequence[str] | None = None,
-        hardware: str | None = None,
-        group: str | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> Jobs:
-        """Current and past jobs, newest first, with counts by state. `group` is that of an upload,
-        `cursor` that of the previous page.
-        """
-        states = None if state is None else _listed(state)
-        asked = {"state": states, "hardware": hardware, "group": group}
-        params = _given({**asked, "limit": limit, "cursor": cursor})
-        return _record(Jobs, self._call("GET", "/jobs", params=params))
-
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
-        """Wait until the job is ready, partial or failed, and return it; the caller checks its
-        state. `timeout` is in seconds; then a KernloreClientError with code "timeout" is raised.
+        """The job once it is ready, partial or failed, which the caller checks. `timeout` is in
+        seconds; after it a KernloreClientError of code "timeout" is raised.
         """
         deadline = time.monotonic() + timeout
         pause = 0.1
@@ -657,30 +823,41 @@ def _parse_url(url: str) -> httpx.URL:
     return parsed
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the fields that the caller left out, so that the service's defaults apply."""
-    return {name: value for name, value in fields.items() if value is not None}
+def _sendable_fields(**fields: Any) -> dict[str, Any]:
+    """The given fields as JSON can carry them. None and a number that is not finite are left out,
+    so that the service's default holds.
+    """
+    known = {name: value for name, value in fields.items() if value is not None}
+    return {n: _sendable(v) for n, v in known.items() if not _is_infinite(v)}
 
 
-def _listed(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _sendable(text: str) -> str:
-    """Replace characters that UTF-8 cannot encode, as in logs decoded with `surrogateescape`."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _metric(value: SupportsFloat | str) -> int | float | str:
-    """A profiler's value as JSON: NaN and infinity, which JSON lacks, become text."""
-    if isinstance(value, str | int):
+def _sendable(value: Any) -> Any:
+    """A value as JSON can carry it: NaN and infinity become text, and so do characters that UTF-8
+    refuses, which logs decoded with `surrogateescape` hold.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if value is None or isinstance(value, int):
         return value
+    if isinstance(value, Mapping):
+        return {str(name): _sendable(part) for name, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_sendable(part) for part in value]
     number = float(value)
     return number if math.isfinite(number) else str(number)
 
 
+def _is_infinite(value: Any) -> bool:
+    number = isinstance(value, SupportsFloat) and not isinstance(value, int)
+    return number and not math.isfinite(value)
+
+
+def _listed(value: str | Sequence[str] | None) -> list[str] | None:
+    return [value] if isinstance(value, str) else None if value is None else list(value)
+
+
 def _rows(body: Any, key: str) -> list[Json]:
-    """A list, bare or under its key."""
+    """A list, bare or under its name."""
     rows = body.get(key) if isinstance(body, Mapping) else body
     if not isinstance(rows, list):
         raise _unexpected(f"no list of {key} in the answer", body)

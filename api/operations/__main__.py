@@ -1,13 +1,24 @@
-"""`python -m api.operations` writes kb/routes.json from the declarations."""
+"""`python -m api.operations` writes what is generated from the declarations: kb/routes.json, and
+parts of retrieval/client.py.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from api.operations import Operation, operations
+from api.operations.client_code import CLIENT, client_module
 from kb.routes import FILE
+
+
+def generated_files() -> Mapping[Path, str]:
+    """The text of each file that is generated, or has generated parts."""
+    rows = (f"  {json.dumps(o.name)}: {json.dumps(route_row(o))}" for o in operations())
+    return {FILE: "{\n" + ",\n".join(rows) + "\n}\n", CLIENT: client_module()}
 
 
 def route_row(operation: Operation[Any, Any]) -> dict[str, Any]:
@@ -22,11 +33,6 @@ def route_row(operation: Operation[Any, Any]) -> dict[str, Any]:
     return {**row, **places}
 
 
-def routes_file() -> str:
-    """The text of kb/routes.json."""
-    rows = (f"  {json.dumps(o.name)}: {json.dumps(route_row(o))}" for o in operations())
-    return "{\n" + ",\n".join(rows) + "\n}\n"
-
-
 if __name__ == "__main__":
-    FILE.write_text(routes_file(), encoding="utf-8")
+    for path, text in generated_files().items():
+        path.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ page or form. What is allowed follows from the declarations alone.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -21,13 +22,14 @@ from api.http.authorisation import routes_of
 from api.http.roles import LOGIN, LOGOUT, OPEN_PAGES, is_tools
 from api.mcp.tools import TOOLS
 from api.operations import SAFE, Incoming, Operation, operations
-from api.operations.__main__ import routes_file
+from api.operations.__main__ import generated_files
+from api.operations.client_code import METHODS
 from api.web.pages import FORMS
 from kb.catalog.keys import ROLES, Role, may
 from kb.errors import KernloreError
 from kb.plain import plain
-from kb.routes import FILE, routes
-from retrieval.client import KEY_VARIABLE
+from kb.routes import routes
+from retrieval.client import KEY_VARIABLE, Kernlore, KernloreClientError
 from tests.api.keyed_service import QUESTION, SECRET_WORDS, KeyedService, Planted
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -275,6 +277,23 @@ def test_a_tool_needs_the_role_of_its_operation(doors: Doors) -> None:
     assert wrong == []
 
 
+def test_a_method_of_the_client_needs_the_role_of_its_operation(doors: Doors) -> None:
+    wrong = []
+    for caller in CALLERS:
+        secret = doors.service.secrets.get(caller, "")
+        with Kernlore(doors.service.url, key=secret, timeout=60) as client:
+            for name, (operation, _) in METHODS.items():
+                path = [i.name for i in operation.inputs if i.place == "path"]
+                try:
+                    getattr(client, name)(*(f"unknown_{parameter}" for parameter in path))
+                    answer = answered(operation.status, "")
+                except KernloreClientError as error:
+                    answer = Answered(error.status or 500, error.code, error.hint, str(error))
+                if wrongly(answer, refusal(caller, operation.role)):
+                    wrong.append((name, caller, answer[:3]))
+    assert wrong == []
+
+
 def test_pages_and_mounts_need_a_key(doors: Doors) -> None:
     """What is no operation: a form needs the role of its operation, what reads needs a reader."""
     wrong, unsafe = [], set[str]()
@@ -367,7 +386,7 @@ def test_a_key_of_the_chip_sees_what_is_about_it(doors: Doors) -> None:
 # -- one answer
 
 
-VOLATILE = ("retrieval_id", "outcome_id", "seconds", "heartbeat_at")
+VOLATILE = ("retrieval_id", "outcome_id", "seconds", "heartbeat_at", "raw")
 SERVICE_ALONE = {"evaluations", "runs", "trajectories", "service"}  # tags
 
 
@@ -450,6 +469,22 @@ def test_the_doors_give_one_answer(doors: Doors, calls: Any, least: int) -> None
     assert compared >= least
 
 
+def test_a_method_of_the_client_gives_the_answer_of_its_route(doors: Doors) -> None:
+    ids = planted_ids(doors.service.planted)
+    admin = doors.service.secrets["admin"]
+    with Kernlore(doors.service.url, key=admin, timeout=60) as client:
+        for name, (operation, _) in METHODS.items():
+            given = call_of(operation, ids)
+            body = doors.http("admin", operation, given).body
+            result = getattr(client, name)(**given.pop(operation.whole, given))
+            raw = body if result is None else getattr(result, "raw", result)
+            expected = body[name] if isinstance(result, list) else body
+            assert steady(raw) == steady(expected), name
+            if dataclasses.is_dataclass(result) and not isinstance(result, type):
+                fields = steady(plain(dataclasses.asdict(result)))
+                assert within(fields, steady(body)), name
+
+
 def within(part: Any, whole: Any) -> bool:
     """Whether a tool's result has nothing that the route's answer has not."""
     if isinstance(part, dict) and isinstance(whole, dict):
@@ -481,5 +516,6 @@ def test_a_tool_answers_with_fields_of_its_operation(doors: Doors) -> None:
     assert set(unknown.values()) == {"not_found", "unknown_hardware"}, unknown
 
 
-def test_the_file_of_routes_is_current() -> None:
-    assert FILE.read_text(encoding="utf-8") == routes_file(), "run python -m api.operations"
+def test_generated_files_are_current() -> None:
+    for path, text in generated_files().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path}: run `python -m api.operations`"
