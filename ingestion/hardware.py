@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import MaxLen, MinLen
+from annotated_types import IsFinite, MaxLen, MinLen
 
 from kb.catalog.facts import Fact, Outdated
 from kb.catalog.hardware import HardwareRegistry
@@ -21,7 +21,7 @@ from kb.hardware.lineage import find
 from kb.hardware.lineage import folded_name as spelled
 from kb.hardware.schema import parse_hardware, with_defaults
 from kb.hardware.spec import HardwareSpec, is_shipped
-from kb.plain import Doc, Finite, plain
+from kb.plain import Doc, plain
 
 REMARKED = 6  # accepted facts that a job names
 FactStatus = Literal["accepted", "proposed", "rejected"]
@@ -365,7 +365,7 @@ def decide_fact(
     registry: HardwareRegistry,
     fact_id: str,
     status: Annotated[FactStatus | None, Doc("The new status of the fact.")] = None,
-    number: Annotated[Finite | None, Doc("The value, in the unit of the fact.")] = None,
+    number: Annotated[IsFinite[float] | None, Doc("The value, in the unit of the fact.")] = None,
     text: Annotated[
         Annotated[str, MinLen(1), MaxLen(200)] | None,
         Doc("The value as text, if it is not a number."),

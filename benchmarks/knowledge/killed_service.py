@@ -62,8 +62,6 @@ CONTENTS = {
     " JOIN documents d ON d.id = p.document_id",
     "sections": "SELECT d.source_key, s.ordinal, s.heading FROM sections s"
     " JOIN document_versions v ON v.id = s.version_id JOIN documents d ON d.id = v.document_id",
-    "words": "SELECT heading, body, scope FROM lexical_passages",
-    "words of sections": "SELECT heading, body, scope FROM lexical_sections",
     "scopes": "SELECT p.text, h.hardware_id FROM passage_hardware h"
     " JOIN passages p ON p.id = h.passage_id",
     "tags": "SELECT p.text, g.kind, g.value FROM passage_tags g"
@@ -82,8 +80,6 @@ HALF = (
     "SELECT count(*) FROM documents d JOIN document_versions v ON v.id = d.current_version_id"
     " WHERE v.state != 'current' OR NOT EXISTS"
     " (SELECT 1 FROM passages p WHERE p.version_id = v.id AND p.active)",
-    "SELECT abs((SELECT count(*) FROM passages WHERE active)"
-    " - (SELECT count(*) FROM lexical_passages))",
 )
 # Jobs whose state is not that of their document.
 UNTRUE = (

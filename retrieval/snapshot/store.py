@@ -21,6 +21,7 @@ import shutil
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -56,15 +57,19 @@ class SnapshotStore:
     """Provides the current snapshot of a catalog. Safe to share between threads."""
 
     def __init__(
-        self, catalog: Catalog, model: str, heading_weight: float = HEADING_WEIGHT
+        self,
+        catalog: Catalog,
+        model: str,
+        heading_weight: float = HEADING_WEIGHT,
+        folder: Path | None = None,
     ) -> None:
         """`model` is the fingerprint of the embedding model; `heading_weight` is the weight of a
-        word in a heading.
+        word in a heading; `folder` defaults to that of the catalog's data directory.
         """
         self._catalog = catalog
         self._model = model
         self._heading_weight = heading_weight
-        self._folder = catalog.data_dir / FOLDER
+        self._folder = folder or catalog.data_dir / FOLDER
         self._names = itertools.count()
         self._descriptions = Descriptions()
         self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot

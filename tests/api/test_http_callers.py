@@ -184,8 +184,8 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
             process.terminate()
             _, rest = process.communicate(timeout=60)
     assert "127.0.0.1" not in "".join(said)
-    assert warning.startswith("Warning: it listens on 0.0.0.0, and nobody is asked for a key")
-    assert "asked for a key" not in rest
+    assert warning.startswith("Warning: it listens on 0.0.0.0 and needs no key")
+    assert "needs no key" not in rest
 
 
 def status_of(url: str, host: str) -> int:
@@ -198,4 +198,4 @@ def status_of(url: str, host: str) -> int:
 
 def test_a_service_on_loopback_warns_of_nothing(service_folder: Path, service_url: str) -> None:
     said = (service_folder / "service.log").read_text(encoding="utf-8")
-    assert service_url in said and "asked for a key" not in said
+    assert service_url in said and "needs no key" not in said
