@@ -33,7 +33,7 @@ from api.cli.target import CommandTarget
 from api.operations.retrieve import retrieve
 from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog import open_catalog
 from kb.errors import Unavailable
 from kb.settings import Settings
@@ -421,7 +421,7 @@ def _undisturbed(
         services = local.services
         services.load_builtin()
         for name, text in manuals:
-            services.uploads.submit(Upload(name, text, hardware=(chip_of(text),)))
+            services.uploads.submit(FileUpload(name, text, hardware=(chip_of(text),)))
         with services.local_reader() as reader:
             services.worker(reader).drain()
         answers = [_excerpts(local.call(retrieve, request)) for request in REQUESTS]

@@ -35,13 +35,13 @@ from retrieval.compose.excerpts import SHAPE, Shape, make_excerpts
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
-from retrieval.scope import place_of
+from retrieval.scope import resolve_hardware
 from retrieval.search.by_names import by_words
 from retrieval.search.names import language_named
 from retrieval.search.plan import Plan, other_names, plan_of
 from retrieval.search.ranking import WEIGHTS, Ranked, Weights, rank
 from retrieval.snapshot.snapshot import Snapshot
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from retrieval.snapshot.words import HEADING_WEIGHT
 
 FULL = "all ingredients"
@@ -143,7 +143,7 @@ class Asker:
         if not request.in_words:  # answered by whole sections, whose order no variant here changes
             return [asdict(e) for e in self._services.retriever.retrieve(request).excerpts]
         snapshot = self._snapshot(variant.heading)
-        place = place_of(snapshot, request, load_layout())
+        place = resolve_hardware(snapshot, request, load_layout())
         request = replace(request, language=place.language)
         signals = conclude(snapshot, request, place).verdict.signal_ids
         plan = variant.plan(self._plan(request, signals, variant))
@@ -161,7 +161,7 @@ class Asker:
         """The snapshot of the store with this weight of a word in a heading."""
         folder = Path(self._folder.name) / str(heading)
         model = self._services.embedder.fingerprint
-        return Snapshots(self._services.catalog, model, heading, folder).current()
+        return SnapshotStore(self._services.catalog, model, heading, folder).current()
 
     def _plan(self, request: RetrieveRequest, names: Sequence[str], variant: Variant) -> Plan:
         signals = [load_signals().get(name) for name in names]

@@ -24,7 +24,7 @@ from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import say
 from ingestion.builtin import front_matter, load_hardware
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog.knowledge import embeddings
 from kb.catalog.meta import bump_vectors
 
@@ -47,7 +47,7 @@ def changed(text: str, rng: random.Random) -> str:
     return "\n".join(lines) + "\n"
 
 
-def copies_of(folder: Path, copy: int) -> Iterator[Upload]:
+def copies_of(folder: Path, copy: int) -> Iterator[FileUpload]:
     """One changed copy of each built-in Markdown document."""
     for path in sorted(folder.glob("*/**/*.md")):
         text = path.read_text("utf-8")
@@ -55,7 +55,7 @@ def copies_of(folder: Path, copy: int) -> Iterator[Upload]:
         kind = path.relative_to(folder).parts[0]
         hardware = (path.parent.name,) if kind == "hardware" else tuple(front.get("hardware") or ())
         body = changed(text.split("\n---\n", 1)[1], random.Random(f"{copy} {path}"))
-        yield Upload(
+        yield FileUpload(
             name=f"{copy}-{path.name}",
             data=body.encode(),
             category="constraint" if kind == "constraints" else kind,
