@@ -15,8 +15,7 @@ from types import MappingProxyType
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.tokens import tokenize
-from retrieval.diagnose.boilerplate import without_boilerplate
-from retrieval.diagnose.log_lines import query_lines, without_prefix
+from retrieval.diagnose.log_lines import query_lines, without_boilerplate, without_prefix
 from retrieval.request import RetrieveRequest
 from retrieval.search.names import missing_names, names_in, sections_of_names
 from retrieval.search.ranking import Ranked
