@@ -150,7 +150,7 @@ def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
     assert "allowed_hosts" in ran.err and "without scheme and port" in ran.err
 
 
-def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
+def test_a_service_on_every_address_warns_that_it_needs_no_key(
     tmp_path: Path, model_cache: Path
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
@@ -184,7 +184,7 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
             process.terminate()
             _, rest = process.communicate(timeout=60)
     assert "127.0.0.1" not in "".join(said)
-    assert warning.startswith("Warning: it listens on 0.0.0.0, and nobody is asked for a key")
+    assert warning.startswith("Warning: it listens on 0.0.0.0 and needs no key")
     assert "asked for a key" not in rest
 
 
