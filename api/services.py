@@ -439,8 +439,7 @@ class Background:
         if (away := self._watch.files_away or refused) is not None:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
         if not self._services.knowledge_loaded:
-            waiting = self._services.snapshots.current().knowledge.waiting
-            left = sum(document.builtin for document in waiting)
+            left = self._services.documents.unread("builtin", ("staged",))
             yield f"The built-in knowledge is being loaded, {left} documents are left."
         near = self._services.near
         if near is not None and (away := near.away) is not None:

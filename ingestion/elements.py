@@ -1,13 +1,13 @@
 """The output of a file reader: a document as elements, tables and boxes.
 
-Readers turn bytes into one `ParsedDocument`; sections, passages, tags and facts are made of it
-without another look at the bytes. Knows nothing about the catalog, hardware or embedding.
-
-Invariant: `text` is what a person reads in the document, in its own words. Readers of text formats
-(Markdown, reStructuredText, plain text) keep source lines unchanged, so that they can be quoted.
+Readers turn bytes into one `ParsedDocument`; sections, passages, tags and facts are derived from it
+without the bytes. Does not know the catalog, hardware or embedding. Invariant: `text` is the text
+that a person reads in the document. Readers of text formats (Markdown, reStructuredText, plain
+text) do not change source lines, so that they can be quoted.
 
 A document crosses from the parser process to its parent as JSON, not as a pickle: the child has
-just read an untrusted file, so its output must not be able to run code."""
+just read an untrusted file, so its output must not be able to run code.
+"""
 
 from __future__ import annotations
 

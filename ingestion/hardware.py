@@ -1,6 +1,5 @@
-"""Hardware: register and show descriptions, list facts with their sources, decide about them.
-
-Every function sees and changes only what the caller of its registry may.
+"""Hardware: register and show descriptions, list facts with their sources, decide about them. Every
+function reads and changes only records visible to the caller of its registry.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import MaxLen, MinLen
+from annotated_types import IsFinite, MaxLen, MinLen
 
 from kb.catalog.facts import Fact, Outdated
 from kb.catalog.hardware import HardwareRegistry
@@ -22,11 +21,12 @@ from kb.hardware.lineage import find
 from kb.hardware.lineage import folded_name as spelled
 from kb.hardware.schema import parse_hardware, with_defaults
 from kb.hardware.spec import HardwareSpec, is_shipped
-from kb.plain import Doc, Finite, plain
+from kb.plain import Doc, plain
 
 REMARKED = 6  # accepted facts that a job names
 FactStatus = Literal["accepted", "proposed", "rejected"]
-# effective: what holds, inherited facts included; the others choose among the hardware's own facts.
+# effective: facts in force, inherited ones included; the others choose among the hardware's own
+# facts.
 FactFilter = Literal["effective", "accepted", "proposed", "rejected", "all"]
 Name = Annotated[str, MaxLen(200)]
 
@@ -107,7 +107,7 @@ class ShownFact:
 
 @dataclass(frozen=True)
 class NowStated:
-    """What the current version of a document states."""
+    """The statement of the current version of a document."""
 
     fact_id: str
     value: float | str
@@ -125,11 +125,11 @@ class OutdatedFact:
     document_id: str
     title: Annotated[str, Doc("Title of the version that states it.")]
     fact_id: str
-    value: Annotated[float | str, Doc("What was accepted; it holds until it is rejected.")]
+    value: Annotated[float | str, Doc("The accepted value; it holds until it is rejected.")]
     version: Annotated[int, Doc("The version that states it.")]
     current_version: int
-    now: Annotated[list[NowStated], Doc("What the current version states of the same key.")]
-    text: Annotated[str, Doc("The same in words.")]
+    now: Annotated[list[NowStated], Doc("Statements of the current version about the same key.")]
+    text: Annotated[str, Doc("The same as a sentence.")]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def register_hardware(
         raise Conflict(
             f"{spec.id} is built in; its description cannot be replaced",
             hint=f'Register a child of it (parent = "{spec.id}"), or correct single facts. To'
-            " change what is built in, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
+            " change built-in hardware, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
         )
     outcome = registry.put(spec, "api")
     return RegisteredHardware(spec.id, outcome, registry.lineage(spec.id))
@@ -220,7 +220,7 @@ def register_hardware(
 
 @dataclass(frozen=True)
 class FactFilterBody:
-    """Which proposed facts are meant; what is left out means any."""
+    """A filter of proposed facts; a field that is left out matches any."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -273,8 +273,9 @@ def facts_of(
     ] = None,
     document: Annotated[Name | None, Doc("The id of a document, or part of its title.")] = None,
 ) -> Facts:
-    """`conflicts` lists where sources about this hardware disagree. `other_kinds` lists what is
-    stated beside an effective fact, such as a measured bandwidth beside the datasheet's."""
+    """`conflicts` lists disagreements of sources about this hardware. `other_kinds` lists further
+    values of an effective fact, such as a measured bandwidth next to the datasheet's.
+    """
     where = FactFilterBody(key, subject, subject_kind, document)
     hardware = registry.resolve(hardware_id)
     own = [fact for fact in registry.facts(hardware) if where.holds(fact)]
@@ -304,7 +305,7 @@ def facts_of(
 
 
 def outdated_fact(entry: Outdated) -> OutdatedFact:
-    """An accepted fact of a replaced version, and what the current one states."""
+    """An accepted fact of a replaced version, with the statement of the current one."""
     return OutdatedFact(
         hardware_id=entry.hardware_id,
         key=entry.key,
@@ -333,13 +334,13 @@ def _outdated_text(entry: Outdated) -> str:
 
 
 def outdated_remarks(entries: Sequence[Outdated]) -> list[str]:
-    """What the job of a new version says of accepted facts that it does not repeat."""
+    """Remarks in the job of a new version about accepted facts that it does not repeat."""
     if not entries:
         return []
     texts = [_outdated_text(entry) for entry in entries]
     more = [f"and {len(texts) - REMARKED} more"] if len(texts) > REMARKED else []
     decide = f"`kernlore hardware facts {entries[0].hardware_id} --accept ID` or `--reject ID`"
-    hint = f"what was accepted holds until somebody decides: {decide}"
+    hint = f"accepted values hold until a decision: {decide}"
     return [f"{'; '.join([*texts[:REMARKED], *more])}; {hint}"]
 
 
@@ -364,10 +365,10 @@ def decide_fact(
     registry: HardwareRegistry,
     fact_id: str,
     status: Annotated[FactStatus | None, Doc("The new status of the fact.")] = None,
-    number: Annotated[Finite | None, Doc("The value, in the unit of the fact.")] = None,
+    number: Annotated[IsFinite[float] | None, Doc("The value, in the unit of the fact.")] = None,
     text: Annotated[
         Annotated[str, MinLen(1), MaxLen(200)] | None,
-        Doc("The value as text, where it is no number."),
+        Doc("The value as text, if it is not a number."),
     ] = None,
     note: Annotated[
         Annotated[str, MaxLen(2000)] | None, Doc("A remark that is shown with the fact.")
@@ -406,8 +407,9 @@ def decide_facts(
     ] = False,
     actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
 ) -> DecidedFacts:
-    """`left` lists what was not accepted and why: its subject is unclear, or a filter chose facts
-    that state different values for one key."""
+    """`left` lists facts that were not accepted, with the reason: the subject is unclear, or a
+    filter chose facts that state different values for one key.
+    """
     if (ids is None) == (where is None):
         raise InvalidRequest(
             "give either ids or a filter",
@@ -445,7 +447,7 @@ _DIFFERS = "the chosen facts state different values for this key"
 
 
 def _is_unclear(fact: Fact) -> bool:
-    """Also for what was read before subjects were looked at."""
+    """Also true for facts read before subjects were determined."""
     read = fact.origin in ("table", "sentence")
     return read and fact.subject_kind not in ("chip", "family")
 
@@ -506,9 +508,7 @@ class SourcedFact:
 
 @dataclass(frozen=True)
 class FactConflict:
-    """Sources that disagree on one fact. `reason` is the probable cause, empty where none is
-    known.
-    """
+    """Sources that disagree on one fact. `reason` is the probable cause, or ""."""
 
     key: str
     subject: str

@@ -1,8 +1,8 @@
-"""Pages of PDF documents as pictures, drawn in a process of their own, the latest kept in memory.
+"""Pages of PDF documents as images, drawn in a separate process and cached in memory.
 
-A file that was uploaded may crash or exhaust pdfium, so a page is drawn by a child with limits on
-memory and time (`ingestion/formats/pdf/draw_page.py`). Pictures are never written to the store: a
-document that is deleted leaves none.
+An uploaded file may crash or exhaust pdfium, so a page is drawn by a child with limits on memory
+and time (`ingestion/formats/pdf/draw_page.py`). Images are never written to the store: a deleted
+document leaves none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kb.errors import NotFound, ParseFailed
 from kb.settings import MIB, Settings
 from kb.workers import ChildProcess
 
-KEPT_BYTES = 48 * MIB
+CACHE_BYTES = 48 * MIB
 SECONDS = 20.0
 AT_ONCE = 2
 # Run as a file: as a module of its package it would load the package, ten times as long.
@@ -37,13 +37,13 @@ class PageImage:
 
 
 class PageImages:
-    """Draws pages, and keeps the pictures used last up to `KEPT_BYTES`."""
+    """Draws pages, and caches the images used last up to `CACHE_BYTES`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._changing = threading.Lock()  # protects _kept
+        self._changing = threading.Lock()  # protects _images
         self._places = threading.Semaphore(AT_ONCE)
-        self._kept: OrderedDict[tuple[str, int], PageImage] = OrderedDict()
+        self._images: OrderedDict[tuple[str, int], PageImage] = OrderedDict()
 
     def page(self, data: bytes, sha256: str, index: int) -> PageImage:
         """The page with this index, counted from 0. `sha256` is that of the file. Raises NotFound
@@ -51,15 +51,15 @@ class PageImages:
         """
         key = (sha256, index)
         with self._changing:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._images:
+                self._images.move_to_end(key)
+                return self._images[key]
         with self._places:
             image = self._drawn(data, index)
         with self._changing:
-            self._kept[key] = image
-            while sum(len(kept.png) for kept in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._images[key] = image
+            while sum(len(cached.png) for cached in self._images.values()) > CACHE_BYTES:
+                self._images.popitem(last=False)
         return image
 
     def _drawn(self, data: bytes, index: int) -> PageImage:

@@ -284,7 +284,7 @@ class CutLine:
     def __str__(self) -> str:
         return (
             f"a line of {self.characters:,} characters ({self.begins!r}...) was cut after"
-            f" {self.kept:,}; break it into lines to have the rest read"
+            f" {self.kept:,}; break it into lines so that the rest is read"
         )
 
 

@@ -1,7 +1,8 @@
-"""What is being read and how far it is: jobs with their documents, newest first, and counts.
+"""Ingestion jobs with their documents, newest first, and counts.
 
-One request answers for all jobs of a group, however many: whoever watches them asks for the counts
-and for the jobs that ended since the last time. Knows nothing about how it is shown."""
+One request answers for all jobs of a group: a watcher asks for the counts and for the jobs that
+ended since the last request. Does not know how progress is displayed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ MAX_LIMIT = 500
 
 
 class Parts(Protocol):
-    """What this needs of the services."""
+    """The services that this module uses."""
 
     @property
     def jobs(self) -> Jobs: ...
@@ -49,7 +50,7 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class JobError:
-    """Why a job failed, in the shape of all errors."""
+    """The reason for which a job failed, in the shape of all errors."""
 
     code: str
     message: str
@@ -68,9 +69,9 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class DocumentJob:
-    """How far the reading of a document is. `stage` is None unless it is running. Of `passages`,
-    None until the document was read, `passages_done` have their vector. `seconds` is how long it
-    ran, or has been running. `progress` and `result` count what was read of the document.
+    """The progress of reading a document. `stage` is None unless the job is running. Of `passages`,
+    None until the document is read, `passages_done` have a vector. `seconds` is the running time so
+    far. `progress` and `result` count the contents read from the document.
     """
 
     id: str
@@ -98,9 +99,8 @@ class DocumentJob:
 
 @dataclass(frozen=True)
 class JobCounts:
-    """Of all jobs of the hardware and group asked for, in any state: how many there are in each
-    state, how many of the running ones are embedding, their passages as far as known, and those
-    that have their vector.
+    """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
+    that are embedding, their known passages, and those with a vector.
     """
 
     queued: int = 0
@@ -135,8 +135,10 @@ def list_jobs(
     limit: Annotated[int, Doc("Jobs to return."), Ge(1), Le(MAX_LIMIT)] = 100,
     cursor: Annotated[str, Doc("`cursor` of the page before.")] = "",
 ) -> JobPage:
-    """`counts` are of all jobs of the hardware and group, whatever the other filters: one request
-    says how far an upload is. `cursor` asks for the next page, and is null on the last."""
+    """`counts` are of all jobs of the hardware and group, independent of the other filters: one
+    request shows the progress of an upload. `cursor` asks for the next page, and is null on the
+    last.
+    """
     if not 1 <= limit <= MAX_LIMIT:
         raise InvalidRequest(f"a limit of {limit}", hint=f"Ask for 1 to {MAX_LIMIT:,} jobs.")
     for name in state or ():

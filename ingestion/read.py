@@ -238,8 +238,8 @@ def _without_recipe(
 
 
 def lost_sections(sections: Sequence[ParsedSection], passages: Sequence[PassageDraft]) -> list[str]:
-    """Headings of sections of which a part is in no passage. Empty unless Kernlore has a defect,
-    but a document that is read in part must not be `ready`.
+    """Headings of sections with text that is in no passage. Empty unless Kernlore has a defect, but
+    a document that is read in part must not be `ready`.
     """
     texts: dict[int, list[str]] = {}
     for passage in passages:
@@ -306,7 +306,7 @@ def _report(
     lost: Sequence[str],
     cut: Sequence[CutLine],
 ) -> dict[str, Any]:
-    """Counts of the file's pages and content, and what was not read."""
+    """Counts of the file's pages and content, and the parts that were not read."""
     elements = [element for section in sections for element in section.elements]
     return {
         "pages_seen": parsed.pages_seen,

@@ -48,7 +48,7 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 
 
 @dataclass(frozen=True)
-class Upload:
+class FileUpload:
     """One file with its description. Empty `hardware` means no hardware in particular. Stored as a
     `DocumentSource`: names resolved, the bytes in the blob store. The jobs of a `group` of uploads
     can be listed together.
@@ -134,7 +134,7 @@ class Uploads:
             details={"limit": self._max_bytes},
         )
 
-    def submit(self, upload: Upload) -> Submitted:
+    def submit(self, upload: FileUpload) -> Submitted:
         """Store one file and queue its reading. Raises PayloadTooLarge, UnsupportedFormat,
         ParseFailed (an empty or damaged file), UnknownHardware, and InvalidRequest for a bad name,
         category or language.
@@ -208,7 +208,7 @@ class Uploads:
             self._blobs.put(data)
         return document_id
 
-    def _store_blob(self, upload: Upload) -> str:
+    def _store_blob(self, upload: FileUpload) -> str:
         """Store the bytes; returns their key. Built-in documents come with each start and command,
         so known ones are not sent to a store on a server again.
         """
@@ -227,7 +227,7 @@ class Uploads:
         return "+".join((self._pipeline, *sorted(languages)))
 
     @staticmethod
-    def _source_key(upload: Upload, name: str, category: str, hardware: Sequence[str]) -> str:
+    def _source_key(upload: FileUpload, name: str, category: str, hardware: Sequence[str]) -> str:
         """The caller's key, else the name within its scope: equal names for two chips are two
         documents.
         """
@@ -367,7 +367,7 @@ def read_again(
             continue
         newest = documents.versions(document.id, access_scope=access_scope)[0]
         submitted = uploads.submit(
-            Upload(
+            FileUpload(
                 name=newest.file_name,
                 data=blobs.get(newest.blob_key),
                 category=document.category,

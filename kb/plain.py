@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any
-
-from annotated_types import Predicate
-
-Finite = Annotated[float, Predicate(math.isfinite)]
+from typing import Any
 
 
 def plain(value: Any) -> Any:

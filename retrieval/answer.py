@@ -1,9 +1,9 @@
-"""One request in, one cited answer out: `answer(snapshot, request, means)`.
+"""Answer one request: `answer(snapshot, request, config)`.
 
-Scope, diagnosis, plan, search, order, excerpts, moves, skills, context, hints, in this order. The
-answer follows from the arguments alone: nothing here reads the catalog, a clock or other state, and
-equal arguments give equal answers. Hardware fails closed: an unknown id is an error, and what may
-be seen is listed scope by scope. Knows nothing about HTTP and logs nothing (`service` does).
+Runs scope, diagnosis, plan, search, order, excerpts, moves, skills, context and hints, in this
+order. The answer is a pure function of the arguments: no catalog, clock or other state is read, and
+equal arguments give equal answers. Hardware fails closed: an unknown id is an error, and every
+search is restricted to a scope. Does not know HTTP and does not log (`service` does).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retrieval.compose.composer import Composed, Material, cards_for, compose, t
 from retrieval.compose.excerpts import make_excerpts, section_excerpts
 from retrieval.compose.hints import hints_of
 from retrieval.compose.moves import fitting_moves
-from retrieval.compose.skill_choice import WITHHELD_SHARE, Choice, choose_skills
+from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
@@ -28,7 +28,7 @@ from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.layout import load_layout
 from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest
-from retrieval.scope import Place, RequestScope, place_of
+from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware
 from retrieval.search.by_names import by_words
 from retrieval.search.by_signal import by_sections
 from retrieval.search.error_codes import code_matches
@@ -39,15 +39,15 @@ from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
 
-PER_CATEGORY = 8  # passages of a category below which it is searched for itself
+PER_CATEGORY = 8  # with fewer ranked passages, a category is searched separately
 
 
 @dataclass(frozen=True)
-class Means:
-    """What answers are made with beside a snapshot. Without `embed` they are found by words alone.
-    `near` searches vectors in place of `Snapshot.near`. `remarks` are hints on what the answers
-    lack. `withheld_share` is the share, from 0 to 1, of skills that requests of a run are not shown
-    (see `skill_choice`).
+class AnswerConfig:
+    """Resources and options of an answer besides the snapshot. Without `embed` the search is
+    lexical only. `near` replaces the vector search of `Snapshot.near`. `remarks` are hints about
+    knowledge that the answer lacks. `withheld_share` is the share, from 0 to 1, of skills withheld
+    from requests of a run (see `skill_choice`).
     """
 
     embed: EmbedQuery | None
@@ -57,19 +57,19 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Unwanted:
-    """Ids that an answer is not to show again: `anywhere`, and those that what its context says
-    about what happened does not repeat either.
+class Exclusions:
+    """Ids that an answer must not repeat: in its excerpts, and in the part of its context about
+    what happened.
     """
 
-    anywhere: frozenset[str] = frozenset()
-    about_what_happened: frozenset[str] = frozenset()
+    excerpts: frozenset[str] = frozenset()
+    context: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Answered:
-    """An answer with what the log has to know beside it: the request as it was understood and the
-    ids of the passages that are shown.
+class AnswerResult:
+    """An answer with the values that only the retrieval log needs: the resolved request and the ids
+    of the passages in the answer.
     """
 
     request: RetrieveRequest
@@ -80,27 +80,27 @@ class Answered:
 def answer(
     snapshot: Snapshot,
     request: RetrieveRequest,
-    means: Means,
-    unwanted: Unwanted | None = None,
-) -> Answered:
-    """The answer to a request that `check_request` admits. Its `retrieval_id` is empty; the rest of
-    it, and its context to the byte, is equal for equal arguments. Raises InvalidRequest,
+    config: AnswerConfig,
+    exclusions: Exclusions | None = None,
+) -> AnswerResult:
+    """Answer a request that passed `check_request`. `retrieval_id` is left empty; the other fields,
+    including every byte of the context, are equal for equal arguments. Raises InvalidRequest,
     UnknownHardware and UnknownSignal.
     """
-    unwanted = unwanted or Unwanted(*[frozenset(request.exclude)] * 2)
+    exclusions = exclusions or Exclusions(*[frozenset(request.exclude)] * 2)
     request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
-    place = place_of(snapshot, request, load_layout())
-    scope, request = place.own, replace(request, language=place.language)
+    resolved = resolve_hardware(snapshot, request, load_layout())
+    scope, request = resolved.own, replace(request, language=resolved.language)
 
-    conclusion = conclude(snapshot, request, place)
+    conclusion = conclude(snapshot, request, resolved)
     verdict = conclusion.verdict
     moves = moves_for(snapshot, request, conclusion, scope)
-    choice = skills_for(snapshot, request, conclusion, scope, means)
+    choice = skills_for(snapshot, request, conclusion, scope, config)
 
-    ranking = _ranking(snapshot, request, conclusion, scope, moves, means)
+    ranking = _ranking(snapshot, request, conclusion, scope, moves, config)
     ranked = ranking(scope.filter)
     make = make_excerpts if request.in_words or request.metrics else section_excerpts
-    excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=unwanted.anywhere)
+    excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=exclusions.excerpts)
 
     by_signal = not request.in_words and bool(verdict.signals)
     material = Material(
@@ -112,36 +112,36 @@ def answer(
         lineage=scope.lineage,
         scope=scope.filter,
         by_category=_by_category(scope.filter, ranked, ranking),
-        search=_search(snapshot, means),
-        embed=means.embed,
+        search=_search(snapshot, config),
+        embed=config.embed,
         moves=moves,
         skills=choice.answers,
-        excluded=unwanted.about_what_happened,
+        excluded=exclusions.context,
         first=tuple(excerpt.id for excerpt in excerpts),
-        spoken=scope.spoken,
+        chip_languages=scope.chip_languages,
         titles=titles(),
         signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
     )
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
-    hints = hints_of(snapshot, material, composed, excerpts, by_signal, means.remarks)
+    hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
     made = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
-    return Answered(request, replace(made, profile=profile), _shown(excerpts, composed))
+    return AnswerResult(request, replace(made, profile=profile), _shown(excerpts, composed))
 
 
-def actions(snapshot: Snapshot, request: RetrieveRequest, means: Means) -> Answered:
-    """An answer of moves and skills alone. No document is searched, which is most of the time that
-    `answer` takes. Raises the same errors.
+def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) -> AnswerResult:
+    """Answer with moves and skills only. Skips the document search, which takes most of the time of
+    `answer`. Raises the same errors.
     """
     request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
-    place = place_of(snapshot, request, load_layout())
-    conclusion = conclude(snapshot, request, place)
-    moves = moves_for(snapshot, request, conclusion, place.scope)
-    choice = skills_for(snapshot, request, conclusion, place.scope, means)
+    resolved = resolve_hardware(snapshot, request, load_layout())
+    conclusion = conclude(snapshot, request, resolved)
+    moves = moves_for(snapshot, request, conclusion, resolved.scope)
+    choice = skills_for(snapshot, request, conclusion, resolved.scope, config)
     made = Answer(
         retrieval_id="",
         diagnosis=conclusion.verdict,
-        hardware=place.scope.named,
+        hardware=resolved.scope.named,
         excerpts=(),
         skills=choice.answers,
         moves=moves,
@@ -149,34 +149,36 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, means: Means) -> Answe
         skills_withheld=choice.withheld,
         profile=profile,
     )
-    return Answered(request, made)
+    return AnswerResult(request, made)
 
 
-# -- what is wrong, and what to do about it
+# -- diagnosis and remedies
 
 
 @lru_cache(maxsize=1)
 def diagnoser() -> Diagnoser:
-    """That of the built-in signals."""
+    """The diagnoser for the built-in signals."""
     return Diagnoser(load_signals())
 
 
 @lru_cache(maxsize=1)
 def titles() -> Titles:
-    """Those of the built-in signals."""
+    """The index of titles of the built-in signals."""
     return Titles(load_signals())
 
 
 @stage("diagnosis")
-def conclude(snapshot: Snapshot, request: RetrieveRequest, place: Place) -> Conclusion:
-    """What just happened, by the request's signals, log and metrics."""
+def conclude(
+    snapshot: Snapshot, request: RetrieveRequest, resolved: ResolvedHardware
+) -> Conclusion:
+    """Diagnose the request from its signals, log and metrics."""
 
     def codes(log: str) -> list[SignatureMatch]:
-        named = place.scope.hardware is not None
-        return code_matches(log, _cards(snapshot, request, place.scope)) if named else []
+        named = resolved.scope.hardware is not None
+        return code_matches(log, _cards(snapshot, request, resolved.scope)) if named else []
 
     return diagnoser().conclude(
-        request, place.facts, place.scope.lineage, place.signatures, place.rules, codes
+        request, resolved.facts, resolved.scope.lineage, resolved.signatures, resolved.rules, codes
     )
 
 
@@ -184,7 +186,7 @@ def conclude(snapshot: Snapshot, request: RetrieveRequest, place: Place) -> Conc
 def moves_for(
     snapshot: Snapshot, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
-    """The moves that fit the verdict."""
+    """The moves that fit the diagnosis."""
     return fitting_moves(
         snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
@@ -194,7 +196,7 @@ def moves_for(
         scope.lineage,
         request.roles,
         scope.runnable,
-        scope.spoken,
+        scope.chip_languages,
         conclusion.roles,
     )
 
@@ -205,10 +207,10 @@ def skills_for(
     request: RetrieveRequest,
     conclusion: Conclusion,
     scope: RequestScope,
-    means: Means,
-) -> Choice:
-    """The skills that fit. Where no change of the kernel mends the error, only one that is about
-    this very error does.
+    config: AnswerConfig,
+) -> SkillSelection:
+    """The skills that fit. If no change of the kernel can fix the error, only skills about this
+    exact error fit.
     """
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
@@ -220,7 +222,7 @@ def skills_for(
         scope.filter,
         conclusion.metrics,
         scope.facts,
-        means.withheld_share,
+        config.withheld_share,
     )
 
 
@@ -235,15 +237,15 @@ def _ranking(
     conclusion: Conclusion,
     scope: RequestScope,
     moves: Sequence[Move],
-    means: Means,
+    config: AnswerConfig,
 ) -> Ranking:
-    """The ranking of a scope for the request, in order: by sections where a signal is all that is
-    known; where there are words, with what defines the names in them first.
+    """The function that ranks the passages of a scope for the request: by section for a bare
+    signal; for a request in words, passages that define the names in it come first.
     """
     verdict = conclusion.verdict
     signals = [load_signals().get(name) for name in verdict.signal_ids]
     plan = plan_of(request, signals, load_layout().is_known)
-    near = _near(snapshot, means)
+    near = _near(snapshot, config)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else []
         in_order = by_words(snapshot, request, cards, titles(), verdict.signal_ids)
@@ -257,24 +259,24 @@ def _ranking(
                 titles(),
                 [move.id for move in moves],
                 scope.lineage,
-                scope.spoken,
+                scope.chip_languages,
                 request.op,
             )
     else:
         in_order = list
 
-    return lambda within: in_order(rank(snapshot, plan, within, means.embed, near))
+    return lambda within: in_order(rank(snapshot, plan, within, config.embed, near))
 
 
-def _near(snapshot: Snapshot, means: Means) -> Near:
-    return snapshot.near if means.near is None else partial(means.near.nearest, snapshot)
+def _near(snapshot: Snapshot, config: AnswerConfig) -> Near:
+    return snapshot.near if config.near is None else partial(config.near.nearest, snapshot)
 
 
 def _by_category(
     scope: ScopeFilter, ranked: Sequence[Ranked], ranking: Ranking
 ) -> Callable[[str], Sequence[Ranked]]:
-    """What each category offers to the context; one that the ranking hardly holds is searched for
-    itself.
+    """The ranked passages of each category. A category with few passages in `ranked` is searched
+    separately.
     """
 
     def of(category: str) -> Sequence[Ranked]:
@@ -286,20 +288,20 @@ def _by_category(
     return of
 
 
-def _search(snapshot: Snapshot, means: Means) -> Callable[[str, ScopeFilter], list[Ranked]]:
-    """The ranking of a scope for a question in words."""
+def _search(snapshot: Snapshot, config: AnswerConfig) -> Callable[[str, ScopeFilter], list[Ranked]]:
+    """The function that ranks the passages of a scope for a question in words."""
 
     def search(query: str, scope: ScopeFilter) -> list[Ranked]:
         plan = make_plan(
             query=query, log=None, metrics={}, registry=load_metrics(), signals=(), op=None
         )
-        return rank(snapshot, plan, scope, means.embed, _near(snapshot, means))
+        return rank(snapshot, plan, scope, config.embed, _near(snapshot, config))
 
     return search
 
 
 def _cards(snapshot: Snapshot, request: RetrieveRequest, scope: RequestScope) -> list[Symbol]:
-    """What a text of the caller can name."""
+    """The symbol cards whose names the request's texts may contain."""
     language = request.language or language_named(request.log or "")
     return cards_for(snapshot, scope.lineage, language, request.access_scope)
 
@@ -311,7 +313,7 @@ def _answer(
     conclusion: Conclusion,
     scope: RequestScope,
     moves: tuple[Move, ...],
-    choice: Choice,
+    choice: SkillSelection,
     excerpts: Sequence[Excerpt],
     composed: Composed,
     hints: tuple[str, ...],
@@ -339,7 +341,7 @@ def _answer(
 
 
 def _shown(excerpts: Sequence[Excerpt], composed: Composed) -> tuple[str, ...]:
-    """Ids of the passages that are shown."""
+    """Ids of the passages in the answer."""
     context = composed.context
     cited = [block.id for block in context.shown if block.citation]
     return tuple(dict.fromkeys([*(e.id for e in excerpts), *cited, *context.passages]))

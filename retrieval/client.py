@@ -251,7 +251,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class JobError:
-    """Why a job failed, in the shape of all errors."""
+    """The reason for which a job failed, in the shape of all errors."""
 
     code: str
     message: str = ""
@@ -270,9 +270,9 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class Job:
-    """How far the reading of a document is. `stage` is None unless it is running. Of `passages`,
-    None until the document was read, `passages_done` have their vector. `seconds` is how long it
-    ran, or has been running. `progress` and `result` count what was read of the document.
+    """The progress of reading a document. `stage` is None unless the job is running. Of `passages`,
+    None until the document is read, `passages_done` have a vector. `seconds` is the running time so
+    far. `progress` and `result` count the contents read from the document.
     """
 
     id: str
@@ -301,9 +301,8 @@ class Job:
 
 @dataclass(frozen=True)
 class JobCounts:
-    """Of all jobs of the hardware and group asked for, in any state: how many there are in each
-    state, how many of the running ones are embedding, their passages as far as known, and those
-    that have their vector.
+    """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
+    that are embedding, their known passages, and those with a vector.
     """
 
     queued: int = 0
@@ -502,12 +501,12 @@ class Kernlore:
         defaults.
 
         signal: Id of a run-time signal; GET /signals lists them.
-        log: What the compiler or the run printed, unchanged.
+        log: Output of the compiler or the run, unchanged.
         metrics: A profiler's own metric names and values.
         query: A question in words.
         hardware: An id, name or alias; GET /hardware lists them.
         op: The operator or its family, like matmul.
-        language: What the kernel is written in, like triton or cuda.
+        language: Language of the kernel, like triton or cuda.
         dtype: The main element type, like bf16.
         problem: Sizes of the problem, like product_rows or flops. Skills and moves that do not
             fit them are left out.
@@ -515,15 +514,16 @@ class Kernlore:
         max_tokens: Most tokens of `context`.
         categories: Only passages of these categories: constraint, guidance, hardware.
         skill_states: Skills in these states. Default: only active skills.
-        run_id: Id of the run that asks. What was shown for its failures in vain is left out.
+        run_id: Id of the calling run. Excerpts that did not help with its failures are left
+            out.
         node_id: Id of the node of that run; it is logged.
-        task: What the context is for: write a first kernel, repair one that failed, speed_up
-            one that is right, or ask. Left out, it follows from what is given.
-        draft: Source of the kernel in hand; its names are held against the chip's own.
-        exclude: Ids of excerpts that were shown in vain and are not wanted again.
+        task: Purpose of the context: write a first kernel, repair one that failed, speed_up one
+            that is correct, or ask. Default: derived from the other fields.
+        draft: Source of the current kernel; its names are compared with the chip's.
+        exclude: Ids of excerpts that did not help and are left out.
         signals: Further signals after `signal`, the leading one first.
-        profile: What a profiler printed, unchanged, as text or JSON; its metrics are added to
-            `metrics`, which win.
+        profile: Output of a profiler, unchanged, as text or JSON; its metrics are added to
+            `metrics`, which take precedence.
         roles: Roles of parameters that the caller can change, like vector or tile_m. Their
             moves are added to the best moves of any role.
         """
@@ -612,8 +612,9 @@ class Kernlore:
     ) -> list[Json]:
         """List facts with their sources.
 
-        `conflicts` lists where sources about this hardware disagree. `other_kinds` lists what
-        is stated beside an effective fact, such as a measured bandwidth beside the datasheet's.
+        `conflicts` lists disagreements of sources about this hardware. `other_kinds` lists
+        further values of an effective fact, such as a measured bandwidth next to the
+        datasheet's.
 
         status: effective: the facts that hold, inherited ones included. Any other value selects
             among the hardware's own facts by their status.
@@ -635,7 +636,7 @@ class Kernlore:
     def coverage(self, hardware_id: str) -> Json:
         """Show the knowledge about a chip and its gaps.
 
-        Coverage by signal, topic and fact, with what would be most useful to upload.
+        Coverage by signal, topic and fact, with the most useful uploads.
         """
         body = self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage")
         return _mapping(body)
@@ -693,9 +694,9 @@ class Kernlore:
     ) -> Jobs:
         """List jobs, newest first, with counts.
 
-        `counts` are of all jobs of the hardware and group, whatever the other filters: one
-        request says how far an upload is. `cursor` asks for the next page, and is null on the
-        last.
+        `counts` are of all jobs of the hardware and group, independent of the other filters:
+        one request shows the progress of an upload. `cursor` asks for the next page, and is
+        null on the last.
 
         state: Only jobs in this state; repeat for several.
         hardware: Only jobs of documents about this hardware (id, name or alias).
@@ -760,8 +761,8 @@ class Kernlore:
         return sent
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
-        """The job once it is ready, partial or failed, which the caller checks. `timeout` is in
-        seconds; after it a KernloreClientError of code "timeout" is raised.
+        """Wait until a job is ready, partial or failed, and return it. After `timeout` seconds,
+        raises KernloreClientError with code "timeout".
         """
         deadline = time.monotonic() + timeout
         pause = 0.1

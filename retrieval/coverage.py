@@ -1,8 +1,8 @@
-"""What the knowledge about one chip covers and what is missing, by signal, topic and fact.
+"""Coverage of one chip by the stored knowledge, and the gaps: by signal, topic and fact.
 
-Counts passages of documents about the chip itself, its family and its vendor; what is about no
-hardware in particular does not count. Which signals matter most and what an uploader should look
-for is data (`data/coverage.toml`). Says nothing about the quality of a passage.
+Counts passages of documents about the chip, its family and its vendor; documents about no hardware
+in particular do not count. The weights of signals and the advice to uploaders are data
+(`data/coverage.toml`). Does not judge the quality of a passage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from retrieval.scope import own_chains
 from retrieval.search.names import unknown_names
 
 State = Literal["covered", "thin", "missing"]
-ERRORS = "compiler errors"  # the topic that cards of error codes cover
+ERRORS = "compiler errors"  # topic that cards of error codes cover
 MAX_NAMES = 50
 FIRST_KERNEL: Mapping[str, str] = {
     "core": "documents that define names of the language",
@@ -43,14 +43,14 @@ FIRST_KERNEL: Mapping[str, str] = {
 }
 ENOUGH = 2  # passages of the chip's own documents
 SUGGESTED = 3
-# What a suggestion is worth by the state of the signal it would serve.
+# Weight of a suggestion by the state of the signal that it would serve.
 _NEED: Mapping[State, float] = {"missing": 1.0, "thin": 0.5, "covered": 0.0}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A signal or topic. `own`: passages about the chip itself; `inherited`: only about its family
-    or vendor. `documents` counts both.
+    """A signal or topic. `own` counts passages about the chip itself, `inherited` those about its
+    family or vendor only. `documents` counts both.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class KnownFact:
-    """`owner`: who states it, the chip or one above it."""
+    """`owner` is the hardware that states it: the chip or an ancestor."""
 
     key: str
     owner: str
@@ -74,7 +74,7 @@ class KnownFact:
 
 @dataclass(frozen=True)
 class MissingFact:
-    """A fact that neither the chip nor one above it states."""
+    """A fact that neither the chip nor an ancestor states."""
 
     key: str
     unit: str
@@ -83,8 +83,8 @@ class MissingFact:
 
 @dataclass(frozen=True)
 class MissingTopic:
-    """A topic to upload next. `upload` says what to look for in the chip's documentation, `signals`
-    which signals it would serve, `weight` how much they need it.
+    """A topic to upload next. `upload` says which part of the chip's documentation to look for,
+    `signals` lists the signals that it would serve, `weight` is the total need of these.
     """
 
     topic: str
@@ -95,8 +95,8 @@ class MissingTopic:
 
 @dataclass(frozen=True)
 class KernelPart:
-    """One part of what a first kernel in a language needs: core (documents about the language),
-    sample, cards, limits, launch. `count` is how much of it there is.
+    """One part of the knowledge needed for a first kernel in a language: core (documents about the
+    language), sample, cards, limits, launch. `count` is the number of entries.
     """
 
     language: str
@@ -108,11 +108,9 @@ class KernelPart:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What is known about one chip: its signals, topics and facts, and what is missing.
-
-    `first_kernel` says, for each language of the chip's own, whether a first kernel could be
-    written from what is there; `names_without_card` are names that its kernels and error texts use
-    and that no document defines.
+    """Coverage of one chip: its signals, topics and facts, and the gaps. `first_kernel` says, for
+    each language specific to the chip, whether the stored knowledge suffices for a first kernel.
+    `names_without_card` are names that its kernels and error texts use and no document defines.
     """
 
     hardware: str
@@ -130,21 +128,21 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CoverageData:
-    """Weights of signals (1 where none is given) and one sentence per topic."""
+    """Weights of signals (default 1) and one sentence per topic."""
 
     weights: Mapping[str, float]
     uploads: Mapping[str, str]
 
 
 @dataclass
-class _Count:
+class _TagCount:
     own: set[int] = field(default_factory=set)
     all: set[int] = field(default_factory=set)
     documents: set[str] = field(default_factory=set)
 
 
 def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
-    """Coverage by signal, topic and fact, with what would be most useful to upload."""
+    """Coverage by signal, topic and fact, with the most useful uploads."""
     catalog, registry, access_scope = base.catalog, base.registry, base.access
     chip = registry.resolve(hardware_id)
     lineage = registry.lineage(chip)
@@ -160,7 +158,7 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     if len(errors) >= ENOUGH and by_topic[ERRORS].state != "covered":
         count = len({card.section_id for card in errors})
         by_topic[ERRORS] = replace(by_topic[ERRORS], state="covered", own=max(count, 1))
-    everything = counts.get(("", ""), _Count())
+    everything = counts.get(("", ""), _TagCount())
     return Coverage(
         hardware=chip,
         lineage=lineage,
@@ -189,7 +187,7 @@ def _first_kernel(
     cards: Sequence[Symbol],
     kernels: Sequence[Sample],
 ) -> Iterator[KernelPart]:
-    """The parts for each language of the chip's own."""
+    """The parts for each language specific to the chip."""
     known = load_layout()
     for language, chain in own_chains(lineage, registry.all()).items():
         if chain.builtin or language in known.known_languages:
@@ -214,8 +212,8 @@ def _without_card(
     cards: Sequence[Symbol],
     kernels: Sequence[Sample],
 ) -> tuple[str, ...]:
-    """Names that stand where instructions stand in the chip's kernels, or quoted in its error
-    texts, and that no card has.
+    """Names in instruction position in the chip's kernels, or quoted in its error texts, that no
+    card has.
     """
     specs = registry.all()
     stated = [c.sample for place in lineage for c in specs[place].toolchains.values() if c.sample]
@@ -251,17 +249,15 @@ def coverage_data_from(raw: Mapping[str, Any], signals: SignalRegistry) -> Cover
 
 @lru_cache(maxsize=1)
 def load_coverage_data() -> CoverageData:
-    """The built-in weights and sentences. Raises InvalidKnowledge where they name what there is
-    not.
-    """
+    """The built-in weights and sentences. Raises InvalidKnowledge for unknown names."""
     text = (DATA / "coverage.toml").read_text(encoding="utf-8")
     return coverage_data_from(tomllib.loads(text), load_signals())
 
 
 def _counts(
     base: KnowledgeBase, chip: str, lineage: Sequence[str]
-) -> dict[tuple[str, str], _Count]:
-    """Passages and documents by (kind, tag); ("", "") counts everything of the lineage."""
+) -> dict[tuple[str, str], _TagCount]:
+    """Passages and documents by (kind, tag); ("", "") counts all of the lineage."""
     about, tags = t.passage_hardware, t.passage_tags
     query = (
         sa.select(
@@ -283,11 +279,11 @@ def _counts(
         )
     )
 
-    def read(connection: Connection) -> dict[tuple[str, str], _Count]:
-        counts: dict[tuple[str, str], _Count] = {}
+    def read(connection: Connection) -> dict[tuple[str, str], _TagCount]:
+        counts: dict[tuple[str, str], _TagCount] = {}
         for seq, document_id, hardware_id, kind, value in connection.execute(query):
             for key in {("", ""), (kind or "", value or "")}:
-                count = counts.setdefault(key, _Count())
+                count = counts.setdefault(key, _TagCount())
                 count.all.add(seq)
                 count.documents.add(document_id)
                 if hardware_id == chip:
@@ -300,9 +296,9 @@ def _counts(
 
 
 def _subject(
-    kind: str, subject: str, title: str, counts: Mapping[tuple[str, str], _Count]
+    kind: str, subject: str, title: str, counts: Mapping[tuple[str, str], _TagCount]
 ) -> Subject:
-    count = counts.get((kind, subject), _Count())
+    count = counts.get((kind, subject), _TagCount())
     state: State = "missing"
     if count.all:
         state = "covered" if len(count.own) >= ENOUGH else "thin"
@@ -316,9 +312,9 @@ def _most_useful(
     by_topic: Mapping[str, Subject],
     data: CoverageData,
 ) -> tuple[MissingTopic, ...]:
-    """The topics to upload next: each serves most of what those before it leave open.
-
-    Topics without any passage come first; those with one or two only fill up the number."""
+    """The topics to upload next, each chosen to serve most of the need that the previous ones leave
+    open. Topics without passages come first; those with one or two only fill up the list.
+    """
     open_need = {s.id: data.weights.get(s.id, 1.0) * _NEED[by_signal[s.id].state] for s in signals}
     served = {topic: [s.id for s in signals if topic in s.topics] for topic in by_topic}
     chosen: list[MissingTopic] = []

@@ -85,11 +85,11 @@ class ShownDocument(ListedDocument):
     """A document with its versions, newest first."""
 
     report: Annotated[
-        Mapping[str, Any], Doc("What was read of the current version: pages, warnings, ...")
+        Mapping[str, Any], Doc("Contents read from the current version: pages, warnings, ...")
     ]
     corrections_unfit: Annotated[
         list[UnfitCorrection],
-        Doc("To be made again; a correction under the same headings takes its place."),
+        Doc("No longer applicable; a new correction under the same headings replaces it."),
     ]
     versions: list[DocumentVersion]
 
@@ -105,7 +105,7 @@ class DeletedDocument:
         int, Doc("How many of the accepted values still hold, because another source states them.")
     ]
     deleted: Literal[True]
-    note: Annotated[str | None, Doc("Only for one that the next start loads again.")] = None
+    note: Annotated[str | None, Doc("Only for a document that the next start loads again.")] = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class DocumentMoves:
 
 @dataclass(frozen=True)
 class DroppedCorrection:
-    """A correction that was dropped."""
+    """A dropped correction."""
 
     id: str
     document_id: str
@@ -270,7 +270,7 @@ def page_of_documents(
 
 
 def show_document(base: KnowledgeBase, document_id: str) -> ShownDocument:
-    """`report` says what was read of the current version: pages, tables, warnings."""
+    """`report` covers the current version: pages, tables, warnings."""
     document = base.documents.get(document_id, access_scope=base.access)
     versions = base.documents.versions(document_id, access_scope=base.access)
     with base.catalog.read() as connection:
@@ -300,10 +300,10 @@ def drop_correction(base: KnowledgeBase, document_id: str, correction_id: str) -
 
 
 def delete_document(base: KnowledgeBase, document_id: str) -> DeletedDocument:
-    """Once this has answered, no other answer contains anything of the document."""
+    """After the response, no answer contains any part of the document."""
     document = base.documents.get(document_id, access_scope=base.access)
     facts = base.documents.delete(document_id, access_scope=base.access)
-    base.snapshots.publish()  # from now on no answer has it, and no file of the snapshot
+    base.snapshots.publish()  # removes it from answers and from the snapshot files
     note: str | None = None
     try:
         erased = erase_deleted(base.catalog, base.blobs)
@@ -339,7 +339,7 @@ def list_sections(base: KnowledgeBase, document_id: str, version: VersionNumber 
 
 
 def list_moves(base: KnowledgeBase, document_id: str) -> DocumentMoves:
-    """Moves: when to change what about a kernel, and why."""
+    """Moves: a condition, a change of the kernel, and a reason."""
     base.documents.get(document_id, access_scope=base.access)
     with base.catalog.read() as connection:
         return DocumentMoves(moves.of_document(connection, document_id, base.access))
@@ -401,8 +401,8 @@ def correct_passage(
     ] = None,
     actor: Annotated[str, Doc("Who makes the correction."), MaxLen(200)] = "api",
 ) -> ShownPassage:
-    """The correction holds at once, and in every later revision that has the same text."""
-    # A corrected text has no vector until the next step of an ingestion worker.
+    """The correction takes effect at once, and in every later revision that has the same text."""
+    # A corrected text has no vector until an ingestion worker embeds it.
     if text is not None:
         with base.catalog.read() as connection:
             _check_length(base, passage_rows.get(connection, passage_id, base.access), text)
@@ -434,7 +434,7 @@ def list_proposed_recipes(
 
 @dataclass(frozen=True)
 class DecidedRecipe:
-    """A proposed recipe after the decision about it."""
+    """A proposed recipe after the decision."""
 
     id: str
     status: RecipeStatus
@@ -464,7 +464,7 @@ def _numbered_version(base: KnowledgeBase, document: Document, number: int | Non
 
 
 def _check_length(base: KnowledgeBase, passage: Passage, text: str) -> None:
-    """A passage over the embedder's window could not be embedded any more."""
+    """Refuse a passage that exceeds the embedder's window."""
     embedder = base.embedder
     tokens = embedder.count_tokens(embedding_text(passage.path, passage.lead, text))
     if tokens > embedder.window:

@@ -1,7 +1,8 @@
-"""Removing a chip: what still uses it, what goes with it and what stays.
+"""Removal of a hardware: the uses that prevent it, the data removed with it and the data that
+stays.
 
-What is known about the chip alone goes with it, its documents only where that is asked for. What
-was measured on it stays, and so do skills and documents that are about other chips too.
+Facts about the chip alone are removed with it; its documents only on request. Measurements stay,
+and so do skills and documents that are about other chips too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kb.plain import Doc
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
 
-NAMED = 5  # of what is in the way, in one sentence
+NAMED = 5  # uses listed in the message of a conflict
 
 
 @dataclass(frozen=True)
 class RemovedHardware:
-    """What was removed with a hardware, and what stays."""
+    """Data removed with a hardware, and data that stays."""
 
     id: str
     documents_removed: tuple[str, ...]
@@ -39,8 +40,8 @@ def remove_hardware(
     hardware_id: str,
     with_documents: Annotated[bool, Doc("Also the documents that are about it alone.")] = False,
 ) -> RemovedHardware:
-    """Its description and facts go; what was measured on it stays. 409 with what to do first while
-    something uses it, and for one that is built in.
+    """Removes its description and facts; measurements on it stay. 409 with the required steps while
+    it is in use, and for built-in hardware.
     """
     registry = base.registry
     hardware_id = registry.resolve(hardware_id)
@@ -57,7 +58,7 @@ def remove_hardware(
     deleted = [delete_document(base, document_id) for document_id in use.documents]
     with base.catalog.write() as connection:
         now = use_of_hardware(connection, hardware_id)
-        _check(hardware_id, now, False)  # uses that were added meanwhile
+        _check(hardware_id, now, False)  # checks for uses added in the meantime
         removed = remove_hardware_rows(connection, hardware_id, now.shared)
     base.snapshots.publish()
     note = None
@@ -78,7 +79,7 @@ def remove_hardware(
 
 
 def _check(hardware_id: str, use: HardwareUse, with_documents: bool) -> None:
-    """Raise Conflict for the first thing that still uses it."""
+    """Raise Conflict for the first use of the hardware."""
     for ids, what, hint in (
         (
             use.children,

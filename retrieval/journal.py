@@ -1,12 +1,10 @@
-"""The retrieval log: written in batches off the request's path, complete before an outcome is
-reported against it.
+"""The retrieval log: written in batches off the request path, and complete before an outcome is
+reported.
 
-Where the catalog is on a server, another replica may be asked next. So what a run was shown is
-written before its answer leaves, and an outcome waits for a retrieval that may stand in a batch of
-another replica.
-
-With each retrieval the skills that it showed and withheld are stored, with each outcome those that
-were used and whether that helped.
+With a server catalog, the next request may reach another replica. So a run's retrieval is written
+before its answer is returned, and an outcome waits for a retrieval that may be in another replica's
+batch. Each retrieval is stored with the skills that it showed and withheld, each outcome with the
+skills that were used and whether they helped.
 """
 
 from __future__ import annotations
@@ -34,19 +32,19 @@ from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.answer import Answered, Unwanted
+from retrieval.answer import AnswerResult, Exclusions
 from retrieval.request import RetrieveRequest
 
 BATCH = 200
 FLUSH_SECONDS = 1.0
-ARRIVES_SECONDS = 3.0  # within which a retrieval of another replica is stored
+ARRIVES_SECONDS = 3.0  # time in which another replica stores a retrieval
 LOOK_SECONDS = 0.1
-MAX_STORED_LOG = 20_000  # characters of a compiler log that are kept
-# A change counts as a gain above this: 80 comparisons of a kernel with itself, on a shared CPU,
-# came out between 0.98 and 1.03 (benchmarks/results/evaluation.md).
+MAX_STORED_LOG = 20_000  # characters of a compiler log that are stored
+# Smallest change that counts as a gain: 80 comparisons of a kernel with itself, on a shared CPU,
+# gave 0.98 to 1.03 (benchmarks/results/evaluation.md).
 NOISE = 0.02
-MOST_SPEEDUP = 1e6  # of a kernel over another: what is larger was measured wrongly
-REFERENCE = 0  # number of a run's node that is the problem's own reference
+MOST_SPEEDUP = 1e6  # of one kernel over another; larger values are measurement errors
+REFERENCE = 0  # node number of the problem's reference in a run
 
 _RETRIEVAL = re.compile(r"ret_[0-9a-f]{16}")
 
@@ -54,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 
 def stored_request(request: RetrieveRequest) -> dict[str, Any]:
-    """A request as the log keeps it, with both ends of a long compiler log."""
+    """The request as it is stored; a long compiler log is cut in the middle."""
     access = request.access_scope
     stored = asdict(request) | {"access_scope": access.owner}
     if access.restricted:
@@ -73,15 +71,15 @@ class Journal:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._unwritten: list[dict[str, Any]] = []  # off the queue, kept until they are stored
-        self._writing = threading.Lock()  # one batch at a time, so that flush means flushed
+        self._unwritten: list[dict[str, Any]] = []  # rows taken off the queue and not stored yet
+        self._writing = threading.Lock()  # one batch at a time, so that flush covers all rows
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()  # protects _thread
         self._failing = False
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Queue one retrieval; `row` holds the columns of the table but for `created_at`."""
+        """Queue one retrieval; `row` holds the columns of the table except `created_at`."""
         if self._catalog.read_only:
             return
         self._queue.put({**row, "created_at": clock.now()})
@@ -92,9 +90,9 @@ class Journal:
                 self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
                 self._thread.start()
 
-    def record_answer(self, answered: Answered, revision: int, started: float) -> None:
-        """Queue what was answered, from the catalog at a revision, to a request that came at
-        `started`, by `time.perf_counter`.
+    def record_answer(self, answered: AnswerResult, revision: int, started: float) -> None:
+        """Queue the retrieval of an answer. `revision` is the catalog revision, `started` the
+        request's start by `time.perf_counter`.
         """
         answer, request = answered.answer, answered.request
         self.record(
@@ -117,8 +115,9 @@ class Journal:
         )
 
     def flush(self) -> None:
-        """Write everything recorded so far. Where the catalog cannot be written to, that is raised
-        and the rows wait for the next time; one that can never be stored is left out and logged."""
+        """Write all recorded rows. If the catalog cannot be written, raises and keeps the rows for
+        the next attempt; a row that can never be stored is dropped and logged.
+        """
         with self._writing:
             while not self._queue.empty():
                 self._unwritten.append(self._queue.get())
@@ -128,28 +127,28 @@ class Journal:
                 try:
                     with self._catalog.write() as connection:
                         _write(connection, batch)
-                except OperationalError:  # locked, or the disk is full
+                except OperationalError:  # database locked or disk full
                     raise
                 except StatementError:
-                    if len(batch) > 1:  # one by one, to find which of them it is
+                    if len(batch) > 1:  # one by one, to find the faulty row
                         size = 1
                         continue
                     log.exception("retrieval cannot be stored", retrieval=batch[0]["id"])
                 del self._unwritten[: len(batch)]
 
-    def unwanted(self, request: RetrieveRequest) -> Unwanted:
-        """What an answer to a request is not to show again: what the caller excludes, and where it
-        asks about a failure of a run, what that run was shown in vain.
+    def exclusions(self, request: RetrieveRequest) -> Exclusions:
+        """Ids that the answer must not repeat: those that the caller excludes and, for a failure of
+        a run, those shown to that run without success.
         """
         excluded = frozenset(request.exclude)
         if request.run_id is None or not request.log:
-            return Unwanted(excluded, excluded)
+            return Exclusions(excluded, excluded)
         shown, reported = self._shown_in_vain(request.run_id)
-        return Unwanted(excluded | reported, excluded | reported | shown)
+        return Exclusions(excluded | reported, excluded | reported | shown)
 
     def _shown_in_vain(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Ids that answers about failures of this run have shown, unless one of them helped; and
-        those that an outcome says did not help: the ones it names as used, else all of its answer.
+        """Ids in answers to failures of this run without success; and those that an outcome
+        reports as no help: the ids it names as used, else all ids of its answer.
         """
         self.flush()
         with self._catalog.read() as connection:
@@ -180,18 +179,19 @@ class Journal:
         note: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> str:
-        """Add an outcome to a retrieval; `used` must be ids that its answer showed. Returns the
-        outcome's id. Each counts, since an answer may lead to several kernels.
+        """Add an outcome to a retrieval and return the outcome's id. `used` must be ids that its
+        answer showed.
 
-        baseline_speedup: of what was there before, over the same reference as `speedup`. Left out,
-        it is that of the node that the retrieval was for, where a run of this catalog asked, and
-        else 1: `speedup` is over what was there before.
+        A retrieval may have several outcomes, since an answer may lead to several kernels.
+        `baseline_speedup` is that of the kernel before the change, relative to the same reference
+        as `speedup`. Its default is that of the node that the retrieval was for, if the request
+        came from a run of this catalog, else 1.
         """
         self.flush()
         for figure in (speedup, baseline_speedup):
             if figure is not None and not 0 < figure < MOST_SPEEDUP:
                 raise InvalidRequest(
-                    f"a speed-up of {figure:g} is none: it lies above 0 and below"
+                    f"{figure:g} is not a speed-up: use a number above 0 and below"
                     f" {MOST_SPEEDUP:,.0f}",
                     hint="2.0 means twice as fast, 0.5 half as fast.",
                 )
@@ -231,7 +231,7 @@ class Journal:
         return outcome_id
 
     def _await(self, retrieval_id: str) -> None:
-        """Wait for a retrieval that another replica may have answered a moment ago."""
+        """Wait for a retrieval that another replica may have answered just before."""
         if not self._catalog.on_server or not _RETRIEVAL.fullmatch(retrieval_id):
             return
         stored = sa.select(retrievals.c.id).where(retrievals.c.id == retrieval_id)
@@ -243,8 +243,8 @@ class Journal:
             time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
-        """Stop the thread and write what is queued. Raises OperationalError where the catalog
-        cannot be written to.
+        """Stop the thread and write the queued rows. Raises OperationalError if the catalog cannot
+        be written.
         """
         self._stop.set()
         if self._thread is not None:
@@ -256,11 +256,11 @@ class Journal:
             self._flushed()
 
     def _flushed(self) -> bool:
-        """Write what is there; False where it waits for the next time."""
+        """Write the queued rows; False if the attempt failed and is to be repeated."""
         try:
             self.flush()
         except (SQLAlchemyError, Unavailable):
-            if not self._failing:  # once, and not with every try
+            if not self._failing:  # log the first failure only
                 log.exception("retrievals wait to be stored")
             self._failing = True
             return False
@@ -270,7 +270,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class _Effect:
-    """helped: 1, 0 or None; gain: time before over time after."""
+    """`helped` is 1, 0 or None; `gain` is the time before divided by the time after."""
 
     helped: int | None
     gain: float | None
@@ -306,7 +306,7 @@ def _used(
 
 
 def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, str | float]:
-    """What a request was about, in canonical words: what a skill's scope can be narrowed by."""
+    """The situation of a request in canonical terms, by which a skill's scope can be narrowed."""
     op, dtype = request.get("op"), request.get("dtype")
     situation: dict[str, Any] = {
         **(request.get("problem") or {}),
@@ -320,8 +320,8 @@ def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, 
 
 
 def _sees(access: AccessScope, row: sa.Row[Any]) -> bool:
-    """An answer about no hardware may have shown anything: those with the same restriction see it
-    alone.
+    """An answer about no hardware may contain any passage, so only callers with the same
+    restriction see it.
     """
     if not access.restricted:
         return True
@@ -341,7 +341,7 @@ def _check_used(row: sa.Row[Any], used: Sequence[str]) -> None:
 
 
 def _baseline(connection: Connection, row: sa.Row[Any]) -> float | None:
-    """The speed-up of the node that the answer was for; None where that has none."""
+    """The speed-up of the node that the answer was for; None if that has none."""
     number = row.node_id or ""
     if not row.run_id or not number.isdecimal():
         return 1.0
@@ -356,7 +356,7 @@ def _baseline(connection: Connection, row: sa.Row[Any]) -> float | None:
 
 
 def _effect(correct: bool | None, speedup: float | None, before: float | None) -> _Effect:
-    """A wrong kernel did not help; a right one did when it gained more than the noise."""
+    """A wrong kernel did not help; a right one helped if it gained more than the noise."""
     gain = speedup / before if speedup is not None and before else None
     if correct is False:
         return _Effect(0, gain)

@@ -1,9 +1,8 @@
 """An open data directory: catalog, blobs, hardware, documents, embedder, vector index, retriever.
 
-`KnowledgeBase` is what every use case above this room is given: the optimizer searches with it, the
-curator learns with it, the service and the commands add what only they need. Parts are built when
-they are first used, because the embedding model takes seconds to load. Knows nothing about HTTP,
-ingestion or kernels.
+Every use case in the rooms above receives a `KnowledgeBase`; the service and the commands extend
+it. Parts are built on first use, because the embedding model takes seconds to load. Does not know
+HTTP, ingestion or kernels.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
 from retrieval.near import NearIndex
 from retrieval.service import Retriever
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 
-REMEMBERED = 4_096  # vectors of queries and names, of 1.5 KB
-DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part in answers
+REMEMBERED = 4_096  # cached vectors of queries and names, of 1.5 KB
+DENSE_SHARE = 0.9  # share of passages with a vector from which on vectors are used in answers
 
 
 class KnowledgeBase:
-    """The parts of one data directory; `close` it when done."""
+    """The parts of one data directory. Call `close` when done."""
 
-    access: AccessScope = ALL_ACCESS  # what whoever was given this may see and change
+    access: AccessScope = ALL_ACCESS  # restricts reads and changes
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -40,16 +39,14 @@ class KnowledgeBase:
 
     @cached_property
     def dense_ready(self) -> bool:
-        """Whether vectors take part in answers.
-
-        Where few passages have a vector, those few would win by having one. A command decides this
-        once; the service sets it again while it starts.
+        """Whether answers use vectors. While few passages have a vector, those would rank first for
+        that reason alone. A command decides this once; the service sets it again while it starts.
         """
         embedded, passages = self.vectors()
         return embedded >= DENSE_SHARE * passages
 
     def vectors(self) -> tuple[int, int]:
-        """Number of passages that have a vector, and number of all passages."""
+        """Number of passages with a vector, and number of all passages."""
         snapshot = self.snapshots.current()
         return snapshot.embedded, snapshot.passages
 
@@ -59,15 +56,15 @@ class KnowledgeBase:
 
     @cached_property
     def embed(self) -> Callable[[str], Vectors]:
-        """The embedder's vector of a query, remembered."""
+        """The embedder's vector of a query, cached."""
         return lru_cache(maxsize=REMEMBERED)(self.embedder.encode_query)
 
     @cached_property
-    def snapshots(self) -> Snapshots:
-        """What answers are computed from."""
-        return Snapshots(self.catalog, self.embedder.fingerprint)
+    def snapshots(self) -> SnapshotStore:
+        """Source of the snapshots that answers are computed from."""
+        return SnapshotStore(self.catalog, self.embedder.fingerprint)
 
-    near: NearIndex | None = None  # of a service with a Chroma
+    near: NearIndex | None = None  # set by a service with Chroma
     knowledge_loaded: bool = True  # False while a service loads the built-in knowledge
 
     @cached_property
@@ -83,10 +80,8 @@ class KnowledgeBase:
         )
 
     def report_skill_use(self, names: Sequence[str]) -> None:
-        """Record that an outcome was reported for these skills.
-
-        Here nothing follows from it; with a skill library (`skills/`), skills that lose are
-        narrowed or retired.
+        """Record that an outcome was reported for these skills. Does nothing here; with a skill
+        library (`skills/`), losing skills are narrowed or retired.
         """
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""The knowledge as a tree that can be walked: category, hardware, topic, document, section, texts.
+"""The knowledge as a tree to browse: category, hardware, topic, document, section, texts.
 
 A path names a node: `hardware/h100/memory-bandwidth/doc_.../sec_...`; constraints and guidance have
-no hardware level. Counts are of distinct live documents and passages. Documents below a topic and
-sections below a document add up; a passage with two scopes or topics stands below both, so there
-the children together hold exactly what the node holds. Reads the catalog, changes nothing, ranks
-nothing.
+no hardware level. Counts are of distinct live documents and passages. Counts of documents below a
+topic and of sections below a document add up; a passage with two scopes or topics is counted under
+both, so there the union of the children equals the node. Read-only; does not rank.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NEAREST = 5
 
 @dataclass(frozen=True)
 class Child:
-    """What lies directly below a node. `path` is the whole path of the child."""
+    """A child of a node. `path` is its full path."""
 
     path: str
     kind: str
@@ -44,7 +43,7 @@ class Child:
 
 @dataclass(frozen=True)
 class PassageText:
-    """One passage of a section, as it is shown."""
+    """One passage of a section, as displayed."""
 
     id: str
     text: str
@@ -53,10 +52,8 @@ class PassageText:
 
 @dataclass(frozen=True)
 class KnowledgeNode:
-    """kind: root | category | hardware | topic | document | section.
-
-    `path` is the exact one, also where the request gave only part of a topic's name. Only a section
-    has `texts`.
+    """`kind` is root, category, hardware, topic, document or section. `path` is complete even if
+    the request gave only part of a topic's name. Only a section has `texts`.
     """
 
     path: str
@@ -71,7 +68,7 @@ class KnowledgeNode:
 
 @dataclass(frozen=True)
 class _Place:
-    """What a path has narrowed down so far. `topics`: the tags behind a slug; empty: untagged."""
+    """The filters that a path has selected so far."""
 
     access_scope: AccessScope
     path: tuple[str, ...] = ()
@@ -86,7 +83,7 @@ class _Place:
 
 
 @dataclass
-class _Count:
+class _ChildCount:
     title: str
     documents: set[str] = field(default_factory=set)
     passages: set[int] = field(default_factory=set)
@@ -103,7 +100,7 @@ def knowledge_node(
         with base.catalog.read() as connection:
             return _at(connection, base.registry, path, base.access)
 
-    # Counting what lies below a place reads a row of every passage there.
+    # The counts read one row for every passage, so they are cached.
     return base.snapshots.current().keep("knowledge tree", (path, base.access), read)
 
 
@@ -141,7 +138,7 @@ def _step(
         key, hint = _hardware(registry, place, segment), ""
     elif below == "topic" and key not in groups:
         key, hint = _nearest_topic(segment, groups)
-    # Categories and registered chips are places even while nothing is in them.
+    # Categories and registered chips are nodes even without documents.
     if key not in groups and below != "hardware" and (below != "category" or key not in CATEGORIES):
         raise _missing(place, below, segment, groups)
     group = groups.get(key)
@@ -159,7 +156,7 @@ def _step(
 
 
 def _below(place: _Place) -> str | None:
-    """The kind of a place's children."""
+    """The kind of a node's children."""
     if place.kind == "category":
         return "hardware" if place.category == "hardware" else "topic"
     order: dict[str, str] = {
@@ -181,8 +178,8 @@ def _hardware(registry: HardwareRegistry, place: _Place, segment: str) -> str:
         raise
 
 
-def _nearest_topic(segment: str, groups: Mapping[str, _Count]) -> tuple[str, str]:
-    """The topic that a part of its name means: by its beginning, else by a word of it."""
+def _nearest_topic(segment: str, groups: Mapping[str, _ChildCount]) -> tuple[str, str]:
+    """The topic that an incomplete name matches: by its beginning, else by one of its words."""
     wanted = topic_slug(segment)
     if wanted in groups:
         return wanted, ""
@@ -198,7 +195,9 @@ def _nearest_topic(segment: str, groups: Mapping[str, _Count]) -> tuple[str, str
     return ranked[0], f"{segment} is not a topic; this is the nearest{also}."
 
 
-def _missing(place: _Place, below: str, segment: str, groups: Mapping[str, _Count]) -> NotFound:
+def _missing(
+    place: _Place, below: str, segment: str, groups: Mapping[str, _ChildCount]
+) -> NotFound:
     here = "/".join(place.path)
     by_title = {group.title: key for key, group in groups.items()}
     near = nearest(segment, groups, _NEAREST)
@@ -252,7 +251,7 @@ def _empty_hint(registry: HardwareRegistry, place: _Place, passages: int) -> str
     if passages or place.kind != "hardware" or place.hardware in (None, ANY):
         return ""
     above = [f"hardware/{name}" for name in registry.lineage(str(place.hardware))[1:]]
-    also = f" What holds for it too is under {', '.join(above)}." if above else ""
+    also = f" Inherited knowledge is under {', '.join(above)}." if above else ""
     return f"No document is about {place.hardware} itself yet; upload its manual.{also}"
 
 
@@ -272,7 +271,7 @@ def _texts(connection: Connection, place: _Place) -> tuple[PassageText, ...]:
 
 
 def _live(place: _Place, *columns: Any) -> sa.Select[Any]:
-    """Live passages at a place."""
+    """Live passages below a node."""
     query = (
         sa.select(*columns)
         .select_from(t.passages)
@@ -304,12 +303,12 @@ def _live(place: _Place, *columns: Any) -> sa.Select[Any]:
     return query
 
 
-def _groups(connection: Connection, place: _Place, below: str) -> dict[str, _Count]:
-    """What lies below a place, by path segment, in the order in which it is shown."""
-    groups: dict[str, _Count] = {}
+def _groups(connection: Connection, place: _Place, below: str) -> dict[str, _ChildCount]:
+    """Counts of the children, by path segment, in display order."""
+    groups: dict[str, _ChildCount] = {}
     for row in connection.execute(_grouped(place, below)):
         key = _segment(below, row.key)
-        group = groups.setdefault(key, _Count(_title(below, row)))
+        group = groups.setdefault(key, _ChildCount(_title(below, row)))
         group.documents.add(row.document_id)
         group.passages.add(row.seq)
         if below == "topic" and row.key is not None:
@@ -348,7 +347,7 @@ def _grouped(place: _Place, below: str) -> sa.Select[Any]:
         _live(place, *passage, tags.c.value.label("key"))
         .outerjoin(tags, sa.and_(tags.c.passage_id == t.passages.c.id, tags.c.kind == "topic"))
         .order_by(tags.c.value)
-    )  # of two spellings of a topic the first is the title
+    )  # of two spellings of a topic, the first is the title
 
 
 def _segment(below: str, key: str | None) -> str:

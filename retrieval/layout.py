@@ -1,6 +1,5 @@
-"""The layout of contexts as data: what goes in for which task, in which order, with which share.
-
-Reads `data/layout.toml`. Knows nothing about documents.
+"""The layout of contexts as data: the blocks of each task, their order and their shares. Reads
+`data/layout.toml`. Does not know documents.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from retrieval.request import TASKS
 
 BLOCKS = frozenset({"errors", "symbols", "hardware", "constraint", "guidance", "moves", "skills"})
 UNBOUNDED = ("moves", "skills")  # few lines, placed first
-RESERVED = 3  # what is left of a small budget is a third of it at most
+RESERVED = 3  # the reserve is at most a third of a small budget
 
 
 @dataclass(frozen=True)
 class TargetLayout:
-    """The part of a context that stays equal in a run. Shares are of the whole budget, `reserve`
-    and `least` are in tokens; `questions` are (id, query) pairs.
+    """The part of a context that stays equal throughout a run. Shares are of the whole budget,
+    `reserve` and `least` are in tokens; `questions` are (id, query) pairs.
     """
 
     share: float
@@ -39,23 +38,23 @@ class TargetLayout:
     questions: tuple[tuple[str, str], ...]
 
     def budget(self, tokens: int) -> int:
-        """The budget whose shares this part takes: that of the whole context, or less where the
-        reserve would not be left.
+        """The budget that the shares of this part refer to: the whole context's, or less if the
+        reserve would not remain.
         """
         left = min(self.reserve, tokens // RESERVED)
         return min(tokens, int((tokens - left) / self.share))
 
     def has_room(self, task: str, tokens: int) -> bool:
-        """Whether this part has a place in the context of a task: not beside an answer, and only
-        for a kernel to be written where what happened would leave it less than its least.
+        """Whether the context of a task has this part: never for the task ask, and for the task
+        write only if at least `least` tokens remain.
         """
         return task == "write" or (task != "ask" and tokens >= self.reserve + self.least)
 
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """The part about what just happened: blocks in their order, and shares of what is left. `most`
-    bounds blocks in tokens, in place of the bounds of all tasks.
+    """The part about what happened: blocks in order, and their shares of the remaining budget.
+    `most` overrides the bounds of blocks, in tokens.
     """
 
     blocks: tuple[str, ...]
@@ -65,9 +64,9 @@ class TaskLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shipped layout. `known_languages` are those that models have seen, `largest_section` is
-    in tokens, and so are `most` and `least`, which bound a block whatever the budget. `known` are
-    the tasks that are laid out otherwise in a known language.
+    """The built-in layout. `known_languages` are those in the training data of models.
+    `largest_section`, `most` and `least` are in tokens; the last two bound a block independent of
+    the budget. `known` overrides the layout of tasks in a known language.
     """
 
     known_languages: frozenset[str]
@@ -79,35 +78,37 @@ class Layout:
     known: Mapping[str, TaskLayout] = field(default_factory=dict)
 
     def for_known(self) -> Layout:
-        """The layout where the language is one that models have seen."""
+        """The layout for a language that models know."""
         return replace(self, tasks={**self.tasks, **self.known})
 
     def bound(self, task: str, block: str, share: int, room: int) -> int:
-        """The most tokens of a block whose share of the `room` for all blocks is `share`."""
+        """The largest size of a block, in tokens, whose share of the `room` for all blocks is
+        `share`.
+        """
         share = max(share, min(self.least.get(block, 0), room // RESERVED))
         return min(share, self.tasks[task].most.get(block, self.most.get(block, share)))
 
     def is_known(self, language: str) -> bool:
-        """Whether models have seen the language."""
+        """Whether models know the language."""
         return language in self.known_languages
 
     def may_be(self, stated: str, wanted: str | None) -> bool:
-        """Whether code or a name that a document states to be in one language may be in the wanted
-        one. Manuals give their own chip's language many names in code fences, so only a language
-        that models know is told apart.
+        """Whether code that a document labels with one language may be in the wanted one. Manuals
+        label code in their chip's language in many ways, so only languages that models know are
+        distinguished.
         """
         return stated in ("", wanted) or wanted is None or stated not in self.known_languages
 
 
 @lru_cache(maxsize=1)
 def load_layout() -> Layout:
-    """The built-in layout. Raises InvalidKnowledge where the file does not fit together."""
+    """The built-in layout. Raises InvalidKnowledge if the file is inconsistent."""
     text = (DATA / "layout.toml").read_text(encoding="utf-8")
     return layout_from(tomllib.loads(text))
 
 
 def layout_from(raw: Mapping[str, Any]) -> Layout:
-    """The layout that parsed TOML states. Raises InvalidKnowledge."""
+    """Parse a layout. Raises InvalidKnowledge."""
     target = dict(raw["target"])
     questions = tuple((row["id"], row["query"]) for row in target.pop("questions"))
     tasks = {name: _task(name, row) for name, row in raw["tasks"].items()}

@@ -1,7 +1,7 @@
-"""Kernlore as a retriever of llama-index, over the client.
+"""A llama-index retriever over the Kernlore client.
 
-Knows the client's answers and llama-index's node types, nothing of the store. Importing it imports
-llama-index, which takes about two seconds, so nothing else in the product imports this module.
+Depends on the client's answers and llama-index's node types, not on the store. Importing it imports
+llama-index, which takes about two seconds, so no other module of the product imports it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from llama_index.core.schema import (
 
 from retrieval.client import Excerpt, Kernlore
 
-# For the program, not for the model: ids would only cost tokens in a prompt or noise in a vector.
+# Metadata for the program only: in a prompt ids cost tokens, in a vector they add noise.
 _FOR_THE_PROGRAM = ["document", "retrieval_id", "version", "category"]
 
 
 class KernloreRetriever(BaseRetriever):
-    """Retrieves excerpts as nodes in ranked order. Each node's source is its document, and
-    `retrieval_id` in its metadata is what to report against with `Kernlore.report`.
+    """Retrieves excerpts as nodes in ranked order. The source of a node is its document;
+    `retrieval_id` in its metadata is the id for `Kernlore.report`.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class KernloreRetriever(BaseRetriever):
         callback_manager: CallbackManager | None = None,
         **options: Any,
     ) -> None:
-        """`options` are keyword arguments of `Kernlore.retrieve` that every query has in common,
-        like `hardware` and `k`. Raises TypeError for an option that it does not have.
+        """`options` are keyword arguments of `Kernlore.retrieve` for every query, like `hardware`
+        and `k`. Raises TypeError for an unknown option.
         """
         known = inspect.signature(client.retrieve).parameters
         unknown = sorted(options.keys() - known.keys() | options.keys() & {"query"})

@@ -1,5 +1,5 @@
-"""Nearest passages: from Chroma in very large hardware scopes, from the snapshot otherwise and
-while Chroma does not respond.
+"""Nearest passages: from Chroma in very large hardware scopes, otherwise and while Chroma does not
+respond from the snapshot.
 
 For a request about one chip, exact search multiplies the vectors of its scope, which takes some
 milliseconds. A graph index is worth its memory only in scopes of more than EXACT_UP_TO passages
@@ -19,13 +19,13 @@ from kb.index.chroma import ChromaIndex, IndexSyncReport
 from kb.scope import AccessScope
 from retrieval.snapshot.snapshot import Snapshot
 
-EXACT_UP_TO = 200_000  # passages about the hardware that a request names
-SPARE = 50  # entries asked for beyond the limit: some may be of passages that are gone
+EXACT_UP_TO = 200_000  # passages about the hardware of a request
+SPARE = 50  # entries requested in excess, since some may belong to deleted passages
 log = structlog.get_logger(__name__)
 
 
 class NearIndex:
-    """Queries Chroma, once `catch_up` has opened it, in scopes of more than `exact_up_to` passages.
+    """Queries Chroma after `catch_up` has opened it, in scopes of more than `exact_up_to` passages.
     Safe to share between threads.
     """
 
@@ -38,11 +38,11 @@ class NearIndex:
 
     @property
     def away(self) -> StoreAway | None:
-        """Why Chroma is not asked; None where it is."""
+        """The error for which Chroma is not queried, or None."""
         return self._away
 
     def catch_up(self) -> IndexSyncReport:
-        """Make Chroma equal to the catalog and ask it from now on. Raises StoreAway."""
+        """Synchronise Chroma with the catalog and query it from now on. Raises StoreAway."""
         try:
             report = self._chroma.open_or_rebuild()
         except StoreAway as error:
@@ -52,16 +52,16 @@ class NearIndex:
         return report
 
     def check(self) -> None:
-        """Find out whether a server still answers; see `away`."""
+        """Check whether the server responds; see `away`."""
         try:
             self._chroma.check()
         except StoreAway as error:
             self._lose(error)
 
     def sync(self, scopes: Iterable[str] | None = None) -> None:
-        """Bring these hardware scopes (None: all) up to the catalog, where Chroma answers."""
+        """Synchronise these hardware scopes (None: all) with the catalog, if Chroma responds."""
         if self._away is not None:
-            return  # `catch_up` does it
+            return  # left to `catch_up`
         try:
             self._chroma.sync(scopes)
         except StoreAway as error:
@@ -96,7 +96,7 @@ class NearIndex:
         scopes = snapshot.hardware_scopes if hardware is None else hardware
         cosines = self._chroma.query(scopes, vector, limit + SPARE, access)
         found = {seq: cosines[i] for i, seq in snapshot.numbers(cosines).items()}
-        # Rounded as in exact search, so that equal texts come in the same order.
+        # Rounded as in exact search, so that equal texts have the same order.
         best = sorted(found, key=lambda seq: (-round(found[seq], 5), seq))
         return {seq: found[seq] for seq in best[:limit]}
 

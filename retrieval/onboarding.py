@@ -1,4 +1,4 @@
-"""How far a chip is on its way from an id to a first kernel. Reads only; decides nothing."""
+"""Progress of a chip from its registration to a first kernel. Read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retrieval.knowledge_base import KnowledgeBase
 
 @dataclass(frozen=True)
 class OnboardingStep:
-    """One step; `note` says where it stands, and for one that is open what to do."""
+    """One step; `note` describes its state and, if it is open, the next action."""
 
     id: str
     title: str
@@ -19,7 +19,7 @@ class OnboardingStep:
 
 
 def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep, ...]:
-    """The steps of a chip in their order. Raises UnknownHardware."""
+    """The onboarding steps of a chip in order. Raises UnknownHardware."""
     chip = base.registry.resolve(hardware)
     specs, lineage = base.registry.all(), base.registry.lineage(chip)
     languages = sorted({name for place in lineage for name in specs[place].languages})
@@ -46,13 +46,13 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             "toolchain",
             "State its toolchain",
             bool(toolchains),
-            f"for {', '.join(toolchains)}; check it" if toolchains else "say how kernels are run",
+            f"for {', '.join(toolchains)}; check it" if toolchains else "describe how kernels run",
         ),
         OnboardingStep(
             "ask",
             "Ask, and search",
             False,
-            "what a first prompt holds" if read else "possible once a manual is read",
+            "shows the contents of a first prompt" if read else "possible once a manual is read",
         ),
     )
 

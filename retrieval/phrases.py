@@ -1,7 +1,8 @@
-"""The vectors of the signals' phrases, kept beside the query model.
+"""Cached vectors of the signals' phrases.
 
-They are the same in every process and take a second to encode, so only the first process of a data
-directory encodes them. The file is derived: where it cannot be read or written, they are encoded.
+They are the same in every process and take a second to encode, so the first process of a data
+directory writes them to a file. The file is derived: if it cannot be read or written, the phrases
+are encoded again.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ log = structlog.get_logger(__name__)
 
 
 def phrase_vectors(embedder: Embedder, phrases: Sequence[str], folder: Path) -> dict[str, Vectors]:
-    """Each phrase's vector, as `encode_query` gives it."""
+    """The `encode_query` vector of each phrase."""
     path = folder / f"{embedder.fingerprint}.phrases.npz"
-    kept = _read(path)
-    if kept.keys() >= set(phrases):
-        return {phrase: kept[phrase] for phrase in phrases}
+    cached = _read(path)
+    if cached.keys() >= set(phrases):
+        return {phrase: cached[phrase] for phrase in phrases}
     vectors = {phrase: embedder.encode_query(phrase) for phrase in phrases}
     _write(path, vectors)
     return vectors
@@ -39,12 +40,12 @@ def _read(path: Path) -> dict[str, Vectors]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("kept vectors cannot be read; encoding the phrases anew", reason=str(error))
+        log.warning("cached phrase vectors cannot be read; encoding again", reason=str(error))
         return {}
 
 
 def _write(path: Path, vectors: dict[str, Vectors]) -> None:
-    """Whole or not at all: another process may read it, or write its own."""
+    """Write atomically: another process may read or write the file."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         private_folder(path.parent)
@@ -52,6 +53,6 @@ def _write(path: Path, vectors: dict[str, Vectors]) -> None:
             np.savez(file, phrases=np.array(list(vectors)), vectors=np.stack([*vectors.values()]))
         partial.replace(path)
     except OSError as error:
-        log.warning("vectors of phrases cannot be kept", reason=str(error))
+        log.warning("phrase vectors cannot be cached", reason=str(error))
         with suppress(OSError):
             partial.unlink()

@@ -1,8 +1,7 @@
-"""A request to /retrieve, defined once: the fields, their help texts and limits, the checks.
+"""The request of /retrieve, defined once: fields, help, limits and checks.
 
-HTTP parameters, the HTTP body and the command line derive from this definition or are held against
-it by a test. Plain data: it knows no web framework and no model library, and nothing about how an
-answer is made.
+The HTTP parameters, the HTTP body and the command line derive from this definition or are tested
+against it. Plain data: does not know the web framework, pydantic or how an answer is made.
 """
 
 from __future__ import annotations
@@ -29,18 +28,16 @@ Task = Literal["write", "repair", "speed_up", "ask"]
 TASKS: tuple[Task, ...] = get_args(Task)
 SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
 
-# text and names: str and tuple of str; count: int; metrics: name -> a profiler's number or text;
-# quantities: name -> number or text; output: what a program printed, as text or as the JSON it is.
+# Value types. text, names: str, tuple of str; count: int; metrics: name -> a profiler's number or
+# text; quantities: name -> number or text; output: a program's output, as text or JSON.
 Kind = Literal["text", "names", "count", "metrics", "quantities", "output"]
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a request, for whoever builds a door.
-
-    `limit` is the most characters of a text, the most entries of names, metrics and quantities,
-    or the largest count; None where the service's settings limit it. `choices` lists the accepted
-    words where there are finitely many.
+    """One field of a request, from which interfaces are built. `limit` is the largest number of
+    characters of a text, of entries of names, metrics and quantities, or the largest count; None if
+    the service's settings limit it. `choices` returns the accepted words of a closed list.
     """
 
     name: str
@@ -69,21 +66,21 @@ def _names(help: str, *, default: Any = (), choices: Any = None) -> Any:
 @dataclass(frozen=True)
 class RetrieveRequest:
     """Any combination of signals, log, metrics, profile, query and draft; at least one of them, or
-    the task `write` with a hardware. Everything else narrows the answer or is for the log.
-    `access_scope` is who asks; a door sets it, no caller. What only the built-in search knows has
-    no door either: `operators` of the reference by torch's names, all `dtypes` of the problem, and
-    what the processor at hand `lacks` of its family's extensions (kb/hardware/extensions.toml).
+    the task `write` with a hardware. All other fields narrow the answer or are logged.
+    `access_scope` is set by the interface, not by the caller. Only the built-in search sets
+    `operators` (of the reference, by torch's names), `dtypes` (all of the problem) and `lacks`
+    (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml).
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
-    log: str | None = _field("text", "What the compiler or the run printed, unchanged.", limit=None)
+    log: str | None = _field("text", "Output of the compiler or the run, unchanged.", limit=None)
     metrics: Mapping[str, float | str] | None = _field(
         "metrics", "A profiler's own metric names and values.", limit=MAX_METRICS
     )
     query: str | None = _field("text", "A question in words.", limit=MAX_QUERY)
     hardware: str | None = _field("text", "An id, name or alias; GET /hardware lists them.")
     op: str | None = _field("text", "The operator or its family, like matmul.")
-    language: str | None = _field("text", "What the kernel is written in, like triton or cuda.")
+    language: str | None = _field("text", "Language of the kernel, like triton or cuda.")
     dtype: str | None = _field("text", "The main element type, like bf16.")
     problem: Mapping[str, float | str] | None = _field(
         "quantities",
@@ -108,32 +105,32 @@ class RetrieveRequest:
         "Skills in these states. Default: only active skills.", choices=lambda: SKILL_STATES
     )
     run_id: str | None = _field(
-        "text", "Id of the run that asks. What was shown for its failures in vain is left out."
+        "text", "Id of the calling run. Excerpts that did not help with its failures are left out."
     )
     node_id: str | None = _field("text", "Id of the node of that run; it is logged.")
     access_scope: AccessScope = ALL_ACCESS
     task: str | None = _field(
         "text",
-        "What the context is for: write a first kernel, repair one that failed, speed_up one that"
-        " is right, or ask. Left out, it follows from what is given.",
+        "Purpose of the context: write a first kernel, repair one that failed, speed_up one that"
+        " is correct, or ask. Default: derived from the other fields.",
         choices=lambda: TASKS,
     )
     draft: str | None = _field(
         "text",
-        "Source of the kernel in hand; its names are held against the chip's own.",
+        "Source of the current kernel; its names are compared with the chip's.",
         limit=None,
     )
     exclude: tuple[str, ...] = _field(
         "names",
-        "Ids of excerpts that were shown in vain and are not wanted again.",
+        "Ids of excerpts that did not help and are left out.",
         default=(),
         limit=MAX_EXCLUDED,
     )
     signals: tuple[str, ...] = _names("Further signals after `signal`, the leading one first.")
     profile: str | None = _field(
         "output",
-        "What a profiler printed, unchanged, as text or JSON; its metrics are added to `metrics`,"
-        " which win.",
+        "Output of a profiler, unchanged, as text or JSON; its metrics are added to `metrics`,"
+        " which take precedence.",
         limit=None,
     )
     roles: tuple[str, ...] = _names(
@@ -152,14 +149,14 @@ class RetrieveRequest:
 
     @property
     def in_words(self) -> bool:
-        """Whether the caller has given words to look for, beyond the names of signals, metrics and
+        """Whether the request contains words to search for other than names of signals, metrics and
         the operator.
         """
         return bool(self.query or self.log or self.draft)
 
     @property
     def problem_values(self) -> dict[str, Value | None]:
-        """What predicates read as `problem.<name>`, in canonical words."""
+        """The values of `problem.<name>` in predicates, in canonical terms."""
         return {
             **(self.problem or {}),
             "op": canonical_op(self.op) if self.op else None,
@@ -169,7 +166,7 @@ class RetrieveRequest:
 
 
 def request_fields() -> Iterator[FieldSpec]:
-    """Every field that a caller may give, in the order of the definition."""
+    """The fields that a caller may give, in the order of their definition."""
     for part in fields(RetrieveRequest):
         if part.metadata:
             yield FieldSpec(name=part.name, **part.metadata)
@@ -182,7 +179,7 @@ def help_of(name: str) -> str:
 
 def check_request(request: RetrieveRequest) -> None:
     """Raise InvalidRequest for a request without a subject, a count out of range, or a word that is
-    not one of a field's choices.
+    not among a field's choices.
     """
     given = (
         *(request.given_signals, request.log, request.metrics, request.profile),

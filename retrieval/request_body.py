@@ -1,7 +1,7 @@
-"""A request as JSON or as query parameters: models that are built from `request.request_fields`.
+"""A request as JSON or as query parameters: models built from `request.request_fields`.
 
-HTTP routes and commands read requests here, so that they accept and refuse the same. An unknown
-field is refused: a mistyped one would otherwise be ignored in silence.
+HTTP routes and commands validate requests here, so they accept the same requests and report the
+same errors. Unknown fields are refused, since a mistyped one would otherwise be ignored silently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
 
 MAX_METRIC_TEXT = 500
-QUERY_NAMES = {"query": "q"}  # parameters of a URL that are spelled otherwise than in the body
+QUERY_NAMES = {"query": "q"}  # URL parameters whose names differ from those in the body
 IN_QUERY = ("text", "names", "count")
 
 
@@ -56,7 +56,7 @@ def _split(value: object) -> object:
 
 
 def _text_of(value: object) -> object:
-    """A program's output as text; JSON that a caller has decoded already becomes JSON again."""
+    """A program's output as text; JSON that a caller has decoded is encoded again."""
     if not isinstance(value, dict | list):
         return value
     return json.dumps(value) if value else ""
@@ -82,7 +82,7 @@ def _body_field(spec: FieldSpec) -> tuple[Any, Any]:
     limits: dict[str, Any] = {}
     if spec.kind != "count" and spec.limit is not None:
         limits["max_length"] = spec.limit
-    # The limit is on the value, not on None, so it stands inside of the union.
+    # The limit applies to the value and not to None, so it is inside the union.
     inner = Annotated[types[spec.kind], Field(**limits)] if limits else types[spec.kind]
     return inner | None, Field(None, description=spec.help)
 
@@ -121,8 +121,8 @@ else:
 
 
 def check_repeated(names: Sequence[str]) -> None:
-    """Raise InvalidRequest where a parameter that takes one value stands in a URL twice: the first
-    would be dropped in silence. A repeated `signal` belongs to `signals`.
+    """Raise InvalidRequest if a URL repeats a parameter that takes one value: the first would be
+    dropped silently. A repeated `signal` belongs in `signals`.
     """
     several = {QUERY_NAMES.get(s.name, s.name) for s in request_fields() if s.kind == "names"}
     for name, count in Counter(names).items():
@@ -132,7 +132,7 @@ def check_repeated(names: Sequence[str]) -> None:
 
 
 def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, Any]:
-    """Query parameters as a body; empty ones, as a form sends them, are left out."""
+    """Query parameters as a body, without empty ones, which forms send."""
     values: dict[str, Any] = {**parameters.model_dump(exclude_none=True), **also}
     # A list of one entry may itself be comma-separated.
     joined = {n: ",".join(v) if isinstance(v, list) else v for n, v in values.items()}
@@ -140,8 +140,8 @@ def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, An
 
 
 def read_body(body: Any) -> RetrieveBody:
-    """The body that decoded JSON stands for. Raises InvalidRequest, which names every field that
-    is unknown, of the wrong type or too long.
+    """Validate decoded JSON. Raises InvalidRequest that names every field that is unknown, of the
+    wrong type or too long.
     """
     try:
         return RetrieveBody.model_validate(body)
@@ -155,8 +155,8 @@ def request_of(
     defaults: Mapping[str, int] | None = None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> RetrieveRequest:
-    """The request of a body. `defaults` are of `k` and `max_tokens`; blank fields count as left
-    out.
+    """The request of a body. `defaults` are those of `k` and `max_tokens`; blank fields count as
+    left out.
     """
     values: dict[str, Any] = dict(defaults or {})
     for name, value in body.model_dump(exclude_none=True).items():
@@ -167,5 +167,5 @@ def request_of(
 
 
 def read_request(body: Any, defaults: Mapping[str, int] | None = None) -> RetrieveRequest:
-    """The request that decoded JSON stands for. Raises InvalidRequest."""
+    """The request in decoded JSON. Raises InvalidRequest."""
     return request_of(read_body(body), defaults)

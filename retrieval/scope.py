@@ -1,8 +1,8 @@
-"""What a request is about and may see: the chip with its lineage and facts, the languages that its
-kernels can be written in, and the filter that every store query takes.
+"""The subject of a request and its visibility: the chip with its lineage and facts, the languages
+of its kernels, and the filter that every store query takes.
 
-Fails closed: an unknown hardware is an error, and a run-time condition without a hardware sees only
-what is about no chip in particular.
+Fails closed: an unknown hardware is an error, and a run-time condition without a hardware matches
+only documents about no chip in particular.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from retrieval.request import RetrieveRequest
 from retrieval.search.language_words import is_alone
 from retrieval.snapshot.snapshot import Snapshot
 
-RUN_EVERYWHERE = ("torch",)  # languages of programs that any chip of PyTorch's runs
+RUN_EVERYWHERE = ("torch",)  # languages that run on any chip with a PyTorch backend
 
 Documented = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class RequestScope:
-    """The hardware part of a request, resolved. `toolchain` is that of the language, where no model
-    has seen it. `spoken` are all languages of the chip, whichever the request names.
+    """The hardware part of a request, resolved. `toolchain` is that of the language, if models do
+    not know the language. `chip_languages` are all languages of the chip, independent of the
+    request's.
     """
 
     hardware: HardwareSpec | None
@@ -37,11 +38,11 @@ class RequestScope:
     filter: ScopeFilter
     facts: Mapping[str, Fact]
     toolchain: ToolchainSpec | None = None
-    spoken: tuple[str, ...] = ()
+    chip_languages: tuple[str, ...] = ()
 
     @property
     def named(self) -> dict[str, object] | None:
-        """The `hardware` of an answer."""
+        """The field `hardware` of an answer."""
         if self.hardware is None:
             return None
         name = self.hardware.name
@@ -49,7 +50,7 @@ class RequestScope:
 
     @property
     def runnable(self) -> tuple[str, ...]:
-        """Languages of kernels that can run there; empty where that is not known."""
+        """Languages of kernels that run on the chip; empty if unknown."""
         languages = self.filter.languages or ()
         return tuple(name for name in languages if name not in RUN_EVERYWHERE)
 
@@ -57,25 +58,26 @@ class RequestScope:
 def scope_of(
     request: RetrieveRequest, registry: KnownHardware, documented: Documented
 ) -> RequestScope:
-    """The scope of a request; `documented` gives the languages that a hardware's own documents
-    name. Raises UnknownHardware.
+    """Resolve the scope of a request; `documented` maps a hardware to the languages that its own
+    documents name. Raises UnknownHardware.
     """
     categories = request.categories or CATEGORIES
     if request.hardware is not None:
         spec = registry.get(request.hardware)
         lineage = registry.lineage(spec.id)
-        spoken = _languages(lineage, registry.all(), documented)
-        languages = spoken if request.language is None else (request.language,)
+        chip_languages = _languages(lineage, registry.all(), documented)
+        languages = chip_languages if request.language is None else (request.language,)
         scope = ScopeFilter((*lineage, ANY), categories, languages, request.access_scope)
         facts = registry.effective_facts(spec.id)
-        own = tuple(name for name in spoken if name not in RUN_EVERYWHERE)
-        return RequestScope(spec, lineage, scope, facts, spoken=own)
-    # Nothing foreign may answer a run-time condition; a plain question may be about any chip.
+        own = tuple(name for name in chip_languages if name not in RUN_EVERYWHERE)
+        return RequestScope(spec, lineage, scope, facts, chip_languages=own)
+    # A run-time condition must not match documents about other chips; a question may be about any
+    # chip.
     run_time = request.given_signals or request.log or request.metrics
     admitted_any = (ANY,) if run_time else None
-    asked = (request.language,) if request.language else None
+    named = (request.language,) if request.language else None
     return RequestScope(
-        None, (), ScopeFilter(admitted_any, categories, asked, request.access_scope), {}
+        None, (), ScopeFilter(admitted_any, categories, named, request.access_scope), {}
     )
 
 
@@ -84,8 +86,8 @@ def _languages(
     specs: Mapping[str, HardwareSpec],
     documented: Documented,
 ) -> tuple[str, ...]:
-    """What kernels of a chip can be written in: the languages that its description, its toolchains
-    or its own documents name. Text, moves and skills of another language are of no use there.
+    """Languages of kernels for a chip: those that its description, its toolchains or its own
+    documents name. Text, moves and skills of other languages do not apply to it.
     """
     declared = next((specs[h].languages for h in lineage if specs[h].languages), ())
     chains = (name for h in lineage for name in specs[h].toolchains)
@@ -94,17 +96,17 @@ def _languages(
 
 
 def own_chains(
-    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], spoken: Sequence[str] = ()
+    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], documented: Sequence[str] = ()
 ) -> dict[str, ToolchainSpec]:
-    """The toolchain of each language of a chip; an empty one for what a chip with languages of its
-    own alone only names: what its manuals say does not depend on how a kernel is compiled.
+    """The toolchain of each language of a chip. It is empty for a language that a chip with no
+    common language only names: its manuals apply however a kernel is compiled.
     """
     chains: dict[str, ToolchainSpec] = {}
     known = [specs[place] for place in lineage if place in specs]
-    for spec in reversed(known):  # the chip's own description wins
+    for spec in reversed(known):  # the chip's own description takes precedence
         chains |= spec.toolchains
     declared = next((spec.languages for spec in known if spec.languages), ())
-    named = tuple(dict.fromkeys((*declared, *spoken)))
+    named = tuple(dict.fromkeys((*declared, *documented)))
     if is_alone(named):
         chains = dict.fromkeys(named, ToolchainSpec()) | chains
     return chains
@@ -115,14 +117,14 @@ def own_toolchain(
     lineage: Sequence[str],
     specs: Mapping[str, HardwareSpec],
     layout: Layout,
-    spoken: Sequence[str] = (),
+    documented: Sequence[str] = (),
 ) -> tuple[str, ToolchainSpec] | None:
-    """The language and toolchain of a chip that models cannot know: the named language, else the
-    only one of its own. None where there is none. `spoken` are languages that its documents name.
+    """The language and toolchain of a chip that models do not know: the named language, else the
+    chip's only such language. None without one. `documented` are languages that its documents name.
     """
     own = {
         name: chain
-        for name, chain in own_chains(lineage, specs, spoken).items()
+        for name, chain in own_chains(lineage, specs, documented).items()
         if name not in layout.known_languages and not chain.builtin
     }
     if language is None and len(own) == 1:
@@ -133,12 +135,14 @@ def own_toolchain(
 def with_own_toolchain(
     request: RetrieveRequest, scope: RequestScope, registry: KnownHardware, layout: Layout
 ) -> tuple[RequestScope, RetrieveRequest]:
-    """With the toolchain of the chip's own language, empty where none is stated; a chip that has
-    one such language is asked about it where none is named.
+    """Add the toolchain of the chip's own language, empty if none is declared. A chip with one such
+    language implies it if the request names no language.
     """
     if scope.hardware is None:
         return scope, request
-    own = own_toolchain(request.language, scope.lineage, registry.all(), layout, scope.spoken)
+    own = own_toolchain(
+        request.language, scope.lineage, registry.all(), layout, scope.chip_languages
+    )
     if own is None:
         return scope, request
     language, toolchain = own
@@ -146,9 +150,10 @@ def with_own_toolchain(
 
 
 @dataclass(frozen=True)
-class Place:
-    """`scope` is as the request names it, `own` with the toolchain of the chip's own language,
-    which then is `language`; facts, error texts and rules are those of the chip with its families.
+class ResolvedHardware:
+    """The resolved hardware of a request. `scope` follows the request, `own` adds the toolchain of
+    the chip's own language, which then is `language`; facts, error texts and rules are those of the
+    chip and its families.
     """
 
     scope: RequestScope
@@ -159,16 +164,18 @@ class Place:
     rules: OwnRules
 
 
-def place_of(snapshot: Snapshot, request: RetrieveRequest, layout: Layout) -> Place:
-    """The place of a request. Raises UnknownHardware."""
+def resolve_hardware(
+    snapshot: Snapshot, request: RetrieveRequest, layout: Layout
+) -> ResolvedHardware:
+    """Resolve the hardware of a request. Raises UnknownHardware."""
     run_time = bool(request.given_signals or request.log or request.metrics)
     access = request.access_scope
 
-    def read() -> Place:
+    def read() -> ResolvedHardware:
         chips = snapshot.knowledge.chips(access)
         scope = scope_of(request, chips, lambda chip: snapshot.languages_of(chip, access))
         own, named = with_own_toolchain(request, scope, chips, layout)
-        return Place(
+        return ResolvedHardware(
             scope,
             own,
             named.language,

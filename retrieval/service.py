@@ -1,4 +1,4 @@
-"""Answers of a store: each from the current snapshot, then logged under its `retrieval_id`."""
+"""Answer requests from the current snapshot and log each under its `retrieval_id`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kb.embedding import Embedder, Vectors
 from kb.errors import StoreAway
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.answer import Answered, Means, actions, answer
+from retrieval.answer import AnswerConfig, AnswerResult, actions, answer
 from retrieval.compose.hints import KNOWLEDGE_LOADING, NO_INDEX, NO_VECTORS_YET
 from retrieval.compose.skill_choice import WITHHELD_SHARE
 from retrieval.diagnose.signals import load_signals
@@ -22,23 +22,23 @@ from retrieval.journal import Journal
 from retrieval.near import NearIndex
 from retrieval.phrases import phrase_vectors
 from retrieval.request import RetrieveRequest, check_request
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from retrieval.stages import describe_answer, stage
 
-MOST_VECTORS = 2_048  # of queries, of 1.5 KB
+MOST_VECTORS = 2_048  # cached query vectors, of 1.5 KB
 
 
 class Retriever:
-    """Answers requests; may be shared between threads.
+    """Answers requests; safe to share between threads.
 
-    `near`, `dense_ready` and `loaded` (the built-in knowledge) are called at each request, because
-    a service loads its knowledge and models, and opens Chroma, while it already answers.
+    `near`, `dense_ready` and `loaded` (the built-in knowledge) are called for each request, because
+    a service answers before it has loaded its knowledge and models and opened Chroma.
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        snapshots: Snapshots,
+        snapshots: SnapshotStore,
         embedder: Embedder,
         near: Callable[[], NearIndex | None] = lambda: None,
         dense_ready: Callable[[], bool] = lambda: True,
@@ -57,34 +57,32 @@ class Retriever:
 
     @stage("other", span="retrieve")
     def retrieve(self, request: RetrieveRequest) -> Answer:
-        """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
-        equal `context`; without a vector index that is needed it is found by words, and says so.
-        Raises InvalidRequest, UnknownHardware and UnknownSignal.
+        """Answer a request and log it. Equal requests on an equal catalog give an equal `context`.
+        If a required vector index is unavailable, the search is lexical and a hint says so. Raises
+        InvalidRequest, UnknownHardware and UnknownSignal.
         """
         started = time.perf_counter()
         check_request(request)
-        unwanted = self._journal.unwanted(request)
-        snapshot, means = self.snapshots.current(), self._means()
+        exclusions = self._journal.exclusions(request)
+        snapshot, config = self.snapshots.current(), self._config()
         try:
-            answered = answer(snapshot, request, means, unwanted)
-        except StoreAway:  # `/readyz` says which and why
-            by_words = replace(means, embed=None, remarks=(*means.remarks, NO_INDEX))
-            answered = answer(snapshot, request, by_words, unwanted)
-        return self._logged(answered, snapshot.state.revision, started)
+            result = answer(snapshot, request, config, exclusions)
+        except StoreAway:  # `/readyz` reports the store and the reason
+            by_words = replace(config, embed=None, remarks=(*config.remarks, NO_INDEX))
+            result = answer(snapshot, request, by_words, exclusions)
+        return self._logged(result, snapshot.state.revision, started)
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:
-        """An answer without excerpts and context. Logged in the same way, and raises the same
-        errors.
-        """
+        """Answer with moves and skills only. Logged like `retrieve`; raises the same errors."""
         started = time.perf_counter()
         check_request(request)
         snapshot = self.snapshots.current()
-        answered = actions(snapshot, request, self._means())
-        return self._logged(answered, snapshot.state.revision, started)
+        result = actions(snapshot, request, self._config())
+        return self._logged(result, snapshot.state.revision, started)
 
-    def _logged(self, answered: Answered, revision: int, started: float) -> Answer:
-        made = replace(answered.answer, retrieval_id=new_id("ret"))
-        self._journal.record_answer(replace(answered, answer=made), revision, started)
+    def _logged(self, result: AnswerResult, revision: int, started: float) -> Answer:
+        made = replace(result.answer, retrieval_id=new_id("ret"))
+        self._journal.record_answer(replace(result, answer=made), revision, started)
         describe_answer(made)
         return made
 
@@ -99,7 +97,7 @@ class Retriever:
         note: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> str:
-        """Store what became of an answer and return the outcome's id. See `Journal.report`."""
+        """Store the outcome of an answer and return the outcome's id. See `Journal.report`."""
         return self._journal.report(
             retrieval_id,
             used=used,
@@ -111,18 +109,20 @@ class Retriever:
         )
 
     def warm(self, folder: Path) -> None:
-        """Have the vectors of the signals' phrases; a folder's first time takes a second."""
+        """Load the vectors of the signals' phrases; the first time takes a second per data
+        directory.
+        """
         phrases = [phrase for signal in load_signals() for phrase in signal.phrases]
         self._phrases = phrase_vectors(self._embedder, phrases, folder)
 
     def close(self) -> None:
-        """Write what the journal still holds."""
+        """Write the queued rows of the journal."""
         self._journal.close()
 
-    def _means(self) -> Means:
+    def _config(self) -> AnswerConfig:
         dense = self._dense_ready()
         remarks = {KNOWLEDGE_LOADING: self._loaded(), NO_VECTORS_YET: dense}
-        return Means(
+        return AnswerConfig(
             embed=self._embed if dense else None,
             near=self._near(),
             remarks=tuple(remark for remark, lacks_nothing in remarks.items() if not lacks_nothing),

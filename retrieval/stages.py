@@ -1,8 +1,8 @@
-"""How long each stage of an answer takes, for whoever watches: `with watching(report): ...`, and as
-spans where traces are sent (`kb.telemetry`).
+"""Time of each stage of an answer: reported within `with watching(report): ...`, and as spans if
+traces are sent (`kb.telemetry`).
 
-A stage within another counts for itself alone, so the stages of an answer add up; as a span it lies
-within the other. Nobody who does not watch pays for it.
+The time of a nested stage is not counted in the outer one, so the stages of an answer add up; its
+span is a child of the outer one. Without a watcher the cost is negligible.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kb.answers import Answer
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Report = Callable[[str, float], None]  # a stage and its seconds
+Report = Callable[[str, float], None]  # stage, seconds
 
 
 class _Watch:
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.inner: list[float] = []  # seconds within each open stage that belong to others
+        self.inner: list[float] = []  # seconds of nested stages, for each open stage
 
 
 _watch: ContextVar[_Watch | None] = ContextVar("watch", default=None)
@@ -33,7 +33,7 @@ _watch: ContextVar[_Watch | None] = ContextVar("watch", default=None)
 
 @contextmanager
 def watching(report: Report) -> Iterator[None]:
-    """Report every stage that this thread goes through meanwhile."""
+    """Report every stage that this thread completes in the block."""
     token = _watch.set(_Watch(report))
     try:
         yield
@@ -42,7 +42,7 @@ def watching(report: Report) -> Iterator[None]:
 
 
 def passed(name: str, seconds: float) -> None:
-    """Report a stage that another process went through within the present one."""
+    """Report a stage that another process completed within the current one."""
     watch = _watch.get()
     if watch is not None:
         watch.report(name, seconds)
@@ -51,7 +51,9 @@ def passed(name: str, seconds: float) -> None:
 
 
 def stage(name: str, span: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function that is a stage of an answer. Its span is called `span`, by default after it."""
+    """Mark a function as a stage of an answer. `span` names its span, by default after the
+    function.
+    """
     span = span or f"retrieve: {name}"
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
@@ -78,7 +80,7 @@ def stage(name: str, span: str | None = None) -> Callable[[Callable[P, T]], Call
 
 
 def describe_answer(answer: Answer) -> None:
-    """Say in the span of an answer what it is about and which passages it has, in their order."""
+    """Add to the span of an answer its subject and its passages, in order."""
     if not telemetry.on():
         return
     hardware = answer.hardware["id"] if answer.hardware else "any"

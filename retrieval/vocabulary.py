@@ -1,6 +1,4 @@
-"""What is known of a chip's languages: its symbols and its samples, listed and searched, and
-corrections of a card.
-"""
+"""Symbol cards and samples of a chip's languages: listing, search, and corrections of a card."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from retrieval.search.names import search_symbols
 
 MAX_LISTED = 2_000
-MOST_BY_MEANING = 500  # cards that a query is held against by meaning: 6 ms each, once
+MOST_BY_MEANING = 500  # cards compared with a query by meaning, at 6 ms each the first time
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def list_symbols(
     limit: Annotated[int, Doc("Most cards."), Ge(1), Le(MAX_LISTED)] = MAX_LISTED,
     status: Annotated[
         SymbolStatus,
-        Doc("proposed, rejected: cards of a language model that nobody has accepted"),
+        Doc("proposed, rejected: cards proposed by a language model and not accepted"),
     ] = "accepted",
     language: Annotated[str, Doc("Without names of another language."), MaxLen(200)] = "",
 ) -> Symbols:
@@ -99,7 +97,7 @@ def correct_symbol(
     ] = None,
     actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
 ) -> Symbol:
-    """The correction or decision stays with every later version of the document."""
+    """The correction or decision applies to every later version of the document."""
     fix = {
         "signature": signature,
         "meaning": meaning,

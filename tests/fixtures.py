@@ -21,7 +21,7 @@ from ingestion.builtin.precomputed import ShippedReadings
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.parse_process import ParserProcess
 from ingestion.read import DocumentReader, LocalReader, pipeline_fingerprint
-from ingestion.uploads import Submitted, Upload, Uploads
+from ingestion.uploads import FileUpload, Submitted, Uploads
 from ingestion.worker import Worker, WorkerParts
 from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
@@ -38,7 +38,7 @@ from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.near import NearIndex
 from retrieval.service import Retriever
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from tests import chroma_server as chroma_server_module
 from tests import postgresql, seaweed
 from tests.catalogs import environment_of, filled_data_dir, fresh_data_dir
@@ -116,7 +116,7 @@ class Store:
         if not self.registry.all():  # on a server
             register_hardware(self.catalog)
         self.documents = Documents(self.catalog)
-        self.snapshots = Snapshots(self.catalog, embedder.fingerprint)
+        self.snapshots = SnapshotStore(self.catalog, embedder.fingerprint)
         self.pipeline = pipeline_fingerprint(embedder, tagger)
 
     @property
@@ -145,7 +145,7 @@ class Store:
 
     def submit(self, name: str, text: str | bytes, **said: object) -> Submitted:
         data = text.encode() if isinstance(text, str) else text
-        return self.uploads.submit(Upload(name, data, **said))  # type: ignore[arg-type]
+        return self.uploads.submit(FileUpload(name, data, **said))  # type: ignore[arg-type]
 
     def ingest(self, name: str, text: str | bytes, **said: object) -> Submitted:
         """Upload and work until nothing is queued."""

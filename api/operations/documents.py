@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from api.operations import Download, Files, Incoming, operation
 from ingestion import progress
-from ingestion.uploads import Submitted, Upload
+from ingestion.uploads import FileUpload, Submitted
 from kb.errors import ErrorBody, InvalidRequest, KernloreError, error_json
 from kb.ids import new_id
 from kb.plain import Doc
@@ -86,7 +86,7 @@ def upload(
 
     `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
     """
-    about = Upload(
+    about = FileUpload(
         name="",
         data=b"",
         category=category,
@@ -131,7 +131,7 @@ def _check_new(incoming: Incoming, names: set[str]) -> None:
     names.add(incoming.name)
 
 
-def _submit(services: Services, incoming: Incoming, about: Upload) -> Submitted:
+def _submit(services: Services, incoming: Incoming, about: FileUpload) -> Submitted:
     if incoming.oversized:
         raise services.uploads.too_large(incoming.name)
     upload = replace(about, name=incoming.name, data=incoming.file.read())

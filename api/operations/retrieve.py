@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import MaxLen
+from annotated_types import IsFinite, MaxLen
 
 from api.operations import Media, operation
 from api.operations.examples import retrieve_examples
 from kb.answers import Answer
 from kb.errors import InvalidRequest, PayloadTooLarge
-from kb.plain import Doc, Finite
+from kb.plain import Doc
 from retrieval.request_body import (
     RetrieveBody,
     RetrieveQuery,
@@ -103,10 +103,10 @@ def report_outcome(
     ] = [],  # noqa: B006  never changed
     correct: Annotated[bool | None, Doc("Whether the kernel's results were correct.")] = None,
     speedup: Annotated[
-        Finite | None, Doc("Speed-up of the kernel; 2.0 means twice as fast.")
+        IsFinite[float] | None, Doc("Speed-up of the kernel; 2.0 means twice as fast.")
     ] = None,
     baseline_speedup: Annotated[
-        Finite | None,
+        IsFinite[float] | None,
         Doc(
             "Speed-up of the kernel before the change, where both are over the same reference;"
             " otherwise left out."

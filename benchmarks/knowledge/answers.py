@@ -24,7 +24,7 @@ from api.services import Services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.model_writes.chips import FAMILIES, READABLE, draw
 from benchmarks.service import CHIPS, builtin_services
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.answers import Answer, Excerpt, Move
 from kb.catalog.skills.reading import heads_by_name
 from kb.hardware.schema import parse_hardware
@@ -181,7 +181,7 @@ def add_own_chips(services: Services, folder: Path, manuals: Mapping[str, Path])
 
 def _queue(services: Services, hardware: str, paths: Sequence[Path]) -> None:
     for path in paths:
-        upload = Upload(
+        upload = FileUpload(
             path.name,
             path.read_bytes(),
             category="hardware",

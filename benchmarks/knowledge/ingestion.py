@@ -24,7 +24,7 @@ from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.corpus import Corpus, CorpusFile, load_corpus
 from benchmarks.retrieval.scoring import listed
 from benchmarks.service import memory_of
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog.knowledge import embeddings
 from kb.embedding import Embedder, Vectors
 from kb.errors import InvalidRequest, KernloreError
@@ -103,7 +103,9 @@ HEADER = (
 )
 
 
-def ingest(services: Services, name: str, uploads: Sequence[Upload], counting: Counting) -> Pass:
+def ingest(
+    services: Services, name: str, uploads: Sequence[FileUpload], counting: Counting
+) -> Pass:
     """Submit, read, embed; returns when nothing is queued."""
     counting.texts, counting.seconds = 0, 0.0
     outcomes: Counter[str] = Counter()
@@ -140,12 +142,12 @@ def register(services: Services, hardware: Sequence[str]) -> None:
             services.registry.put(parse_hardware(spec, hardware_id), "api")
 
 
-def upload_of(file: CorpusFile, data: bytes | None = None) -> Upload:
+def upload_of(file: CorpusFile, data: bytes | None = None) -> FileUpload:
     content = file.path.read_bytes() if data is None else data
-    return Upload(file.name, content, category="hardware", hardware=file.hardware)
+    return FileUpload(file.name, content, category="hardware", hardware=file.hardware)
 
 
-def edited(corpus: Corpus) -> list[Upload]:
+def edited(corpus: Corpus) -> list[FileUpload]:
     """Three documents of middle size with one sentence more in their middle."""
     texts = [f for f in corpus.files if f.path.suffix.lower() in _EDITABLE]
     texts.sort(key=lambda f: (f.path.stat().st_size, f.hardware, f.name))
@@ -243,7 +245,7 @@ def _measured(services: Services, corpus: Corpus) -> list[str]:
     ]
 
 
-def _passages_of(services: Services, uploads: Sequence[Upload]) -> int:
+def _passages_of(services: Services, uploads: Sequence[FileUpload]) -> int:
     keys = {f"{'+'.join(sorted(u.hardware))}/{u.name}" for u in uploads}
     return sum(d.passages for d in services.documents.find() if d.source_key in keys)
 

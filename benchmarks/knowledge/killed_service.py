@@ -33,7 +33,7 @@ from api.cli.target import CommandTarget
 from api.operations.retrieve import retrieve
 from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog import open_catalog
 from kb.errors import Unavailable
 from kb.settings import Settings
@@ -62,8 +62,6 @@ CONTENTS = {
     " JOIN documents d ON d.id = p.document_id",
     "sections": "SELECT d.source_key, s.ordinal, s.heading FROM sections s"
     " JOIN document_versions v ON v.id = s.version_id JOIN documents d ON d.id = v.document_id",
-    "words": "SELECT heading, body, scope FROM lexical_passages",
-    "words of sections": "SELECT heading, body, scope FROM lexical_sections",
     "scopes": "SELECT p.text, h.hardware_id FROM passage_hardware h"
     " JOIN passages p ON p.id = h.passage_id",
     "tags": "SELECT p.text, g.kind, g.value FROM passage_tags g"
@@ -82,8 +80,6 @@ HALF = (
     "SELECT count(*) FROM documents d JOIN document_versions v ON v.id = d.current_version_id"
     " WHERE v.state != 'current' OR NOT EXISTS"
     " (SELECT 1 FROM passages p WHERE p.version_id = v.id AND p.active)",
-    "SELECT abs((SELECT count(*) FROM passages WHERE active)"
-    " - (SELECT count(*) FROM lexical_passages))",
 )
 # Jobs whose state is not that of their document.
 UNTRUE = (
@@ -425,7 +421,7 @@ def _undisturbed(
         services = local.services
         services.load_builtin()
         for name, text in manuals:
-            services.uploads.submit(Upload(name, text, hardware=(chip_of(text),)))
+            services.uploads.submit(FileUpload(name, text, hardware=(chip_of(text),)))
         with services.local_reader() as reader:
             services.worker(reader).drain()
         answers = [_excerpts(local.call(retrieve, request)) for request in REQUESTS]

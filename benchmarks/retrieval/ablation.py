@@ -35,11 +35,14 @@ from retrieval.compose.excerpts import SHAPE, Shape, make_excerpts
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
-from retrieval.scope import place_of
+from retrieval.scope import resolve_hardware
 from retrieval.search.by_names import by_words
 from retrieval.search.names import language_named
 from retrieval.search.plan import Plan, other_names, plan_of
 from retrieval.search.ranking import WEIGHTS, Ranked, Weights, rank
+from retrieval.snapshot.snapshot import Snapshot
+from retrieval.snapshot.store import SnapshotStore
+from retrieval.snapshot.words import HEADING_WEIGHT
 
 FULL = "all ingredients"
 TITLE = "Retrieval ablation"
@@ -86,6 +89,7 @@ class Variant:
 
     name: str
     weights: Weights = WEIGHTS
+    heading: float = HEADING_WEIGHT
     shape: Shape = SHAPE
     plan: Callable[[Plan], Plan] = unchanged
     signal: Callable[[Signal], Signal] | None = None
@@ -103,8 +107,8 @@ def variants() -> list[Variant]:
 
     return [
         Variant(FULL),
-        Variant("headings not searched", weights(heading=0.0)),
-        Variant("headings weigh as much as the text", weights(heading=1.0)),
+        Variant("headings not searched", heading=0.0),
+        Variant("headings weigh as much as the text", heading=1.0),
         Variant("passages without their section", weights(section=0.0)),
         Variant("sections without their passages", weights(passage=0.0)),
         Variant("no vectors", weights(dense=0.0)),
@@ -129,7 +133,8 @@ class Asker:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._snapshot = services.snapshots.current()
+        self._folder = tempfile.TemporaryDirectory(prefix="kernlore-ablation-")
+        self._snapshot = functools.lru_cache(maxsize=None)(self._published)
         self._embed = functools.lru_cache(maxsize=None)(services.embedder.encode_query)
 
     def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
@@ -137,8 +142,8 @@ class Asker:
         request = request_of(body)
         if not request.in_words:  # answered by whole sections, whose order no variant here changes
             return [asdict(e) for e in self._services.retriever.retrieve(request).excerpts]
-        snapshot = self._snapshot
-        place = place_of(snapshot, request, load_layout())
+        snapshot = self._snapshot(variant.heading)
+        place = resolve_hardware(snapshot, request, load_layout())
         request = replace(request, language=place.language)
         signals = conclude(snapshot, request, place).verdict.signal_ids
         plan = variant.plan(self._plan(request, signals, variant))
@@ -151,6 +156,12 @@ class Asker:
         ordered = in_order(list(variant.order(ranked)))
         excerpts = make_excerpts(snapshot, ordered, place.own.filter, request.k, variant.shape)
         return [asdict(excerpt) for excerpt in excerpts]
+
+    def _published(self, heading: float) -> Snapshot:
+        """The snapshot of the store with this weight of a word in a heading."""
+        folder = Path(self._folder.name) / str(heading)
+        model = self._services.embedder.fingerprint
+        return SnapshotStore(self._services.catalog, model, heading, folder).current()
 
     def _plan(self, request: RetrieveRequest, names: Sequence[str], variant: Variant) -> Plan:
         signals = [load_signals().get(name) for name in names]

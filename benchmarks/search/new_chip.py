@@ -22,7 +22,7 @@ from typing import Any
 
 from api.cli.target import CommandTarget, read_settings
 from benchmarks.report import ended, say, table, write_result
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.optimize import FinishedRun, optimize
@@ -106,7 +106,7 @@ def opened(folder: Path, seed: int, manual: str | None) -> CommandTarget:
     )
     if manual is not None:
         services = local.services
-        upload = Upload(
+        upload = FileUpload(
             "manual.md",
             manual.encode(),
             category="hardware",

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ingestion.builtin.samples import shipped_samples
-from ingestion.uploads import Upload, Uploads
+from ingestion.uploads import FileUpload, Uploads
 from kb.catalog import meta
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -129,7 +129,7 @@ def builtin_hardware(folder: Path) -> list[HardwareSpec]:
     return list(ordered.values())
 
 
-def builtin_documents(folder: Path) -> list[Upload]:
+def builtin_documents(folder: Path) -> list[FileUpload]:
     """Every document of the folder, with the scope of its path and front matter, and one for every
     kernel under samples/."""
     return [document.upload() for document in _documents(folder)]
@@ -143,7 +143,7 @@ class _FolderDocument:
 
     source_key: str
     data: bytes
-    upload: Callable[[], Upload]
+    upload: Callable[[], FileUpload]
 
 
 def _documents(folder: Path) -> Iterator[_FolderDocument]:
@@ -164,9 +164,11 @@ def _document(
     return _FolderDocument(key, data, partial(_upload, path, key, data, category, hardware))
 
 
-def _upload(path: Path, key: str, data: bytes, category: str, hardware: tuple[str, ...]) -> Upload:
+def _upload(
+    path: Path, key: str, data: bytes, category: str, hardware: tuple[str, ...]
+) -> FileUpload:
     front = front_matter(data.decode("utf-8"), str(path))
-    return Upload(
+    return FileUpload(
         name=path.name,
         data=data,
         category=category,

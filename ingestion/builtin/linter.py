@@ -47,7 +47,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """A mistake: its file relative to the folder, and a message that says what to write."""
+    """A mistake: its file relative to the folder, and a message with the correction."""
 
     path: str
     message: str

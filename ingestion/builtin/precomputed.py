@@ -133,7 +133,7 @@ def _digest_of(specs: Mapping[str, HardwareSpec]) -> str:
 
 
 class RecordingReader(LocalReader):
-    """Reads without a parser process, and keeps the readings by their names."""
+    """Reads without a parser process, and records the readings by their names."""
 
     def __init__(self, shipped: ShippedReadings, embedder: Embedder, tagger: Tagger) -> None:
         super().__init__(embedder, tagger, parse)

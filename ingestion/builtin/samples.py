@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ingestion.samples.kernels import MAX_KERNEL, entry_of
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog.knowledge.samples import STATUSES, KernelSample, Status
 from kb.errors import InvalidKnowledge
 from kb.problem_terms import problem_terms
@@ -95,7 +95,7 @@ class ShippedSample:
 
     @property
     def evidence(self) -> str:
-        """The checks in words; empty if there are none."""
+        """The checks in words, or ""."""
         return "; ".join(check.sentence() for check in self.checked)
 
     def document(self) -> str:
@@ -120,9 +120,9 @@ class ShippedSample:
         parts = (f"# {self.title}", self.about.strip(), checked, fence)
         return f"---\n{head}---\n" + "\n\n".join(parts) + "\n"
 
-    def upload(self) -> Upload:
+    def upload(self) -> FileUpload:
         """The document as a built-in upload."""
-        return Upload(
+        return FileUpload(
             name=f"{Path(self.file).stem}.md",
             data=self.document().encode(),
             category="hardware",

@@ -39,7 +39,7 @@ _CELL = re.compile(
     r"(?:\s*-?\s*(?P<unit>[A-Za-zµ][\w-]*(?:/[A-Za-z]+)?))?(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-Names = tuple[tuple[str, str], ...]  # (what a document calls a part, the usual word for it)
+Names = tuple[tuple[str, str], ...]  # (the document's name of a part, the usual word for it)
 _TEXTS = {
     "compute_capability": re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}a?|\d{1,2}\.\d"),
     "process_node": re.compile(
@@ -77,7 +77,7 @@ def tidy(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def read_label(text: str, names: Names = ()) -> Label:
-    """Read a row or column header. `names` are what the document calls its parts; see
+    """Read a row or column header. `names` are the document's names of its parts; see
     `scratchpad_names`.
     """
     cleaned = tidy(text)

@@ -126,7 +126,7 @@ _WITHIN = (
 _PART = re.compile(
     rf"\b(?:{_PART_NAMES})\b"
     rf"|\b(?:per|each|every|single|individual|private|own)[ -](?:[\w-]+ )?(?:{_WITHIN})\b"
-    # a part that is what the sentence is about: "the vector unit delivers ..."
+    # a part is the subject of the sentence: "the vector unit delivers ..."
     rf"|\b(?:{_WITHIN}) (?:has|have|delivers?|provides?|offers?|features?|supports?|contains?)\b",
     re.IGNORECASE,
 )

@@ -90,7 +90,7 @@ def propose_facts(
     elements: Sequence[Element], names: Names = (), section: tuple[str, ...] = ()
 ) -> list[ProposedFact]:
     """Facts from every table and sentence among the elements of a document or section, in reading
-    order. `names` are what the document calls its parts.
+    order. `names` are the document's names of its parts.
     """
     proposed: list[ProposedFact] = []
     lead = ""
@@ -322,7 +322,7 @@ def _keyed_fact(label: str, number: str, unit: str) -> ProposedFact | None:
     return ProposedFact(key, value * stated.factor, stated.canonical, text, KEYED_CONFIDENCE)
 
 
-# -- what a manual calls its scratchpad: "768 KiB of scratchpad called the slab"
+# -- names of a chip's scratchpad: "768 KiB of scratchpad called the slab"
 
 _USUAL = "shared memory"  # the word under which `fact_keys.toml` knows it
 _SCRATCHPAD = (

@@ -74,7 +74,7 @@ class Tagger:
         }
 
     def _signals_in(self, present: Collection[str]) -> set[str]:
-        """The signals of which most words of a phrase are present."""
+        """The signals with a phrase most of whose words are present."""
         shared = Counter(n for token in present for n in self._phrases_with.get(token, ()))
         return {
             self._phrases[n][0]

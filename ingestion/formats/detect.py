@@ -32,7 +32,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Decoded:
-    """The text of a file, and warnings about what was lost or guessed when it was decoded."""
+    """The text of a file, and warnings about lost or guessed characters."""
 
     text: str
     warnings: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ def _zip_format(data: bytes, name: str) -> Format:
         return Format.OTHER
     raise UnsupportedFormat(
         f"{name} is a zip archive",
-        hint="Unpack it and upload the documents inside; several files may go in one upload.",
+        hint="Unpack it and upload the documents inside; one upload may have several files.",
     )
 
 

@@ -80,7 +80,7 @@ _WORKBOOKS = ("xlsx", "xls", "ods")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
 _SENTENCE = re.compile(r"\w+ \w+ .*[.:;,]\s*$", re.DOTALL)
-# What the parsers of a dozen packages raise for damaged files.
+# Exceptions that the parsers of a dozen packages raise for damaged files.
 _BAD_BYTES = (
     *(ValueError, LookupError, AttributeError, TypeError, OSError, EOFError, RuntimeError),
     *(SyntaxError, zipfile.BadZipFile),

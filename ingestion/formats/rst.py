@@ -60,7 +60,7 @@ def _unparsed(text: str, *_: Any) -> tuple[list[nodes.Node], list[nodes.Node]]:
 
 
 class _DirectiveElements(nodes.Element):  # type: ignore[misc]
-    """The elements of a directive, in its place in the tree."""
+    """The elements of a directive, at its position in the tree."""
 
     def __init__(self, elements: list[Element]) -> None:
         super().__init__()

@@ -355,7 +355,7 @@ def _declaration(
     return None
 
 
-# -- tokens, of which many languages have the same few kinds
+# -- tokens of the few kinds that many languages share
 
 OPENING, CLOSING = "([{<", ")]}>"
 
@@ -457,8 +457,9 @@ class Tensor:
 
 
 class Sizes:
-    """Which size of which tensor a literal is: dimensions that one variable runs over are the same;
-    what cannot be distinguished is one size."""
+    """Maps a literal to the size of a tensor: dimensions that one variable runs over are the same;
+    indistinguishable sizes are one size.
+    """
 
     def __init__(
         self, tensors: Sequence[Tensor], body: Sequence[Token], constants: set[str]

@@ -301,7 +301,7 @@ def _symbols(code: str, names: Mapping[str, Card], by_last: Mapping[str, str]) -
     return tuple(used)
 
 
-# What a kernel computes, by the words of its name and headings
+# The computation of a kernel, by the words of its name and headings
 
 _PHRASES: Mapping[str, str] = {
     "matrix multiplication": "matmul",

@@ -177,16 +177,16 @@ def domain(value: int, role: str) -> list[int]:
     return sorted(v for v in values if v <= max(LARGEST_DOMAIN, value))
 
 
-# -- limits of the constants, from two kinds of sentences: what a sample takes of a resource ("take
-# 12544 of the 40960 bytes") and what is a multiple of a number. A reading that the sample itself
-# breaks does not count; the compiler has the last word.
+# -- limits of the constants, from two kinds of sentences: a sample's use of a resource ("take 12544
+# of the 40960 bytes") and multiples of a number. A limit that the sample itself violates does not
+# count; the compiler decides.
 
 ELEMENT_BYTES = (1, 2, 4, 8)
 USUAL_BYTES = 4  # an element of float32, without a claim
 SCRATCHPAD = "shared_memory_per_block"
 BYTES = "bytes?"
 MAX_COUNTED = 2**63  # elements
-MAX_KINDS = 8  # of arrays, every choice of which is tried; of more, only all at once
+MAX_KINDS = 8  # of arrays, for which every choice is tried; with more, only all at once
 MAX_CLAIMS = 32  # of a section
 MAX_MULTIPLES = 400  # of a manual
 MAX_SENTENCE = 1_000  # characters of a sentence up to its number

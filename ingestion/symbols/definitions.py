@@ -1,6 +1,5 @@
 """A definition of a name in one place of a document, before all places are merged to a card, and
-what the words around it define: instructions, error codes, or no part of a language.
-
+the category that the words around it imply: instructions, error codes, or no part of a language.
 All texts are verbatim, only cut at a bound.
 """
 
@@ -26,9 +25,9 @@ MAX_PROSE = 20_000  # characters of one block
 
 @dataclass(frozen=True)
 class Definition:
-    """A definition of `name` in section `section`. `kind` is None if unknown there.
-    One that is not `sure`, because the name could be something else, counts only if code of the
-    document uses the name. The other fields are those of a `Card`.
+    """A definition of `name` in section `section`. `kind` is None if the section does not determine
+    it. A definition that is not `sure`, because the name could be something else, counts only if
+    code of the document uses the name. The other fields are those of a `Card`.
     """
 
     name: str

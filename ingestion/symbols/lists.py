@@ -170,8 +170,8 @@ def error_definitions(section: ParsedSection, place: Surroundings) -> Iterator[D
         if forms.count(entry.form) < fewest:
             continue
         fields = [line for line in entry.lines if _REMEDY.match(line)]
-        said = " ".join(line for line in entry.lines if line not in fields)
-        meaning = message_and(entry.message, said)
+        description = " ".join(line for line in entry.lines if line not in fields)
+        meaning = message_and(entry.message, description)
         yield definition(entry.code, place.section, "error", meaning=meaning, further=fields)
 
 

@@ -123,7 +123,7 @@ class Model(Protocol):
     """A language model behind any provider (`optimizer.search.synthesizers.llm.client` has one)."""
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ModelReply:
-        """The reply. Raises a KernloreError if there is none."""
+        """The reply. Raises a KernloreError if the model gives none."""
         ...
 
 
@@ -133,10 +133,10 @@ class NotCards(ValueError):
 
 @dataclass
 class CardProposals:
-    """The result of asking a model. `refused` counts whole cards by reason, `dropped` fields of
-    kept cards by name. `fields_proposed` and `fields_kept` count texts other than names. `reused`
-    counts sections with a stored answer, `left` those without any. `unusable` are sections whose
-    answer had no cards, with the reason. `stopped` is the error that ended the asking, or empty.
+    """The result of asking a model. `refused` counts complete cards by reason, `dropped` fields of
+    accepted cards by name. `fields_proposed` and `fields_kept` count texts other than names.
+    `reused` counts sections with a stored answer, `left` those without any. `unusable` are sections
+    whose answer had no cards, with the reason. `stopped` is the error that ended the run, or "".
     """
 
     hardware: str

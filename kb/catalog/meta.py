@@ -50,12 +50,17 @@ def bump_revision(connection: Connection) -> None:
     put(connection, "revision", revision(connection) + 1)
 
 
-def bump_documents(connection: Connection, document_ids: Collection[str] = ()) -> None:
+def bump_documents(
+    connection: Connection, document_ids: Collection[str] = (), *, at_once: bool = True
+) -> None:
     """Count a change of what answers quote of these documents: their text, scopes, cards or
-    kernels; without ids, that documents are gone. No answer is made from what was known before.
+    kernels; without ids, that documents are gone. The next answer waits until the change is
+    published, unless `at_once` is false.
     """
     bump_revision(connection)
-    put(connection, _TEXTS, _stamp(connection, document_ids))
+    stamp = _stamp(connection, document_ids)
+    if at_once:
+        put(connection, _TEXTS, stamp)
 
 
 def bump_vectors(connection: Connection, document_ids: Collection[str]) -> None:
@@ -86,7 +91,7 @@ def bump_waiting(connection: Connection) -> None:
 
 class State(NamedTuple):
     """Counters of changes. `stamp` grows with every change of a document or its vectors, `texts` is
-    its value at the last change of a document.
+    its value at the last change of a document that answers wait for.
     """
 
     revision: int

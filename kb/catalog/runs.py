@@ -188,7 +188,7 @@ class Runs:
         self._change(run_id, cancel_requested_at=clock.now())
 
     def clear_cancel(self, run_id: str) -> None:
-        """Withdraw the request, so that a resumed run does not end at once."""
+        """Withdraw the request to cancel, so that a resumed run does not end at once."""
         self._change(run_id, cancel_requested_at=None)
 
     def _change(self, run_id: str, **values: Any) -> None:
@@ -378,14 +378,14 @@ class RunProcesses(Work):
         return None
 
     def cancel_start(self, run_id: str) -> bool:
-        """Let no process take a run that none has taken yet. False where one has."""
+        """Prevent processes from taking a queued run. Returns False if one has taken it already."""
         starting = (self._mine, t.work.c.id == run_id, t.work.c.state == "queued")
         with self._catalog.write(rows_only=True) as connection:
             changed = connection.execute(t.work.update().where(*starting).values(state="failed"))
         return changed.rowcount == 1
 
     def remove(self, run_id: str, owner: str) -> None:
-        """The process has ended its work."""
+        """Remove the row of a run's process that has ended, if `owner` holds it."""
         held = t.work.c.state == "queued" if owner == STARTING else self._held(owner)
         with self._catalog.write(rows_only=True) as connection:
             connection.execute(t.work.delete().where(self._mine, held, t.work.c.id == run_id))

@@ -1,5 +1,5 @@
-"""Blocks of symbol cards: names of a language with signatures, meanings, limits and examples, and
-the choice of those that are worth their place where a chip has too many.
+"""Blocks of symbol cards: names of a language with signatures, meanings, limits and examples; and
+the choice of cards for a chip that has too many.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
 
 
 def symbol_line(*symbols: Symbol) -> str:
-    """A card as one entry of a list: signature, meaning, operands, limits, example. Symbols that a
-    document describes in the same words share an entry.
+    """A card as one list entry: signature, meaning, operands, limits, example. Symbols with the
+    same description share an entry.
     """
     first = symbols[0]
     heads = [_head(symbol) for symbol in symbols]
@@ -48,7 +48,7 @@ def symbol_line(*symbols: Symbol) -> str:
 
 
 def signature_line(*symbols: Symbol) -> str:
-    """Cards by their signatures alone; those that have none say something in one line only."""
+    """Cards by their signatures alone; cards without one get a brief line."""
     if not any(symbol.signature not in ("", symbol.name) for symbol in symbols):
         return brief_line(*symbols)
     return f"- {', '.join(map(_head, symbols))}"
@@ -79,10 +79,10 @@ def _example(example: str) -> str:
 
 
 def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = ()) -> list[Block]:
-    """The cards in `room` tokens, one block for each document, in the given order. Every name comes
-    before the details of any: what does not fit whole is one line, and where the lines of all do
-    not fit, a signature. Then lines become longer while room is left, first those of the names that
-    are `needed`, in their order.
+    """Fit the cards into `room` tokens: one block per document, in the given order. Every name
+    takes precedence over details: a card that does not fit in full is shortened to one line and, if
+    the lines of all cards do not fit, to its signature. The remaining room lengthens the lines,
+    first those of the names in `needed`, in their order.
     """
     rank = {name: number for number, name in enumerate(needed)}
 
@@ -117,7 +117,7 @@ def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = 
 
 
 def _each_name_first(kinds: Sequence[list[Symbol]]) -> list[list[Symbol]]:
-    """In their order, but what says more of names that came before is last."""
+    """In the same order, except that further entries of names already listed come last."""
     new: list[list[Symbol]] = []
     again: list[list[Symbol]] = []
     seen: set[str] = set()
@@ -139,7 +139,7 @@ def _symbol_block(entries: Sequence[tuple[list[Symbol], str]]) -> Block:
 
 
 def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
-    """Symbols that share a description, at the place of the first of them."""
+    """Group symbols that share a description, at the position of the first."""
     groups: dict[tuple[object, ...], list[Symbol]] = {}
     for symbol in symbols:
         described = (symbol.section_id, symbol.kind, _flat(symbol.meaning), symbol.operands)
@@ -152,10 +152,10 @@ def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
 
 MOST_NAMES = 32
 MOST_TOKENS = 1_000
-COMPUTED_IN = "float32"  # what narrower floats are computed in
-# Aliases of element types that are words of running text too.
+COMPUTED_IN = "float32"  # type in which narrower floats are computed
+# Aliases of element types that are also ordinary words.
 _COMMON_WORDS = frozenset({"half", "short", "long", "single", "char", "int"})
-_BYTES = frozenset({"int8", "uint8"})  # text does not say whether a byte has a sign
+_BYTES = frozenset({"int8", "uint8"})  # text does not distinguish signed from unsigned bytes
 _WORD = re.compile(r"[A-Za-z]\w*")
 
 
@@ -167,8 +167,9 @@ def chosen_names(
     dtypes: Collection[str] = (),
     lacks: Sequence[str] = (),
 ) -> list[Symbol]:
-    """At most MOST_NAMES of these cards, in the order of their document: of each section in turn
-    its best, the sections that speak of the operators first. Without dtypes, those of all."""
+    """At most MOST_NAMES of these cards, in document order. The sections take turns with their best
+    card, starting with sections about the operators. Without dtypes, cards of all are considered.
+    """
     there = [c for c in cards if not is_lacking_name(c.name, (c.signature, *c.limits), lacks)]
     wanted = {canonical_dtype(dtype) for dtype in dtypes}
     fitting = [c for c in there if not wanted or _is_of(c, wanted)]
@@ -179,8 +180,9 @@ def chosen_names(
 
 
 def _is_of(card: Symbol, dtypes: Collection[str]) -> bool:
-    """Whether it is about one of these element types, or about none in particular. What a card says
-    of itself counts before the heading that it stands under."""
+    """Whether the card is about one of these element types, or about none in particular. The card's
+    own text takes precedence over its heading.
+    """
     usable = {*dtypes, COMPUTED_IN}
     usable |= _BYTES if usable & _BYTES else frozenset()
     operands = " ".join(meaning for _, meaning in card.operands)
@@ -198,7 +200,7 @@ def _dtypes_in(text: str) -> set[str]:
 
 @cache
 def _dtype_words() -> Mapping[str, str]:
-    """How texts name element types, in the plural too."""
+    """Names of element types in text, including plurals."""
     terms = problem_terms()
     names = {**{dtype: dtype for dtype in terms.dtypes}, **terms.dtype_aliases}
     names = {name: dtype for name, dtype in names.items() if name not in _COMMON_WORDS}
@@ -210,17 +212,17 @@ def _words(texts: Iterable[str]) -> frozenset[str]:
 
 
 def _scores(cards: Sequence[Symbol], wanted: Collection[str]) -> dict[str, float]:
-    """How much each card and its heading share with the wanted words, a rare word counting most."""
+    """The overlap of each card and its heading with the wanted words; rare words weigh most."""
     words = {c.id: _words([c.name, c.meaning, *c.path[-1:]]) & set(wanted) for c in cards}
     counts = Counter(word for present in words.values() for word in present)
     return {i: sum(1 / counts[word] for word in present) for i, present in words.items()}
 
 
 def _in_turns(cards: Sequence[Symbol], scores: Mapping[str, float]) -> Iterable[Symbol]:
-    """The best of each section, then the second of each."""
+    """The best card of each section, then the second of each."""
     sections: dict[str, list[Symbol]] = {}
     for card in cards:
         sections.setdefault(card.section_id, []).append(card)
     ordered = [sorted(section, key=lambda c: -scores[c.id]) for section in sections.values()]
-    ordered.sort(key=lambda section: -scores[section[0].id])  # stable, as all of these
+    ordered.sort(key=lambda section: -scores[section[0].id])  # stable, like the sorts above
     return (card for turn in zip_longest(*ordered) for card in turn if card is not None)

@@ -1,8 +1,8 @@
-"""Composing: from a verdict and a ranking to the context of a task.
+"""Compose the context of a task from a diagnosis and a ranking.
 
-The task decides the layout; this module finds what each of its blocks can offer: the messages of
-the log, the cards of the names in question, sections by category. Knows nothing about HTTP and
-nothing about how passages are ranked.
+The task decides the layout; this module provides the content of each block: the messages of the
+log, the cards of the names in question, sections by category. Does not know HTTP or how passages
+are ranked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kb.problem_terms import canonical_op, op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.compose.cards import MOST_TOKENS, chosen_names, symbol_blocks
 from retrieval.compose.context import Context, Offer, pack
-from retrieval.compose.lead import Lead, by_cards, lead_of
+from retrieval.compose.lead import Lead, lead_of, with_cards
 from retrieval.compose.sections import HITS, Block, plain, section_blocks
 from retrieval.compose.target import (
     Search,
@@ -57,31 +57,31 @@ from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
 
-LOG_SHARE = 0.6  # of the block of errors; the rest is for the cards of their codes
-CHARS_PER_TOKEN = 3.0  # a log has at least as many characters a token
-# Different words of other machines, from which on general text is of no use for a chip whose
-# language no model has seen.
+LOG_SHARE = 0.6  # of the block of errors; the cards of the error codes take the rest
+CHARS_PER_TOKEN = 3.0  # lower bound for logs
+# Number of different words about other machines from which on a general text is left out, for a
+# chip whose language models do not know.
 FOREIGN = 2
 SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
-ASKED = 4_000  # characters of a log that say which sentences of a section answer it
-FIRST = 5  # excerpts, of which the first that is of use leads a context
-REFERENCE = 10  # names of a language in a document from which on it lists them
-COMMON_KINDS = ("keyword",)  # whose names are words of running text too
+QUERY_LOG_CHARS = 4_000  # characters of a log that are matched against the sentences of a section
+LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
+REFERENCE = 10  # names of a language in a document from which on it counts as a reference
+COMMON_KINDS = ("keyword",)  # kinds of cards whose names are also ordinary words
 
 
-OFFERED = 2  # sections looked at for each that may be shown, where some are for other machines
-FORWARD = ("softmax", "norm")  # families whose backward pass has guides of its own
+OFFERED = 2  # candidates per section, since some are about other machines
+FORWARD = ("softmax", "norm")  # families with separate guides to the backward pass
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a context is made from. `by_category` ranks the passages of a category. `excluded` are
-    ids of what the run was shown in vain. `signal_best` is the score of the best section where a
-    signal is all that is known, else 0: the scores then say how much a section has to do with the
-    signal, and what has little is left out. It is 0 too on a chip whose language no model has seen:
-    there most of the general text is left out anyway. `first` are ids of the
-    passages that the answer ranks first; `spoken` are all languages of the chip. `titles` say which
-    signals a heading names.
+    """Input of a context. `by_category` ranks the passages of a category. `excluded` are ids that
+    did not help the run before. `first` are ids of the passages at the top of the answer's ranking,
+    `chip_languages` all languages of the chip, `titles` the index of signals in headings.
+
+    `signal_best` is the score of the best section for a bare signal, else 0: scores then measure
+    how closely a section is related to the signal, and low ones are left out. It is also 0 for a
+    chip whose language models do not know: most general text is left out there anyway.
     """
 
     request: RetrieveRequest
@@ -99,20 +99,21 @@ class Material:
     excluded: frozenset[str]
     signal_best: float = 0.0
     first: tuple[str, ...] = ()
-    spoken: tuple[str, ...] = ()
+    chip_languages: tuple[str, ...] = ()
     titles: Titles | None = None
 
     @property
     def at_hand(self) -> bool:
-        """Whether a kernel is at hand for one of the machines that general text has in mind: then
-        text for the others is of no use. A question may be about them."""
-        return is_common(self.spoken) and self.request.query is None
+        """Whether the request is about a kernel for a common machine (GPU or CPU), so that text for
+        other machines does not apply. A question may be about other machines.
+        """
+        return is_common(self.chip_languages) and self.request.query is None
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A context with its task, the names of the draft that no card has, and those that the log
-    calls unknown.
+    """A context with its task, the names of the draft that have no card, and the names that the log
+    reports as unknown.
     """
 
     task: Task
@@ -122,9 +123,9 @@ class Composed:
 
 
 def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry) -> Task:
-    """What the context is for: as the request names it, else by what it gives. A log or a signal of
-    a kernel that does not build, run or compute right asks for a repair, other signals and metrics
-    for speed, a question for an answer; an operator alone is a kernel to be written.
+    """The task of the context: the request's, else derived from its fields. A log, or a signal of a
+    kernel that does not build, run or compute correctly, means repair; other signals and metrics
+    mean speed_up, a question ask, an operator alone write.
     """
     if request.task is not None:
         return request.task  # type: ignore[return-value]
@@ -138,7 +139,7 @@ def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry)
 
 @stage("context")
 def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) -> Composed:
-    """The context for a task."""
+    """Build the context of a task."""
     request, scope = material.request, material.scope
     target = _target(material)
     if target is None and request.language is not None and layout.is_known(request.language):
@@ -205,14 +206,14 @@ def _unknown(
     cards: Sequence[Symbol],
     about: Mapping[str, float],
 ) -> tuple[UnknownName, ...]:
-    """Names of the draft that neither a card nor a document about the chip's language has. A
-    language that models know has keywords that no manual lists, so a draft in one is not looked at.
+    """Names of the draft in neither a card nor a document about the chip's language. Drafts in a
+    language that models know are not checked, because its keywords are in no manual.
     """
     draft, spec = material.request.draft, material.spec
     if not draft or spec is None or material.toolchain is None:
         return ()
-    spoken = texts_of(snapshot, spec.id, material.scope.access_scope, about)
-    return tuple(unknown_names(draft, of_language(cards, about), material.embed, spoken))
+    texts = texts_of(snapshot, spec.id, material.scope.access_scope, about)
+    return tuple(unknown_names(draft, of_language(cards, about), material.embed, texts))
 
 
 def _target(material: Material) -> Target | None:
@@ -231,7 +232,7 @@ def _target(material: Material) -> Target | None:
 
 
 def _cards(snapshot: Snapshot, material: Material) -> list[Symbol]:
-    """The cards that a text of the caller can name."""
+    """The symbol cards whose names the request's texts may contain."""
     request = material.request
     if not (request.log or request.draft or request.query) or material.spec is None:
         return []
@@ -243,12 +244,12 @@ def _cards(snapshot: Snapshot, material: Material) -> list[Symbol]:
 def cards_for(
     snapshot: Snapshot, lineage: tuple[str, ...], language: str | None, access: AccessScope
 ) -> list[Symbol]:
-    """The cards of `usable_symbols`."""
+    """The cards of `usable_symbols`, cached."""
     key = (lineage, language, access)
     return snapshot.keep("cards", key, lambda: usable_symbols(snapshot, *key))
 
 
-# -- what the blocks offer
+# -- content of the blocks
 
 
 def _sections(
@@ -275,19 +276,19 @@ def _sections(
         largest=largest,
         excluded=shown,
         prefer=about if category == "hardware" else None,
-        # Of a chip's own language most general blocks are left out below.
+        # For a chip's own language, the filter below removes most general blocks.
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
-        merge=not material.signal_best,  # the siblings are about other signals
-        admits=partial(_is_asked_for, material, category),
+        merge=not material.signal_best,  # sibling sections are about other signals
+        admits=partial(_is_relevant, material, category),
     )
-    blocks = (block for block in blocks if _is_of_use(material, layout, block))
+    blocks = (block for block in blocks if _fits_language(material, layout, block))
     return islice(blocks, material.request.k)
 
 
-def _is_of_use(material: Material, layout: Layout, block: Block) -> bool:
-    """Whether a section helps with a language of the chip's own: general text that is for other
-    machines does not.
+def _fits_language(material: Material, layout: Layout, block: Block) -> bool:
+    """Whether a section applies to the chip's own language: general text for other machines does
+    not.
     """
     if material.toolchain is None or block.kind == "hardware":
         return True
@@ -297,27 +298,27 @@ def _is_of_use(material: Material, layout: Layout, block: Block) -> bool:
 def _lead(
     snapshot: Snapshot, material: Material, layout: Layout, cards: Sequence[Symbol]
 ) -> Lead | None:
-    """The section that the answer ranks first of those that are of use and not excluded."""
+    """The first section of the answer's ranking that is applicable and not excluded."""
     request = material.request
 
     def admits(section: WholeSection, block: Block) -> bool:
         fresh = not material.excluded & {*block.passages, *block.sections}
-        of_use = fresh and _is_of_use(material, layout, block)
-        return of_use and _is_for_here(material, block.kind, section)
+        of_use = fresh and _fits_language(material, layout, block)
+        return of_use and _fits_machine(material, block.kind, section)
 
-    asked = "\n".join(filter(None, (request.query, (request.log or "")[:ASKED])))
-    for passage in material.first[:FIRST]:
-        lead = lead_of(snapshot, passage, material.scope, asked, layout.largest_section, admits)
+    query = "\n".join(filter(None, (request.query, (request.log or "")[:QUERY_LOG_CHARS])))
+    for passage in material.first[:LEAD_CANDIDATES]:
+        lead = lead_of(snapshot, passage, material.scope, query, layout.largest_section, admits)
         if lead is not None:
-            spoken = {card.name for card in cards if card.kind not in COMMON_KINDS}
-            named = names_in(asked, spoken)
-            return by_cards(lead, cards, named, "errors" if request.log else "symbols")
+            distinct = {card.name for card in cards if card.kind not in COMMON_KINDS}
+            named = names_in(query, distinct)
+            return with_cards(lead, cards, named, "errors" if request.log else "symbols")
     return None
 
 
-def _is_for_here(material: Material, category: str, section: WholeSection) -> bool:
-    """Whether a section is of use on the machine at hand: it is not written for another kind of
-    machine, nor about what the processor lacks, nor about the other pass of the operator.
+def _fits_machine(material: Material, category: str, section: WholeSection) -> bool:
+    """Whether a section applies to this machine: it is not written for another kind of machine, nor
+    about extensions that the processor lacks, nor about the other pass of the operator.
     """
     title = section.passages[0].document_title
     heading = " > ".join(below_title(section.path, title))
@@ -328,15 +329,16 @@ def _is_for_here(material: Material, category: str, section: WholeSection) -> bo
     whole = f"{title} > {heading}"
     if _is_forward(material.request.op) and "backward" in whole.lower():
         return False
-    return not is_for_others(whole, section.text, material.spoken)
+    return not is_for_others(whole, section.text, material.chip_languages)
 
 
-def _is_asked_for(material: Material, category: str, section: WholeSection) -> bool:
-    """Whether a section is of use here and, beside a kernel in a language that models know, not
-    titled for other signals than those of the verdict, nor for an operator that the reference has
-    not: readers who were to repair one failure were shown linking, races and NaN, whatever it was.
+def _is_relevant(material: Material, category: str, section: WholeSection) -> bool:
+    """Whether a section applies here and, for a kernel in a language that models know, is not
+    titled for other signals than those of the diagnosis or for an operator that the reference does
+    not use. Without this check, repairs of any failure were shown sections about linking, races and
+    NaN.
     """
-    if not _is_for_here(material, category, section):
+    if not _fits_machine(material, category, section):
         return False
     signals, titles = material.verdict.signal_ids, material.titles
     others = material.toolchain is not None or not material.at_hand or material.signal_best
@@ -349,15 +351,15 @@ def _is_asked_for(material: Material, category: str, section: WholeSection) -> b
 
 
 def _is_forward(op: str | None) -> bool:
-    """Whether an operator has a backward pass of its own that it is not."""
+    """Whether an operator is a forward pass with a separate backward operator."""
     known = canonical_op(op or "")
     return op_family(known) in FORWARD and not known.endswith("_backward")
 
 
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:
-    """The score below which a section does not go in. The chip's manual and the guides are held
-    each against themselves: on a chip that nobody has seen, the nearest section of its manual is
-    worth more than a better one of a guide. Rules go in only where they are about the signal.
+    """The score below which a section is left out. The chip's manual and the guides have separate
+    floors: for an unfamiliar chip, the nearest section of its manual is worth more than a better
+    one of a guide. Constraints are compared with the best section of all.
     """
     best = material.signal_best
     if best and category != "constraint" and ranked:
@@ -372,14 +374,14 @@ def _errors(
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
-    """The cards of the error codes in the log, but for those that are shown."""
+    """The cards of the error codes in the log, except those already shown."""
     log = material.request.log or ""
     codes = {card.name: card for card in cards if card.kind == "error" and card.id not in shown}
     return symbol_blocks([codes[name] for name in names_in(log, codes)], room)
 
 
 def _log_block(log: str, room: int) -> Block | None:
-    """The distinct messages of a log in most of the room."""
+    """The distinct messages of a log, in most of the room."""
     text = digest(log, int(room * LOG_SHARE * CHARS_PER_TOKEN))
     if not text:
         return None
@@ -397,8 +399,8 @@ def _names(
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
-    """Unknown names with the nearest known ones, then the cards of the names that the log and the
-    question speak of, then those of the draft's.
+    """Unknown names with their nearest known names, then the cards of names in the log and the
+    question, then those of names in the draft.
     """
     request = material.request
     plain_names = {card.name for card in cards if card.kind not in COMMON_KINDS}
@@ -409,9 +411,9 @@ def _names(
     for entry in (*unknown, *quoted):
         entries.setdefault(entry.name, entry)
     near = [n for entry in entries.values() for n in entry.nearest]
-    spoken = names_in(f"{log}\n{request.query or ''}", plain_names)
-    names = dict.fromkeys([*near, *spoken])
-    if request.draft and not spoken and not near:
+    mentioned = names_in(f"{log}\n{request.query or ''}", plain_names)
+    names = dict.fromkeys([*near, *mentioned])
+    if request.draft and not mentioned and not near:
         names |= dict.fromkeys(names_in(request.draft, plain_names))
     by_name = vocabulary(cards) if missing else {c.name: c for c in cards if c.kind != "error"}
     cards_of_names = [by_name[name] for name in names if name in by_name]
@@ -424,8 +426,8 @@ def _names(
 def _vocabulary(
     snapshot: Snapshot, material: Material, room: int, largest: int, shown: frozenset[str]
 ) -> Sequence[Block]:
-    """What a kernel in the language may call: the names of its reference, and where there is none,
-    those of the documents of the chip that fit the problem and the machine.
+    """The names that a kernel in the language may use: those of its reference; without a reference,
+    those of the chip's documents that fit the problem and the machine.
     """
     request = material.request
     access, language = material.scope.access_scope, request.language
@@ -446,7 +448,7 @@ def _vocabulary(
 
 
 def unknown_in_log(log: str, known: set[str], cards: Sequence[Symbol]) -> list[UnknownName]:
-    """Names that a compiler quotes, that no card has and that one is spelled like."""
+    """Quoted names in a compiler log that have no card but resemble one."""
     quoted: dict[str, None] = {}
     for mark in ("'", '"', "`"):
         parts = log.split(mark)

@@ -1,9 +1,10 @@
-"""From ranked passages to the excerpts of an answer: verified, without near duplicates, grown where
+"""Turn ranked passages into the excerpts of an answer: verified, without near duplicates, grown if
 there is room.
 
 The first excerpts are single passages, because a reader pays for every character before the answer.
-Later ones are grown within their section, where the right place is known better than the right
-sentence. Text is the document's own."""
+Later excerpts are grown within their section, where the right section is more certain than the
+right sentence. The text is unchanged document text.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
 
-# -- repeats: Which of several texts nearly repeat an earlier one, by the words that they share.
+# -- repeats: near-duplicate texts, by shared words
 
-DUPLICATE = 0.85  # share of the smaller one's words above which two texts repeat each other
-REMEMBERED = 10_000  # texts, of 1.5 KB: the same passages stand in many answers
+DUPLICATE = 0.85  # share of the smaller text's words above which two texts repeat each other
+REMEMBERED = 10_000  # cached texts, of 1.5 KB: the same passages occur in many answers
 _SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
-BITS = 2048  # of a mask; a text has some hundred words
+BITS = 2048  # of a mask; a text has some hundred different words
 
 
-class _Words(NamedTuple):
-    """The different words of a text, `size` of them. Each sets one bit of `mask`, by its hash;
-    `hidden` is how many set one that another of them has set already. `hashes` are all 64 bits of
-    them, which tell words apart: as a set, words take ten times the memory.
+class _WordSet(NamedTuple):
+    """The `size` different words of a text. Each sets the bit of `mask` that its hash selects;
+    `hidden` counts words whose bit was already set. `hashes` are the full 64-bit hashes: a set of
+    words takes ten times the memory.
     """
 
     hashes: NDArray[np.int64]
@@ -46,46 +47,45 @@ class _Words(NamedTuple):
     hidden: int
     size: int
 
-    def shares(self, other: _Words) -> int:
-        """How many words both have."""
+    def shares(self, other: _WordSet) -> int:
+        """Number of words that both texts have."""
         return len(np.intersect1d(self.hashes, other.hashes, assume_unique=True))
 
 
 @lru_cache(maxsize=REMEMBERED)
-def words_of(text: str) -> _Words:
-    """The words of a text, as two texts are compared by them: runs of letters and digits, in
-    whatever case, but for function words. Search tokens, which are stems too, and names beside
-    their parts, agree with these on 99 of 100 pairs of near passages and take three times as long,
-    or more where stems are new (benchmarks/results/retrieval_latency.md).
+def words_of(text: str) -> _WordSet:
+    """The words of a text for comparison: runs of letters and digits, lower case, without function
+    words. Search tokens, which are also stemmed and split, agree on 99 of 100 pairs of near
+    passages and take at least three times as long (benchmarks/results/retrieval_latency.md).
     """
     words = set(text.lower().translate(_SPACES).split()) - STOP_WORDS
     hashes = np.sort(np.fromiter(map(hash, words), np.int64))
     bits = np.zeros(BITS, np.bool_)
     bits[hashes % BITS] = True
     mask = int.from_bytes(np.packbits(bits).tobytes(), "big")
-    return _Words(hashes, mask, len(hashes) - mask.bit_count(), len(hashes))
+    return _WordSet(hashes, mask, len(hashes) - mask.bit_count(), len(hashes))
 
 
 class Repeats:
-    """The texts that were new so far. Two repeat each other when they share more than `share` of
-    the smaller one's words.
+    """The distinct texts so far. Two texts repeat each other if they share more than `share` of the
+    smaller one's words.
     """
 
     def __init__(self, share: float = DUPLICATE) -> None:
         self._share = share
-        self._texts: list[_Words] = []
+        self._texts: list[_WordSet] = []
 
     def is_new(self, text: str) -> bool:
-        """Whether the text repeats none of the earlier ones; then it is one of them from now on."""
+        """Whether the text repeats none of the earlier ones; if so it is added to them."""
         own = words_of(text)
         _, mask, hidden, size = own
         share = self._share
-        # A context compares some thousand pairs, so nothing is called for each but what counts.
+        # A context compares some thousand pairs, so the loop calls nothing that is not needed.
         for other in self._texts:
             _, other_mask, other_hidden, other_size = other
             enough = share * (size if size < other_size else other_size)
-            # The masks say at least how many words both have, and nearly always about how many:
-            # they rule out nearly all pairs, in a tenth of the time of two sets.
+            # The masks give a lower bound of the shared words that is nearly exact: they rule out
+            # nearly all pairs in a tenth of the time of two sets.
             both = (mask & other_mask).bit_count()
             both += hidden if hidden < other_hidden else other_hidden
             if both > enough and own.shares(other) > enough:
@@ -97,8 +97,8 @@ class Repeats:
 @dataclass(frozen=True)
 class Shape:
     """How excerpts are built. The first `singles` stay one passage, later ones grow to at most
-    `grown_chars` characters. Two excerpts are duplicates when they share more than `duplicate` of
-    the smaller one's words (see `repeats`).
+    `grown_chars` characters. Two excerpts are duplicates if they share more than `duplicate` of the
+    smaller one's words (see `Repeats`).
     """
 
     singles: int = 8
@@ -107,8 +107,8 @@ class Shape:
 
 
 SHAPE = Shape()
-_LOOKAHEAD = 3  # candidates verified per excerpt wanted
-_REACH = 3  # passages to each side that an excerpt may grow over
+_LOOKAHEAD = 3  # candidates verified per excerpt
+_REACH = 3  # passages on each side that an excerpt may grow over
 
 
 @stage("excerpts")
@@ -121,16 +121,15 @@ def make_excerpts(
     *,
     excluded: frozenset[str] = frozenset(),
 ) -> list[Excerpt]:
-    """At most `count` excerpts of the ranked passages, best first. Passages that the scope no
-    longer admits, that nearly repeat an earlier excerpt, or that have an id in `excluded`, are left
-    out.
+    """At most `count` excerpts of the ranked passages, best first. Passages that are no longer in
+    the scope, nearly repeat an earlier excerpt, or have an id in `excluded`, are left out.
     """
     chosen: list[list[Passage]] = []
     by_seq = {r.seq: r for r in ranked}
     used: set[int] = set()
     repeats = Repeats(shape.duplicate)
     for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
-        live = _Around(snapshot, batch, scope, excluded)
+        live = _Neighbourhood(snapshot, batch, scope, excluded)
         for place, entry in enumerate(batch):
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
@@ -149,7 +148,9 @@ def make_excerpts(
 
 
 def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, Passage]:
-    """The passages of which neither they nor their section or document has an id in `excluded`."""
+    """The passages for which `excluded` contains neither their id nor that of their section or
+    document.
+    """
     return {
         seq: passage
         for seq, passage in live.items()
@@ -157,9 +158,9 @@ def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, 
     }
 
 
-class _Around:
-    """The passages of a batch that the scope admits, and what stands within _REACH of them: few
-    excerpts grow, so that is read when it is asked for.
+class _Neighbourhood:
+    """The passages of a batch that are in the scope, and their neighbours within _REACH. Few
+    excerpts grow, so neighbours are loaded on demand.
     """
 
     def __init__(
@@ -177,12 +178,12 @@ class _Around:
         self._read({entry.seq for entry in batch})
 
     def read_beside(self, entries: Sequence[Ranked]) -> None:
-        """Read what stands beside these in one step, unless it is known of the first."""
+        """Load the neighbours of these passages in one query, unless the first has been loaded."""
         if entries[0].seq + 1 not in self._known:
             self._read(_reached(entries))
 
     def get(self, seq: int) -> Passage | None:
-        """The passage; None where the scope does not admit it, or where it is out of reach."""
+        """The passage; None if it is outside the scope or the range loaded."""
         if seq not in self._known and seq in self._within:
             self._read({seq})
         return self._live.get(seq)
@@ -204,7 +205,7 @@ def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
 
 def _grow(
     passage: Passage,
-    live: _Around,
+    live: _Neighbourhood,
     scores: Mapping[int, Ranked],
     used: set[int],
     shape: Shape,
@@ -235,7 +236,7 @@ def _score(passage: Passage, scores: Mapping[int, Ranked]) -> float:
 
 
 def excerpt_of(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerpt:
-    """The excerpt of consecutive passages of a section, under its best one's id and score."""
+    """The excerpt of consecutive passages of a section, with the id and score of the best."""
     ranked = max((scores[p.seq] for p in group if p.seq in scores), key=lambda r: r.score)
     lead = next(p for p in group if p.seq == ranked.seq)
     first = group[0]
@@ -258,7 +259,7 @@ def excerpt_of(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerp
 
 
 def _joined(group: Sequence[Passage]) -> str:
-    """The passages' text in order; consecutive pieces of one table share its header."""
+    """The text of the passages in order; consecutive pieces of one table share its header."""
     parts: list[str] = []
     lead = ""
     for passage in group:
@@ -267,14 +268,14 @@ def _joined(group: Sequence[Passage]) -> str:
     return "\n".join(parts)
 
 
-# -- section excerpts: Whole sections as excerpts, for a reader who has given no words to look for
+# -- section excerpts: whole sections, for requests without words to search for
 
-# Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
-# manuals have sections of several pages, of which a reader pays for every line.
+# Tokens of an excerpt: every section of the built-in manuals fits, with its table. Other manuals
+# have sections of several pages, and a reader pays for every line.
 LARGEST = 360
-ENOUGH = 2  # excerpts, from which on none is added from far behind
-FAR = 0.6  # of the best score; chosen by reading what stood below it in 60 answers
-LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
+ENOUGH = 2  # number of excerpts above which low-scoring ones are left out
+FAR = 0.6  # share of the best score that counts as low; chosen by reading 60 answers
+LOOKED_AT = 8  # passages considered per excerpt
 
 
 @stage("excerpts")
@@ -286,10 +287,10 @@ def section_excerpts(
     *,
     excluded: frozenset[str] = frozenset(),
 ) -> list[Excerpt]:
-    """At most `count` excerpts, one a section. A section that nearly repeats an earlier one is left
-    out, and so is what the scope no longer admits or what holds a passage with an id in `excluded`.
-    What the ranking puts far behind, such as advice for other machines, is no excerpt where there
-    are ENOUGH others.
+    """At most `count` excerpts, one per section. Left out are sections that nearly repeat an
+    earlier one, passages no longer in the scope, and parts with a passage whose id is in
+    `excluded`. Low-scoring sections, such as advice for other machines, are left out if there are
+    ENOUGH others.
     """
     pool = ranked[: count * LOOKED_AT]
     by_seq = {entry.seq: entry for entry in ranked}
@@ -303,7 +304,8 @@ def section_excerpts(
     repeats = Repeats()
     near = FAR * ranked[0].score if ranked else 0.0
     for portion in _portions(list(best.items()), count):
-        # Nearly all of a chip's sections are far behind: those are not read once there are ENOUGH.
+        # Nearly all of a chip's sections score low: they are not read once there are ENOUGH
+        # excerpts.
         wanted = [
             (section_id, hit)
             for section_id, hit in portion
@@ -315,7 +317,8 @@ def section_excerpts(
                 continue
             section = sections.get(section_id)
             group = _part(snapshot, section, hit, scope) if section is not None else [hit]
-            # What is left around a hit may begin behind it, and then no ranked passage is in it.
+            # The rest of a section around a hit may start after the hit, and then contains no
+            # ranked passage.
             if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
             if excluded & {passage.id for passage in group}:
@@ -331,7 +334,9 @@ def section_excerpts(
 def _portions(
     hits: Sequence[tuple[str, Passage]], count: int
 ) -> Iterator[Sequence[tuple[str, Passage]]]:
-    """The sections with their hits, few at first: more than ENOUGH are often not wanted."""
+    """The sections with their hits in portions, the first ones small: more than ENOUGH are often
+    not needed.
+    """
     yield hits[: 2 * ENOUGH]
     for start in range(2 * ENOUGH, len(hits), count):
         yield hits[start : start + count]
@@ -340,8 +345,8 @@ def _portions(
 def _part(
     snapshot: Snapshot, section: WholeSection, hit: Passage, scope: ScopeFilter
 ) -> Sequence[Passage]:
-    """The part of a section around a hit. Sections of a chip stand in answers to many signals, so
-    it is kept.
+    """The part of a section around a hit, cached because a chip's sections occur in answers to many
+    signals.
     """
 
     key = (hit.id, scope.access_scope, *(passage.id for passage in section.passages))

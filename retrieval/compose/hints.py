@@ -1,4 +1,4 @@
-"""What would make a better answer, in sentences for whoever asked."""
+"""Hints of an answer: sentences that tell the caller how to get a better one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retrieval.compose.composer import Composed, Material
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.search.names import hint_of_name
-from retrieval.search.titles import calls
+from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
-# The most that words alone give a section of a chip (see signal_sections): more says that its
-# heading, its text or a move names the signal.
+# The highest score of a section about a chip by words alone (see by_signal): above it, its heading,
+# its text or a move names the signal.
 WORDS_ALONE = 1.0
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 KNOWLEDGE_LOADING = "The built-in knowledge is being loaded: this answer lacks parts of it."
@@ -34,47 +34,51 @@ def hints_of(
     by_signal: bool,
     remarks: Sequence[str],
 ) -> tuple[str, ...]:
-    """The hints of an answer. `by_signal` says that nothing but a signal was given; `remarks` are
-    further hints, on what the answer lacks.
+    """The hints of an answer. `by_signal` is true for a request with a bare signal; `remarks` are
+    further hints about knowledge that the answer lacks.
     """
     small = ""
     if not any(block.citation for block in composed.context.shown):
         most = material.request.max_tokens
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
     request = material.request
-    strange = _strange_language(request, material.spoken)
-    # In a language that is not the chip's, its own documents are not looked at.
-    general = _only_general(material, excerpts) if by_signal and not strange else ""
+    strange = _foreign_language_hint(request, material.chip_languages)
+    # Documents of the chip are not searched for a language that the chip does not have.
+    general = _general_only_hint(material, excerpts) if by_signal and not strange else ""
     chip = material.spec.name if material.spec is not None else ""
     missing = [hint_of_name(entry, chip) for entry in composed.missing]
     hints = (
         material.verdict.hint,
-        defined_elsewhere(snapshot, material, excerpts),
+        definition_hint(snapshot, material, excerpts),
         strange,
-        *_unknown_words(request),
+        *_unknown_term_hints(request),
         *missing,
         general,
-        unknown_exclusions(snapshot, request),
+        exclusion_hint(snapshot, request),
         *remarks,
-        unread_documents(snapshot, material.scope),
+        unread_documents_hint(snapshot, material.scope),
         small,
     )
     return tuple(hint for hint in hints if hint)
 
 
-def _strange_language(request: RetrieveRequest, spoken: Sequence[str]) -> str:
-    if not request.language or not spoken or request.language in (*spoken, *RUN_EVERYWHERE):
+def _foreign_language_hint(request: RetrieveRequest, chip_languages: Sequence[str]) -> str:
+    if (
+        not request.language
+        or not chip_languages
+        or request.language in (*chip_languages, *RUN_EVERYWHERE)
+    ):
         return ""
     return (
         f"Nothing says that kernels of this chip can be written in {request.language!r}; its"
-        f" languages are {', '.join(spoken)}."
+        f" languages are {', '.join(chip_languages)}."
     )
 
 
-def _unknown_words(request: RetrieveRequest) -> Iterator[str]:
-    """What the request calls its problem, where nothing here knows that name: a mistyped one would
-    otherwise narrow the answer in silence. They are no errors, since chips have languages of their
-    own and problems their own operators.
+def _unknown_term_hints(request: RetrieveRequest) -> Iterator[str]:
+    """Hints for an unknown operator or element type: a mistyped one would otherwise narrow the
+    answer silently. These are not errors, since chips have languages and problems operators that
+    are not in the vocabulary.
     """
     terms = problem_terms()
     if request.op and request.op != "unknown":
@@ -91,8 +95,8 @@ def _no_such(what: str, name: str, known: Collection[str]) -> str:
     return f"No {what} is known as {name!r}, so it counts as a word only.{meant}"
 
 
-def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """Says so where no section that is shown is about the chip and what happened."""
+def _general_only_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """A hint if no section in the answer is about both the chip and the signal."""
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
     return (
@@ -106,27 +110,27 @@ def _treats(excerpt: Excerpt, material: Material) -> bool:
     own = set(excerpt.hardware) & set(material.lineage)
     if not own:
         return False
-    return excerpt.score > WORDS_ALONE or calls(excerpt.text, material.verdict.primary)
+    return excerpt.score > WORDS_ALONE or contains_signal(excerpt.text, material.verdict.primary)
 
 
-# -- elsewhere: What the catalog knows about a request beside what its answer may hold: error code
+# -- error codes and ids that are outside the answer's scope
 
 ERROR = "error"  # kind of the cards of error codes
-MOST_CODES = 4  # of a request, that are looked up
+MOST_CODES = 4  # codes of a request that are looked up
 MOST_HITS = 8  # passages read for a code that no card has
-MOST_CHIPS = 3  # that define a code; what more have is a word of all
-MOST_IDS = 3  # that a hint names
+MOST_CHIPS = 3  # chips that define a code; a code of more chips is an ordinary word
+MOST_IDS = 3  # ids named in a hint
 MOST_TITLES = 3
 READ = 20_000  # characters of a log
-# Parts of a context that this program makes; they have no id in the catalog.
+# Parts of a context that are generated; their ids are not in the catalog.
 OWN_PARTS = frozenset({"launch", "stated-sample", "log", "unknown-names"})
-# Capitals with at least three digits at the end: K2E-0331, NCC_EVRF031; no H100, INT8 or FP16.
+# Capitals with at least three digits at the end: K2E-0331, NCC_EVRF031; not H100, INT8 or FP16.
 _CODE = re.compile(r"\b(?=[A-Z0-9_-]{6,40}\b)[A-Z][A-Z0-9]*(?:[-_][A-Z0-9]+)*?[-_]?\d{3,}\b")
 
 
-def defined_elsewhere(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """Whose documents define the error codes of a request that nothing shown names; empty where
-    none do. The caller learns only of chips that it may see.
+def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """A hint with the chips whose documents define error codes that the request names and the
+    answer does not. Only chips that the caller may see are named.
     """
     request = material.request
     text = f"{(request.log or '')[:READ]}\n{request.query or ''}"
@@ -147,29 +151,29 @@ def defined_elsewhere(snapshot: Snapshot, material: Material, excerpts: Sequence
 
 
 def _owners(snapshot: Snapshot, code: str, access: AccessScope) -> list[tuple[str, str]]:
-    """(chip, document title) of what defines a code: its cards, else passages that hold it. None
-    where something about no chip in particular has it.
+    """(chip, document title) of the definitions of a code: its cards, else passages that contain
+    it. Empty if a document about no chip in particular has the code.
     """
     cards = snapshot.symbols(names=(code,), access=access)
     about: list[tuple[Sequence[str], str]] = [
         (card.hardware, card.document_title) for card in cards if card.kind == ERROR
     ]
     if not about:
-        about = [(p.hardware, p.document_title) for p in _holding(snapshot, code, access)]
+        about = [(p.hardware, p.document_title) for p in _passages_with(snapshot, code, access)]
     if any(not set(chips) - {ANY} for chips, _ in about):
         return []
     return [(chip, title) for chips, title in about for chip in chips]
 
 
-def _holding(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Passage]:
+def _passages_with(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Passage]:
     whole = [token for token in tokenize(code) if len(token) == max(map(len, tokenize(code)))]
     scope = ScopeFilter(None, access_scope=access)
     found = snapshot.load(snapshot.search("passage", whole, scope, MOST_HITS), scope)
     return (passage for passage in found.values() if code in passage.shown)
 
 
-def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
-    """Names ids of `exclude` that nothing has which the caller may see; empty where all are."""
+def exclusion_hint(snapshot: Snapshot, request: RetrieveRequest) -> str:
+    """A hint about ids in `exclude` that nothing visible to the caller has."""
     given = [i for i in request.exclude if i not in OWN_PARTS]
     strange = snapshot.unknown_ids(given, request.access_scope)
     if not strange:
@@ -182,8 +186,8 @@ def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
     )
 
 
-def unread_documents(snapshot: Snapshot, scope: ScopeFilter) -> str:
-    """Names documents within the scope that have not been read yet; empty if there are none."""
+def unread_documents_hint(snapshot: Snapshot, scope: ScopeFilter) -> str:
+    """A hint about documents in the scope that have not been read yet."""
     titles = [document.title for document in snapshot.knowledge.waiting_for(scope)]
     if not titles:
         return ""

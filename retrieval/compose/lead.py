@@ -1,6 +1,6 @@
-"""What an answer ranks first, as the block that its context holds whatever the budget: the section,
-the part of it around the best passage, or the sentences of that passage that share most words with
-the request.
+"""The lead: the first result of an answer as a block that its context contains at any budget. It is
+the section, the part of it around the best passage, or the sentences of that passage that share
+most words with the request.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.sections import FENCE, SLACK, Block, citation, fenced, section_block
 from retrieval.snapshot.snapshot import Snapshot
 
-LIST = 10  # names of a section from which on it is a list of them
-LEAST_WORDS = 12  # tokens of text, below which a cut passage says nothing
+LIST = 10  # names in a section from which on it counts as a list of names
+LEAST_WORDS = 12  # tokens of text below which a cut passage is of no use
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?;])\s+(?=\S)|\n+")
 _LINES = re.compile(r"\n+")
 
 
 @dataclass(frozen=True)
 class Lead:
-    """The best section of an answer; `passage` and `section` are ids. `block` gives it in at most
-    so many tokens, None where not even a sentence of it fits. `cards` are ids of those in it.
+    """The best section of an answer; `passage` and `section` are ids. `block` returns it in at most
+    a number of tokens, None if not even a sentence fits. `cards` are ids of the cards in it.
     """
 
     category: str
@@ -42,12 +42,12 @@ def lead_of(
     snapshot: Snapshot,
     passage_id: str,
     scope: ScopeFilter,
-    asked: str,
+    query: str,
     largest_section: int,
     admits: Callable[[WholeSection, Block], bool],
 ) -> Lead | None:
-    """The section of a passage, the best for what was `asked`; None where it may not be seen, or
-    where `admits` refuses it. `largest_section` is in tokens.
+    """The section of the best passage for the text `query`; None if it is not visible to the caller
+    or `admits` refuses it. `largest_section` is in tokens.
     """
     seqs = snapshot.numbers([passage_id])
     found = snapshot.load(seqs.values(), scope)
@@ -61,7 +61,7 @@ def lead_of(
     def block(largest: int) -> Block | None:
         whole = section_block(snapshot, scope, passage.category, section, passage, largest)
         fits = whole is not None and whole.tokens <= largest
-        return whole if fits else _cut(passage, largest, asked)
+        return whole if fits else _cut(passage, largest, query)
 
     most = block(largest_section)
     if most is None or not admits(section, most):
@@ -69,9 +69,9 @@ def lead_of(
     return Lead(passage.category, passage.id, section.id, block)
 
 
-def by_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], category: str) -> Lead:
-    """Where the section lists names, such as a reference, the cards of those that are `named` in
-    its place, in another category; otherwise the lead as it is.
+def with_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], category: str) -> Lead:
+    """For a section that lists names, such as a reference, replace it by the cards of those in
+    `named`, in another category; otherwise return the lead unchanged.
     """
     listed = [card for card in cards if card.section_id == lead.section]
     own = [card for card in listed if card.name in named]
@@ -85,19 +85,20 @@ def by_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], catego
     )
 
 
-def _cut(passage: Passage, largest: int, asked: str) -> Block | None:
+def _cut(passage: Passage, largest: int, query: str) -> Block | None:
     """Whole sentences or lines of a passage in at most `largest` tokens."""
     empty = fenced(passage.category, passage.id, citation(passage), passage.hardware, "")
-    room = largest - empty.tokens - SLACK  # a text in its fence may take more than both apart
-    text = _most_telling(passage, room, frozenset(tokenize(asked)))
+    # the fence and the text may take more tokens together than apart
+    room = largest - empty.tokens - SLACK
+    text = _best_piece(passage, room, frozenset(tokenize(query)))
     if not text:
         return None
     block = fenced(passage.category, passage.id, citation(passage), passage.hardware, text)
     return replace(block, passages=(passage.id,)) if block.tokens <= largest else None
 
 
-def _most_telling(passage: Passage, room: int, words: frozenset[str]) -> str:
-    """The piece of a passage that shares most words with these, grown by what is beside it."""
+def _best_piece(passage: Passage, room: int, words: frozenset[str]) -> str:
+    """The sentence or line that shares most words with `words`, extended by its neighbours."""
     if room < LEAST_WORDS:
         return ""
     prose = passage.kind not in ("code", "table")

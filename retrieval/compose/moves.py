@@ -1,5 +1,5 @@
-"""The moves that fit a verdict: predicates decided over its signals, the metrics, the chip's facts
-and the problem.
+"""Selection of moves: their predicates are evaluated over the signals of the diagnosis, the
+metrics, the chip's facts and the problem.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, PredicateResult, Value, compile_predicate
 from retrieval.search.language_words import foreign_words, is_common
 
-MAX_MOVES = 8  # of any role, and again of the roles that the caller names
-MAX_FOR_PROBLEMS = 2  # of those that hold for some problems only, where there is no other
+MAX_MOVES = 8  # of any role, and again of the roles in the request
+MAX_FOR_PROBLEMS = 2  # of moves that hold for certain problems only, if there are no others
 NO_ROLES: Mapping[str, Collection[str]] = MappingProxyType({})
-LANGUAGE = "problem.language"  # a reader knows it, whatever else is known of the problem
+LANGUAGE = "problem.language"  # a reader knows the language even if the problem is unknown
 
 
 def fitting_moves(
@@ -30,23 +30,25 @@ def fitting_moves(
     lineage: Sequence[str],
     roles: Sequence[str] = (),
     languages: Sequence[str] = (),
-    spoken: tuple[str, ...] = (),
+    chip_languages: tuple[str, ...] = (),
     mending: Mapping[str, Collection[str]] = NO_ROLES,
 ) -> tuple[Move, ...]:
-    """The moves for a verdict: those that hold, then those that only lack a value; within these the
-    leading signal's first, and the chip's own before general ones. Those that wait for what the
-    problem is (its operator, dtype or rules) are listed, at most MAX_FOR_PROBLEMS, only where there
-    is no other.
+    """The moves for a diagnosis: first those that hold, then those for which a value is missing;
+    within these by the rank of their signal, and the chip's own before general ones. Moves that
+    depend on the problem (its operator, dtype or rules) are listed only if there are no others, at
+    most MAX_FOR_PROBLEMS.
 
-    Of several that make the same change (role, direction and value) the first is listed. At most
-    MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
-    moves of other roles cannot crowd them out. A move that names no signal rests on values alone,
-    so it is listed only when it holds. `signals` are ids, the leading one first, `metrics`
-    canonical values, and `lineage` the hardware with its families, nearest first. Where the
-    problem names no language, a move that holds in none of `languages` is left out, and so is a
-    general one whose words are of machines that speak none of the chip's languages `spoken`. A chip
-    that is no GPU and no CPU gets general ones only where it has none of its own. `mending` names
-    the roles that can mend a signal, where the error behind it tells; moves of others are left out.
+    Of several moves with the same change (role, direction and value) the first is listed. At most
+    MAX_MOVES of any role are followed by at most MAX_MOVES further ones of `roles`, so that moves
+    of other roles cannot crowd them out. A move without signals depends on values alone, so it is
+    listed only if it holds.
+
+    `signals` are ids, the leading one first, `metrics` canonical values, and `lineage` the hardware
+    with its families, nearest first. If the problem names no language, moves that hold in none of
+    `languages` are left out, and so are general ones about machines that have none of the
+    `chip_languages`. A chip that is neither GPU nor CPU gets general moves only if it has none of
+    its own. `mending` maps a signal to the roles that can fix it, if the error determines them;
+    moves of other roles are left out.
     """
     values = {key: fact.value for key, fact in facts.items()}
     bindings = [
@@ -58,14 +60,14 @@ def fitting_moves(
         outcome = _outcome(move.predicate, bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
             continue
-        if _is_foreign(move, lineage, spoken) or not _mends(move, signals, mending):
+        if _is_foreign(move, lineage, chip_languages) or not _mends(move, signals, mending):
             continue
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         key = (_certainty(outcome), leading, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
-    if spoken and not is_common(spoken):
+    if chip_languages and not is_common(chip_languages):
         decided = _own_if_any(decided, len(lineage))
     changes: dict[tuple[object, ...], Move] = {}
     for _, answer in sorted(decided, key=lambda pair: pair[0]):
@@ -78,7 +80,7 @@ def fitting_moves(
 def _mends(
     move: StoredMove, signals: Sequence[str], mending: Mapping[str, Collection[str]]
 ) -> bool:
-    """Whether the move's role can mend one of the signals that it is for."""
+    """Whether the role of the move can fix one of its signals."""
     role = move.change.get("role")
     own = [signal for signal in move.signals if signal in signals]
     return not own or any(signal not in mending or role in mending[signal] for signal in own)
@@ -87,7 +89,7 @@ def _mends(
 def _own_if_any(
     decided: list[tuple[tuple[Any, ...], Move]], general: int
 ) -> list[tuple[tuple[Any, ...], Move]]:
-    """The moves of the chip and its families; all of them where there is none. `general` is the
+    """The moves of the chip and its families, or all moves if there are none. `general` is the
     nearness, third in a key, of moves that are about no chip.
     """
     own = [pair for pair in decided if pair[0][2] < general]
@@ -95,7 +97,7 @@ def _own_if_any(
 
 
 def _certainty(outcome: PredicateResult) -> int:
-    """0 for a move that holds, 1 where a value is missing, 2 where that is the problem's."""
+    """0 for a move that holds, 1 if a value is missing, 2 if that is a value of the problem."""
     if outcome.value is not None:
         return 0
     return 2 if _waits_for_problem(outcome.missing) else 1
@@ -106,17 +108,17 @@ def _waits_for_problem(missing: Sequence[str]) -> bool:
 
 
 def _few_for_problems(moves: Sequence[Move]) -> list[Move]:
-    """Without those that wait for what the problem is: advice on attention, convolutions and FP8
-    side by side is none for whoever has one kernel.
+    """Without moves that depend on the problem: a list of advice on attention, convolutions and FP8
+    is of no use for one kernel.
     """
     waiting = [m for m in moves if m.applies is None and _waits_for_problem(m.missing)]
-    kept = {move.id for move in moves} - {move.id for move in waiting}
-    kept = kept or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}
-    return [move for move in moves if move.id in kept]
+    listed = {move.id for move in moves} - {move.id for move in waiting}
+    listed = listed or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}
+    return [move for move in moves if move.id in listed]
 
 
 def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: tuple[str, ...]) -> bool:
-    """Whether a move that is about no chip speaks of machines with other languages."""
+    """Whether a move that is about no chip uses words of machines with other languages."""
     if any(place in lineage for place in move.hardware):
         return False
     return foreign_words([f"{move.name} {move.why} {move.section}"], languages) > 0
@@ -131,7 +133,7 @@ def _in_each_language(
 
 
 def _outcome(predicate: str, bindings: Sequence[Bindings]) -> PredicateResult:
-    """What the predicate is in every language alike; undecided where it depends on the language."""
+    """The result of the predicate if it is equal in every language, else undecided."""
     compiled = compile_predicate(predicate)
     if len(bindings) > 1 and "language" not in compiled.names().problem:
         bindings = bindings[:1]
@@ -144,7 +146,7 @@ def _outcome(predicate: str, bindings: Sequence[Bindings]) -> PredicateResult:
 
 
 def _change_key(move: Move) -> tuple[object, ...]:
-    """Equal for moves that a search would carry out alike."""
+    """Equal for moves that a search would apply in the same way."""
     return (move.change.get("role"), move.change.get("direction"), str(move.change.get("to")))
 
 

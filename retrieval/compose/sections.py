@@ -1,9 +1,8 @@
-"""Blocks: the pieces that a context is packed from, each whole, cited and fenced.
+"""Blocks: the pieces from which a context is packed, each complete, cited and fenced.
 
-A block of text is a section or a whole part of one: code and tables are not cut, it does not start
-in mid-sentence, and where several sections of one parent are wanted, the parent is given instead.
-
-Text of documents is data: each block stands in its own fence, which the text cannot close.
+A block of text is a section or a part of one: code and tables are not cut, it does not start in
+mid-sentence, and several sections of one parent are replaced by the parent. Text of documents is
+data: each block has its own fence, which the text cannot close.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
 
-HITS = 60  # passages of a ranking that sections are made of
-PORTION = 6  # sections read at a time: a context has room for few of those that are offered
-CUTOFF = 0.45  # of the best weighed score, below which a section about the chip is left out
-LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
-FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
+HITS = 60  # passages of a ranking from which sections are made
+PORTION = 6  # sections read at a time: a context has room for few of the candidates
+CUTOFF = 0.45  # of the best weighted score, below which a section about the chip is left out
+LEAST_PREFERENCE = 0.15  # lowest weight of a document
+FENCE, HEADING = 50, 10  # approximate tokens of a block's citation and a section's heading
 SLACK = 4  # tokens by which the fences of two parts of a section may differ
-SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
+SIBLINGS = 2  # matched sections of one parent that are replaced by it, if it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
 
@@ -40,8 +39,8 @@ Admits = Callable[[WholeSection], bool]
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of a context. `text` is as it goes into the prompt, `passages` are the ids of the
-    passages in it, `sections` those of the sections, `languages` those of the code in it.
+    """A piece of a context. `text` is the text in the prompt; `passages` and `sections` are the ids
+    of its passages and sections, `languages` those of the code in it.
     """
 
     kind: str
@@ -55,7 +54,7 @@ class Block:
 
 
 def citation(passage: Passage) -> str:
-    """Title, version, innermost headings and the printed page, as a person would cite it."""
+    """Title, version, innermost headings and the printed page, as a reader would cite it."""
     where = " > ".join(below_title(passage.path[-2:], passage.document_title))
     label = passage.page_label or (
         str(passage.page_index + 1) if passage.page_index is not None else ""
@@ -75,12 +74,12 @@ def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: st
 
 
 def _inside(text: str) -> str:
-    """The text without anything that could open or close an excerpt."""
+    """The text without sequences that could open or close an excerpt."""
     return _FENCE.sub(lambda match: match[0].replace("<", "&lt;"), text)
 
 
 def plain(kind: str, identity: str, text: str) -> Block:
-    """Lines that this program has made, without a fence."""
+    """Generated lines, without a fence."""
     return Block(kind, identity, text, count_tokens(text))
 
 
@@ -102,13 +101,14 @@ def section_blocks(
     merge: bool = True,
     admits: Admits | None = None,
 ) -> Iterator[Block]:
-    """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
-    those about the chips `own` come before the others. Sections and passages with an id in
-    `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
-    documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
-    parent bring the parent, where it is short enough. What `admits` refuses is left out, of a
-    parent's sections too, and counts among the `most`: what is ranked far below does not take its
-    place. Each is read when it is asked for.
+    """The sections of the best passages as at most `most` blocks of at most `largest` tokens, best
+    first; those about the chips `own` precede the others.
+
+    Sections and passages with an id in `excluded` are left out, and so are passages with a score
+    below `floor`. `prefer` weights documents by id, from 0 to 1; without it all are equal. With
+    `merge`, several sections of one parent are replaced by the parent, if it is short enough.
+    Sections that `admits` refuses are left out, also from a parent, but count among the `most`:
+    lower ranked sections do not replace them. Sections are read on demand.
     """
     if largest <= 0:
         return
@@ -145,7 +145,7 @@ def _admitted(
     admits: Admits | None,
     excluded: frozenset[str],
 ) -> tuple[WholeSection, ...]:
-    """What of a section's family goes in; nothing where the section itself is refused."""
+    """The admitted sections of a family; none if the section itself is refused."""
     fresh = [
         member
         for member in family
@@ -164,7 +164,7 @@ def _best_of_sections(
     prefer: Mapping[str, float] | None,
     floor: float,
 ) -> dict[str, Passage]:
-    """The best passage of each section that is offered, by section, best first."""
+    """The best passage of each candidate section, by section, best first."""
     hits = snapshot.load([r.seq for r in ranked[:HITS]], scope)
     best: dict[str, Passage] = {}
     offered = [r for r in ranked[:HITS] if r.score >= floor]
@@ -188,7 +188,7 @@ def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, floa
 
 
 def _shared_parents(snapshot: Snapshot, section_ids: Collection[str]) -> frozenset[str]:
-    """The sections that several of these stand directly below, by id."""
+    """Ids of the sections that are the parents of several of these."""
     parents = Counter(snapshot.parents(section_ids).values())
     return frozenset(i for i, count in parents.items() if i is not None and count >= SIBLINGS)
 
@@ -196,8 +196,8 @@ def _shared_parents(snapshot: Snapshot, section_ids: Collection[str]) -> frozens
 def _family_of(
     section: WholeSection, families: Mapping[str, _Family], largest: int
 ) -> Sequence[WholeSection]:
-    """What is given for a section: itself, or a parent with its children where that is short
-    enough; of two that are, the outer one.
+    """The section itself, or a parent with its children if that is short enough; the outer parent
+    is preferred.
     """
     near = [families[i] for i in (section.id, section.parent_id) if i is not None and i in families]
     for family in sorted(near, key=lambda family: family.level):
@@ -208,8 +208,8 @@ def _family_of(
 
 @dataclass(frozen=True)
 class _Family:
-    """A section with those directly below it, as far as a scope admits them. `level` is the
-    parent's, 0 where it has no passages of its own, `least` what `least_tokens` says of them all.
+    """A section with its children that are in a scope. `level` is the parent's, 0 if it has no
+    passages; `least` is the sum of `least_tokens`.
     """
 
     group: tuple[WholeSection, ...]
@@ -217,7 +217,9 @@ class _Family:
     least: int
 
     def takes_at_most(self, tokens: int) -> bool:
-        """Whether they take at most so many tokens together. Of most nothing has to be counted."""
+        """Whether the sections take at most so many tokens together. Usually decided without
+        counting.
+        """
         counts = (section.tokens + HEADING for section in self.group)
         return self.least <= tokens and sum(counts) <= tokens
 
@@ -225,7 +227,7 @@ class _Family:
 def _families(
     snapshot: Snapshot, parents: Collection[str], scope: ScopeFilter
 ) -> dict[str, _Family]:
-    """The family of each of these sections; the same stand in many contexts."""
+    """The family of each of these sections, cached because many contexts share them."""
 
     def read(parent: str) -> _Family:
         children = snapshot.below([parent]).get(parent, [])
@@ -260,8 +262,8 @@ def _group_block(
     hit: Passage,
     largest: int,
 ) -> Block | None:
-    """The sections as a block, kept for all chips; of one that is too long, the part around the
-    hit. None where not even the hit fits.
+    """The sections as a block, cached for all chips; if it is too long, the part around the hit.
+    None if not even the hit fits.
     """
     about = (kind, scope.access_scope, *(p.id for section in group for p in section.passages))
     whole = snapshot.keep("blocks", about, lambda: _whole_block(kind, group))
@@ -299,19 +301,19 @@ def _block(kind: str, passages: Sequence[Passage], text: str, sections: Sequence
 
 
 def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list[Passage]:
-    """Passages around the hit that together take at most `largest` tokens, from the beginning of a
-    sentence on; code and tables whole where they fit.
+    """Passages around the hit that together take at most `largest` tokens, starting at the
+    beginning of a sentence; code and tables are complete if they fit.
     """
     places = [n for n, p in enumerate(passages) if p.id == hit.id]
     if not places:
         return []
     if fits(section_text(passages), largest - SLACK):
-        return list(passages)  # most sections: what follows would come to the same step by step
+        return list(passages)  # shortcut for most sections: the loop would have the same result
     return _grown(passages, places[0], largest)
 
 
 def _grown(passages: Sequence[Passage], place: int, largest: int) -> list[Passage]:
-    """As `part_around`, of a section that is too long: from the hit on, passage by passage."""
+    """`part_around` for a section that is too long: extend the hit by one passage at a time."""
     first = last = place
 
     def fitting(low: int, high: int) -> bool:
@@ -330,14 +332,14 @@ def _grown(passages: Sequence[Passage], place: int, largest: int) -> list[Passag
             last, grew = last + 1, True
         if first > 0 and fitting(first - 1, last):
             first, grew = first - 1, True
-    # Where the room ends before the beginning of the hit's own sentence, what follows it is left.
+    # If the part starts within a sentence, drop passages up to the next sentence.
     while first <= last and not _starts_clean(passages, first):
         first += 1
     return list(passages[first : last + 1])
 
 
 def _one_piece(passages: Sequence[Passage], place: int) -> bool:
-    """Whether this passage goes on with the code or table before it."""
+    """Whether this passage continues the code or table before it."""
     before, passage = passages[place - 1], passages[place]
     return passage.kind == before.kind and passage.kind in ("code", "table")
 
@@ -350,5 +352,5 @@ def _starts_clean(passages: Sequence[Passage], place: int) -> bool:
     before, passage = passages[place - 1], passages[place]
     if before.kind != passage.kind:
         return True
-    # A passage may be cut behind a semicolon; what follows begins with a small letter.
+    # A passage may be cut after a semicolon; the next one then starts with a small letter.
     return before.text.rstrip().endswith(_SENTENCE_ENDS) and not passage.text[:1].islower()

@@ -3,24 +3,23 @@ score's parts, then diversity.
 
     score = relevance x evidence x scope x freshness        (the parts are returned)
 
-relevance: 1 / (1 + place) of the best of the skill's signals in the verdict; 0.4 where it names
-none of them; less where a precondition lacks a value.
-evidence, from n trials (uses with a known effect, and measurements with and without it) of which w
-helped, or, measured of a skill to avoid, did harm:
+relevance: 1 / (1 + rank) of the best of the skill's signals in the verdict; 0.4 if it names none of
+them; less if a precondition lacks a value.
+evidence, from n trials (uses with a known effect, and measurements with and without the skill) with
+w successes (for a skill to avoid: measured harm):
 
-    bound    = Wilson's lower bound at 95 %, and for as long as 0.5 lies above it, the smaller of
-               0.5 and w / n
+    bound    = Wilson's lower bound at 95 %; while that is below 0.5, min(0.5, w / n)
     evidence = 0.5 + n / (n + 8) x (bound - 0.5)
 
 so 0.5 without trials, never above Wilson's bound once that is over 0.5, and a win never lowers it
-(the bound alone would put one win in one trial, 0.21, far below a skill that nobody tried).
-scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5 for a suspect skill, 0.8 where
-its newest evidence is of another toolchain than the one in use, else 1.
+(by the bound alone, one win in one trial, 0.21, would rank far below an untried skill).
+scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5 for a suspect skill, 0.8 if its
+newest evidence is of another toolchain than the one in use, else 1.
 
 Diversity: maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998) over transformation,
-operators and words; two skills that claim the same (`structured_key`, polarity) are never both
-shown. A skill and a warning of the same transformation contradict each other: the one comes right
-after the other, and each names the other.
+operators and words; two skills with the same claim (`structured_key`, polarity) are never both
+shown. A skill and a warning against the same transformation contradict each other: they are listed
+consecutively, and each names the other.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
-from retrieval.diagnose.error_words import saying
+from retrieval.diagnose.error_words import matching_keys
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.snapshot.knowledge import Knowledge
@@ -48,16 +47,16 @@ from retrieval.snapshot.knowledge import Knowledge
 MAX_SKILLS = 3
 DEFAULT_STATES = ("active",)
 UNMEASURED = 0.5
-SHRINKAGE = 8  # trials at which the record counts as much as not knowing
-OPEN_PRECONDITION = 0.8  # a predicate that lacks a value
+SHRINKAGE = 8  # trials at which the record weighs as much as the prior
+OPEN_PRECONDITION = 0.8  # for a predicate with a missing value
 NO_SIGNAL = 0.4
 SUSPECT, OTHER_TOOLCHAIN = 0.5, 0.8
-POOL = 30  # best skills among which the diverse ones are sought
-TRADE = 0.7  # score against difference
+POOL = 30  # best skills from which the diverse ones are chosen
+TRADE = 0.7  # weight of the score against diversity
 TOKEN_SHARE = 0.25  # of the request's budget for the skills' summaries
 WITHHELD_SHARE = 0.1
-MAX_ROWS = 5  # measurements shown of a skill, the newest
-# Words that a request and a skill without a scope must have in common; these are in most of them.
+MAX_ROWS = 5  # newest measurements listed of a skill
+# Words that a request and a skill without a scope must share; these words occur in most of them.
 COMMON_WORDS = 2
 _EVERYWHERE = frozenset(tokenize("use using kernel kernels skill faster slow time run avoid"))
 _SHOWN = (
@@ -67,10 +66,8 @@ _SHOWN = (
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Skills to show, best first. `withheld` are the names of skills that were chosen but are not
-    shown.
-    """
+class SkillSelection:
+    """Skills to show, best first. `withheld` are the names of chosen skills that are not shown."""
 
     answers: tuple[SkillAnswer, ...] = ()
     withheld: tuple[str, ...] = ()
@@ -99,25 +96,24 @@ def choose_skills(
     metrics: Mapping[str, float],
     facts: Mapping[str, Fact],
     withheld_share: float = WITHHELD_SHARE,
-) -> Choice:
+) -> SkillSelection:
     """The skills to show for a request, best first, of the states it names (active by default).
 
-    Without a signal there is nothing to remedy, and a search for a kernel of an operator begins:
-    then only skills of that operator that have a recipe are considered. A request with neither gets
-    none; without an operator, only skills for operators of any kind are considered. A debugging
-    skill is shown where one message of the request's log has the fixed words of its error, whatever
-    signals the log gave, and nowhere else. A skill that names neither signal, language nor hardware
-    is shown where the request has its operator or its words. Where a request names no hardware and
-    is about a run, a skill in a language of one vendor holds for no chip in general. `metrics` are
-    canonical values, `facts` are of the hardware by key.
+    Without a signal, a search for a kernel of an operator begins: then only skills of that operator
+    that have a recipe are considered. A request with neither gets none; without an operator, only
+    skills for operators of any kind are considered. A debugging skill is shown only if a message of
+    the request's log contains the fixed words of its error, independent of the signals. A skill
+    that names neither signal, language nor hardware is shown if the request has its operator or its
+    words. If a request of a run names no hardware, skills in a language of one vendor do not apply.
 
-    For a request with a `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by
-    hash of skill, run and node, so that the effect of showing them can be measured; nothing takes
-    their place. A request without a `run_id` always gets the same answer.
+    `metrics` are canonical values, `facts` are of the hardware by key. For a request with a
+    `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by hash of skill, run and
+    node, so that the effect of showing them can be measured; they are not replaced. A request
+    without a `run_id` always gets the same answer.
     """
     skills, mending = _candidates(knowledge, request, signals, scope)
     if not skills:
-        return Choice()
+        return SkillSelection()
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
     bindings = Bindings(
         signals=set(signals), metrics=metrics, facts=values, problem=request.problem_values
@@ -142,7 +138,7 @@ def choose_skills(
         scored for scored in chosen if not _is_withheld(scored.skill.name, request, withheld_share)
     ]
     withheld = tuple(skill.skill.name for skill in chosen if skill not in shown)
-    return Choice(_answers(shown, pool, withheld, scope.access_scope), withheld)
+    return SkillSelection(_answers(shown, pool, withheld, scope.access_scope), withheld)
 
 
 def _candidates(
@@ -150,11 +146,11 @@ def _candidates(
 ) -> tuple[list[KnownSkill], frozenset[str]]:
     """Skills that may apply, and the names of those that are about an error of the log."""
     if not signals and not request.op and not request.log:
-        return [], frozenset()  # no condition to remedy, no operator to begin with, no message
+        return [], frozenset()  # nothing to fix, no operator to start with, no message
     states = request.skill_states or DEFAULT_STATES
     seen = knowledge.seen_skills(states, scope.access_scope)
     errors = {skill.head.name: skill.error for skill in seen if skill.error is not None}
-    mending = saying(request.log or "", errors)
+    mending = matching_keys(request.log or "", errors)
     languages = _admitted_languages(knowledge, scope)
 
     def fitting(given: Sequence[str], *, begins: bool) -> list[KnownSkill]:
@@ -176,7 +172,7 @@ def _candidates(
             for skill in fitting(signals, begins=not signals)
             if skill.head.name not in errors
             and (request.op or is_for_any(skill.head))
-            and (_says_when(skill.head) or _is_named(skill.head, request))
+            and (_has_condition(skill.head) or _is_named(skill.head, request))
         ]
     if mending:
         skills += [skill for skill in fitting((), begins=False) if skill.head.name in mending]
@@ -184,14 +180,16 @@ def _candidates(
 
 
 def _admitted_languages(knowledge: Knowledge, scope: ScopeFilter) -> Sequence[str] | None:
-    """The languages of the request; where it wants what is true of any chip, those of any."""
+    """The languages of the request; those of any chip if the request is about no chip in
+    particular.
+    """
     if scope.languages is not None or scope.hardware is None or {*scope.hardware} - {ANY}:
         return scope.languages
     return (*knowledge.shared_languages, *RUN_EVERYWHERE)
 
 
-def _says_when(row: SkillHead) -> bool:
-    """Whether the skill says at all when it holds."""
+def _has_condition(row: SkillHead) -> bool:
+    """Whether the skill states any condition."""
     return bool(row.scopes.signals or row.scopes.languages or row.scopes.hardware)
 
 
@@ -199,13 +197,13 @@ def _is_named(row: SkillHead, request: RetrieveRequest) -> bool:
     """Whether the request has the skill's operator or some of its words."""
     if request.op and canonical_op(request.op) in row.scopes.ops:
         return True
-    asked = {*tokenize(f"{request.query or ''} {request.log or ''}")} - _EVERYWHERE
-    return len(asked & {*tokenize(f"{row.name} {row.description}")}) >= COMMON_WORDS
+    words = {*tokenize(f"{request.query or ''} {request.log or ''}")} - _EVERYWHERE
+    return len(words & {*tokenize(f"{row.name} {row.description}")}) >= COMMON_WORDS
 
 
 def is_for_any(row: SkillHead) -> bool:
-    """Whether a skill is for operators of any kind. Where none is named, one for embedding bags
-    beside one for convolutions is no advice.
+    """Whether a skill is for operators of any kind. Without an operator in the request, skills for
+    particular operators are no useful advice.
     """
     return not row.scopes.ops
 
@@ -214,8 +212,8 @@ def is_for_any(row: SkillHead) -> bool:
 
 
 def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
-    """The evidence part of the score, 0 to 1 (the module says how). `tested` is the number of
-    trials with and without the skill, and how many of them were in its favour.
+    """The evidence part of the score, 0 to 1 (formula in the module docstring). `tested` is the
+    number of trials with and without the skill, and the number of them in its favour.
     """
     trials, wins = skill.trials + tested[0], skill.wins + tested[1]
     if trials == 0:
@@ -225,7 +223,7 @@ def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
 
 
 def _relevance(row: SkillHead, signals: Sequence[str], bindings: Bindings) -> float | None:
-    """None when the skill's preconditions do not hold."""
+    """None if the skill's preconditions do not hold."""
     relevance = max(
         (1.0 / (1 + signals.index(s)) for s in row.scopes.signals if s in signals),
         default=NO_SIGNAL,
@@ -278,8 +276,8 @@ def _scored(known: KnownSkill, total: float, parts: Mapping[str, float]) -> _Sco
 
 
 def _diverse(pool: Sequence[_Scored], max_tokens: int) -> list[_Scored]:
-    """The best first, then repeatedly the skill of highest score that repeats the chosen ones
-    least. What contradicts the last one comes next.
+    """The best skill, then repeatedly the skill with the best score after its similarity to the
+    chosen ones is deducted. A skill that contradicts the last chosen one comes next.
     """
     left, chosen, spent = list(pool), list[_Scored](), 0
     best = max((entry.total for entry in pool), default=0.0) or 1.0
@@ -301,7 +299,9 @@ def _claim(entry: _Scored) -> tuple[str, str]:
 
 
 def _contradict(entry: _Scored, other: _Scored) -> bool:
-    """Whether one warns of what the other advises; both hold for the request."""
+    """Whether one warns against the transformation that the other advises; both apply to the
+    request.
+    """
     mine, theirs = entry.skill, other.skill
     return mine.transformation == theirs.transformation and mine.polarity != theirs.polarity
 
@@ -312,7 +312,9 @@ def _worth(entry: _Scored, best: float, chosen: Sequence[_Scored]) -> float:
 
 
 def _alike(entry: _Scored, other: _Scored) -> float:
-    """0 to 1: a third each for the transformation, the operators and the words in common."""
+    """Similarity from 0 to 1: a third each for the transformation, the operators and the words in
+    common.
+    """
     mine, theirs = entry.skill, other.skill
     same = float(mine.transformation == theirs.transformation)
     ops = _overlap(frozenset(mine.scopes.ops), frozenset(theirs.scopes.ops))
@@ -361,7 +363,7 @@ def _answers(
 
 
 def _summary(skill: SkillHead, opposed: Sequence[str]) -> str:
-    """What it says, and the names of the skills that say the opposite."""
+    """The skill's summary, with the names of the skills that contradict it."""
     names = ", ".join(opposed)
     if skill.polarity == "avoid":
         return as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
@@ -376,7 +378,7 @@ def _seen(rows: Sequence[EvidenceRow], access: AccessScope) -> Sequence[Evidence
 
 
 def _evidence(skill: SkillHead, rows: Sequence[EvidenceRow]) -> dict[str, Any] | None:
-    """None where nothing was measured here; a simulator measures no time."""
+    """None without measurements of this installation; a simulator measures no time."""
     if all(row.kind == "simulator" for row in rows):
         return None
     newest = [asdict(row) for row in reversed(rows[-MAX_ROWS:])]

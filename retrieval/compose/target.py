@@ -1,9 +1,9 @@
-"""What a writer must know about a target whose language no model has seen: how a kernel is
-launched, and the chip's documents whole where they fit, else kernels to start from, cards of the
-language and the sections that answer what a first kernel needs.
+"""Knowledge about a target whose language models do not know: how a kernel is launched, and the
+chip's complete documents if they fit, else sample kernels, cards of the language and the sections
+that answer the questions of a first kernel.
 
-It depends on the chip, its language, the operator and the budget alone, not on what just happened:
-the same text stands at the beginning of every context of a run, and prompt caches hold it.
+It depends only on the chip, its language, the operator and the budget, not on what happened: every
+context of a run starts with the same text, so prompt caches can hold it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from retrieval.search.names import WORD, names_in
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import OwnDocument, Snapshot
 
-CHARS_PER_TOKEN = 6.0  # more than any text takes: a larger text is not counted to know it is large
+CHARS_PER_TOKEN = 6.0  # upper bound: longer texts are known to be too large without counting tokens
 QUESTION_SECTIONS = 3  # of each question
-LEAST_SECTION = 400  # tokens that a section may take, however small its share is
-# A document is about the language when it has at least this share of what the one has that is most
-# about it.
+LEAST_SECTION = 400  # tokens that a section may always take, even if its share is smaller
+# A document is about the language if its score is at least this share of the best document's.
 ABOUT_LANGUAGE = 0.2
 WHOLE = "## The documents of this chip, whole"
 WHOLE_OF_LANGUAGE = "## The documents of this chip that are about its language, whole"
-ERROR = "error"  # kind of the cards of error codes, which nobody writes
+ERROR = "error"  # kind of the cards of error codes, which kernels do not contain
 
-Search = Callable[[str, ScopeFilter], list[Ranked]]  # the ranking of a scope for a question
+Search = Callable[[str, ScopeFilter], list[Ranked]]  # (question, scope) -> ranked passages
 
 
 @dataclass(frozen=True)
 class Target:
-    """A chip with its lineage, and the language that a kernel is to be written in, which its own
-    toolchain compiles. `op` is canonical, or None. `run` is the run that asks: its own kernels
-    stand elsewhere in its prompts, and would make the text that stays differ from one to the next.
+    """A chip with its lineage, and the language of the kernel, which the chip's own toolchain
+    compiles. `op` is canonical, or None. `run` is the run of the request: its own kernels are in
+    other parts of its prompts and would change the stable text.
     """
 
     hardware: HardwareSpec
@@ -58,12 +57,12 @@ class Target:
 
     @property
     def toolchain_sample(self) -> str:
-        """The kernel that hardware.toml states; empty where it states none."""
+        """The sample kernel in hardware.toml, or ""."""
         return self.toolchain.sample
 
     @property
     def chips(self) -> frozenset[str]:
-        """Whose documents are the target's own: the chip itself."""
+        """The chips whose documents are the target's own: the chip itself."""
         return frozenset({self.hardware.id})
 
 
@@ -77,17 +76,18 @@ def target_blocks(
     about: Mapping[str, float],
     without: frozenset[str] = frozenset(),
 ) -> list[Block]:
-    """The blocks that stand at the beginning, in at most `layout.share` of the budget. `scope` is
-    the request's; `search` ranks the passages of a scope for a question in words; `about` is what
-    `language_documents` gives. Parts with an id in `without` are left out, of whole documents the
-    sections that hold one; the rest stays as it is.
+    """The blocks at the start of the context, in at most `layout.share` of the budget.
+
+    `scope` is the request's; `search` ranks the passages of a scope for a question in words;
+    `about` is the result of `language_documents`. Parts with an id in `without` are left out, and
+    so are sections of complete documents that contain one; the other parts do not change.
     """
     budget = layout.budget(budget)
     own = own_scope(target, scope)
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
     verified = [s for s in _samples(snapshot, target) if s.document_id is None]
-    whole = _whole(snapshot, target, own, int(budget * layout.whole), about, without)
+    whole = _whole_documents(snapshot, target, own, int(budget * layout.whole), about, without)
     if whole is not None:
         room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
         shown = _plain("\n".join(block.text for block in whole))
@@ -96,20 +96,22 @@ def target_blocks(
             target = replace(target, toolchain=replace(target.toolchain, sample=""))
         blocks = [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
     else:
-        chosen = _chosen(snapshot, target, layout, own, search, budget - used, about)
+        chosen = _selected_blocks(snapshot, target, layout, own, search, budget - used, about)
         blocks = [*launch, *chosen]
     return [block for block in blocks if not without & _ids(block)]
 
 
 def _ids(block: Block) -> set[str]:
-    """By what a block can be left out; a list of names does not go with one of its sections."""
+    """The ids by which a block can be excluded; a list of names is not excluded with one of its
+    sections.
+    """
     sections = () if block.kind == "symbols" else block.sections
-    # Of a whole document what is left out is no more in it.
+    # A complete document has already been stripped of excluded sections.
     return {block.id, *block.passages, *sections}
 
 
 def _plain(text: str) -> str:
-    """The text in one spacing."""
+    """The text with white space normalised."""
     return " ".join(text.split())
 
 
@@ -118,13 +120,13 @@ def _one_in_other(text: str, other: str) -> bool:
 
 
 def own_scope(target: Target, scope: ScopeFilter) -> ScopeFilter:
-    """The documents of the chip itself, in any language."""
+    """The scope of the chip's own documents, in any language."""
     chip = (target.hardware.id,)
     return replace(scope, hardware=chip, categories=("hardware",), languages=None)
 
 
 def launch_blocks(target: Target) -> list[Block]:
-    """How a kernel of the target is named, launched and checked, by its hardware.toml."""
+    """The naming, launch and check of a kernel for the target, from its hardware.toml."""
     chain = target.toolchain
     lines = []
     if chain.suffix:
@@ -141,10 +143,10 @@ def launch_blocks(target: Target) -> list[Block]:
     return [head, fenced("launch", "launch", source, (target.hardware.id,), text)]
 
 
-# -- the documents whole
+# -- complete documents
 
 
-def _whole(
+def _whole_documents(
     snapshot: Snapshot,
     target: Target,
     own: ScopeFilter,
@@ -152,8 +154,8 @@ def _whole(
     about: Mapping[str, float],
     without: frozenset[str],
 ) -> list[Block] | None:
-    """The chip's documents in their order, or, where they take too much, those of them that are
-    about the language; None where these do too, or where there are none.
+    """The chip's documents in order or, if they are too long, those about the language; None if
+    these are too long too, or if there are none.
     """
     about_chip = snapshot.documents_about((target.hardware.id,), own)
     every = [document for document in about_chip if document.id not in without]
@@ -203,10 +205,10 @@ def _document(document: OwnDocument, sections: Sequence[WholeSection]) -> Block:
     return replace(block, passages=passages, sections=tuple(s.id for s in sections))
 
 
-# -- what is chosen where they do not fit
+# -- selection, if the documents do not fit
 
 
-def _chosen(
+def _selected_blocks(
     snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
@@ -225,11 +227,11 @@ def _chosen(
     if not kernels:
         shortest = sorted(samples, key=lambda sample: len(sample.code))
         kernels = sample_blocks(shortest, target, 1, int(budget * layout.one_sample))
-        if kernels:  # it and the names are worth more than sections
+        if kernels:  # sample and names are worth more than sections
             room = int(budget * layout.share) - _tokens(kernels)
     symbols = own_symbols(snapshot, target.lineage, target.language, target.access_scope)
     names = [s for s in by_use(symbols, about) if s.kind != ERROR]
-    # A first kernel is written like those that are shown: it needs their names in detail.
+    # A first kernel resembles the samples shown, so it needs the details of their names.
     used = names_in("\n".join(kernel.text for kernel in kernels), {s.name for s in names})
     needed = _riskiest(used or [symbol.name for symbol in names], symbols)
     cards = symbol_blocks(names, room, needed)
@@ -240,7 +242,9 @@ def _chosen(
     room = int(budget * layout.share) - _tokens(kernels) - _tokens(cards)
     given = {s.section_id for s in symbols if s.kind == ERROR}
     given |= {section for kernel in kernels for section in kernel.sections}
-    sections = _answers(snapshot, target, layout, own, search, room, about, frozenset(given))
+    sections = _question_sections(
+        snapshot, target, layout, own, search, room, about, frozenset(given)
+    )
     if sections:
         head = plain("section", "sections", "## From the documents of this chip")
         sections = [head, *sections]
@@ -248,8 +252,8 @@ def _chosen(
 
 
 def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list[Block]:
-    """What the error codes mean that the cards of `needed` names speak of. A manual often states a
-    limit there and nowhere else.
+    """The cards of the error codes in the cards of the `needed` names. Manuals often state a limit
+    only there.
     """
     codes = {symbol.name: symbol for symbol in symbols if symbol.kind == ERROR}
     stated = _codes_of(symbols)
@@ -258,19 +262,19 @@ def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list
 
 
 def _riskiest(names: Sequence[str], symbols: Sequence[Symbol]) -> list[str]:
-    """The names, those first whose cards speak of most error codes."""
+    """The names, sorted by the number of error codes in their cards."""
     stated = _codes_of(symbols)
     return sorted(names, key=lambda name: -len(stated.get(name, ())))
 
 
 def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
-    """The error codes that the cards of each name speak of."""
+    """The error codes in the cards of each name."""
     codes = {symbol.name for symbol in symbols if symbol.kind == ERROR}
     stated: dict[str, list[str]] = {}
     for symbol in symbols:
         if symbol.kind != ERROR:
-            said = "\n".join((*symbol.limits, *symbol.further))
-            stated.setdefault(symbol.name, []).extend(names_in(said, codes))
+            text = "\n".join((*symbol.limits, *symbol.further))
+            stated.setdefault(symbol.name, []).extend(names_in(text, codes))
     return stated
 
 
@@ -285,8 +289,8 @@ def own_symbols(
 def usable_symbols(
     snapshot: Snapshot, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
-    """What a kernel in this language may name: cards of the language that are about no chip, then
-    those of the lineage, which say more of a name that both have.
+    """The cards for a kernel in this language: those of the language that are about no chip, then
+    those of the lineage, which say more about a name that both have.
     """
     own = own_symbols(snapshot, lineage, language, access_scope)
     if language is None or not load_layout().is_known(language):
@@ -300,8 +304,8 @@ def _tokens(blocks: Sequence[Block]) -> int:
 
 
 def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
-    """The cards without those of the chip's documents that are about something else; `about` is
-    what `language_documents` gives, or empty.
+    """The cards without those of the chip's documents that are about something else. `about` is the
+    result of `language_documents`, or empty.
     """
     return [card for card in cards if about.get(card.document_id, 1.0) >= ABOUT_LANGUAGE]
 
@@ -309,18 +313,14 @@ def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Sym
 def texts_of(
     snapshot: Snapshot, hardware: str, access_scope: AccessScope, about: Mapping[str, float]
 ) -> list[str]:
-    """The live text of a chip's own documents; where `about` says how much each is about the
-    language, of those that are.
-    """
+    """The live text of a chip's own documents; with `about`, only of those about the language."""
     own = ScopeFilter((hardware,), ("hardware",), access_scope=access_scope)
     texts = snapshot.texts_about((hardware,), own)
     return [text for i, text in texts.items() if not about or about.get(i, 0.0) >= ABOUT_LANGUAGE]
 
 
 def by_use(symbols: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
-    """The symbols of the documents that are about the language, those of the one that is most so
-    first.
-    """
+    """The symbols of the documents about the language; those of the closest document come first."""
     own = [s for s in symbols if about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE]
     return sorted(own, key=lambda s: (-about[s.document_id], s.document_title, s.ordinal))
 
@@ -328,10 +328,10 @@ def by_use(symbols: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol
 def language_documents(snapshot: Snapshot, target: Target, own: ScopeFilter) -> dict[str, float]:
     """How much each document of the chip is about its language: id -> 0 to 1, 1 for the most.
 
-    A document that was uploaded for the language counts 1. For the others it is the number of
-    words that the document shares with kernels in the language, error codes and names of the chip,
-    each divided by the number of documents that have it: words of every language count little, and
-    the chip's own names decide.
+    A document that was uploaded for the language counts 1. For the others it is the number of words
+    that the document shares with kernels in the language, error codes and names of the chip, each
+    divided by the number of documents that have it: words of every language count little, and the
+    chip's own names decide.
     """
     texts = snapshot.texts_about((target.hardware.id,), own)
     declared = snapshot.documents_for_language(target.language)
@@ -351,7 +351,7 @@ def language_documents(snapshot: Snapshot, target: Target, own: ScopeFilter) -> 
     return {**shares, **{document: 1.0 for document in declared if document in texts}}
 
 
-def _answers(
+def _question_sections(
     snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
@@ -361,7 +361,9 @@ def _answers(
     about: Mapping[str, float],
     without: frozenset[str],
 ) -> list[Block]:
-    """Sections that answer the layout's questions, each question in turn; not those `without`."""
+    """Sections that answer the layout's questions, each question in turn, except those in
+    `without`.
+    """
     repeats = Repeats()
     per_question: list[list[Block]] = []
     largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
@@ -388,12 +390,12 @@ def _answers(
     return chosen
 
 
-# -- kernels to start from
+# -- sample kernels
 
 
 def _samples(snapshot: Snapshot, target: Target) -> list[Sample]:
-    """The target's samples, the most useful first: right ones of a run, the same operator, the same
-    family, what the toolchain took; of equal ones the shorter.
+    """The target's samples, the most useful first: correct kernels of a run, the same operator, the
+    same family, accepted by the toolchain; then the shorter ones.
     """
     stored = _stored(snapshot, target)
     family = op_family(target.op) if target.op else None
@@ -423,8 +425,8 @@ def _stored(snapshot: Snapshot, target: Target) -> list[Sample]:
 
 
 def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: int) -> list[Block]:
-    """At most `count` whole kernels in `room` tokens, under a heading; the one that hardware.toml
-    states counts among them.
+    """At most `count` complete kernels in `room` tokens, under a heading, including the sample of
+    hardware.toml.
     """
     head = plain("sample", "samples", "## Whole kernels in this language")
     blocks: list[Block] = []
@@ -451,8 +453,8 @@ def _stated_sample(target: Target) -> list[Block]:
 def _sample(sample: Sample, target: Target) -> Block:
     about = [f"operator {sample.operator}"] if sample.operator else []
     about += [f"arguments {', '.join(sample.shapes)}"] if sample.shapes else []
-    said = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
-    about += [said] if said else []
+    text = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
+    about += [text] if text else []
     where = " > ".join(below_title(sample.path[-2:], sample.document_title or ""))
     source = (
         f"{sample.document_title} (v{sample.version})" + (f", {where}" if where else "")

@@ -1,1 +1,1 @@
-"""What happened, as signals: metrics by rules, logs by signatures, joined into one verdict."""
+"""Diagnosis: signals from metrics by rules and from logs by signatures, joined into one verdict."""

@@ -1,14 +1,14 @@
-"""Sentences that a framework prints under every error, whatever it is: they say nothing about this
-one, and documents quote them beside other errors.
+"""Sentences that a framework prints below every error. They carry no information about the error at
+hand, and documents quote them with other errors.
 
-Knows no signatures. What is left out here is still in the log that a reader is shown.
+Does not know signatures. Sentences removed here are still in the log that a reader is shown.
 """
 
 from __future__ import annotations
 
 import re
 
-# Written with PyTorch 2.x (CUDA and ROCm), JAX 0.4 and later, torch.compile, GCC and Clang in mind.
+# Collected from PyTorch 2.x (CUDA and ROCm), JAX 0.4 and later, torch.compile, GCC and Clang.
 _SENTENCES = re.compile(
     r"(?:CUDA|HIP|XPU) kernel errors might be asynchronously reported at some other API call"
     r"(?:,? so the stacktrace below might be incorrect)?\.?"
@@ -35,12 +35,12 @@ _SENTENCES = re.compile(
     r"|^Traceback \(most recent call last\):$|^-{8,200}$",
     re.IGNORECASE | re.MULTILINE,
 )
-MOST = 20_000  # characters; what stands between so many weighs little, and searching takes time
+MOST = 20_000  # characters; in longer texts the sentences weigh little, and the search takes time
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def without_boilerplate(text: str) -> str:
-    """The text without these sentences; unchanged where it holds nothing else or is long."""
+    """The text without these sentences; unchanged if nothing else remains or the text is long."""
     if len(text) > MOST:
         return text
     left = _SENTENCES.sub("", text)

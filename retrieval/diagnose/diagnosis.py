@@ -1,12 +1,12 @@
-"""What just happened, as a verdict: signals given by the caller, read from a log or concluded from
-metrics, on what evidence, and what would settle the rest.
+"""The diagnosis of a request: signals given by the caller, read from a log or concluded from
+metrics, with their evidence and the metrics that would settle open questions.
 
-Knows no thresholds (they are data, see `rules`) and no documents. Deterministic: equal inputs give
-equal verdicts, in the same order. A rule whose evidence is missing abstains; it never guesses.
+Does not know thresholds (they are data, see `rules`) or documents. Deterministic: equal inputs give
+equal verdicts, in the same order. A rule with missing evidence abstains.
 
-How rules interact: they are tried in file order, so `signals.X` sees the signals of earlier rules,
-and a child counts only when its parent fired. Then, root causes first, each fired rule removes the
-signals it rules out; a rule whose own signal has been ruled out rules out nothing.
+Interaction of rules: they are evaluated in file order, so `signals.X` refers to signals of earlier
+rules, and a child counts only if its parent fired. Then, root causes first, each fired rule removes
+the signals that it rules out; a rule whose own signal has been ruled out rules out nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
 MAX_SIGNATURES = 8
-REMEMBERED = 1_000  # verdicts without metrics, one for each chip and problem
+REMEMBERED = 1_000  # cached verdicts without metrics, one for each chip and problem
 MAX_LOG_LINE = 300  # characters of a log line in a verdict
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A verdict, and the metric values by canonical name and unit that moves and skills are decided
-    by. `remedied` are the signals that moves are for, the leading one first: an error may name the
-    cause behind its own. `roles` are those of moves that can mend a signal, where the error that
-    led to it says so; where they are empty, no change of the kernel can.
+    """A verdict, and the metrics by canonical name and unit that moves and skills are matched
+    against. `remedied` are the signals whose moves apply, the leading one first: an error may name
+    a cause other than its own signal. `roles` are those of moves that can fix a signal, if the
+    error determines them; empty roles mean that no change of the kernel can.
     """
 
     verdict: Verdict
@@ -52,17 +52,17 @@ class Conclusion:
 
     @property
     def mendable(self) -> tuple[str, ...]:
-        """The signals of the verdict that a change of the kernel can mend."""
+        """The signals of the verdict that a change of the kernel can fix."""
         return tuple(s for s in self.verdict.signal_ids if self.roles.get(s) != ())
 
 
 def no_codes(log: str) -> list[SignatureMatch]:
-    """What a chip without documents says of a log."""
+    """For a chip without documents."""
     return []
 
 
 class Diagnoser:
-    """Joins the three sources of signals. Keeps one compiled signature index per set of hardware
+    """Joins the three sources of signals. Caches one compiled signature index per set of hardware
     signatures.
     """
 
@@ -80,12 +80,13 @@ class Diagnoser:
         own: OwnRules = NO_RULES,
         codes: Callable[[str], list[SignatureMatch]] = no_codes,
     ) -> Conclusion:
-        """The verdict on a request: signals that it names first, then those of its log, then those
-        of its metrics. `facts` are of the hardware, `lineage` is the hardware with its families,
-        `signatures` are the error texts and `own` the rules over counters that they declare;
-        `codes` finds the error codes of its documents in a log that no signature knows. Raises
-        UnknownSignal for a signal that the request names, and InvalidKnowledge for a broken
-        signature.
+        """Diagnose a request: signals that it names first, then those of its log, then those of its
+        metrics.
+
+        `facts` are of the hardware, `lineage` is the hardware with its families, `signatures` are
+        the error texts and `own` the rules over counters that they declare; `codes` finds the error
+        codes of its documents in a log that matches no signature. Raises UnknownSignal for a signal
+        in the request, and InvalidKnowledge for a broken signature.
         """
         findings: dict[str, SignalFinding] = {}
         for name in request.given_signals:
@@ -127,7 +128,7 @@ class Diagnoser:
         signatures: Sequence[SignatureSpec],
         codes: Callable[[str], list[SignatureMatch]],
     ) -> list[SignatureMatch]:
-        """The known errors of a log; where none is, the chip's own error codes in it."""
+        """The known errors of a log; without any, the chip's own error codes in it."""
         if not log:
             return []
         known = self._index(signatures).match(log, MAX_SIGNATURES)
@@ -140,7 +141,7 @@ class Diagnoser:
         lineage: Sequence[str],
         own: OwnRules,
     ) -> Verdict:
-        """What the rules say without a single metric, which most requests lack."""
+        """The verdict of the rules without metrics, which most requests lack."""
         key = (tuple(facts.items()), tuple(problem.items()), tuple(lineage), own.rules)
         verdict = self._without_metrics.get(key)
         if verdict is None:
@@ -188,7 +189,7 @@ def _signature_json(match: SignatureMatch) -> dict[str, Any]:
 
 
 def _with_extracted(normalised: Normalised, matches: Sequence[SignatureMatch]) -> Normalised:
-    """Numbers that a compiler printed ("8 bytes spill stores") count as metrics."""
+    """Numbers printed by a compiler ("8 bytes spill stores") count as metrics."""
     extracted = {k: v for match in reversed(matches) for k, v in match.extracted.items()}
     if not extracted:
         return normalised
@@ -217,8 +218,8 @@ def _hint(request: RetrieveRequest, any_signal: bool) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One value that a rule relied on. `test` is the comparison it decided, `raw` the profiler's
-    own name, "derived" or empty.
+    """One value that a rule relied on. `test` is the comparison that it decided, `raw` the
+    profiler's name of the metric, "derived" or empty.
     """
 
     name: str
@@ -231,7 +232,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Abstention:
-    """A rule that had some of its evidence but not all; `missing` are the names it lacks."""
+    """A rule with some of its evidence missing; `missing` are the names."""
 
     rule: str
     signal: str
@@ -262,8 +263,8 @@ def diagnose(
     """The verdict on one kernel launch under the built-in rules, or those of `table`.
 
     `metrics` are normalised (canonical names and units), `facts` are of the hardware, `problem`
-    holds what predicates read as `problem.<name>`. `own` are rules of the hardware's descriptions,
-    which read `counters` by the profiler's names.
+    holds the values of `problem.<name>` in predicates. `own` are rules in the hardware's
+    descriptions, which read `counters` by the profiler's names.
     """
     table = table or load_rules()
     facts, problem = facts or {}, problem or {}
@@ -293,8 +294,10 @@ def diagnose(
 
 
 def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> list[_Tried]:
-    """Every applicable rule whose parent fired, with its outcome, in file order. `known` is what
-    rules may read beside the signals of earlier ones; a canonical metric has its plain name too."""
+    """Every applicable rule whose parent fired, with its outcome, in file order. `known` are the
+    values for predicates besides the signals of earlier rules; a canonical metric is also in it by
+    its plain name.
+    """
     tried: list[_Tried] = []
     fired: set[str] = set()
     signals: set[str] = set()
@@ -313,7 +316,7 @@ def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> l
 
 
 def _rule_out(fired: Iterable[_Tried], metrics: Normalised) -> dict[str, dict[str, Any]]:
-    """The signals that are refuted or explained away, each as {signal, rule, evidence}."""
+    """The refuted or explained signals, each as {signal, rule, evidence}."""
     ruled_out: dict[str, dict[str, Any]] = {}
     for t in fired:
         if t.rule.signal in ruled_out:
@@ -328,8 +331,9 @@ def _rule_out(fired: Iterable[_Tried], metrics: Normalised) -> dict[str, dict[st
 def _findings(
     fired: Iterable[_Tried], metrics: Normalised, extra: tuple[Evidence, ...] = ()
 ) -> tuple[SignalFinding, ...]:
-    """One finding for each signal, in the order of the first rule behind it; its confidence is that
-    of the best rule behind it."""
+    """One finding for each signal, in the order of the first rule behind it, with the best
+    confidence of its rules.
+    """
     groups: dict[str, list[_Tried]] = {}
     for t in fired:
         if t.rule.signal:
@@ -362,7 +366,7 @@ def _evidence(tried: _Tried, metrics: Normalised) -> tuple[Evidence, ...]:
 
 
 def _impossible(rule: Rule, metrics: Normalised, table: RuleTable) -> tuple[Evidence, ...]:
-    """The values that cannot be, when that is what the rule is about."""
+    """The physically impossible values, if the rule is about these."""
     if IMPLAUSIBLE not in rule.when.names().metrics:
         return ()
     bounds = [(name, table.metrics.get(name)) for name in metrics.implausible]
@@ -381,7 +385,7 @@ def _impossible(rule: Rule, metrics: Normalised, table: RuleTable) -> tuple[Evid
 
 
 def _abstentions(tried: Iterable[_Tried], settled: set[str]) -> tuple[Abstention, ...]:
-    """Rules that could still add a signal and had at least one of the metrics they read."""
+    """Rules that could still add a signal and had at least one of their metrics."""
     return tuple(
         Abstention(t.rule.id, t.rule.signal, t.outcome.missing)
         for t in tried
@@ -394,7 +398,7 @@ def _abstentions(tried: Iterable[_Tried], settled: set[str]) -> tuple[Abstention
 
 
 def _is_measured(name: str) -> bool:
-    """A metric, or a counter of the chip, which has no namespace."""
+    """Whether the name is a metric or a counter of the chip (which has no namespace)."""
     return name.startswith("metrics.") or "." not in name
 
 

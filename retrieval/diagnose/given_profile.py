@@ -1,7 +1,8 @@
-"""The profiler output of a request as metrics of that request.
+"""Convert the profiler output in a request to metrics of the request.
 
-Only what a rule, a move or a skill can read is taken over: a whole report of ncu has a thousand
-counters, and their names would drown the question. Knows no profiler; `retrieval.profiles` does.
+Only metrics that a rule, a move or a skill can read are used: a complete report of ncu has a
+thousand counters, whose names would dominate the search. Does not know profilers;
+`retrieval.profiles` does.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from retrieval.profiles.profile import Profile, time_shares
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest
 
-MAX_KERNELS = 20  # that an answer lists
-MAX_EXAMPLES = 10  # counters that an error names
+MAX_KERNELS = 20  # listed in an answer
+MAX_EXAMPLES = 10  # counters listed in an error message
 
 
 class KnownHardware(Protocol):
-    """Registered hardware, in a snapshot or in the registry."""
+    """Registered hardware, from a snapshot or the registry."""
 
     def get(self, name: str) -> HardwareSpec: ...
 
@@ -38,11 +39,9 @@ class KnownHardware(Protocol):
 def with_profile(
     request: RetrieveRequest, chips: KnownHardware
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
-    """The request with the profile's metrics in place of its text, and what was read. Metrics that
-    the caller gave win.
-
-    Raises InvalidRequest for a profile of an unknown profiler, or without a counter that a rule or
-    the chip's own rules know; and UnknownHardware.
+    """The request with the profile's metrics instead of its text, and a summary of the profile.
+    Metrics given by the caller take precedence. Raises InvalidRequest for a profile of an unknown
+    profiler, or without a counter known to a rule or to the chip's own rules; and UnknownHardware.
     """
     if request.profile is None or request.hardware is None:
         return with_known_counters(request)
@@ -53,7 +52,7 @@ def with_profile(
 def with_known_counters(
     request: RetrieveRequest, own_counters: Collection[str] = ()
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
-    """The same, where the counters that the chip's own rules read are known."""
+    """Like `with_profile`, with the counters that the chip's own rules read."""
     if request.profile is None:
         return request, None
     profile = read_profile(request.profile)

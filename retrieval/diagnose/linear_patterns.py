@@ -1,9 +1,9 @@
 """Regular expressions over the lines of a log, matched by RE2 in time linear in the line.
 
-Patterns come from hardware teams as well as from `data/signatures.toml`, so an accident must not
-stop the service. RE2 never backtracks, and the size of its program is bounded here: a line of 2,000
-characters takes microseconds, and 160 ms with the worst pattern that was tried. Knows nothing about
-what a match means.
+Patterns come from hardware teams as well as from `data/signatures.toml`, so a faulty one must not
+stall the service. RE2 never backtracks, and the size of its program is bounded here: a line of
+2,000 characters takes microseconds, and 160 ms with the worst pattern tested. Does not interpret
+matches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 MAX_PATTERN = 300
 MIN_LITERAL = 4
-MAX_PROGRAM = 3_000  # RE2 instructions; the largest built-in pattern takes 2,280
+MAX_PROGRAM = 3_000  # RE2 instructions; the largest built-in pattern has 2,280
 
-# What RE2 leaves out of Python's syntax (found in the pattern) and what to write in its place.
+# Python syntax that RE2 lacks, as patterns, with the replacement to suggest.
 _INSTEAD = (
     (r"\(\?<?[=!]", "a look-around is not allowed; match the words of the line themselves"),
     (r"\\[1-9]", "a back reference is not allowed; repeat the words, or accept any with .{0,60}"),
@@ -30,13 +30,13 @@ _FLAGS = re.compile(r"\(\?(?!-i:)[a-zA-Z-]+[:)]")
 
 
 class UnsafePattern(ValueError):
-    """Why a pattern was refused and what to write instead, in words for its author."""
+    """A pattern was refused. The message tells its author the replacement."""
 
 
 @dataclass(frozen=True)
 class LinePattern:
-    """A compiled pattern. `groups` are the names of its groups; every match contains at least one
-    of `literals` (lower case), which is the cheap test before the expression.
+    """A compiled pattern. `groups` are the names of its groups. Every match contains at least one
+    of `literals` (lower case), which are tested before the expression.
     """
 
     text: str
@@ -45,8 +45,8 @@ class LinePattern:
     _compiled: Any = field(repr=False, compare=False)
 
     def search(self, line: str) -> Mapping[str, str | None] | None:
-        """The text of each named group at the first match in a line, None where nothing matches;
-        a group that took no part is None. Upper and lower case are the same, but for (?-i:text).
+        """The text of each named group at the first match in a line, or None without a match;
+        groups that did not participate are None. Ignores case, except in (?-i:text).
         """
         match = self._compiled.search(line)
         return None if match is None else match.groupdict()
@@ -56,10 +56,9 @@ _standard_library = False
 
 
 def trust_patterns() -> None:
-    """From now on compile with Python's `re`, which may backtrack.
-
-    For a portable session, on a machine that has torch and no RE2: its patterns ship with the
-    product, and RE2 compiled each of them when the product was tested.
+    """Compile with Python's `re` from now on, which may backtrack. For portable sessions on
+    machines that have torch and no RE2: their patterns are part of the product, and RE2 compiled
+    each of them in its tests.
     """
     global _standard_library
     _standard_library = True
@@ -67,7 +66,7 @@ def trust_patterns() -> None:
 
 
 def _compiled(pattern: str) -> Any:
-    """The pattern compiled, case ignored. Raises UnsafePattern for what RE2 refuses."""
+    """Compile a pattern that ignores case. Raises UnsafePattern if RE2 refuses it."""
     if _standard_library:
         return re.compile(pattern, re.IGNORECASE)
     import re2
@@ -89,7 +88,7 @@ def _compiled(pattern: str) -> Any:
 
 @lru_cache(maxsize=4096)
 def compile_linear(pattern: str) -> LinePattern:
-    """Compile a pattern for one line of a log. Raises UnsafePattern when RE2 does not know the
+    """Compile a pattern for one line of a log. Raises UnsafePattern if RE2 does not know the
     syntax, the program is too large, or no literal text is certain to be in a match.
     """
     if not 1 <= len(pattern) <= MAX_PATTERN:
@@ -113,11 +112,11 @@ def _explain(pattern: str, error: Exception) -> str:
     text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(error)
     return (
         f"not a regular expression of RE2: {text}; https://github.com/google/re2/wiki/Syntax"
-        " lists what can be written"
+        " lists the supported syntax"
     )
 
 
-# -- the text that every match contains
+# -- literal text in every match
 
 _TOKEN = re.compile(
     r"""
@@ -139,8 +138,8 @@ _TOKEN = re.compile(
 
 @lru_cache(maxsize=4096)
 def required_literals(pattern: str) -> tuple[str, ...]:
-    """Lower-case ASCII texts of which at least one is in every match of a pattern that RE2
-    accepts. Raises UnsafePattern where one of them is shorter than MIN_LITERAL.
+    """Lower-case ASCII texts of which at least one is in every match of a pattern that RE2 accepts.
+    Raises UnsafePattern if one of them is shorter than MIN_LITERAL.
     """
     groups = [_Group()]
     for token in _TOKEN.finditer(pattern):
@@ -160,17 +159,19 @@ def required_literals(pattern: str) -> tuple[str, ...]:
 
 
 class _Group:
-    """What a group requires, gathered from its tokens: a list of texts is "one of these"."""
+    """Required literals of a group, collected from its tokens: a list of texts means "one of
+    these".
+    """
 
     def __init__(self) -> None:
         self._branches: list[list[str]] = []
-        self._required: list[list[str]] = []  # by the branch that is being read
-        self._run = ""  # literal characters in a row
-        self._last = ""  # what a repeat would apply to: "text", "group" or neither
+        self._required: list[list[str]] = []  # of the current branch
+        self._run = ""  # consecutive literal characters
+        self._last = ""  # operand of a repeat: "text", "group" or neither
 
     def add(self, token: re.Match[str]) -> None:
         text = token["quoted"] or token["escaped"] or token["plain"]
-        # Only ASCII: the cheap test compares bytes, in which other letters have no simple case.
+        # Only ASCII: the test compares lower-cased bytes, which is wrong for other letters.
         if text and text.isascii():
             self._run += text.lower()
             self._last = "text"
@@ -189,7 +190,7 @@ class _Group:
         self._last = "group"
 
     def literals(self) -> list[str]:
-        """The texts of all branches; empty when one branch requires nothing."""
+        """The texts of all branches; empty if one branch requires nothing."""
         self._end_run()
         self._end_branch()
         return [text for branch in self._branches for text in branch] if all(self._branches) else []
@@ -205,6 +206,6 @@ class _Group:
 
 
 def _worth(texts: list[str]) -> tuple[bool, int]:
-    """One text to look for costs less than many; then the longest is the rarest."""
+    """One text is cheaper to search for than many; the longest text is the rarest."""
     shortest = min(map(len, texts), default=0)
     return len(texts) == 1 and shortest >= MIN_LITERAL, shortest

@@ -1,7 +1,7 @@
-"""A log read whole: each distinct message once, the first of its kind, with how often it came.
+"""Digest of a log: each distinct message once, with its number of repetitions.
 
-Twenty repetitions of one error and a closing hint push the decisive first line out of any cut from
-the end; here the first of each message stays, in its order, and the repetitions are a number.
+Repetitions of one error and a closing hint push the decisive first line out of any cut at the end;
+the digest has the first line of each message, in order.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from retrieval.diagnose.log_lines import normalise_error
 
-MAX_LINES = 20_000  # that are read
-MAX_LINE = 400  # characters shown
-MAX_MESSAGES = 500  # distinct messages kept
-LEAST_CUT = 24  # characters, of which a cut message says something
+MAX_LINES = 20_000  # lines that are read
+MAX_LINE = 400  # characters of a line
+MAX_MESSAGES = 500  # distinct messages
+LEAST_CUT = 24  # characters; a message is not cut below this length
 CUT = " ..."
 
-# Where a message stands: `file:3:14:`, `file(3,14):`, `line 3:`. What differs only here is one
-# message.
+# Location of a message: `file:3:14:`, `file(3,14):`, `line 3:`. Lines that differ only in it count
+# as one message.
 _PLACE = re.compile(
     r"^\s*(?:[\w./\\+-]{1,200}(?::\d{1,7}){1,2}|[\w./\\+-]{1,200}\(\d{1,7}(?:,\d{1,5})?\)"
     r"|line \d{1,7})\s*:?\s*"
@@ -33,9 +33,9 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True)
 class LogMessage:
-    """A distinct message: its first line as it was printed, that line's number from 1, how often
-    the message came, and whether it says that something failed. Messages of one `kind` differ only
-    in places and numbers, in other logs too.
+    """A distinct message: its first line as printed, that line's number from 1, the number of
+    occurrences, and whether it reports a failure. Messages of one `kind` differ only in locations
+    and numbers, also across logs.
     """
 
     text: str
@@ -46,8 +46,8 @@ class LogMessage:
 
 
 def log_messages(log: str) -> list[LogMessage]:
-    """The distinct messages of a log: those that say that something failed, then the others, each
-    in the order of their first lines.
+    """The distinct messages of a log: those that report a failure, then the others, each in the
+    order of their first lines.
     """
     firsts: dict[str, tuple[int, str]] = {}
     counts: dict[str, int] = {}
@@ -67,7 +67,7 @@ def log_messages(log: str) -> list[LogMessage]:
 
 
 def _shortened(line: str) -> str:
-    """Of a very long line its beginning and its end, where the message may stand."""
+    """The beginning and the end of a very long line, either of which may contain the message."""
     if len(line) <= MAX_LINE:
         return line
     half = MAX_LINE // 2
@@ -75,16 +75,16 @@ def _shortened(line: str) -> str:
 
 
 def _shape(line: str) -> str:
-    """What makes a message the same one: its words and quoted names, not its place or numbers."""
+    """Key of equal messages: words and quoted names, without location and numbers."""
     message = _PLACE.sub("", line)
     quoted = " ".join(re.findall(r"[`'\"]([^`'\"]{1,80})[`'\"]", message))
     return f"{normalise_error(message)} {quoted}"
 
 
 def digest(log: str, limit: int) -> str:
-    """The log in at most `limit` characters: distinct messages in the order in which they were
-    printed, repetitions counted. A log that fits is unchanged; where no message fits whole, the
-    beginning of the first is given.
+    """The log in at most `limit` characters: distinct messages in the order of printing, with
+    repetition counts. A log that fits is returned unchanged; if no message fits, the beginning of
+    the first is returned.
     """
     if len(log) <= limit and not _repeats(log):
         return log

@@ -1,7 +1,7 @@
-"""The lines of a log that carry its message, and the shape of such lines.
+"""The lines of a log that contain its message, and the normalised form of such lines.
 
-Knows no signatures. A log is any text up to many megabytes: it is scanned as lower-case bytes,
-since finding a literal that way costs about two milliseconds in five megabytes.
+Does not know signatures. A log is any text up to many megabytes: it is searched as lower-case
+bytes, since finding a literal that way takes about two milliseconds in five megabytes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MAX_LINE = 2_000
-# Of a line that is longer, half of it from each end: what follows is no line of words.
+# Keep the first and last 50 kB of longer lines.
 LONGEST_LINE = 100_000
 WINDOW = 300
-# Of the lines that contain a keyword, the first and the last so many are looked at.
+# Lines with a keyword that are read: this many from the start and from the end.
 MAX_HITS = 200
 MAX_QUERY_LINE = 400
 
-# Lines whose shapes are kept, and logs whose lines are, of at most so many characters: a request
-# reads its log several times, and logs of one tool have lines in common.
+# Cached normalised lines; cached logs, each of at most so many characters. A request reads its log
+# several times, and logs of one tool have lines in common.
 LINES, LOGS, LONG_LOG = 4_000, 16, 50_000
-KEYWORDS = 10_000  # of all signatures, whose words are kept
+KEYWORDS = 10_000  # keywords of all signatures with cached words
 
-# How far from an exception's message its frame is looked for.
+# Distance in lines in which the frame of an exception's message is searched for.
 FRAME_LINES = 40
 
 _FRAME = re.compile(r"\s*File \"")
@@ -43,7 +43,7 @@ _PREFIX = re.compile(
     r"|\(\w{1,40} pid=\d{1,9}\)\s|E\d{4} \S{1,24} \d{1,9} [^\s\]]{1,200}\]\s(?:\[[\d/_]{1,12}\]\s)?"
     r"|E {2,12}){0,3}"
 )
-# Source that a compiler or a traceback quotes: the message stands on a line of its own.
+# Source quoted by a compiler or a traceback: the message is on another line.
 _EXCERPT = re.compile(r"\s*(?:\d{1,7}\s*\|\s|(?:>\s+)?raise\s|warnings\.warn\()")
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
@@ -51,7 +51,7 @@ _SHAPE = bytes.maketrans(b"23456789", b"11111111")
 
 
 def without_prefix(line: str) -> str:
-    """A line without what a launcher, a build service or a test report puts before it."""
+    """A line without the prefix of a launcher, a build service or a test report."""
     return _PREFIX.sub("", line, count=1)
 
 
@@ -81,16 +81,15 @@ class Line:
 
 
 class LogIndex:
-    """A log prepared for many literal look-ups. Lines that differ only in digits count once.
-
-    Zero is kept apart from other digits: "0 bytes spill stores" is another message than "8 bytes".
+    """A log prepared for many literal searches. Lines that differ only in digits count once. Zero
+    is distinguished from other digits: "0 bytes spill stores" is another message than "8 bytes".
     """
 
     def __init__(self, log: str) -> None:
         if "\x1b" in log:
             log = _ANSI.sub("", log)
         self._log = log
-        self._all: list[str] | None = None  # the lines, split when a frame is asked for
+        self._all: list[str] | None = None  # the lines, split on demand by frame_of
         raw = [_ends(line) for line in log.encode("utf-8", "replace").split(b"\n")]
         shapes = b"\n".join(raw).lower().translate(_SHAPE).split(b"\n")
         first: dict[bytes, int] = {}
@@ -99,14 +98,14 @@ class LogIndex:
         self._numbers = list(first.values())
         self._raw = [raw[number] for number in self._numbers]
         self._lower = b"\n".join(self._raw).lower()
-        # Logs repeat their words, so most keywords are refuted by this much shorter text.
+        # Words repeat in logs, so this much shorter text refutes most keywords.
         self._words = b"\n".join(set(self._lower.translate(_SHAPE).split()))
 
     def __len__(self) -> int:
         return len(self._raw)
 
     def lines(self, keywords: Iterable[str]) -> Iterator[tuple[Line, frozenset[str]]]:
-        """The lines that contain a keyword (lower case), in order, each with those it contains."""
+        """The lines with a keyword (lower case), in order, each with the keywords it contains."""
         keywords_at: dict[int, set[str]] = {}
         where: dict[int, list[int]] = {}
         for keyword in sorted(set(keywords)):
@@ -123,19 +122,19 @@ class LogIndex:
             yield Line(self._numbers[number] + 1, text), frozenset(keywords_at[start])
 
     def tail(self, count: int) -> Iterator[Line]:
-        """The last lines that are not empty, in order."""
+        """The last non-empty lines, in order."""
         full = [i for i, raw in enumerate(self._raw) if raw.strip()]
         for i in full[-count:]:
             yield Line(self._numbers[i] + 1, self._cut(i, []))
 
     def after(self, line: Line) -> Line | None:
-        """The line that follows one of this index, unless it is the last."""
+        """The line after one of this index, None after the last."""
         i = bisect_right(self._numbers, line.number - 1)
         return Line(self._numbers[i] + 1, self._cut(i, [])) if i < len(self._raw) else None
 
     def frame_of(self, number: int) -> str:
-        """The line that names the Python frame which raised the exception of line `number`; empty
-        where none is near. A traceback has it above its message, a test report of pytest below.
+        """The line with the Python frame that raised the exception of line `number`; empty if none
+        is near. In a traceback it precedes the message, in a test report of pytest it follows.
         """
         if self._all is None:
             self._all = self._log.split("\n")
@@ -150,23 +149,22 @@ class LogIndex:
         return next((text[:MAX_LINE] for text in below if _TEST_FRAME.match(text)), "")
 
     def _cut(self, index: int, places: list[int]) -> str:
-        """Of a long line its head and what is around the keywords.
-
-        Mangled names of thousands of characters part the tool from its message.
+        """The start of a long line and the text around the keywords. Mangled names of thousands of
+        characters separate the tool's name from its message.
         """
         raw = self._raw[index]
         if len(raw) > MAX_LINE:
-            kept, end = raw[:WINDOW], WINDOW
+            head, end = raw[:WINDOW], WINDOW
             for place in sorted(places):
                 start = max(end, place - WINDOW)
                 gap = b" ... " if start > end else b""
                 end = max(end, place + WINDOW)
-                kept += gap + raw[start:end]
-            raw = kept[:MAX_LINE]
+                head += gap + raw[start:end]
+            raw = head[:MAX_LINE]
         return raw.decode("utf-8", "replace").rstrip()
 
     def _hits(self, keyword: bytes) -> Iterator[tuple[int, int]]:
-        """Start of line and place of the first and last lines with a keyword."""
+        """Start of line and position of the first and last lines with a keyword."""
         forward: set[int] = set()
         position = 0
         while len(forward) < MAX_HITS and (at := self._lower.find(keyword, position)) >= 0:
@@ -187,7 +185,9 @@ class LogIndex:
 
 @lru_cache(maxsize=KEYWORDS)
 def _shapes_in(keyword: str) -> tuple[bytes, ...]:
-    """The words of a keyword, with digits as in `LogIndex`. They are those of the signatures."""
+    """The words of a keyword with digits replaced as in `LogIndex`. Keywords come from the
+    signatures.
+    """
     return tuple(keyword.encode().translate(_SHAPE).split())
 
 
@@ -216,9 +216,9 @@ _NORMALISE = (
 
 
 def normalise_error(line: str) -> str:
-    """The shape of a message: without paths, addresses, numbers, quoted names and time stamps.
-
-    Codes such as NCC_EVRF051, VB-271 or sm_90 stay, since they say what kind of error it is.
+    """The normalised form of a message: without paths, addresses, numbers, quoted names and time
+    stamps. Codes such as NCC_EVRF051, VB-271 or sm_90 remain, since they identify the kind of
+    error.
     """
     return _normalised(line[:MAX_LINE])
 
@@ -241,7 +241,7 @@ _LABEL = re.compile(
     r"\b[Ee]rror\s{0,4}:|\b(?:ERROR|FATAL)\b|^\s*(?:[Ee]rror|fatal)\b|\bfatal\s{0,4}:"
 )
 _CARET = re.compile(r"^\s*\^[\s~]*$")
-# Mangled names say nothing to a search and would fill the whole line.
+# Mangled names are useless for search and would fill the line.
 _LONG_WORD = re.compile(r"\w{60,}")
 _SCORES = (
     (_CODE, 5),
@@ -280,7 +280,7 @@ _TRIGGERS = (
 
 
 def query_lines(log: str, limit: int = 12) -> list[str]:
-    """The lines of a log that carry its message, best first; the last lines if none does."""
+    """The lines of a log that contain its message, best first; without any, the last lines."""
     return list(_query_lines(log, limit) if len(log) <= LONG_LOG else _read_lines(log, limit))
 
 
@@ -298,7 +298,7 @@ def _read_lines(log: str, limit: int) -> list[str]:
         shape = normalise_error(line.text)
         if shape not in best or -score < best[shape][0]:
             best[shape] = (-score, line.number, _short(line.text))
-    # A traceback ends with its message, so the last line outranks its equals.
+    # A traceback ends with its message, so of lines with equal rank the last precedes.
     last = max((number for _, number, _ in best.values()), default=0)
     ranked = sorted(best.values(), key=lambda row: (row[0] - (row[1] == last), row[1]))
     if not ranked:
@@ -311,7 +311,7 @@ def _scored(index: LogIndex) -> Iterator[tuple[Line, int]]:
         score = sum(points for pattern, points in _SCORES if pattern.search(line.text))
         if score > 0:
             yield line, score
-        # Compilers that print a caret on a line of its own say what is wrong on the next one.
+        # Compilers that print a caret on a separate line print the message on the next line.
         if "^" in keywords and _CARET.match(line.text):
             message = index.after(line)
             if message and message.text.strip():

@@ -1,7 +1,7 @@
-"""The typed metric registry: raw profiler names in, canonical names and units out.
+"""The typed metric registry: converts raw profiler names to canonical names and units.
 
-Reads `data/metrics.toml`. Knows neither rules nor hardware. Accepts whatever a profiler prints: a
-name nobody knows, or a value that is no number, is returned as unrecognised, never as an error.
+Reads `data/metrics.toml`. Does not know rules or hardware. Accepts any profiler output: an unknown
+name, or a value that is not a number, is returned as unrecognised and is no error.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Alias:
 
 @dataclass(frozen=True)
 class Metric:
-    """One quantity. `low` and `high` bound what is physically possible, in `unit`; `derived` are
-    formulas that yield it from others.
+    """One quantity. `low` and `high` bound the physically possible values, in `unit`; `derived` are
+    formulas that compute it from others.
     """
 
     name: str
@@ -60,12 +60,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Normalised:
-    """What was understood of a set of raw metrics.
-
-    `values` are by canonical name, in canonical units. `sources` are the raw names they came from,
-    or "derived". `unrecognised` are raw names that fire no rule but are good query words.
-    `implausible` are canonical names whose value is physically impossible. `collectors` are the
-    profilers that reported.
+    """Normalised metrics. `values` are by canonical name, in canonical units. `sources` are the raw
+    names they came from, or "derived". `unrecognised` are raw names without a rule, which are good
+    query words. `implausible` are canonical names whose value is physically impossible.
+    `collectors` are the profilers that reported.
     """
 
     values: Mapping[str, float]
@@ -85,7 +83,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class MetricRegistry:
-    """All metrics by canonical name, and the vendors each collector stands for."""
+    """All metrics by canonical name, and the vendors of each collector."""
 
     metrics: Mapping[str, Metric]
     collectors: Mapping[str, tuple[str, ...]]
@@ -106,8 +104,8 @@ class MetricRegistry:
             raise NotFound(f"unknown metric {name!r}", hint=f"Nearest metrics: {near}.") from None
 
     def raw_names(self, name: str, collector: str) -> tuple[str, ...]:
-        """The raw names that a collector has to report for this metric, inputs of a formula
-        included; empty when it cannot. Raises NotFound for an unknown metric.
+        """The raw names that a collector has to report for this metric, including inputs of a
+        formula; empty if it cannot report it. Raises NotFound for an unknown metric.
         """
         metric = self.get(name)
         direct = tuple(alias.name for alias in metric.aliases if alias.collector == collector)
@@ -124,8 +122,8 @@ class MetricRegistry:
         return frozenset(c for c in self.collectors if self.raw_names(name, c))
 
     def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
-        """Canonical values of raw profiler metrics; the earlier alias wins where two give one.
-        Raises PayloadTooLarge over MAX_METRICS.
+        """Canonical values of raw profiler metrics; if two raw names map to one metric, the earlier
+        alias takes precedence. Raises PayloadTooLarge over MAX_METRICS.
         """
         if len(raw) > MAX_METRICS:
             raise PayloadTooLarge(
@@ -171,7 +169,7 @@ class MetricRegistry:
         facts: Mapping[str, Value | None] | None = None,
         problem: Mapping[str, Value | None] | None = None,
     ) -> Normalised:
-        """Add what formulas yield from the values, the facts of the hardware and the problem."""
+        """Add the results of formulas over the values, the hardware's facts and the problem."""
         values = dict(normalised.values)
         sources = dict(normalised.sources)
         bindings = Bindings(metrics=values, facts=facts or {}, problem=problem or {})
@@ -214,7 +212,7 @@ def _fold(name: str) -> str:
 
 
 def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
-    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
+    """Parse a registry. Raises InvalidKnowledge, which names the `origin`."""
     collectors = {row["name"]: tuple(row["vendors"]) for row in data.get("collectors", [])}
     metrics: dict[str, Metric] = {}
     aliases: dict[str, tuple[Metric, int, Alias | None]] = {}
@@ -282,7 +280,7 @@ def load_metrics() -> MetricRegistry:
 
 @lru_cache(maxsize=1)
 def nothing() -> Normalised:
-    """What is known where no metric was reported."""
+    """The result without reported metrics."""
     return load_metrics().normalise({})
 
 
@@ -291,7 +289,7 @@ def normalise(raw: Mapping[str, float | str]) -> Normalised:
     return load_metrics().normalise(raw)
 
 
-# -- numbers as profilers print them: "182,432", "182.43 us", "96 Kbyte/block", "89.6 %", "0xc300"
+# -- numbers in profiler output: "182,432", "182.43 us", "96 Kbyte/block", "89.6 %", "0xc300"
 
 _QUANTITY = re.compile(
     r"(?P<number>0[xX][0-9a-fA-F]{1,15}"
@@ -305,16 +303,14 @@ _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SIZE = {prefix + name: factor for prefix, factor in _PREFIXES.items() for name in ("b", "byte")}
 _SIZE |= {f"{p}ib": 1024.0**power for power, p in enumerate("kmgt", start=1)}
 _COUNT = {prefix + name: factor for prefix, factor in _PREFIXES.items() for name in ("", "inst")}
-# Per-what a size may be given; "Gbyte/second" is a rate and no size.
+# Denominators of a size per unit of work; "Gbyte/second" is a rate.
 _PER = ("block", "thread", "cta", "workgroup")
 
 
 def parse_quantity(raw: object, unit: str, scale: float = 1.0) -> float | None:
-    """`raw` in the canonical `unit` (%, share, us, B or 1); None when it is no finite number.
-
-    `scale` is the factor for a number without a unit of its own. Whatever is not plainly a number
-    is None, never a guess: "1,5" and "1.234,5" are refused, since their reading depends on where
-    the writer lives.
+    """`raw` in the canonical `unit` (%, share, us, B or 1); None if it is not a finite number.
+    `scale` is the factor for a number without a unit. Ambiguous text is None: "1,5" and "1.234,5"
+    are refused, since their meaning depends on the locale.
     """
     if isinstance(raw, bool):
         return None
@@ -339,7 +335,7 @@ def _bounded_number(number: int | float, factor: float) -> float | None:
 
 
 def _unit_factor(written: str, unit: str, scale: float) -> float | None:
-    """The factor from the written unit to `unit`; None if there is none."""
+    """The factor from the written unit to `unit`, or None."""
     name = written.strip().lower()
     if unit in ("%", "share"):
         return ({"%": 1.0} if unit == "%" else {"%": 0.01}).get(name)

@@ -1,8 +1,8 @@
-"""Rules and metric aliases that hardware descriptions state over a chip's own counters.
+"""Rules and metric aliases in hardware descriptions over a chip's own counters.
 
-They are evaluated by the same engine as the built-in rules, after them, for the chips of the
-lineage. A counter is read under the name that the profiler reports; canonical metrics can be read
-by their plain names too. Knows no thresholds and no hardware registry.
+The engine of the built-in rules evaluates them, after the built-in ones, for the chips of the
+lineage. A counter is read under the profiler's name for it; canonical metrics can also be read by
+their plain names. Does not know thresholds or the hardware registry.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from retrieval.diagnose.metrics import Normalised, load_metrics, parse_quantity
 from retrieval.diagnose.rules import Rule, load_rules
 from retrieval.diagnose.signals import load_signals
 
-RANK = 40  # of the rules that say which limit holds
+RANK = 40  # rank of these rules
 
 
 @dataclass(frozen=True)
 class OwnRules:
-    """What the descriptions of a lineage state: `rules` in order, the chip's own first, and
-    `aliases` by the counter's name."""
+    """The rules and aliases of a lineage: `rules` in order, the chip's own first, and `aliases` by
+    the counter's name.
+    """
 
     rules: tuple[RuleSpec, ...] = ()
     aliases: Mapping[str, MetricAlias] = field(default_factory=dict)
@@ -39,8 +40,9 @@ NO_RULES = OwnRules()
 
 
 def rules_of(specs: Mapping[str, HardwareSpec], lineage: Sequence[str]) -> OwnRules:
-    """The rules of a chip and of those above it; the nearest wins where two share an id or a
-    counter."""
+    """The rules of a chip and its ancestors; if two share an id or a counter, the nearest takes
+    precedence.
+    """
     rules: dict[str, RuleSpec] = {}
     aliases: dict[str, MetricAlias] = {}
     for place in lineage:
@@ -53,7 +55,8 @@ def rules_of(specs: Mapping[str, HardwareSpec], lineage: Sequence[str]) -> OwnRu
 
 def check_own(spec: HardwareSpec) -> None:
     """Raises InvalidKnowledge for a rule or alias of a description that names an unknown signal or
-    canonical metric, or takes the id of a built-in rule; it names the nearest."""
+    canonical metric, or has the id of a built-in rule; the message names the nearest.
+    """
     signals, metrics = load_signals().ids, tuple(metric.name for metric in load_metrics())
     taken = {rule.id for rule in load_rules()}
     for index, rule in enumerate(spec.rules):
@@ -65,7 +68,7 @@ def check_own(spec: HardwareSpec) -> None:
         if rule.id in taken:
             raise InvalidKnowledge(
                 f"{place}: {rule.id!r} is a built-in rule",
-                hint=f"Give it an id of its own, like {spec.id}-{rule.id}.",
+                hint=f"Use a unique id, like {spec.id}-{rule.id}.",
             )
     for counter, alias in spec.metrics.items():
         _known(f"{spec.id}: metrics.{counter}.canonical", "metric", [alias.canonical], metrics)
@@ -87,7 +90,7 @@ def _known(place: str, kind: str, names: Sequence[str], known: Sequence[str]) ->
 
 
 def as_rules(own: OwnRules) -> tuple[Rule, ...]:
-    """As rows of the rule table."""
+    """Convert to rows of the rule table."""
     return tuple(
         Rule(
             id=rule.id,
@@ -113,8 +116,9 @@ def as_rules(own: OwnRules) -> tuple[Rule, ...]:
 def with_aliases(
     normalised: Normalised, raw: Mapping[str, float | str], own: OwnRules
 ) -> Normalised:
-    """Own counters as the canonical metrics that they are; a metric that was reported as such
-    wins. What a rule or an alias reads is no longer unrecognised."""
+    """Add the canonical metrics of own counters; a directly reported metric takes precedence. Names
+    that a rule or an alias reads are removed from the unrecognised ones.
+    """
     values, sources = dict(normalised.values), dict(normalised.sources)
     for counter, alias in own.aliases.items():
         reported = alias.canonical in values and sources.get(alias.canonical) != "derived"
@@ -129,6 +133,6 @@ def with_aliases(
 
 
 def counters_of(raw: Mapping[str, float | str]) -> dict[str, float]:
-    """The reported numbers by the profiler's own names."""
+    """The reported numbers by the profiler's names."""
     numbers = ((name, parse_quantity(value, "1")) for name, value in raw.items())
     return {name: number for name, number in numbers if number is not None}

@@ -1,7 +1,7 @@
-"""The diagnosis rules as data: what one rule says, and whether the table as a whole makes sense.
+"""The diagnosis rules as data, and the checks of the table.
 
-Reads `data/diagnosis.toml`. Does not evaluate anything: that is `diagnosis`. A table that loads has
-no rule that reads an unknown metric, names an unknown signal, or depends on a later rule.
+Reads `data/diagnosis.toml`. `diagnosis` evaluates the rules. A table that loads has no rule that
+reads an unknown metric, names an unknown signal, or depends on a later rule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIONAL = frozenset(
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table; `data/diagnosis.toml` explains each field at its top."""
+    """One row of the table; the header of `data/diagnosis.toml` explains each field."""
 
     id: str
     when: Predicate
@@ -49,7 +49,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleTable:
-    """Every rule in the order of the file, with the registries its names were checked against."""
+    """The rules in file order, with the registries against which their names were checked."""
 
     rules: tuple[Rule, ...]
     metrics: MetricRegistry
@@ -59,10 +59,8 @@ class RuleTable:
         return iter(self.rules)
 
     def for_hardware(self, lineage: frozenset[str], collectors: frozenset[str]) -> tuple[Rule, ...]:
-        """The enabled rules that hold for a lineage.
-
-        Without a lineage the profilers that reported tell the vendor; where neither does, the
-        rules of every vendor apply, but none that holds for single chips only.
+        """The enabled rules for a lineage. Without a lineage, the reporting profilers determine the
+        vendor; without either, the rules of every vendor apply, except those for single chips.
         """
         vendors = lineage - {"any"}
         if not vendors:
@@ -81,8 +79,8 @@ class RuleTable:
 def rules_from(
     data: Mapping[str, Any], origin: str, metrics: MetricRegistry, signals: SignalRegistry
 ) -> RuleTable:
-    """Build the table from parsed TOML and check every name in it. Raises InvalidKnowledge, which
-    names `origin` (the file) and the rule.
+    """Parse the table and check every name in it. Raises InvalidKnowledge, which names `origin`
+    (the file) and the rule.
     """
     rules: dict[str, Rule] = {}
     produced: set[str] = set()

@@ -1,7 +1,7 @@
-"""The run-time signals: the one vocabulary for what is wrong with a kernel.
+"""The run-time signals: the vocabulary of conditions of a kernel.
 
-Reads `data/signals.toml`. Does not know how a signal is concluded (`diagnosis`, `signatures`) nor
-what is done about it.
+Reads `data/signals.toml`. Does not know how signals are detected (`diagnosis`, `signatures`) or
+remedied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kb.errors import InvalidKnowledge, UnknownSignal
 
 DATA = Path(__file__).parent.parent / "data"
 PHRASES = 3  # at least
-# Groups of signals.toml after which a kernel has to be mended before it can be made faster.
+# Groups of signals.toml that require a fix before the kernel can be made faster.
 BROKEN = ("does not build", "does not run", "wrong result")
 _KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", "topics"})
 _TITLES = frozenset({"headings", "elsewhere"})
@@ -26,11 +26,11 @@ _TITLES = frozenset({"headings", "elsewhere"})
 
 @dataclass(frozen=True)
 class Signal:
-    """A named condition. `phrases` are retrieval queries: how a manual speaks of the subject.
-    `related` are ids of other signals, `topics` the subjects of documentation that help. `headings`
-    are how sections about it are titled, the most specific first; `elsewhere` are words of titles
-    of what is near it and not meant, `afterwards` those of sections on how to confirm it or to
-    check the remedy.
+    """A named condition. `phrases` are search queries in the words of manuals. `related` are ids of
+    other signals, `topics` the subjects of relevant documentation. `headings` are typical titles of
+    sections about it, the most specific first; `elsewhere` are words in titles of sections about
+    related subjects, `afterwards` words in titles of sections on how to confirm it or check the
+    remedy.
     """
 
     id: str
@@ -77,7 +77,7 @@ class SignalRegistry:
 
 
 def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
-    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
+    """Parse a registry. Raises InvalidKnowledge, which names the `origin`."""
     by_id: dict[str, Signal] = {}
     for row in data.get("signals", []):
         signal = _signal(row, tuple(data.get("afterwards", ())), origin)

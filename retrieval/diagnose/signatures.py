@@ -1,11 +1,11 @@
-"""Error signatures: a known line of a log, the signal it stands for and what to do about it.
+"""Error signatures: a known line of a log, its signal and its remedy.
 
 Reads `data/signatures.toml`; signatures of a chip come from its hardware.toml through
-`signature_from_mapping`. Knows nothing about where logs come from. Patterns are untrusted and are
-matched in linear time (see `linear_patterns`).
+`signature_from_mapping`. Does not know the source of logs. Patterns are untrusted and are matched
+in linear time (see `linear_patterns`).
 
-What leads: failures before mere reports; of failures the signature of the highest priority; of
-equals the first line. A line labelled as a warning, a note or a remark can only be a report.
+Order of matches: failures before reports; failures by the priority of their signature; equals by
+line. A line labelled as a warning, a note or a remark can only be a report.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ __all__ = [
 ]
 
 BUILTIN = "builtin"
-OF_CARDS = "card"  # origin of what the error codes of a chip's documents say: a heuristic
-# A chip's own signature knows better than a general one of the same line.
+OF_CARDS = "card"  # origin of signatures from cards of error codes; these are heuristic
+# A chip's own signature is more specific than a general one for the same line.
 HARDWARE_PRIORITY = 95
 MAX_MATCHES = 20
 MAX_OF_ONE = 3
 MAX_WORDS = 600
 _PATTERN_HINT = (
-    "Patterns are in RE2's syntax. Add words of the message that always stand there: 'E12' matches"
+    "Patterns are in RE2's syntax. Add words that every such message contains: 'E12' matches"
     " too much, 'E12: no such register' does not."
 )
-# Of a captured text; a mangled name has thousands of characters.
+# Length of a captured text; a mangled name has thousands of characters.
 MAX_CAPTURE = 80
 
 WARNING_ONLY = "warning_only"
-# What kind of failure a signature stands for, as the answer names it.
+# Kinds of failure, as named in answers.
 FAILURE_CLASSES = {
     "compiler_crash": "the compiler failed, not the source that it was given",
     "limit": "a limit of the hardware, the compiler or the system is exceeded",
@@ -75,22 +75,22 @@ _OPTIONAL = (
     *("id", "toolchain", "priority", "extract", "when", "class", "frames"),
     *("cause", "roles"),
 )
-# Without a word about roles: a wrong driver or target is not mended by a smaller tile.
+# Default roles by class: a smaller tile does not fix a wrong driver or target.
 _ROLES_OF_CLASS = {"broken_environment": ("library",)}
 
 
 @dataclass(frozen=True)
 class ErrorSignature:
-    """What one kind of log line means.
+    """The meaning of one kind of log line.
 
     `extract` pairs named groups of the pattern with canonical metrics. `when` is a predicate over
-    the extracted metrics, for reports that only count above a number. `origin` is "builtin" or who
-    supplied the signature. Of two that match one line, the higher `priority` (0 to 100) wins.
-    `failure_class` is a key of FAILURE_CLASSES, None where the signature does not say. `frames` is
-    a pattern over the Python frame that raised, for exceptions whose meaning depends on who raised
-    them. `{name}` in `title` and `remedy` stands for what the pattern's group of that name matched.
-    `cause` is a signal whose moves are the remedy in place of `signal`'s own, and `roles` are those
-    of the moves of `signal` that can mend this error; None where any may.
+    the extracted metrics, for reports that only count above a number. `origin` is "builtin" or the
+    supplier of the signature. Of two that match one line, the higher `priority` (0 to 100) takes
+    precedence. `failure_class` is a key of FAILURE_CLASSES, or None. `frames` is a pattern over the
+    Python frame that raised, for exceptions whose meaning depends on the raiser. `{name}` in
+    `title` and `remedy` is replaced by the match of the pattern's group of that name. `cause` is a
+    signal whose moves are the remedy instead of those of `signal`, and `roles` are those of the
+    moves of `signal` that can fix this error; None for any.
     """
 
     id: str
@@ -113,7 +113,8 @@ class ErrorSignature:
 class SignatureMatch:
     """A signature that matches a line of a log; lines count from 1. `extracted` holds canonical
     metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
-    another signature of the line with the same signal: it says what the leading one leaves open.
+    another signature of the line with the same signal, which supplies fields that the leading one
+    lacks.
     """
 
     signature: ErrorSignature
@@ -125,17 +126,17 @@ class SignatureMatch:
 
     @property
     def failure_class(self) -> str | None:
-        """What kind of failure it is, None where neither signature says."""
+        """The kind of failure; None if neither signature has one."""
         return next((s.failure_class for s in self._both if s.failure_class), None)
 
     @property
     def cause(self) -> str | None:
-        """The signal whose moves are the remedy, where it is not the signature's own."""
+        """The signal whose moves are the remedy, if it differs from the signature's own."""
         return next((s.cause for s in self._both if s.cause), None)
 
     @property
     def roles(self) -> tuple[str, ...] | None:
-        """The roles of moves that can mend this; None for any."""
+        """The roles of moves that can fix this; None for any."""
         of_class = _ROLES_OF_CLASS.get(self.failure_class or "")
         return next((s.roles for s in self._both if s.roles is not None), of_class)
 
@@ -164,7 +165,7 @@ class SignatureMatch:
 
 
 def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignature:
-    """A signature from TOML or JSON. Raises InvalidKnowledge, which names what is wrong with it."""
+    """Parse a signature from TOML or JSON. Raises InvalidKnowledge, which names the error."""
     _check_keys(data, origin)
     for signal in (data["signal"], data.get("cause", data["signal"])):
         if signal not in load_signals():
@@ -204,7 +205,7 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
 
 
 def _class_of(signal: str) -> str | None:
-    """The class where a signature names none: what only makes a kernel slow did not fail."""
+    """The default class: a condition that only makes a kernel slow is not a failure."""
     return WARNING_ONLY if load_signals().get(signal).group.startswith("slow") else None
 
 
@@ -223,7 +224,7 @@ def _check_keys(data: Mapping[str, Any], origin: str) -> None:
     if any(not isinstance(data.get(key, ""), str) for key in ("id", "toolchain", "when", "frames")):
         raise _broken(origin, "has an id, toolchain, when or frames that is no text")
     if data.get("class") is not None and data["class"] not in FAILURE_CLASSES:
-        raise _broken(origin, f"has a class that is none of {', '.join(FAILURE_CLASSES)}")
+        raise _broken(origin, f"has a class other than {', '.join(FAILURE_CLASSES)}")
 
 
 def _broken(origin: str, message: str, hint: str | None = None) -> InvalidKnowledge:
@@ -263,7 +264,7 @@ class SignatureIndex:
 
 
 def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
-    """The best match of a line, with the next one that has the same signal."""
+    """The best match of a line, combined with the next one that has the same signal."""
     first, *others = sorted(matches, key=lambda match: match._order)
     also = (m.signature for m in others if m.signature.signal == first.signature.signal)
     return replace(first, also=next(also, None))
@@ -285,8 +286,8 @@ def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch 
 
 
 def _counts(match: SignatureMatch, index: LogIndex) -> bool:
-    """Whether a match holds in its context: what a line labels as a warning did not fail, and who
-    raised an exception may decide what it means.
+    """Whether a match holds in its context: a line labelled as a warning is no failure, and the
+    meaning of an exception may depend on the raiser.
     """
     signature = match.signature
     if signature.failure_class not in (None, WARNING_ONLY) and is_advisory(match.line):
@@ -297,13 +298,13 @@ def _counts(match: SignatureMatch, index: LogIndex) -> bool:
 
 
 def _shown(text: str | None) -> str:
-    """A captured text as a title shows it; a group that took no part shows nothing."""
+    """A captured text for a title; empty for a group that did not participate."""
     text = (text or "").strip()
     return text if len(text) <= MAX_CAPTURE else f"{text[:MAX_CAPTURE]}..."
 
 
 def _deduplicated(matches: Sequence[SignatureMatch], limit: int) -> list[SignatureMatch]:
-    """The first of equal messages, where numbers, paths and names do not count."""
+    """The first of equal messages, compared without numbers, paths and names."""
     chosen: list[SignatureMatch] = []
     seen: set[tuple[str, str]] = set()
     counts: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""What profilers print, read into metrics by the profilers' own names: pure functions of text.
+"""Readers of profiler output: pure functions from text to metrics by the profilers' names.
 
-    profile       the typed result, and what the readers share
-    tables        CSV tables in whatever was printed around them
+    profile       the typed result, and functions shared by the readers
+    tables        CSV tables within other output
     nsight        NVIDIA Nsight Compute: CSV by metric or by launch, and the text report
     rocm          rocprof, rocprofv3 and rocprof-compute
     linux_perf    perf stat: text, CSV, JSON

@@ -4,10 +4,10 @@ Formats, from tools/perf/Documentation/perf-stat.txt and recorded output:
 - CSV: [time of an interval,] value, unit, event, [variance in %,] time counted, share of the time
   in %, [metric, its unit].
 - JSON: an object on each line with counter-value, unit, event, pcnt-running, metric-value,
-  metric-unit, each where it is known. Some versions leave a comma before the brace.
+  metric-unit, each if known. Some versions leave a comma before the brace.
 - text: value, [unit,] event, [# metric, its unit,] [(share of the time in %)].
-Of the derived metrics those of the top-down analysis are read, in per cent; everything else follows
-from the counts. Events that have a unit (clocks, energy) are no counts and left out.
+Of the derived metrics, those of the top-down analysis are read, in per cent; the others follow from
+the counts. Events with a unit (clocks, energy) are not counts and are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 from retrieval.profiles.profile import Metric, Profile, number
 
 KIND = "perf"
-# More events than counters are multiplexed; below this share of the time a count is a guess.
+# With more events than counters, perf multiplexes; below this share of the time a count is a guess.
 MIN_SHARE_PCT = 20.0
-MAX_LINE = 1000  # characters of a line that is looked at
+MAX_LINE = 1000  # characters of a line that are read
 _UNCOUNTED = "<not (?:supported|counted)>"
 _CSV = re.compile(
     rf"\s*(?:[\d.]+(?P<separator>[,;\t]))?(?:[\d.]+|{_UNCOUNTED})"
@@ -40,15 +40,17 @@ _GROUPED = re.compile(r"\d{1,3}(?:[.,'\u202f\xa0]\d{3})+")
 
 @dataclass
 class Counts:
-    """Events and what was counted of them; `missing` are events that were not counted, or for too
-    small a share of the time."""
+    """Events and their counts; `missing` are events that were not counted, or for too small a share
+    of the time.
+    """
 
     metrics: dict[str, Metric] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def add(self, event: str, value: float | None, share: float | None) -> None:
-        """Hybrid processors report an event once for each kind of core, and intervals once for
-        each of them: the counts add up."""
+        """Hybrid processors report an event once per kind of core, and `-I` once per interval:
+        counts are added up.
+        """
         event = _plain(event)
         if value is None or (share is not None and share < MIN_SHARE_PCT):
             self.missing.append(event)
@@ -57,7 +59,7 @@ class Counts:
         self.metrics[event] = value + (before if isinstance(before, float) else 0.0)
 
     def add_metric(self, value: float | None, unit: str) -> None:
-        """A derived metric of the top-down analysis; the first of a name stays."""
+        """A derived metric of the top-down analysis; the first of a name is used."""
         match = _TOP_DOWN.fullmatch(unit)
         if match is None:
             return
@@ -67,7 +69,7 @@ class Counts:
 
 
 def read(text: str) -> Profile | None:
-    """What was counted; None where the text is not of `perf stat`."""
+    """The counts; None if the text is not the output of `perf stat`."""
     counts = next((c for c in (_json(text), counts_of_csv(text), _text(text)) if c), None)
     if counts is None:
         return None
@@ -77,9 +79,9 @@ def read(text: str) -> Profile | None:
 
 
 def counts_of_csv(text: str) -> Counts | None:
-    """The counts in the lines of `perf stat -x,`; None where there is no such line."""
+    """The counts in the lines of `perf stat -x,`; None without such a line."""
     if not any(2 * separator in text for separator in ",;\t"):
-        return None  # a count has no unit, so two stand side by side
+        return None  # a count has no unit, so two numbers are adjacent
     counts = Counts()
     for line in _lines(text):
         match = _CSV.match(line)
@@ -87,9 +89,9 @@ def counts_of_csv(text: str) -> Counts | None:
             continue
         cells = re.split(r"[,;\t]", line.strip())
         if match["separator"]:
-            del cells[0]  # the time of the interval
+            del cells[0]  # time stamp of an interval
         if len(cells) > 3 and cells[3].endswith("%"):
-            del cells[3]  # the variance of several runs
+            del cells[3]  # variance of several runs
         if len(cells) < 5:
             continue
         if not cells[1]:
@@ -144,7 +146,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _count(text: str) -> float | None:
-    """A whole number, with the separator of thousands of whatever country."""
+    """A whole number with the thousands separator of any locale."""
     digits = re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
     return number(digits)
 

@@ -3,7 +3,7 @@
 
 Format, from the Neuron documentation's summary page and recorded summaries: {id of the program:
 {counter: number}}. `total_time` and other times are in seconds; counters that end in `_percent` are
-shares from 0 to 1. Every number is kept under its own name; the total time is `duration_us` too.
+shares from 0 to 1. Every number has its own name; the total time is also `duration_us`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARKS = ("hbm_read_bytes", "mfu_estimated_percent", "tensor_engine_active_time_
 
 
 def read(decoded: object) -> Profile | None:
-    """The counters of the program that takes longest; None where the JSON is no such summary."""
+    """The counters of the program with the longest run time; None if the JSON is not a summary."""
     summaries = dict(_summaries(decoded))
     if not summaries:
         return None

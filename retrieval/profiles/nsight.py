@@ -29,7 +29,8 @@ from retrieval.profiles.profile import (
 
 KIND = "ncu"
 DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
-# Shares of what was accessed: 0 says that nothing was, as where all loads are asynchronous copies.
+# Shares of accesses: 0 means that there were none, for example if all loads are asynchronous
+# copies.
 _OF_ACCESSES = frozenset(
     (
         "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",
@@ -45,8 +46,8 @@ _IDENTITY = frozenset(
         *("Context", "Stream", "Block Size", "Grid Size", "Device", "CC"),
     )
 )
-# Units of bytes and time as factors of a base unit, which stands beside the number; older versions
-# print larger units whatever is requested.
+# Units of bytes and time as factors of a base unit that follows the number; older versions print
+# larger units regardless of the options.
 _SIZES = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 _TIMES = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
 _TIMES |= {"s": 1e9, "second": 1e9}
@@ -58,8 +59,9 @@ _TIME_OF_LAUNCH = re.compile(r", \d{4}-\w{3}-\d{2} [\d:]+$")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of one kernel: metric name to value, with its unit where that is one of bytes or
-    time. 0 nanoseconds where the time was not measured."""
+    """One launch of one kernel: metric name to value, as text with the unit for bytes and times.
+    `nanoseconds` is 0 if the time was not measured.
+    """
 
     kernel: str
     metrics: Mapping[str, Metric]
@@ -67,8 +69,9 @@ class Launch:
 
 
 def read(text: str) -> Profile | None:
-    """The metrics of the longest launch of the kernel that takes most of the time; None where the
-    text is not of this profiler."""
+    """The metrics of the longest launch of the kernel that takes most of the time; None if the text
+    is not of this profiler.
+    """
     launches = read_launches(text)
     if not launches:
         known = any(mark in text for mark in ("==PROF==", "==ERROR==", "==WARNING=="))
@@ -80,7 +83,7 @@ def read(text: str) -> Profile | None:
 
 
 def read_launches(text: str) -> list[Launch]:
-    """The launches of a CSV or a text report, in order, whatever else was printed around it."""
+    """The launches of a CSV or a text report, in order; other output around it is ignored."""
     if "Kernel Name" not in text and ", Context " not in text:
         return []
     lines = text.splitlines()
@@ -97,12 +100,12 @@ def read_launches(text: str) -> list[Launch]:
 
 
 def kernel_times(launches: Sequence[Launch]) -> tuple[Kernel, ...]:
-    """The kernels in falling order of their time."""
+    """The kernels by descending time."""
     return total_times([Kernel(run.kernel, 1, run.nanoseconds / 1e3) for run in launches])
 
 
 def longest_launch(launches: Sequence[Launch]) -> Launch:
-    """The longest launch of the kernel that takes most of the time; of at least one launch."""
+    """The longest launch of the kernel that takes most of the time; `launches` is not empty."""
     leading = kernel_times(launches)[0].name
     return max((run for run in launches if run.kernel == leading), key=lambda run: run.nanoseconds)
 
@@ -164,15 +167,16 @@ def _launch(kernel: str, metrics: Mapping[str, Metric]) -> Launch:
 
 
 def _add(metrics: dict[str, Metric], name: str, unit: str, text: str) -> None:
-    """Add a metric. The first of several of one name stays: a label comes again in a later section
-    with another unit."""
+    """Add a metric. The first of several with one name is used: a label recurs in a later section
+    with another unit.
+    """
     value = _value(name, unit, text)
     if value is not None and (value or name not in _OF_ACCESSES):
         metrics.setdefault(name, value)
 
 
 def _value(name: str, unit: str, text: str) -> Metric | None:
-    """A number, with its unit when that is a unit of bytes or time."""
+    """A number, as text with its unit for bytes and times."""
     measured = number(text)
     if measured is None:
         return None

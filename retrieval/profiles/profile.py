@@ -1,4 +1,4 @@
-"""A profile as data: one kernel's metrics, and the times of all kernels that were seen."""
+"""A profile as data: the metrics of one kernel, and the times of all kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Metric = float | str  # a number, or a number with its unit as text
+Metric = float | str  # a number, or text with a number and its unit
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel or operator: how often it ran, and its time altogether in microseconds, 0 where the
-    profile has no times."""
+    """A kernel or operator: the number of calls, and its total time in microseconds, 0 if the
+    profile has no times.
+    """
 
     name: str
     calls: float
@@ -22,12 +23,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a profiler reported.
-
-    `kind` is the profiler, as the reader names it. `metrics` are those of `kernel`, the kernel that
-    takes most of the time (empty where the profiler names none), by the profiler's own names; a
-    value whose unit metrics.toml would not know from the name carries it as text. `kernels` are in
-    falling order of time.
+    """The contents of a profile. `kind` is the profiler's name. `metrics` are those of `kernel`,
+    the kernel that takes most of the time (empty if the profiler names none), by the profiler's
+    names; a value is text with its unit if metrics.toml cannot determine the unit from the name.
+    `kernels` are by descending time.
     """
 
     kind: str
@@ -38,8 +37,7 @@ class Profile:
 
 
 def total_times(runs: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """One entry for each name, the longest first; in the order of the profile where times are
-    equal."""
+    """One entry for each name, the longest first; equal times are in the order of the profile."""
     totals: dict[str, Kernel] = {}
     for run in runs:
         sofar = totals.get(run.name, Kernel(run.name, 0, 0.0))
@@ -48,8 +46,9 @@ def total_times(runs: Sequence[Kernel]) -> tuple[Kernel, ...]:
 
 
 def time_shares(kernels: Sequence[Kernel], calls: float = 1) -> list[dict[str, Any]]:
-    """Rows {name, calls, us, pct} of one call where the profile is of so many; `pct` is the share
-    of the time of all kernels."""
+    """Rows {name, calls, us, pct} of one call, for a profile of `calls` calls; `pct` is the share
+    of the time of all kernels.
+    """
     total = sum(kernel.us for kernel in kernels) or 1.0
     return [
         {
@@ -63,7 +62,7 @@ def time_shares(kernels: Sequence[Kernel], calls: float = 1) -> list[dict[str, A
 
 
 def choice_note(kernels: Sequence[Kernel]) -> tuple[str, ...]:
-    """Which of several kernels the metrics are of, and why; empty for a single one."""
+    """A note on which of several kernels the metrics describe; empty for a single one."""
     if len(kernels) < 2:
         return ()
     if not any(kernel.us for kernel in kernels):
@@ -75,7 +74,7 @@ def choice_note(kernels: Sequence[Kernel]) -> tuple[str, ...]:
 
 
 def number(text: object) -> float | None:
-    """A finite number as profilers print it, "1,234.5" included; None for anything else."""
+    """A finite number in profiler output, such as "1,234.5"; None for other text."""
     if isinstance(text, bool) or not isinstance(text, int | float | str):
         return None
     try:

@@ -13,7 +13,7 @@ _TIME = "time (ns)"
 
 
 def read(decoded: object) -> Profile | None:
-    """The time of one launch of the leading kernel; None where the JSON is no such tree."""
+    """The time of one launch of the leading kernel; None if the JSON is not such a tree."""
     if isinstance(decoded, Mapping):
         decoded = decoded.get("tree", [decoded])
     if not isinstance(decoded, list) or not any(map(_is_node, decoded)):
@@ -27,7 +27,7 @@ def read(decoded: object) -> Profile | None:
 
 
 def kernel_times(tree: Sequence[Mapping[str, Any]]) -> tuple[Kernel, ...]:
-    """The kernels in falling order of their time, each summed over the places that launch it."""
+    """The kernels by descending time, each summed over the places that launch it."""
     return total_times(list(_leaves(tree)))
 
 
@@ -42,7 +42,7 @@ def _is_node(node: object) -> bool:
 
 
 def _leaves(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Kernel]:
-    """Every frame that has a time of its own."""
+    """Every frame with a time."""
     waiting = list(reversed(nodes))
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""A profiler's output of whatever kind as a `Profile`: the kind is recognised from the text."""
+"""Read the output of any supported profiler as a `Profile`; the text determines the kind."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
 
 
 def read_profile(text: str) -> Profile:
-    """What a profiler printed, with at least one metric. Raises InvalidRequest, which lists what is
-    read, for a text of no known profiler, and for one that reports no counter.
+    """A profile with at least one metric. Raises InvalidRequest, which lists the supported
+    profilers, for a text of an unknown profiler or one without counters.
     """
     profile = _recognised(text.lstrip("\ufeff"))
     if profile is None:
@@ -59,8 +59,7 @@ def _recognised(text: str) -> Profile | None:
 
 
 def _decoded(text: str) -> object:
-    """The JSON in a text, behind whatever the profiler logged before it; None where there is
-    none."""
+    """The JSON in a text, after any log lines of the profiler; None without JSON."""
     start = 0 if text.lstrip()[:1] in ("{", "[") else text.find("\n{") + 1
     if start == 0 and text.lstrip()[:1] not in ("{", "["):
         return None

@@ -27,7 +27,7 @@ from retrieval.profiles.profile import (
     number,
     total_times,
 )
-from retrieval.profiles.tables import Table, find_table
+from retrieval.profiles.tables import CsvTable, find_table
 
 KIND = "rocprof"
 COMPUTE_KIND = "rocprof-compute"
@@ -35,7 +35,7 @@ _KERNEL = ("Kernel_Name", "KernelName")
 _DISPATCH = ("Dispatch_Id", "Index", "Correlation_Id")
 _STARTS, _ENDS = ("Start_Timestamp", "BeginNs"), ("End_Timestamp", "EndNs")
 _AXES = ("X", "Y", "Z")
-# Columns about the dispatch that are metrics, by the name that metrics.toml knows.
+# Columns about the dispatch that are metrics, with their names in metrics.toml.
 _RESOURCES = {
     "LDS_Block_Size": ("LDS_Block_Size", "LDS_Per_Workgroup", "Group_Segment_Size", "lds"),
     "Scratch_Size": ("Scratch_Size", "Scratch_Per_Workitem", "Private_Segment_Size", "scr"),
@@ -54,20 +54,20 @@ _DESCRIBING = frozenset(
         *(column.lower() for columns in _RESOURCES.values() for column in columns),
     )
 )
-# Rows of statistics that are calls of the host and copies.
+# Rows of statistics about host calls and copies.
 _NO_KERNEL = re.compile(
     r"^(?:hip[A-Z]|hsa_|roctx|async-copy$|(?:HIP|HSA|MARKER|ROCTX)_\w*API|KERNEL_DISPATCH$"
     r"|MEMORY_(?:COPY|ALLOCATION)|SCRATCH_MEMORY)"
 )
-# Rows of rocprof-compute that are read as a share of the peak: the metric that this is.
+# Rows of rocprof-compute that are read as a share of the peak, with the metric.
 _OF_PEAK = {
     "Wavefront Occupancy": "occupancy_pct",
     "vL1D Cache Hit Rate": "l1_hit_pct",
     "vL1D Cache BW": "l1_throughput_pct",
     "L2 Cache BW": "l2_throughput_pct",
 }
-# The other rows are read where their unit is one of these: older versions give counts under the
-# same labels.
+# Other rows are read if they have one of these units: older versions give counts under the same
+# labels.
 _UNITS = ("pct", "percent", "%", "conflicts/access")
 
 
@@ -79,8 +79,9 @@ class _Dispatch:
 
 
 def read(text: str) -> Profile | None:
-    """The metrics of the kernel that takes most of the time; None where the text is of none of
-    these profilers."""
+    """The metrics of the kernel that takes most of the time; None if the text is not of one of
+    these profilers.
+    """
     as_csv = _as_csv(text)
     for columns, read_table in (
         ((("Metric",), ("Avg", "Value"), ("Unit",)), _compute_rows),
@@ -96,7 +97,7 @@ def read(text: str) -> Profile | None:
 # -- counters
 
 
-def _counters(table: Table) -> Profile:
+def _counters(table: CsvTable) -> Profile:
     dispatches = _dispatches(table)
     runs = [Kernel(d.kernel, 1, d.nanoseconds / 1e3) for d in dispatches]
     kernels = total_times(runs)
@@ -110,7 +111,7 @@ def _counters(table: Table) -> Profile:
     return Profile(KIND, kernels[0].name, metrics, kernels, choice_note(kernels))
 
 
-def _dispatches(table: Table) -> list[_Dispatch]:
+def _dispatches(table: CsvTable) -> list[_Dispatch]:
     known: dict[tuple[str, ...], _Dispatch] = {}
     keys = zip(table.cells("Process_Id", "pid"), table.cells(*_DISPATCH), strict=True)
     spans = zip(table.cells(*_STARTS), table.cells(*_ENDS), strict=True)
@@ -140,8 +141,8 @@ def _duration(start: str, end: str) -> float:
     return max(0.0, last - first) if first is not None and last is not None else 0.0
 
 
-def _resources(table: Table) -> list[dict[str, Metric]]:
-    """What each row says about registers, memory and the grid."""
+def _resources(table: CsvTable) -> list[dict[str, Metric]]:
+    """The registers, memory and grid of each row."""
     rows: list[dict[str, Metric]] = [{} for _ in table.rows]
     for name, columns in _RESOURCES.items():
         for row, text in zip(rows, table.cells(*columns), strict=True):
@@ -155,8 +156,8 @@ def _resources(table: Table) -> list[dict[str, Metric]]:
     return rows
 
 
-def _sizes(table: Table, name: str, short: str) -> list[float]:
-    """Work-items in each row's grid or workgroup, 0 where unknown."""
+def _sizes(table: CsvTable, name: str, short: str) -> list[float]:
+    """Work-items in each row's grid or workgroup, 0 if unknown."""
     whole = [number(text) or 0.0 for text in table.cells(name, short)]
     axes = [[number(text) or 0.0 for text in table.cells(f"{name}_{axis}")] for axis in _AXES]
     return [size or prod(sizes) for size, *sizes in zip(whole, *axes, strict=True)]
@@ -165,7 +166,7 @@ def _sizes(table: Table, name: str, short: str) -> list[float]:
 # -- statistics
 
 
-def _statistics(table: Table) -> Profile:
+def _statistics(table: CsvTable) -> Profile:
     names = table.cells("Name", *_KERNEL)
     calls, totals = table.cells("Calls", "Count"), table.cells("TotalDurationNs", "Sum(ns)")
     kernels = total_times(
@@ -185,7 +186,7 @@ def _statistics(table: Table) -> Profile:
 # -- rocprof-compute
 
 
-def _compute_rows(table: Table) -> Profile:
+def _compute_rows(table: CsvTable) -> Profile:
     metrics: dict[str, Metric] = {}
     values, units = table.cells("Avg", "Value"), table.cells("Unit")
     shares = table.cells("Pct of Peak", "Percent of Peak", "PoP")
@@ -200,7 +201,7 @@ def _compute_rows(table: Table) -> Profile:
 
 
 def _as_csv(text: str) -> str:
-    """The boxes that `rocprof-compute analyze` prints as lines of CSV; any other text as it is."""
+    """Convert tables printed by `rocprof-compute analyze` to CSV; return other text unchanged."""
     if "│" not in text:
         return text
     lines = []

@@ -1,4 +1,4 @@
-"""CSV tables in a text: the header is looked for by its columns, whatever was printed before it."""
+"""CSV tables in a text: the header is found by its columns, after any other output."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """A header and its rows; a row may be shorter or longer than the header."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def place(self, *names: str) -> int | None:
-        """Where the first column of one of these names stands; case does not matter."""
+        """The index of the first column with one of these names, ignoring case."""
         folded = [name.lower() for name in self.header]
         return next((folded.index(n.lower()) for n in names if n.lower() in folded), None)
 
     def cells(self, *names: str) -> Iterator[str]:
-        """The column of one of these names, an empty text in rows that lack it."""
+        """The column with one of these names; an empty text for rows that lack it."""
         place = self.place(*names)
         for row in self.rows:
             yield "" if place is None or place >= len(row) else row[place].strip()
 
 
-def find_table(text: str, *columns: Sequence[str]) -> Table | None:
-    """The first table whose header has a column of each group of names, None where there is none.
-    A header that comes again, as in files that were joined, is no row."""
+def find_table(text: str, *columns: Sequence[str]) -> CsvTable | None:
+    """The first table whose header has a column of each group of names, or None. A repeated header,
+    as in concatenated files, is skipped.
+    """
     groups = [[name.lower() for name in group] for group in columns]
     if not _holds(text, groups):
         return None
@@ -37,10 +38,10 @@ def find_table(text: str, *columns: Sequence[str]) -> Table | None:
         if not _holds(line, groups):
             continue
         header = _cells(line)
-        table = Table(header, ())
+        table = CsvTable(header, ())
         if all(table.place(*group) is not None for group in columns):
             rows = (tuple(row) for row in csv.reader(lines[place + 1 :]) if row)
-            return Table(header, tuple(row for row in rows if _stripped(row) != header))
+            return CsvTable(header, tuple(row for row in rows if _stripped(row) != header))
     return None
 
 

@@ -1,14 +1,14 @@
 """PyTorch's profiler: the printed table of `key_averages()`, an exported trace, and the events that
 the optimizer's own driver writes.
 
-On a GPU the rows are kernels and their device time. On a CPU they are operators, and the number
-that the dispatcher sees stands for the launches. A table or a trace is of an unknown number of
-calls, so it yields shares and the time of one launch, no launches a call.
+On a GPU the rows are kernels and their device time. On a CPU they are operators, and dispatched
+operators count as launches. A table or a trace covers an unknown number of calls, so it yields
+shares and the time of one launch, but not launches per call.
 
-Formats, from torch.autograd.profiler_util and recorded tables: columns are parted by two or more
-blanks; "Self CUDA" (XPU, HPU, ...) is the device's time, and operators repeat there the time of the
-kernels that they launch. In a trace, {traceEvents: [{ph, cat, name, ts, dur, args}]}, times are in
-microseconds.
+Formats, from torch.autograd.profiler_util and recorded tables: columns are separated by two or more
+blanks; "Self CUDA" (XPU, HPU, ...) is the device's time, which for operators includes the time of
+the kernels that they launch. In a trace, {traceEvents: [{ph, cat, name, ts, dur, args}]}, times are
+in microseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOVES = re.compile(
     r"copy|memcpy|contiguous|aten::_?to\b|_to_copy|direct_copy|cat\b|CatArray|transpose_",
     re.IGNORECASE,
 )
-# Allocations and views that do nothing, and the profiler's own rows.
+# Allocations and views without work, and the profiler's own rows.
 IDLE = re.compile(
     r"^aten::(?:empty\w*|as_strided|view|_?unsafe_view|reshape|resize_|t|expand|select|slice|detach\w*"
     r"|transpose|unsqueeze|squeeze|permute|item|_local_scalar_dense|lift_fresh|result_type)$"
@@ -50,14 +50,15 @@ _ARGUMENTS = {
 }
 
 
-# -- what the driver saw
+# -- events of the driver
 
 
 def read_events(
     profile: Mapping[str, Any], device: Device
 ) -> tuple[dict[str, Metric], tuple[Kernel, ...]]:
     """Metrics and kernels of {calls, events: [{name, device, calls, cpu_us, device_us}],
-    operators}; no kernel where nothing ran."""
+    operators}; no kernels if nothing ran.
+    """
     field = "device_us" if device == "cuda" else "cpu_us"
     kernels = total_times(
         [
@@ -73,7 +74,7 @@ def read_events(
 
 
 def _launches(profile: Mapping[str, Any], kernels: Sequence[Kernel], device: Device) -> float:
-    """Of one call."""
+    """Launches per call."""
     if device == "cuda":
         launches = sum(float(kernel.calls) for kernel in kernels)
         return launches / float(profile["calls"])
@@ -90,7 +91,7 @@ def _copies(kernels: Sequence[Kernel]) -> float:
 
 
 def read_table(text: str) -> Profile | None:
-    """The kernels or operators of a printed table; None where the text holds none."""
+    """The kernels or operators of a printed table; None if the text has no such table."""
     if "# of Calls" not in text or "Self CPU" not in text:
         return None
     rows = _table_rows(text.splitlines())
@@ -114,8 +115,9 @@ def _table_rows(lines: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _kernel_rows(rows: Sequence[Mapping[str, str]], device: str) -> list[Kernel]:
-    """Rows that have no time of the host: an operator repeats the time of its kernels, and so does
-    a named range, which has a row for the host too."""
+    """Rows without host time: an operator repeats the time of its kernels, and so does a named
+    range, which also has a row for the host.
+    """
     of_host = {row["Name"] for row in rows if _us(row.get("CPU total", row.get("Self CPU")))}
     return [
         Kernel(row["Name"], _calls(row), _us(row.get(device)))
@@ -174,7 +176,7 @@ def _trace(events: Sequence[Mapping[str, Any]]) -> Profile:
 
 
 def _outermost(events: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Operators of the host that are no part of another one on their thread."""
+    """Host operators that are not nested in another one on their thread."""
     ends: dict[tuple[str, str], float] = {}
     hosted = [e for e in events if str(e.get("cat", "")).lower() in _ON_HOST]
     for event in sorted(hosted, key=lambda e: (number(e.get("ts")) or 0.0, -float(e["dur"]))):

@@ -1,9 +1,9 @@
-"""What a text names comes before what only resembles it: sections that define the names in a log or
-a question, by the chip's own cards.
+"""Order for requests in words: sections that define a name in the text, or quote a message of the
+log, come before similar ones.
 
 An error code, an instruction or a directive is defined in one place of a manual; a ranking by words
-and meaning sees it as one rare word among many. A name counts where it cannot be a word of running
-text and where few sections define it.
+and meaning sees it as one rare word among many. A name counts if it cannot be an ordinary word and
+few sections define it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from retrieval.search.ranking import Ranked
 from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
 
-MOST_NAMES = 8  # of a text, the first ones
-MOST_SECTIONS = 3  # that define a name; one that more define names nothing in particular
+MOST_NAMES = 8  # names of a text, the first ones
+MOST_SECTIONS = 3  # sections that define a name; a name with more is too general
 ERROR = "error"  # kind of the cards of error codes
 NOTHING: Mapping[str, str] = MappingProxyType({})
-COMMON_KINDS = ("type", "keyword")  # whose names stand in all kinds of text
+COMMON_KINDS = ("type", "keyword")  # names of these occur in all kinds of text
 
 
 @dataclass(frozen=True)
 class NameWeights:
-    """Added to the score of a passage that defines a name, as a share of the best score: of an
-    error code, of another name.
+    """Added to the score of a passage that defines a name, as a share of the best score: for error
+    codes, for other names.
     """
 
     error: float = 1.0
@@ -51,10 +51,10 @@ def by_names(
     weights: NameWeights = WEIGHTS,
     meant: Mapping[str, str] = NOTHING,
 ) -> list[Ranked]:
-    """The ranked passages, those first that define what the text names; passages that the ranking
-    did not hold are added. Whether they are within the scope is checked when excerpts are made.
-    `meant` are sections by id with a name that stands in them and that the text nearly names; they
-    count as an error code's do.
+    """The ranked passages, starting with those that define names in the text; defining passages
+    that were not ranked are added. The scope is checked when excerpts are made. `meant` maps ids of
+    sections to a name in them that resembles one in the text; they weigh as much as those of an
+    error code.
     """
     sections = _defining(text, cards) | {place: (name, ERROR) for place, name in meant.items()}
     if not sections:
@@ -72,8 +72,8 @@ def by_names(
 
 
 def _defining(text: str, cards: Sequence[Symbol]) -> dict[str, tuple[str, str]]:
-    """The sections that define names of the text: their ids, with the name and its kind. Where one
-    is titled with the name, a list that has it among others is left out.
+    """The sections that define names of the text: their ids, with the name and its kind. If a
+    section is titled with the name, lists that contain it are left out.
     """
     by_name: dict[str, list[Symbol]] = {}
     for card in cards:
@@ -91,8 +91,8 @@ def _defining(text: str, cards: Sequence[Symbol]) -> dict[str, tuple[str, str]]:
 
 
 def is_distinct(name: str, cards: Sequence[Symbol]) -> bool:
-    """Whether the name cannot be a word of running text: it has several parts, a digit or capitals,
-    or is an error code.
+    """Whether the name cannot be an ordinary word: it has several parts, a digit or capitals, or is
+    an error code.
     """
     if any(card.kind == ERROR for card in cards) and any(c.isdigit() for c in name):
         return True
@@ -103,14 +103,15 @@ def is_distinct(name: str, cards: Sequence[Symbol]) -> bool:
     )
 
 
-# -- quoted: What quotes the very message of a log comes before what only resembles it.
+# -- quotations: sections that quote a message of the log come first
 
 POOL = 60  # passages of a ranking that are read
-ANOTHER = 0.2  # of its score that a section loses which is titled for another signal
-MOST_LINES = 12  # of a log
-LEAST_RUNS, LEAST_SHARE = 3, 0.3  # three words in a row, how often, and of all those of the message
-QUOTED = 1.0  # added to the score of a whole quotation, as a share of the best score
-SHORT = 2_000  # characters of a log whose lines are all read
+ANOTHER = 0.2  # share of its score that a section titled for another signal loses
+MOST_LINES = 12  # lines of a log
+# least number of three-word sequences in common, and their least share of the message's
+LEAST_RUNS, LEAST_SHARE = 3, 0.3
+QUOTED = 1.0  # added to the score of a complete quotation, as a share of the best score
+SHORT = 2_000  # characters of a log that is read in full
 
 _WORD = re.compile(r"[A-Za-z_]\w*|\d+")
 _BETWEEN = re.compile(r"[:;.]\s")
@@ -119,7 +120,7 @@ Run = tuple[str, str, str]
 
 
 def by_quotations(snapshot: Snapshot, ranked: Sequence[Ranked], log: str) -> list[Ranked]:
-    """The ranked passages, those first that quote a message of the log."""
+    """The ranked passages, starting with those that quote a message of the log."""
     messages = [runs for part in _parts(log) if len(runs := _runs(part)) >= LEAST_RUNS]
     if not messages or not ranked:
         return list(ranked)
@@ -130,13 +131,13 @@ def by_quotations(snapshot: Snapshot, ranked: Sequence[Ranked], log: str) -> lis
     scored = []
     for entry in pool:
         passage = live.get(entry.seq)
-        share = _share(messages, _among(wanted, passage.text)) if passage is not None else 0.0
+        share = _share(messages, _runs_in(wanted, passage.text)) if passage is not None else 0.0
         scored.append(entry._replace(score=entry.score + QUOTED * share * best))
     return sorted([*scored, *ranked[POOL:]], key=lambda e: (-e.score, e.seq))
 
 
 def _share(messages: Sequence[frozenset[Run]], text: frozenset[Run]) -> float:
-    """How much of the message that a text quotes best; 0 for chance meetings of words."""
+    """The largest share of a message that the text quotes; 0 for chance matches."""
     best = 0.0
     for message in messages:
         shared = len(message & text)
@@ -147,23 +148,23 @@ def _share(messages: Sequence[frozenset[Run]], text: frozenset[Run]) -> float:
 
 
 def _parts(log: str) -> Iterator[str]:
-    """The pieces of the log's lines: who speaks and where stand before the message."""
+    """The pieces of the log's lines: a message follows its source and position."""
     lines = log.splitlines() if len(log) <= SHORT else query_lines(log, MOST_LINES)
     for line in lines[:MOST_LINES]:
         yield from _BETWEEN.split(without_prefix(line))
 
 
 def _runs(text: str) -> frozenset[Run]:
-    """Every three words in a row of which two are no numbers. Numbers are alike, since a text
-    quotes a message with numbers of its own.
+    """All sequences of three words with at most one number. Numbers are equal, since a quoted
+    message may contain other numbers.
     """
     words = _words(text)
     runs = zip(words, words[1:], words[2:], strict=False)
     return frozenset(run for run in runs if run.count(NUMBER) < 2)
 
 
-def _among(wanted: frozenset[Run], text: str) -> frozenset[Run]:
-    """Which of these runs a text has."""
+def _runs_in(wanted: frozenset[Run], text: str) -> frozenset[Run]:
+    """The runs in `wanted` that the text contains."""
     words = _words(text)
     return wanted.intersection(zip(words, words[1:], words[2:], strict=False))
 
@@ -179,9 +180,9 @@ def by_words(
     titles: Titles,
     signals: Sequence[str],
 ) -> Callable[[list[Ranked]], list[Ranked]]:
-    """The order for a request in words: first what defines the names in its log or question, or
-    the name that was meant, and what quotes its message. `cards` are what it can name. What is
-    titled for another signal than the verdict's `signals` comes a little later.
+    """The order for a request in words: first sections that define a name in its log or question,
+    or the most similar known name, and those that quote its message. `cards` are the candidates for
+    names. Sections titled for a signal other than `signals` of the diagnosis are lowered a little.
     """
     log = without_boilerplate(request.log or "")
     text = "\n".join(filter(None, (request.query, log)))
@@ -200,9 +201,9 @@ def by_words(
 def _others_later(
     snapshot: Snapshot, ranked: list[Ranked], titles: Titles, signals: Sequence[str]
 ) -> list[Ranked]:
-    """The ranked passages; sections that a heading names for another signal have a lower score.
-    Nearby failures are told in nearly the same words, and then a chip's own section about another
-    one would come before the guide to this one.
+    """The ranked passages, with lower scores for sections titled for another signal. Related
+    failures are described in similar words, so a chip's section about another one would otherwise
+    precede the guide to this one.
     """
     if not signals:
         return ranked

@@ -11,7 +11,7 @@ from retrieval.search.names import MAX_DRAFT, names_in
 
 ERROR = "error"  # kind of the cards of error codes
 MOST = 4  # codes of one log
-# Signals that the words of a card stand for, and then those that a heading stands for.
+# Signals of cards by words in their text, then by words in their heading.
 _WORDS = (
     ("misaligned_access", r"mis-?aligned|un-?aligned|not aligned"),
     (
@@ -43,8 +43,8 @@ _HEADINGS = (
 
 
 def code_matches(log: str, cards: Sequence[Symbol]) -> list[SignatureMatch]:
-    """A match for each error code of the cards that a log names, in the order of the log, at most
-    MOST. A bare number is no code: it may be an address.
+    """A match for each error code of the cards that a log contains, in the order of the log, at
+    most MOST. A bare number is not matched: it may be an address.
     """
     codes = {c.name: c for c in cards if c.kind == ERROR and _is_code(c.name)}
     matches = []
@@ -57,7 +57,7 @@ def code_matches(log: str, cards: Sequence[Symbol]) -> list[SignatureMatch]:
 
 
 def _is_code(name: str) -> bool:
-    """Letters and a number, with more than one of a register's or a type's."""
+    """Letters and a number, more than the name of a register or a type has."""
     return len(name) >= 4 and name[0].isalpha() and any(c.isdigit() for c in name)
 
 
@@ -79,7 +79,7 @@ def _words(card: Symbol) -> str:
 
 
 def _signal_of(card: Symbol) -> str:
-    """The signal of a card, empty where neither its words nor a heading tells."""
+    """The signal of a card; empty if neither its words nor its heading determine one."""
     above = (_signal_in(text, _HEADINGS) for text in (*reversed(card.path), card.document_title))
     return _signal_in(_words(card), _WORDS) or next(filter(None, above), "")
 
@@ -89,6 +89,6 @@ def _signal_in(text: str, patterns: Sequence[tuple[str, str]]) -> str:
 
 
 def _line_of(name: str, log: str) -> tuple[int, str]:
-    """The first line that names a code, counted from 1, and its text."""
+    """The first line that contains a code: its number, from 1, and its text."""
     lines = log[:MAX_DRAFT].splitlines()
     return next(((n, line.strip()) for n, line in enumerate(lines, 1) if name in line), (1, name))

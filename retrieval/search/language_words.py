@@ -1,4 +1,4 @@
-"""Text that is written for other machines, known by its words: warps, for who programs a CPU."""
+"""Text about other machines, recognised by its words, such as warps for a CPU programmer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-REMEMBERED = 20_000  # texts whose words are kept: the same passages stand in many answers
-REMEMBERED_CHIPS = 1_000  # sets of languages
+REMEMBERED = 20_000  # texts with cached words: the same passages occur in many answers
+REMEMBERED_CHIPS = 1_000  # cached sets of languages
 DATA = Path(__file__).parent.parent / "data" / "language_words.toml"
-# How a text says that it holds for every kind of machine.
+# Phrases by which a text claims to hold for every kind of machine.
 _ANY_MACHINE = re.compile(
     r"\b(?:on|for|of|with) (?:any|every|all) (?:kinds? of )?"
     r"(?:chips?|hardware|platforms?|devices?|processors?|machines?|targets?)\b"
@@ -26,10 +26,9 @@ _ANY_MACHINE = re.compile(
 
 @dataclass(frozen=True)
 class WordGroup:
-    """Words that text for one kind of machine uses, and the languages of such machines. `heading`
-    matches what in a heading alone says so; None where nothing does. `common` marks GPUs and CPUs,
-    which general text has in mind where it names no machine. `only` is for a group that a chip with
-    other languages besides has not.
+    """Words in text about one kind of machine, and the languages of such machines. `heading`
+    matches headings that are decisive alone, or None. `common` marks GPUs and CPUs, which general
+    text implies if it names no machine. `only` marks a group for chips without other languages.
     """
 
     languages: frozenset[str]
@@ -41,8 +40,8 @@ class WordGroup:
 
     def is_of(self, languages: Collection[str]) -> bool:
         """Whether a chip with these languages is such a machine."""
-        spoken = set(languages)
-        return spoken <= self.languages if self.only else not self.languages.isdisjoint(spoken)
+        present = set(languages)
+        return present <= self.languages if self.only else not self.languages.isdisjoint(present)
 
 
 @lru_cache(maxsize=1)
@@ -69,19 +68,19 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=REMEMBERED_CHIPS)
 def is_alone(languages: tuple[str, ...]) -> bool:
-    """Whether a chip has languages of its own alone, for which no general text was written."""
+    """Whether a chip has only languages of its own, for which no general text was written."""
     return bool(languages) and not any(group.is_of(languages) for group in load_groups())
 
 
 @lru_cache(maxsize=REMEMBERED_CHIPS)
 def is_common(languages: tuple[str, ...]) -> bool:
-    """Whether a chip has a language of the machines that general text has in mind."""
+    """Whether a chip has a language of the machines that general text implies."""
     return any(group.common and group.is_of(languages) for group in load_groups())
 
 
 def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
-    """How many different words the texts use together of machines that have none of these
-    languages; 0 where no languages are known.
+    """The number of different words in the texts about machines that have none of these languages;
+    0 if no languages are known.
     """
     if not languages:
         return 0
@@ -92,8 +91,9 @@ def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
 
 
 def native_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
-    """How many different words the texts use together of machines that have one of these languages
-    and that other machines do not have too."""
+    """The number of different words in the texts about machines that have one of these languages,
+    without words about other machines too.
+    """
     used = 0
     for text in texts:
         used |= _used(text)
@@ -104,9 +104,10 @@ def native_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
 
 @lru_cache(maxsize=REMEMBERED)
 def is_for_others(heading: str, text: str, languages: tuple[str, ...]) -> bool:
-    """Whether a section is for machines that have none of these languages: its heading says so, or
-    it uses more words of theirs than of these machines'. One that says that it holds for every kind
-    of machine is for none of them alone."""
+    """Whether a section is for machines that have none of these languages: by its heading, or
+    because it has more words about them than about machines with these languages. False for a
+    section that claims to hold for every kind of machine.
+    """
     if not languages or _for_any(heading) or _for_any(text):
         return False
     if is_foreign_heading(heading, languages):
@@ -116,13 +117,13 @@ def is_for_others(heading: str, text: str, languages: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=REMEMBERED)
 def _for_any(text: str) -> bool:
-    """Whether a text says that it holds for every kind of machine."""
+    """Whether a text claims to hold for every kind of machine."""
     return _ANY_MACHINE.search(text) is not None
 
 
 @lru_cache(maxsize=REMEMBERED)
 def is_foreign_heading(heading: str, languages: tuple[str, ...]) -> bool:
-    """Whether a heading says that its section is for machines that have none of these languages."""
+    """Whether a heading marks its section as for machines that have none of these languages."""
     return bool(languages) and any(
         group.heading is not None
         and not group.is_of(languages)
@@ -132,14 +133,14 @@ def is_foreign_heading(heading: str, languages: tuple[str, ...]) -> bool:
 
 
 def machine_words(text: str) -> int:
-    """How many different words the text uses of machines of any one kind: what is left without
-    them holds for a chip that is like none of these.
+    """The number of different words in the text about machines of any one kind: text without them
+    applies to a chip that resembles none of these.
     """
     used = _used(text)
     return len({word for word, bit in _bits() if used & bit}) if used else 0
 
 
-# Words as bits of one number: a ranking joins and counts those of hundreds of texts.
+# Words as bits of an integer: a ranking joins and counts those of hundreds of texts.
 
 
 @lru_cache(maxsize=1)
@@ -158,14 +159,14 @@ def _by_group() -> tuple[dict[str, int], ...]:
 
 @lru_cache(maxsize=REMEMBERED_CHIPS)
 def _foreign(languages: tuple[str, ...]) -> int:
-    """All words of machines that have none of these languages."""
+    """All words about machines that have none of these languages."""
     groups = zip(load_groups(), _by_group(), strict=True)
     return sum(sum(bits.values()) for group, bits in groups if not group.is_of(languages))
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _used(text: str) -> int:
-    """The words of each group that a text uses."""
+    """The words of each group in a text."""
     used = 0
     for group, bits in zip(load_groups(), _by_group(), strict=True):
         for match in set(group.pattern.findall(text)):

@@ -1,8 +1,8 @@
-"""Names of a chip's languages: looked up, found in texts, and the unknown ones of a draft.
+"""Names of a chip's languages: search, occurrences in texts, and unknown names in a draft.
 
-A draft is read without knowing its language. A word is held to be the name of an instruction where
-it stands as the cards' own names stand in samples: at the start of a statement or before an opening
-parenthesis. A name that the draft itself declares is none.
+A draft is read without a grammar of its language. A word counts as an instruction's name if it is
+in the position of the cards' names in samples: at the start of a statement or before an opening
+parenthesis. Names that the draft declares are excluded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kb.tokens import STOP_WORDS, tokenize
 NEAREST = 3
 MAX_DRAFT = 200_000  # characters that are read
 MAX_UNKNOWN = 12
-LEAST_CARDS = 8  # fewer do not make a vocabulary that a draft can be held against
-LEAST_LIKENESS = 0.6  # of spelling
+LEAST_CARDS = 8  # fewer cards are too small a vocabulary to check a draft against
+LEAST_LIKENESS = 0.6  # spelling similarity, 0 to 1
 LEAST_MEANING = 0.35  # cosine
-MOST_SETS = 500  # of names, that are kept without their marks: of 0.2 MB for a chip, else tiny
+MOST_SETS = 500  # sets of names cached without their marks: 0.2 MB for a chip, else tiny
 
-# A name with the marks that languages put before or into one: .tile, %r3, tl.load, vadd.f32.
+# A name with the marks that languages place before or inside names: .tile, %r3, tl.load, vadd.f32.
 WORD = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _HYPHENED = re.compile(rf"{WORD.pattern}(?:-\w+)*")
 _MARKS = ".@%$#"
@@ -42,7 +42,7 @@ Embed = Callable[[str], Vectors]
 
 @dataclass(frozen=True)
 class UnknownName:
-    """A name of a draft that no card has. `line` counts from 1; `nearest` are names of cards, by
+    """A name of a draft that has no card. `line` counts from 1; `nearest` are names of cards, by
     spelling, then by meaning.
     """
 
@@ -51,14 +51,13 @@ class UnknownName:
     nearest: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The form in an answer of /retrieve."""
+        """As JSON in an answer of /retrieve."""
         return asdict(self)
 
 
 def names_in(text: str, symbols: Collection[str]) -> list[str]:
-    """The symbols that occur in a text as whole names, in the order of their first occurrence.
-
-    A name counts without its mark too (`in` for `.in`), but not where it is a word of any sentence.
+    """The symbols that occur in a text as complete names, in the order of their first occurrence. A
+    name also matches without its mark (`in` for `.in`), unless that is an ordinary word.
     """
     known = frozenset(symbols)
     plain = _without_marks(known)
@@ -78,8 +77,8 @@ def names_in(text: str, symbols: Collection[str]) -> list[str]:
 
 @lru_cache(maxsize=MOST_SETS)
 def _without_marks(names: frozenset[str]) -> dict[str, str]:
-    """The names by what is left without their marks, but for words of any sentence. The names of a
-    chip are looked for in each text about it.
+    """The names by their form without marks, except ordinary words. Cached, because a chip's names
+    are searched for in each text about it.
     """
     plain = {name.lstrip(_MARKS): name for name in names}
     return {bare: name for bare, name in plain.items() if bare.lower() not in STOP_WORDS}
@@ -88,8 +87,8 @@ def _without_marks(names: frozenset[str]) -> dict[str, str]:
 def search_symbols(
     query: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int
 ) -> list[Symbol]:
-    """The symbols that a query means, best first: the name itself, names that contain or resemble
-    it, then cards that speak of it. What a query means is asked only where it is in no name.
+    """The symbols that match a query, best first: the name itself, names that contain or resemble
+    it, then cards that mention it. A query that is part of no name is also matched by meaning.
     """
     wanted = query.strip()
     folded = wanted.lower()
@@ -118,7 +117,7 @@ def search_symbols(
 def nearest_names(
     name: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int = NEAREST
 ) -> tuple[str, ...]:
-    """Names of cards near an unknown name: by spelling, then by what the name seems to mean."""
+    """Names of cards near an unknown name: by spelling, then by meaning."""
     by_fold = {symbol.name.lower(): symbol.name for symbol in symbols}
     near = close_matches(name.lower(), by_fold, limit, LEAST_LIKENESS)
     names = dict.fromkeys(by_fold[match] for match in near)
@@ -133,23 +132,21 @@ def nearest_names(
 
 
 def close_matches(name: str, names: Iterable[str], limit: int, likeness: float) -> list[str]:
-    """As `difflib.get_close_matches`, which asks of each name by two calls whether its length rules
-    it out.
-    """
+    """Like `difflib.get_close_matches`, but rules names out by length without a call for each."""
     length = len(name)
     likely = [n for n in names if 2.0 * min(length, len(n)) >= likeness * (length + len(n)) - 1e-6]
     return difflib.get_close_matches(name, likely, limit, likeness)
 
 
 def _by_meaning(text: str, symbols: Sequence[Symbol], embed: Embed) -> list[tuple[str, float]]:
-    """(id, cosine) of the symbols' descriptions, nearest first. `embed` is expected to remember."""
-    spoken = [symbol for symbol in symbols if symbol.meaning]
-    if not spoken or not text:
+    """(id, cosine) of the symbols' descriptions, nearest first. `embed` should cache."""
+    described = [symbol for symbol in symbols if symbol.meaning]
+    if not described or not text:
         return []
-    matrix = np.stack([embed(f"{s.name}: {s.meaning[:200]}") for s in spoken])
+    matrix = np.stack([embed(f"{s.name}: {s.meaning[:200]}") for s in described])
     cosines = matrix @ embed(text)
     order = np.argsort(-cosines)
-    return [(spoken[int(n)].id, float(cosines[int(n)])) for n in order]
+    return [(described[int(n)].id, float(cosines[int(n)])) for n in order]
 
 
 # -- drafts
@@ -159,11 +156,11 @@ def unknown_names(
     draft: str,
     symbols: Sequence[Symbol],
     embed: Embed | None = None,
-    spoken: Iterable[str] = (),
+    texts: Iterable[str] = (),
 ) -> list[UnknownName]:
-    """Names in a draft that stand where instructions stand and that no card has, by line. Empty
-    where there are too few cards to tell. `spoken` are texts of the chip's documents: a name that
-    occurs in them is known, card or not.
+    """Names in instruction position in a draft that have no card, by line. Empty if there are too
+    few cards to judge. `texts` are those of the chip's documents: a name that occurs in them is
+    known even without a card.
     """
     known = {symbol.name for symbol in symbols}
     if len(known) < LEAST_CARDS:
@@ -173,7 +170,7 @@ def unknown_names(
     pieces = {part.lower() for name in known for part in re.split(r"\W+", name) if part}
     leading = _leading_words(text)
     elsewhere = _operands(text)
-    named = {word for part in spoken for word in WORD.findall(part) if word in leading}
+    named = {word for part in texts for word in WORD.findall(part) if word in leading}
     unknown = []
     for word, line in leading.items():
         plain = word.lstrip(".@%$#").lower()
@@ -185,7 +182,7 @@ def unknown_names(
 
 
 def _without_comments(text: str) -> str:
-    """The draft with comments and strings blanked, line numbers kept."""
+    """The draft with comments and strings blanked; line numbers do not change."""
 
     def blank(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match[0])
@@ -195,7 +192,7 @@ def _without_comments(text: str) -> str:
 
 def _leading_words(text: str) -> dict[str, int]:
     """Words that begin a statement and are followed by an operand, with their first line. A word
-    before `=`, `:` or `(` is a name that the draft gives or calls.
+    before `=`, `:` or `(` is a name that the draft defines or calls.
     """
     words: dict[str, int] = {}
     line = 1
@@ -217,7 +214,9 @@ def _leading_words(text: str) -> dict[str, int]:
 
 
 def _operands(text: str) -> frozenset[str]:
-    """Words that occur other than at the start of a statement: what a draft declares and uses."""
+    """Words that occur elsewhere than at the start of a statement: names that a draft declares and
+    uses.
+    """
     counts: Counter[str] = Counter()
     for statement in _STATEMENT.split(text):
         words = WORD.findall(statement)
@@ -226,24 +225,24 @@ def _operands(text: str) -> frozenset[str]:
 
 
 def unknown_line(entry: UnknownName) -> str:
-    """An unknown name in words, with the names near it."""
+    """An unknown name as a sentence, with its nearest names."""
     where = f" (line {entry.line} of the draft)" if entry.line else ""
     near = ", ".join(entry.nearest)
     meant = f"; names of this language near it: {near}" if near else ""
     return f"- `{entry.name}`{where} is no name that the documents of this chip define{meant}"
 
 
-# -- names that a compiler does not know
+# -- names that a compiler reports as unknown
 
 MOST_MISSING = 4  # names of a log
-LEAST_LIKENESS_OF_LOG = 0.75  # of spelling
+LEAST_LIKENESS_OF_LOG = 0.75  # spelling similarity
 LONGEST = 80  # characters of a name
 READ = 200_000  # characters of a log
-LOGS = 16  # whose names are kept, while their requests are answered
+LOGS = 16  # logs with cached names, which one request needs twice
 
 _QUOTE = "[\"'`\u2018\u2019]"
 _NAME = rf"(?:[\w.]+(?:::|->))?(?P<name>[A-Za-z_][\w.]{{1,{LONGEST}}})"
-# Each with words of which a line that it matches has one, in small letters.
+# Patterns, each with lower-case words of which a matching line contains at least one.
 _UNKNOWN = tuple(
     (words, re.compile(pattern))
     for words, pattern in (
@@ -285,8 +284,8 @@ _CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
 
 
 def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
-    """The names that a log calls unknown, each with the nearest that the cards know. A name that a
-    card has or mentions is left out: there a header, an import or a target is missing.
+    """The names that a log reports as unknown, each with the nearest known names. Names that a card
+    has or mentions are left out: the cause is then a missing header, import or target.
     """
     names = _unknown_to(log[:READ])
     if not names:
@@ -298,7 +297,7 @@ def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
 
 @lru_cache(maxsize=LOGS)
 def _unknown_to(log: str) -> tuple[str, ...]:
-    """The names that a log calls unknown. One request asks for them twice."""
+    """The names that a log reports as unknown, cached because a request needs them twice."""
     folded = log.lower()
     patterns = [pattern for words, pattern in _UNKNOWN if any(word in folded for word in words)]
     return tuple(
@@ -312,8 +311,8 @@ def _unknown_to(log: str) -> tuple[str, ...]:
 
 
 def vocabulary(cards: Sequence[Symbol]) -> dict[str, Symbol]:
-    """Every name that the cards know, with the card to read: their own names, then those that a
-    card mentions in code.
+    """Every name in the cards, with its card: their own names, then those that a card mentions in
+    code.
     """
     known = {card.name: card for card in cards if card.kind != "error"}
     for card in cards:
@@ -324,7 +323,7 @@ def vocabulary(cards: Sequence[Symbol]) -> dict[str, Symbol]:
 
 
 def _nearest(name: str, known: Mapping[str, Symbol]) -> tuple[str, ...]:
-    """Names spelled alike: as a whole, or without the module before them."""
+    """Names with a similar spelling, in full or without the module before them."""
     spelled: dict[str, str] = {}
     for other in known:
         spelled.setdefault(other.lower(), other)
@@ -336,20 +335,20 @@ def _nearest(name: str, known: Mapping[str, Symbol]) -> tuple[str, ...]:
 
 
 def language_named(log: str) -> str | None:
-    """The language whose module a Python error is about; None where it is none of these."""
+    """The language whose module a Python error is about, or None."""
     module = _MODULE.search(log[:READ])
     return _LANGUAGES.get(module[1]) if module else None
 
 
 def sections_of_names(names: Sequence[UnknownName], cards: Sequence[Symbol]) -> dict[str, str]:
-    """The sections that tell of the nearest name of each, with that name."""
+    """The sections that describe the nearest names, with the name."""
     near = [entry.nearest[0] for entry in names if entry.nearest]
     known = vocabulary(cards) if near else {}
     return {known[name].section_id: name for name in near}
 
 
 def hint_of_name(entry: UnknownName, chip: str) -> str:
-    """What to tell of a name that a compiler does not know."""
+    """The hint for a name that a compiler reports as unknown."""
     begin = f"`{entry.name}` is not a name that the documents about {chip} know"
     if not entry.nearest:
         return f"{begin}, and none is near it: declare it, or write it out of what there is."

@@ -1,9 +1,10 @@
-"""From what happened to what is searched for: weighted groups of words for the lexical levels,
-texts for the dense one.
+"""Derive search terms from a request and its diagnosis: weighted groups of words for the lexical
+levels, texts for the dense level.
 
-A signal is searched for in the three phrases in which manuals speak of it. What the caller knows
-beyond it (a question, the lines of a log that carry its message, the names of metrics) weighs more.
-Knows nothing about indexes."""
+A signal is searched for by the three phrases in which manuals describe it. Details from the caller
+(a question, the lines of a log with its message, the names of metrics) weigh more. Does not know
+indexes.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from retrieval.request import RetrieveRequest
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
-# Of a log, for the dense level: encoding takes a third of a millisecond a token, and more than the
-# decisive lines comes no nearer to what a person says is wrong (docs/adr/037).
+# Characters of a log for the dense level: encoding takes a third of a millisecond a token, and more
+# than the decisive lines does not improve the match with human descriptions (docs/adr/037).
 DENSE_LOG = 240
 SHORT_LOG = 2000  # characters
-MAX_SIGNALS = 3  # of a verdict that are searched for
-SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
+MAX_SIGNALS = 3  # of a diagnosis that are searched for
+SIGNAL_WEIGHT = 0.6  # of a signal's phrases next to details; without details they weigh 1
 THESAURUS_WEIGHT = 0.4
-# What readers of such contexts used of the guides to a language.
+# Topics of the language guides that readers of such contexts used.
 WRITING = (
     "write a {language} kernel: masks at the border, alignment and wide loads, warps and stages"
 )
@@ -43,7 +44,7 @@ MAX_OTHER_NAMES = 40  # tokens added to a request, in the order of the concepts
 
 @dataclass(frozen=True)
 class Words:
-    """A group of tokens for the lexical index, and its weight beside other groups."""
+    """A group of tokens for the lexical index, and its weight relative to other groups."""
 
     weight: float
     tokens: tuple[str, ...]
@@ -59,8 +60,8 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched for in the lexical index (`words`) and among vectors (`phrases`); what
-    `also` asks for is as welcome.
+    """Search terms for the lexical index (`words`) and the vectors (`phrases`). `also` are further
+    plans whose results rank equally.
     """
 
     words: tuple[Words, ...]
@@ -82,8 +83,8 @@ def make_plan(
     signals: Sequence[Signal],
     op: str | None,
 ) -> Plan:
-    """`signals` are those of the verdict, the leading one first; `registry` knows the words of
-    metric names.
+    """`signals` are those of the diagnosis, the leading one first; `registry` maps metric names to
+    words.
     """
     message = _message_of(log)
     detail = " ".join(filter(None, [query, message, op]))
@@ -110,8 +111,8 @@ def make_plan(
 
 
 def _message_of(log: str | None) -> str:
-    """The whole of a short log; of a long one the lines that carry the message. What a framework
-    prints under every error is left out.
+    """A short log in full; the lines with the message of a long one. Lines that a framework prints
+    below every error are left out.
     """
     if not log:
         return ""
@@ -119,8 +120,8 @@ def _message_of(log: str | None) -> str:
 
 
 def _decisive(log: str | None, message: str) -> str:
-    """The first DENSE_LOG characters of the lines that carry the message, the best line first; a
-    `message` that is no longer than that is whole.
+    """The first DENSE_LOG characters of the lines with the message, the best line first; a shorter
+    `message` in full.
     """
     if not log or len(message) <= DENSE_LOG:
         return message
@@ -129,7 +130,7 @@ def _decisive(log: str | None, message: str) -> str:
 
 
 def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> Iterable[str]:
-    """Names say what was measured, also those that no rule knows."""
+    """Names of metrics describe the measurement, even without a rule for them."""
     for name in metrics:
         yield name
         yield name.replace("_", " ")
@@ -142,7 +143,7 @@ def _distinct(tokens: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tokens))
 
 
-# -- the names that other chips give the same thing
+# -- names that other chips use for the same thing
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Concept:
     names: tuple[frozenset[str], ...]
 
     def named_in(self, tokens: Collection[str]) -> bool:
-        """Whether all tokens of one of the names are among these."""
+        """Whether these tokens include all tokens of one of the names."""
         present = set(tokens)
         return any(name and name <= present for name in self.names)
 
@@ -166,7 +167,9 @@ def load_thesaurus() -> tuple[Concept, ...]:
 
 
 def other_names(tokens: Collection[str]) -> tuple[str, ...]:
-    """Tokens of the other names of every concept that the tokens name; at most MAX_OTHER_NAMES."""
+    """Tokens of the other names of every concept whose name is among the tokens; at most
+    MAX_OTHER_NAMES.
+    """
     present = set(tokens)
     names: dict[str, None] = {}
     for concept in load_thesaurus():
@@ -178,13 +181,13 @@ def other_names(tokens: Collection[str]) -> tuple[str, ...]:
 
 
 def writing_words(language: str | None, op: str) -> str:
-    """What to look for before there is a kernel in a language that no model has seen."""
+    """The query for a first kernel in a language that models do not know."""
     return " ".join(filter(None, ("write a", language, "kernel", op.replace("_", " "))))
 
 
 def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
-    """What to look for before there is a kernel in a language that models know: how such an
-    operator is computed, and how kernels are written in the language.
+    """The plan for a first kernel in a language that models know: how such an operator is computed,
+    and how kernels are written in the language.
     """
     writing = WRITING_FOR_A_CPU if language in FOR_A_CPU else WRITING
     about_op, about_language = (
@@ -197,8 +200,8 @@ def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
 def plan_of(
     request: RetrieveRequest, signals: Sequence[Signal], is_known: Callable[[str], bool]
 ) -> Plan:
-    """What to search for. `signals` are those of the verdict, `is_known` tells the languages that
-    models know.
+    """The plan of a request. `signals` are those of the diagnosis; `is_known` is true for languages
+    that models know.
     """
     happened = signals or request.log or request.metrics
     words = request.query

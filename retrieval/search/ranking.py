@@ -4,10 +4,9 @@
     dense   = cos(query, passage) + NEIGHBOUR * the better neighbour's, between median and best
     score   = (lexical + DENSE * dense) * prior of prose and code
 
-A normalised sum keeps how much better the best hit is, which rank fusion throws away. The constants
-were chosen on the development rows and confirmed on rows that took no part in it
-(docs/adr/003-ranking.md, with the ablations).
-Deterministic: ties go to the earlier passage.
+A normalised sum preserves the margin of the best hit, which rank fusion discards. The constants
+were chosen on the development rows and confirmed on held-out rows (docs/adr/003-ranking.md, with
+the ablations). Deterministic: ties go to the earlier passage.
 """
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ from retrieval.stages import stage
 @dataclass(frozen=True)
 class Weights:
     """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
-
-    `passage` and `section` weigh the lexical levels, and `dense` the dense score beside the lexical
-    one. `neighbour` is the share of the better neighbour's cosine. `prose` is the largest share
-    subtracted for a passage without function words, `code` the factor on a block of code, and
-    `generic` the factor on a passage that is about no chip where a chip was named.
+    `passage` and `section` weight the lexical levels, `dense` the dense score relative to the
+    lexical one. `neighbour` is the share of the better neighbour's cosine. `prose` is the largest
+    share subtracted for a passage without function words, `code` the factor on a block of code, and
+    `generic` the factor on a passage about no chip if the request names a chip.
     """
 
     passage: float = 1.0
@@ -48,15 +46,14 @@ class Weights:
 
 
 WEIGHTS = Weights()
-PROSE_SHARE = 200  # per mille of function words that running prose reaches
+PROSE_SHARE = 200  # per mille of function words in running prose
 PER_LEVEL = 400  # rows of each lexical level
-BY_WORDS = 500  # passages chosen by their words
-NEAREST = 200  # and by their vectors
-SAMPLE = 300  # passages that stand for a whole scope
+BY_WORDS = 500  # passages selected by words
+NEAREST = 200  # passages selected by vectors
+SAMPLE = 300  # passages that represent a whole scope
 
-EmbedQuery = Callable[[str], Vectors]  # the unit vector of a text, of shape (dimension,)
-# At most so many passages about the hardware (None: any) nearest to a unit vector, best first:
-# passage number -> cosine.
+EmbedQuery = Callable[[str], Vectors]  # text -> unit vector of shape (dimension,)
+# (hardware or None for any, unit vector, limit, access) -> passage number to cosine, best first.
 Near = Callable[[Sequence[str] | None, Vectors, int, AccessScope], dict[int, float]]
 Scores = NDArray[np.float64]
 
@@ -85,7 +82,9 @@ def ranked_of(
     dense_parts: Iterable[float],
     categories: Iterable[str],
 ) -> list[Ranked]:
-    """The passages of equally long columns, in half of the time of a call of `Ranked` for each."""
+    """The passages of columns of equal length; takes half of the time of separate calls of
+    `Ranked`.
+    """
     rows = zip(seqs, scores, lexical_parts, dense_parts, categories, strict=True)
     return list(map(partial(tuple.__new__, Ranked), rows))
 
@@ -99,8 +98,8 @@ def rank(
     near: Near,
     weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
-    """All candidates of a scope, best first; ties go to the earlier passage. What the plan asks for
-    `also` is mixed in. Without `embed` they are ranked by their words alone.
+    """All candidates of a scope, best first; ties go to the earlier passage. Results of the plan's
+    `also` are mixed in. Without `embed` the ranking is lexical only.
     """
     ranked = _ranked(snapshot, plan, scope, embed, near, weights)
     if plan.also is None:
@@ -127,8 +126,8 @@ def _ranked(
     columns = snapshot.around(hits, scope)
     wanted = np.isin(columns.seqs, hits, assume_unique=True)
     lexical_part = np.zeros(len(columns.seqs))
-    spoken = np.isin(columns.seqs, words.seqs, assume_unique=True)
-    lexical_part[spoken] = words.scores[words.seqs.searchsorted(columns.seqs[spoken])]
+    lexical = np.isin(columns.seqs, words.seqs, assume_unique=True)
+    lexical_part[lexical] = words.scores[words.seqs.searchsorted(columns.seqs[lexical])]
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(*snapshot.sample(scope, SAMPLE), vector, weights)
@@ -147,9 +146,9 @@ def _ranked(
 
 
 def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
-    """Several rankings as one, in turns: the best of each, then the second of each. The scores of
-    different questions cannot be compared, so a passage's tells its place: 1 for the first, half of
-    that for the hundredth.
+    """Interleave several rankings: the best of each, then the second of each. Scores of different
+    questions are not comparable, so the score becomes a function of the rank: 1 for the first, half
+    for the hundredth.
     """
     best: dict[int, Ranked] = {}
     for ranked in rankings:
@@ -161,8 +160,8 @@ def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
-    """The factor on each passage whatever the request: running text answers more often than lists
-    and code.
+    """The query-independent factor of each passage: running text answers more often than lists and
+    code.
     """
     prose = 1.0 - weights.prose * (1.0 - np.minimum(1.0, columns.prose / PROSE_SHARE))
     code = np.where(columns.code, weights.code, 1.0)
@@ -173,7 +172,7 @@ def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
 def lexical_scores(
     snapshot: Snapshot, plan: Plan, scope: ScopeFilter, weights: Weights = WEIGHTS
 ) -> Scored:
-    """The BY_WORDS best passages by their words and their section's, 1.0 for the best."""
+    """The BY_WORDS best passages by their words and those of their section; the best has 1.0."""
     own = _level(snapshot, "passage", plan, scope, weights)
     sections = _level(snapshot, "section", plan, scope, weights)
     members = snapshot.members_of(sections.seqs.tolist())
@@ -184,7 +183,7 @@ def lexical_scores(
             [weights.passage * own.scores, np.repeat(weights.section * of_sections, members.sizes)]
         ),
     )
-    best = np.argsort(-both.scores, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
+    best = np.argsort(-both.scores, kind="stable")[:BY_WORDS]  # ties: the earlier passage
     best.sort()
     return _over_best(Scored(both.seqs[best], both.scores[best]))
 
@@ -201,7 +200,7 @@ def _level(
 
 
 def _summed(seqs: NDArray[np.int64], scores: Scores) -> Scored:
-    """Each number once, with the sum of its scores in their order."""
+    """Each number once, with the sum of its scores, added in order."""
     every, places = np.unique(seqs, return_inverse=True)
     return Scored(every, np.asarray(np.bincount(places, scores, len(every)), np.float64))
 
@@ -219,8 +218,8 @@ def dense_scores(
     middle: float,
     weights: Weights = WEIGHTS,
 ) -> Scores:
-    """Of each row, its cosine with a share of the better neighbour's in the section, scaled to 0..1
-    from middle to the best of the `wanted`; 0 where it has no vector.
+    """The cosine of each row plus a share of the better neighbour's in the section, scaled to 0..1
+    from `middle` to the best of the `wanted`; 0 without a vector.
     """
     raw = _with_neighbours(columns, columns.embedded, vector, weights)
     counted = wanted & columns.embedded
@@ -234,7 +233,7 @@ def dense_scores(
 def scope_middle(
     sample: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
 ) -> float:
-    """The median over the `counted` rows of a sample: what an unrelated passage scores."""
+    """The median over the `counted` rows of a sample: the score of an unrelated passage."""
     if not counted.any():
         return 0.0
     return float(np.median(_with_neighbours(sample, counted, vector, weights)[counted]))
@@ -243,8 +242,8 @@ def scope_middle(
 def _with_neighbours(
     columns: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
 ) -> Scores:
-    """The cosine of each row, 0 without a vector, with a share of the better neighbour's within its
-    section, or of its own where it stands alone. 0 where none of the rows counts.
+    """The cosine of each row, 0 without a vector, plus a share of the better neighbour's within its
+    section (of its own in a section of one). 0 if no row counts.
     """
     if not counted.any():
         return np.zeros(len(columns.vectors))

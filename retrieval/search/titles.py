@@ -1,7 +1,7 @@
-"""Which signals a heading names, and how clearly.
+"""The signals that a heading names, and how clearly.
 
-A request looks at the headings of some hundred sections and asks of each which of all signals it is
-titled for. So the words of titles are an index, and what is known of a heading is kept.
+A request checks the headings of some hundred sections against all signals. So the words of titles
+are indexed and the results for headings are cached.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from functools import lru_cache
 from kb.tokens import tokenize
 from retrieval.diagnose.signals import Signal
 
-ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
-BY_ID, LEADING = 0.9, 1.0  # affinity of a heading that holds the words of the id, begins with them
-BY_TITLE, TITLE_RANGE = 0.8, 0.4  # of one that holds the first of the titles; less for the last
-REMEMBERED = 20_000  # headings: the same stand in many rankings
+ELSEWHERE = 0.4  # factor on a heading's weight for each word about something related to the signal
+# affinity of a heading that contains the words of the id, begins with them
+BY_ID, LEADING = 0.9, 1.0
+BY_TITLE, TITLE_RANGE = 0.8, 0.4  # of one that contains the first of the titles; less for the last
+REMEMBERED = 20_000  # cached headings: the same occur in many rankings
 
 
 @dataclass(frozen=True)
 class Heading:
-    """What a heading says. Of signals by id: how clearly it names each, 0 to 1 where it does at
-    all; which it names by the words of the id; which it is aside of, being about something near.
+    """The signals in a heading, by id: `affinity` is how clearly it names each, 0 to 1, without
+    zeros; `named` are those whose id it contains; `aside` those to which it is only related.
     """
 
     words: frozenset[str]
@@ -35,8 +36,8 @@ class Heading:
 
 @dataclass(frozen=True)
 class _Phrase:
-    """Words that stand together in headings, and what of a signal they are: its name, something
-    near it that is `elsewhere`, or one of its titles, which says for `share` that it is meant.
+    """A phrase in headings and its relation to a signal: its name, something related (`elsewhere`),
+    or one of its titles, with the affinity `share`.
     """
 
     words: frozenset[str]
@@ -62,15 +63,15 @@ class Titles:
 
     def affinity(self, heading: str, signal: str) -> float:
         """How clearly a heading names the signal, 0 to 1: by the words of its id, else by one of
-        its `headings`, of which earlier ones count for more. Words of something near it take away.
+        its `headings`, of which earlier ones weigh more. Words about something related lower it.
         """
         return self.of(heading).affinity.get(signal, 0.0)
 
     def of_another(self, heading: str, signal: str) -> float:
-        """How clearly a heading is the title of another signal's section, 0 to 1; 0 where it names
-        this one by the words of its id, or more than half as clearly. A heading that begins with
-        another's id is that one's, whatever topics stand in it; an id of one word begins headings
-        of several.
+        """How clearly a heading is the title of another signal's section, 0 to 1. 0 if it contains
+        the words of this signal's id, or names it more than half as clearly. A heading that begins
+        with another signal's id belongs to that one, even with topics of this one; but an id of one
+        word may begin headings of several.
         """
         read = self.of(heading)
         if signal in read.named:
@@ -87,17 +88,17 @@ class Titles:
     def _read(self, heading: str) -> Heading:
         tokens = tokenize(heading)
         present = frozenset(tokens)
-        holds = [p for word in present for p in self._by_word.get(word, ()) if p.words <= present]
+        matches = [p for word in present for p in self._by_word.get(word, ()) if p.words <= present]
         best: dict[str, float] = {}
-        for phrase in holds:
+        for phrase in matches:
             share = phrase.share
             if phrase.is_name:
                 leads = frozenset(tokens[: len(phrase.words)]) == phrase.words
                 share = LEADING if leads else BY_ID
             if not phrase.elsewhere:
                 best[phrase.signal] = max(share, best.get(phrase.signal, 0.0))
-        named = frozenset(phrase.signal for phrase in holds if phrase.is_name)
-        near = [phrase.signal for phrase in holds if phrase.elsewhere]
+        named = frozenset(phrase.signal for phrase in matches if phrase.is_name)
+        near = [phrase.signal for phrase in matches if phrase.elsewhere]
         affinity = {
             signal: share * ELSEWHERE ** near.count(signal) for signal, share in best.items()
         }
@@ -114,7 +115,7 @@ def _phrases(signal: Signal) -> Iterable[_Phrase]:
 
 
 def _name(signal: Signal) -> str:
-    """The words of its id, as titles spell them: "on-chip bandwidth", not "onchip bandwidth"."""
+    """The words of its id, spelled as in titles: "on-chip bandwidth", not "onchip bandwidth"."""
     first = signal.headings[0] if signal.headings else ""
     same = "".join(filter(str.isalnum, first)).lower() == signal.id.replace("_", "")
     return first if same else signal.id.replace("_", " ")
@@ -126,18 +127,18 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(tokenize(text))
 
 
-def calls(text: str, signal: str) -> bool:
-    """Whether a text calls a signal by its id or the words of it: `memory_bound`, memory-bound."""
-    return _called(signal).search(text) is not None
+def contains_signal(text: str, signal: str) -> bool:
+    """Whether a text contains a signal's id or the words of it: `memory_bound`, memory-bound."""
+    return _signal_pattern(signal).search(text) is not None
 
 
 @lru_cache(maxsize=1_000)
-def _called(signal: str) -> re.Pattern[str]:
+def _signal_pattern(signal: str) -> re.Pattern[str]:
     words = "[ _-]".join(map(re.escape, signal.split("_")))
     return re.compile(rf"(?<![A-Za-z_]){words}(?![A-Za-z_])", re.IGNORECASE)
 
 
-def holds(present: AbstractSet[str], phrase: str) -> bool:
+def contains_phrase(present: AbstractSet[str], phrase: str) -> bool:
     """Whether all words of a phrase are among these."""
     words = words_of(phrase)
     return bool(words) and words <= present

@@ -1,5 +1,7 @@
-"""The knowledge base as answers are computed from: immutable, mapped from files, without SQL.
+"""The knowledge base in the form that answers are computed from: immutable, memory-mapped files, no
+SQL.
 
-`segment` is the file of some documents, `words` its word index, `snapshot` what a request reads,
-`publish` makes snapshots of the catalog, `store` holds the current one of a process.
+`segment` is the file format of a set of documents, `words` its word index, `snapshot` the interface
+for requests, `publish` reads documents from the catalog, `store` holds the current snapshot of a
+process.
 """

@@ -1,4 +1,4 @@
-"""The one place that keeps values between requests: by snapshot and key, bounded in bytes."""
+"""The cache of values between requests: by snapshot and key, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DEFAULT_BYTES = 96 * MIB
 
 
 class Cache:
-    """Values by key, the least recently used ones dropped first. Safe to share between threads; two
-    threads may make the same value at once.
+    """Values by key; the least recently used are evicted first. Safe to share between threads; two
+    threads may compute the same value at once.
     """
 
     def __init__(self, most_bytes: int = DEFAULT_BYTES) -> None:
@@ -26,7 +26,7 @@ class Cache:
         self.bytes = 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key, made where it is not kept."""
+        """The cached value of a key, computed by `make` on a miss."""
         with self._lock:
             known = self._values.get(key)
             if known is not None:
@@ -52,8 +52,8 @@ class Cache:
 
 
 def size_of(value: Any) -> int:
-    """About how many bytes a value takes, cheaply: texts and arrays by their length, 100 bytes for
-    each element of a collection, which may share what it refers to.
+    """Approximate size of a value in bytes, computed cheaply: texts and arrays by their length, 100
+    bytes for each element of a collection, which may share its contents.
     """
     if isinstance(value, str | bytes):
         return 50 + len(value)

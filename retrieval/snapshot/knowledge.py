@@ -1,5 +1,5 @@
-"""The part of a snapshot that is no text of documents: hardware with facts, moves, skills and the
-kernels of runs. Plain data, look-ups in it, and how it is read from a catalog.
+"""The part of a snapshot other than documents: hardware with facts, moves, skills and kernels of
+runs. Plain data with look-ups, and the functions that read it from a catalog.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 @dataclass(frozen=True)
 class Chips:
     """The registered hardware that a caller may see, with accepted facts. `facts` are by hardware,
-    those of one key in the order in which they hold; `hidden` are documents that it may not see.
+    those of one key by precedence; `hidden` are documents that the caller may not see.
     """
 
     specs: Mapping[str, HardwareSpec]
@@ -45,11 +45,13 @@ class Chips:
         return self.specs
 
     def resolve(self, name: str) -> str:
-        """The id that a name, alias or spelling means; UnknownHardware names the nearest."""
+        """Resolve a name, alias or spelling to an id. Raises UnknownHardware, which names the
+        nearest.
+        """
         return lines.resolve(name, self.specs)
 
     def get(self, name: str) -> HardwareSpec:
-        """The spec that a name, alias or spelling means. Raises UnknownHardware."""
+        """The spec for a name, alias or spelling. Raises UnknownHardware."""
         return self.specs[self.resolve(name)]
 
     def lineage(self, hardware_id: str) -> tuple[str, ...]:
@@ -57,7 +59,7 @@ class Chips:
         return lines.lineage(hardware_id, self.specs)
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
-        """The fact that holds for each key, inherited ones included; by key."""
+        """The effective fact for each key, including inherited ones."""
         lineage = self.lineage(self.resolve(name))
         stated = {
             owner: [f for f in self.facts.get(owner, ()) if f.document_id not in self.hidden]
@@ -68,9 +70,9 @@ class Chips:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """`specs` and `facts` are as `Chips` has them; `moves` are accepted ones by document and name;
-    `kernels` are those that runs have found right; `skills` are sorted by name; `toolchains` are
-    those in use by hardware and name. `document_hardware` has every document that names hardware;
+    """`specs` and `facts` are as in `Chips`; `moves` are accepted ones by document and name;
+    `kernels` are those that runs have verified; `skills` are sorted by name; `toolchains` are those
+    in use by hardware and name. `document_hardware` has every document that names hardware;
     `waiting` are documents that have never been read.
     """
 
@@ -99,7 +101,7 @@ class Knowledge:
 
     @cached_property
     def shared_languages(self) -> tuple[str, ...]:
-        """Languages that chips of more than one vendor are described with, sorted."""
+        """Languages in descriptions of chips of more than one vendor, sorted."""
         vendors: dict[str, set[str]] = {}
         for spec in self.specs.values():
             for language in spec.languages if spec.vendor else ():
@@ -107,7 +109,7 @@ class Knowledge:
         return tuple(sorted(name for name, known in vendors.items() if len(known) > 1))
 
     def waiting_for(self, scope: ScopeFilter) -> list[WaitingDocument]:
-        """Documents within the scope that have never been read, by title."""
+        """Documents in the scope that have never been read, by title."""
         access, places = scope.access_scope, scope.hardware
         return [
             document
@@ -120,7 +122,7 @@ class Knowledge:
     # -- moves
 
     def fitting_moves(self, signals: Sequence[str], scope: ScopeFilter) -> list[StoredMove]:
-        """Moves within the scope that are about any of the signals, or about none; by document and
+        """Moves in the scope that are about any of the signals, or about none; by document and
         name.
         """
         wanted, places = set(signals), frozenset(scope.hardware or ())
@@ -136,7 +138,7 @@ class Knowledge:
         ]
 
     def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:
-        """The sections that these moves rest on."""
+        """The sections that these moves are taken from."""
         wanted = set(move_ids)
         return frozenset(
             row.section_id for row in self.moves if row.section_id and row.move.id in wanted
@@ -167,10 +169,9 @@ class Knowledge:
         begins: bool = False,
     ) -> list[KnownSkill]:
         """Skills that may apply, sorted by name: each scope that they state admits the request.
-
         Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
-        chip. What the request leaves open (op, languages, dtype None) excludes nothing. With
-        `begins`, only skills that name the operator and have a recipe, which a search begins with.
+        chip. Unspecified parts of the request (op, languages, dtype None) exclude nothing. With
+        `begins`, only skills that name the operator and have a recipe, with which a search begins.
         """
         wanted = {
             "signals": set(signals) or None,
@@ -195,7 +196,7 @@ class Knowledge:
 
 
 class Descriptions:
-    """Parsed descriptions of hardware; one that has not changed is not parsed again."""
+    """Parsed descriptions of hardware, cached while they do not change."""
 
     def __init__(self) -> None:
         self._parsed: dict[str, tuple[str, HardwareSpec]] = {}
@@ -217,8 +218,8 @@ def read_knowledge(
     since: State | None = None,
     state: State | None = None,
 ) -> Knowledge:
-    """The knowledge that a transaction sees at `state`. What has not changed since the `last` one,
-    which was read at `since`, is not read again.
+    """The knowledge that a transaction sees at `state`. Parts that have not changed since the
+    `last` knowledge, read at `since`, are taken from it.
     """
     if last is not None and since is not None and state is not None:
         if since.waiting != state.waiting:
@@ -243,7 +244,7 @@ def read_knowledge(
 
 
 def _with_counters(connection: Connection, last: Knowledge) -> Knowledge:
-    """The same knowledge with the uses of skills as they are now."""
+    """The same knowledge with the current use counts of skills."""
     now = counters(connection)
     skills = []
     for skill in last.skills:

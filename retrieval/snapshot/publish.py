@@ -1,6 +1,5 @@
-"""From the catalog to the rows of a segment: what answers may quote of a document.
-
-Everything that follows from a text alone is computed here, once: tokens, words, scopes, counts.
+"""Read documents from the catalog as rows of a segment. Everything that depends on a text alone is
+computed here, once: tokens, words, scopes, counts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def document_stamps(connection: Connection) -> dict[str, int]:
 def read_documents(
     connection: Connection, stamps: Mapping[str, int], model: str
 ) -> Iterator[DocumentRows]:
-    """These documents with all that answers may quote of them; vectors are of this model."""
+    """These documents with the rows that answers may quote; vectors are of this model."""
     ids = sorted(stamps)
     for start in range(0, len(ids), PORTION):
         yield from _read(connection, ids[start : start + PORTION], stamps, model)

@@ -1,8 +1,8 @@
-"""A segment: some documents with their sections and passages, as one immutable mapped file.
+"""A segment: a set of documents with their sections and passages, as one immutable mapped file.
 
-The numbers that ranking needs are columns; what a reader needs of a passage or section is one
-packed record that is decoded when it is shown. Rows are ordered by scope, so that those of a chip
-are a few runs. A segment knows no other segment and no catalog.
+The numbers for ranking are columns; the other fields of a passage or section are one packed record
+that is decoded on demand. Rows are ordered by scope, so that those of a chip are a few runs. A
+segment is independent of other segments and of the catalog.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Rows = NDArray[np.int64]
 
 
 class PassageRow(NamedTuple):
-    """A passage to store. `about` is what a scope is checked against; `record` are the fields of
-    `Passage` that only a reader needs; `vector` has the bytes of float32 numbers, None without one.
+    """A passage to store. `about` is checked against scopes; `record` are the fields of `Passage`
+    that only readers need; `vector` holds the bytes of float32 numbers, None without a vector.
     """
 
     seq: int
     id: str
-    section: int  # its place among the sections of the document
+    section: int  # index among the sections of the document
     prose: int
     code: bool
     characters: int  # of the text
@@ -59,9 +59,9 @@ class SectionRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document as a segment lists it, of the state `stamp`. `passages` and `embedded` count its
-    passages; `card_chips` are the chips that its cards are about, None where it has no cards;
-    `kernels` counts its samples.
+    """The entry of a document in a segment, in the state `stamp`. `passages` and `embedded` count
+    its passages; `card_chips` are the chips that its cards are about, None without cards; `kernels`
+    counts its samples.
     """
 
     id: str
@@ -81,7 +81,7 @@ class StoredDocument:
 
 @dataclass(frozen=True)
 class DocumentRows:
-    """A document to store with all that answers may quote of it."""
+    """A document to store with the rows that answers may quote."""
 
     document: StoredDocument
     sections: Sequence[SectionRow]
@@ -104,14 +104,15 @@ _KERNELS = TypeAdapter(list[Sample])
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Columns and records. Rows of passages and of sections are counted from 0 in it.
+    """Columns and records. Rows of passages and of sections are numbered from 0.
 
     Of passages: seqs, ids; section_rows, the row of the section; document_places; prose, per mille;
-    code, whether it is a block of code; characters, of the text; about, the place in `abouts`;
-    embedded, whether `vectors` (rows, dimension) has its vector, which is else zero. Of sections:
-    section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents and
-    section_about. The passages of section s, in reading order, are the rows
-    `members[member_starts[s]:member_starts[s + 1]]`. The word indexes are described in `words`.
+    code, whether it is a block of code; characters, of the text; about, the index in `abouts`;
+    embedded, whether `vectors` (rows, dimension) has its vector, which is zero otherwise.
+
+    Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents
+    and section_about. The passages of section s, in reading order, are the rows
+    `members[member_starts[s]:member_starts[s + 1]]`. `words` describes the word indexes.
     """
 
     arrays: Arrays
@@ -120,7 +121,7 @@ class Segment:
     abouts: tuple[About, ...]
     section_abouts: tuple[About, ...]
     name: str = ""
-    size: int = 0  # bytes of its file
+    size: int = 0  # bytes of the file
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         try:
@@ -144,11 +145,11 @@ class Segment:
         return record
 
     def cards(self, document: int) -> list[Symbol]:
-        """The cards of a document, by its place."""
+        """The cards of a document, by its index."""
         return _CARDS.validate_json(self.packed("cards", document))
 
     def kernels(self, document: int) -> list[Sample]:
-        """The samples of a document, by its place."""
+        """The samples of a document, by its index."""
         return _KERNELS.validate_json(self.packed("kernels", document))
 
     def packed(self, blob: str, row: int) -> bytes:
@@ -163,7 +164,7 @@ def number_of(identity: str) -> int:
 
 
 def runs_of(about: NDArray[np.int32], admitted: NDArray[np.bool_]) -> Rows:
-    """Where each run of rows of admitted scopes begins and ends, in turn; `about` is ascending."""
+    """Starts and ends of the runs of rows of admitted scopes, alternating; `about` is ascending."""
     edges = np.flatnonzero(np.diff(admitted, prepend=False, append=False))
     return np.searchsorted(about, edges)
 
@@ -172,7 +173,7 @@ def runs_of(about: NDArray[np.int32], admitted: NDArray[np.bool_]) -> Rows:
 
 
 def write_segment(segment: Segment, path: Path) -> None:
-    """Write a segment; the file appears whole or not at all."""
+    """Write a segment atomically."""
     blobs = {name: np.frombuffer(blob, np.uint8) for name, blob in segment.blobs.items()}
     parts = {**segment.arrays, **blobs}
     places: dict[str, tuple[str, tuple[int, ...], int]] = {}
@@ -199,7 +200,7 @@ def write_segment(segment: Segment, path: Path) -> None:
 
 
 def open_segment(path: Path) -> Segment:
-    """Map a segment. Raises OSError where it is missing and ValueError where it is damaged."""
+    """Map a segment. Raises OSError if it is missing and ValueError if it is damaged."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -322,15 +323,15 @@ def _members(arrays: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def _scope_tokens(about: About) -> int:
-    """How many tokens the scope of a row adds to its length (see `words`)."""
+    """The number of tokens that the scope of a row adds to its length (see `words`)."""
     return len(about.hardware) + 1 + max(1, len(about.languages))
 
 
 def _by_scope(
     abouts: Sequence[About], seqs: Sequence[int]
 ) -> tuple[tuple[About, ...], NDArray[np.int32], Rows]:
-    """The different scopes, that of each row, and the order of rows: by scope, then by number.
-    Scopes about the same hardware stand together.
+    """The distinct scopes, the scope of each row, and the order of rows: by scope, then by number.
+    Scopes about the same hardware are adjacent.
     """
     different = sorted(set(abouts), key=lambda a: (a.hardware, a.category, *a))
     place = {about: n for n, about in enumerate(different)}
@@ -340,7 +341,7 @@ def _by_scope(
 
 
 def _inverse(order: Rows) -> Rows:
-    """The row that each former row becomes."""
+    """The new row of each former row."""
     rows = np.empty(len(order), np.int64)
     rows[order] = np.arange(len(order))
     return rows
@@ -349,45 +350,45 @@ def _inverse(order: Rows) -> Rows:
 # -- from segments
 
 
-class Part(NamedTuple):
-    """A segment without some of its documents, by place."""
+class SegmentPart(NamedTuple):
+    """A segment without some of its documents, by index."""
 
     segment: Segment
     without: frozenset[int] = frozenset()
 
 
-def merge_segments(parts: Sequence[Part]) -> Segment:
-    """The remaining documents of several segments as one; nothing is left of the others."""
-    kept = [_Kept.of(part) for part in parts]
+def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
+    """The remaining documents of several segments as one; the others are dropped."""
+    rest = [_Remainder.of(part) for part in parts]
     abouts, about, order = _merged_scopes(
-        [(k.segment.abouts, k.segment.about[k.rows], k.segment.seqs[k.rows]) for k in kept]
+        [(k.segment.abouts, k.segment.about[k.rows], k.segment.seqs[k.rows]) for k in rest]
     )
     section_abouts, section_about, section_order = _merged_scopes(
         [
             (k.segment.section_abouts, k.segment.section_about[k.sections], k.section_seqs)
-            for k in kept
+            for k in rest
         ]
     )
-    widths = [k.segment.vectors.shape[1] for k in kept if k.segment.vectors.shape[1]]
+    widths = [k.segment.vectors.shape[1] for k in rest if k.segment.vectors.shape[1]]
     width = widths[0] if widths else 0
     section_row = _inverse(section_order)
-    first_section = np.cumsum([0, *(len(k.sections) for k in kept)])
-    first_document = np.cumsum([0, *(len(k.documents) for k in kept)])
+    first_section = np.cumsum([0, *(len(k.sections) for k in rest)])
+    first_document = np.cumsum([0, *(len(k.documents) for k in rest)])
 
     def joined(arrays: Sequence[NDArray[Any]], order: Rows) -> NDArray[Any]:
         return np.concatenate(arrays)[order]
 
     arrays: dict[str, NDArray[Any]] = {
-        name: joined([k.segment.arrays[name][k.rows] for k in kept], order)
+        name: joined([k.segment.arrays[name][k.rows] for k in rest], order)
         for name in ("seqs", "ids", "prose", "code", "characters", "embedded")
     }
     arrays |= {
-        name: joined([k.segment.arrays[name][k.sections] for k in kept], section_order)
+        name: joined([k.segment.arrays[name][k.sections] for k in rest], section_order)
         for name in ("section_seqs", "section_ids", "section_parents")
     }
-    of_section = [k.section_place[k.segment.section_rows[k.rows]] for k in kept]
-    of_document = [k.document_place[k.segment.document_places[k.rows]] for k in kept]
-    by_document = [k.document_place[k.segment.section_documents[k.sections]] for k in kept]
+    of_section = [k.section_place[k.segment.section_rows[k.rows]] for k in rest]
+    of_document = [k.document_place[k.segment.document_places[k.rows]] for k in rest]
+    by_document = [k.document_place[k.segment.section_documents[k.sections]] for k in rest]
     arrays |= {
         "about": about,
         "section_about": section_about,
@@ -398,31 +399,31 @@ def merge_segments(parts: Sequence[Part]) -> Segment:
         "section_documents": joined(_shifted(by_document, first_document), section_order).astype(
             np.int32
         ),
-        "vectors": joined([k.vectors(width) for k in kept], order),
+        "vectors": joined([k.vectors(width) for k in rest], order),
     }
     arrays |= _members(arrays)
     arrays |= merge_words(
-        "passage", [(k.segment.arrays, k.rows) for k in kept], _inverse(order)
-    ) | merge_words("section", [(k.segment.arrays, k.sections) for k in kept], section_row)
+        "passage", [(k.segment.arrays, k.rows) for k in rest], _inverse(order)
+    ) | merge_words("section", [(k.segment.arrays, k.sections) for k in rest], section_row)
     chosen = {
-        "passages": [k.segment.packed("passages", r) for k in kept for r in k.rows.tolist()],
-        "sections": [k.segment.packed("sections", r) for k in kept for r in k.sections.tolist()],
+        "passages": [k.segment.packed("passages", r) for k in rest for r in k.rows.tolist()],
+        "sections": [k.segment.packed("sections", r) for k in rest for r in k.sections.tolist()],
     }
     records = {
         "passages": [chosen["passages"][n] for n in order.tolist()],
         "sections": [chosen["sections"][n] for n in section_order.tolist()],
     } | {
-        name: [k.segment.packed(name, d) for k in kept for d in k.documents]
+        name: [k.segment.packed(name, d) for k in rest for d in k.documents]
         for name in ("cards", "kernels")
     }
     ends, blobs = _packed(records)
-    documents = tuple(k.segment.documents[d] for k in kept for d in k.documents)
+    documents = tuple(k.segment.documents[d] for k in rest for d in k.documents)
     return Segment(arrays | ends, blobs, documents, abouts, section_abouts)
 
 
-class _Kept(NamedTuple):
-    """What is left of a segment: places of documents, rows of passages and of sections, and the new
-    place of each former section and document.
+class _Remainder(NamedTuple):
+    """The remainder of a segment: indexes of documents, rows of passages and of sections, and the
+    new index of each former section and document.
     """
 
     segment: Segment
@@ -433,7 +434,7 @@ class _Kept(NamedTuple):
     document_place: Rows
 
     @classmethod
-    def of(cls, part: Part) -> _Kept:
+    def of(cls, part: SegmentPart) -> _Remainder:
         segment = part.segment
         documents = [n for n in range(len(segment.documents)) if n not in part.without]
         rows = np.flatnonzero(np.isin(segment.document_places, documents))
@@ -460,7 +461,7 @@ def _shifted(places: Sequence[Rows], first: Rows) -> list[Rows]:
 def _merged_scopes(
     parts: Sequence[tuple[tuple[About, ...], NDArray[np.int32], NDArray[np.int64]]],
 ) -> tuple[tuple[About, ...], NDArray[np.int32], Rows]:
-    """As `_by_scope`, of rows that have their scopes by place."""
+    """Like `_by_scope`, for rows that have their scopes by index."""
     used = [about[n] for about, places, _ in parts for n in np.unique(places).tolist()]
     different = sorted(set(used), key=lambda a: (a.hardware, a.category, *a))
     rank = {about: n for n, about in enumerate(different)}

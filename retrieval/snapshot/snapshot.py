@@ -1,9 +1,9 @@
-"""What answers are computed from: the knowledge of one catalog revision, in memory.
+"""The knowledge of one catalog revision, from which answers are computed.
 
 Passages, sections and vectors are mapped from the segments' files; hardware, moves, skills and
-verified kernels are small and are in memory. A snapshot never changes, and none of its methods
-reads the catalog, a clock or other state. Every method that gives text checks the scope that it is
-given, so nothing outside of it is ever returned.
+verified kernels are small and are in memory. A snapshot is immutable, and none of its methods reads
+the catalog, a clock or other state. Every method that returns text checks its scope, so nothing
+outside of it is ever returned.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from kb.catalog.meta import State
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope, ScopeFilter
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Knowledge
-from retrieval.snapshot.segment import Part, Segment, StoredDocument, number_of, runs_of
+from retrieval.snapshot.segment import Segment, SegmentPart, StoredDocument, number_of, runs_of
 from retrieval.snapshot.words import Level, Postings, WordIndex
 
 T = TypeVar("T")
 Vector = NDArray[np.float32]
 Rows = NDArray[np.int64]
-MOST_SCOPES_AT_ONCE = 16  # of a search for near passages; more are searched as one set of rows
+# of a search for near passages; more scopes are searched as one set of rows
+MOST_SCOPES_AT_ONCE = 16
 
 
 class Columns(NamedTuple):
     """Passages in the order of their numbers, for ranking. `sections` are the numbers of their
-    sections, `prose` is per mille; where `embedded` is False, the row of `vectors` is zero.
+    sections, `prose` is per mille; if `embedded` is False, the row of `vectors` is zero.
     """
 
     seqs: NDArray[np.int64]
@@ -53,8 +54,8 @@ class Columns(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The passages of sections: the numbers of the sections, how many passages each has, and the
-    numbers of these, section by section.
+    """The passages of sections: the numbers of the sections, the number of passages of each, and
+    the numbers of these, section by section.
     """
 
     sections: NDArray[np.int64]
@@ -73,8 +74,8 @@ class OwnDocument:
 
 
 class Mark(NamedTuple):
-    """What speaks for a passage where a signal is all that is known: `named` that its text has the
-    signal's id, `tagged` that it has its tag, `moved` that a move for it rests on the section.
+    """Evidence for a passage with a bare signal: `named` if its text contains the signal's id,
+    `tagged` if it has its tag, `moved` if a move for it is taken from the section.
     """
 
     seq: int
@@ -87,10 +88,10 @@ class Mark(NamedTuple):
     moved: bool
 
 
-class _Placed(NamedTuple):
+class _MountedSegment(NamedTuple):
     """A segment of a snapshot. Its passages are the rows from `first` on, its sections those from
-    `first_section` on. `dead` and `dead_sections` are its rows of documents that are not part of
-    the snapshot; `without` are the places of these.
+    `first_section` on. `dead` and `dead_sections` are its rows of documents outside the snapshot;
+    `without` are the indexes of these.
     """
 
     segment: Segment
@@ -101,7 +102,7 @@ class _Placed(NamedTuple):
     dead_sections: Rows
 
     @classmethod
-    def of(cls, part: Part, first: int, first_section: int) -> _Placed:
+    def of(cls, part: SegmentPart, first: int, first_section: int) -> _MountedSegment:
         segment, without = part
         places = sorted(without)
         return cls(
@@ -115,7 +116,7 @@ class _Placed(NamedTuple):
 
     @property
     def documents(self) -> Iterator[tuple[int, StoredDocument]]:
-        """The documents that are part of the snapshot, with their places."""
+        """The documents of the snapshot, with their indexes."""
         return (pair for pair in enumerate(self.segment.documents) if pair[0] not in self.without)
 
     def own(self, rows: Rows) -> Rows:
@@ -126,21 +127,21 @@ class _Placed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The knowledge of a catalog at `state`; `name` tells it from every other snapshot."""
+    """The knowledge of a catalog at `state`; `name` identifies the snapshot."""
 
     name: str
     state: State
-    segments: tuple[Part, ...]
+    segments: tuple[SegmentPart, ...]
     knowledge: Knowledge
     cache: Cache = field(default_factory=Cache)
 
     # -- rows: of passages and of sections, counted over all segments
 
     @cached_property
-    def _parts(self) -> tuple[_Placed, ...]:
+    def _parts(self) -> tuple[_MountedSegment, ...]:
         parts, first, first_section = [], 0, 0
         for part in self.segments:
-            parts.append(_Placed.of(part, first, first_section))
+            parts.append(_MountedSegment.of(part, first, first_section))
             first += part.segment.rows
             first_section += len(part.segment.section_seqs)
         return tuple(parts)
@@ -175,7 +176,7 @@ class Snapshot:
 
     @cached_property
     def _section_of(self) -> NDArray[np.int64]:
-        """Of each passage, the row of its section."""
+        """The row of the section of each passage."""
         rows = (p.segment.section_rows.astype(np.int64) + p.first_section for p in self._parts)
         return np.concatenate([np.zeros(0, np.int64), *rows])
 
@@ -203,7 +204,7 @@ class Snapshot:
 
     @cached_property
     def _abouts(self) -> tuple[tuple[About, ...], NDArray[np.int64]]:
-        """The different scopes of passages, and that of each row."""
+        """The distinct scopes of passages, and the scope of each row."""
         known: dict[About, int] = {}
         columns = [np.zeros(0, np.int64)]
         for part in self._parts:
@@ -212,7 +213,7 @@ class Snapshot:
         return tuple(known), np.concatenate(columns)
 
     def _rows_of(self, seqs: NDArray[np.int64]) -> Rows:
-        """The rows of those of ascending numbers that are there."""
+        """The rows of ascending numbers, without unknown numbers."""
         places = np.searchsorted(self._live_seqs, seqs)
         inside = places < len(self._live_seqs)
         places = places[inside]
@@ -246,8 +247,8 @@ class Snapshot:
     # -- passages
 
     def load(self, seqs: Iterable[int], scope: ScopeFilter | None = None) -> dict[int, Passage]:
-        """The passages among these numbers, by number; with a scope, those that it admits, as its
-        caller may see them.
+        """The passages among these numbers, by number; with a scope, those in it, with the fields
+        that its caller may see.
         """
         rows = self._rows_of(np.unique(np.fromiter(seqs, np.int64)))
         if scope is None:
@@ -292,10 +293,10 @@ class Snapshot:
     # -- sections
 
     def sections(self, section_ids: Iterable[str], scope: ScopeFilter) -> dict[str, WholeSection]:
-        """These sections by id; those without a passage that the scope admits are left out. One
-        that it admits as a whole is the same object for every scope.
+        """These sections by id, without those that have no passage in the scope. A section that is
+        completely in the scope is the same object for every scope.
         """
-        # A section has the passages that the scope admits, all of one category.
+        # A section has the passages that are in the scope, all of one category.
         within = self._within(replace(scope, categories=CATEGORIES))
         whole: dict[str, WholeSection] = {}
         for identity in sorted(set(section_ids)):
@@ -319,7 +320,7 @@ class Snapshot:
         return {i: self._section_record(int(own[0]))[0] for i, own in rows.items() if len(own)}
 
     def below(self, parent_ids: Collection[str]) -> dict[str, list[str]]:
-        """Ids of the sections directly below these, by parent, in reading order."""
+        """Ids of the child sections, by parent, in reading order."""
         found: dict[str, list[str]] = {}
         for identity in sorted(set(parent_ids)):
             rows = _found(self._sections_by_parent, identity).tolist()
@@ -354,14 +355,14 @@ class Snapshot:
 
     @cached_property
     def _all_members(self) -> tuple[Rows, Rows]:
-        """Rows of passages, section by section; those of section s are from the s-th start on."""
+        """Rows of passages, section by section; those of section s begin at the s-th start."""
         members = (p.segment.members.astype(np.int64) + p.first for p in self._parts)
         starts = (p.segment.member_starts[:-1] + p.first for p in self._parts)
         none = np.zeros(0, np.int64)
         ends = np.array([len(self._seqs)])
         return np.concatenate([none, *members]), np.concatenate([none, *starts, ends])
 
-    def _section_part(self, row: int) -> _Placed:
+    def _section_part(self, row: int) -> _MountedSegment:
         return next(part for part in reversed(self._parts) if row >= part.first_section)
 
     def _section_id(self, row: int) -> str:
@@ -428,23 +429,23 @@ class Snapshot:
         return {document: "\n".join(parts) for document, parts in texts.items()}
 
     def code_in(self, hardware: Sequence[str], language: str, scope: ScopeFilter) -> list[str]:
-        """The code about these chips whose fence names the language."""
+        """The code about these chips in fences labelled with the language."""
         rows = self._about_chips(hardware, replace(scope, categories=CATEGORIES))
         passages = map(self._passage, rows[self._code[rows]].tolist())
         return [p.text for p in passages if p.language == language]
 
     def documents_for_language(self, language: str) -> frozenset[str]:
-        """Documents that were uploaded as being about this language."""
+        """Documents that were uploaded for this language."""
         return frozenset(d.id for d in self.documents.values() if language in d.languages)
 
     def languages_of(self, hardware_id: str, access: AccessScope) -> tuple[str, ...]:
-        """The languages that documents about this very hardware name, by name."""
+        """The languages named by documents about exactly this hardware, by name."""
         about = (d for d in self.documents.values() if hardware_id in d.hardware)
         named = {language for d in about if _sees(access, d) for language in d.languages}
         return tuple(sorted(named))
 
     def _about_chips(self, hardware: Sequence[str], scope: ScopeFilter) -> Rows:
-        """Rows of passages about one of these chips, by number; languages narrow nothing."""
+        """Rows of passages about one of these chips, by number, of any language."""
         within = self._within(replace(scope, hardware=tuple(hardware), languages=None))
         rows: Rows = self._live[within[self._abouts[1][self._live]]]
         return rows
@@ -452,14 +453,14 @@ class Snapshot:
     # -- ranking
 
     def around(self, seqs: Iterable[int], scope: ScopeFilter) -> Columns:
-        """The passages under these numbers and those next to them, within category and access."""
+        """The passages of these numbers and their neighbours, within category and access."""
         middle = np.fromiter(seqs, np.int64)
         wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
         return self._columns(self._on_shelf(self._rows_of(wanted), scope))
 
     def sample(self, scope: ScopeFilter, count: int) -> tuple[Columns, NDArray[np.bool_]]:
-        """An even sample of about `count` passages of a scope, in any language, with the passages
-        next to them; which of them were drawn and have a vector.
+        """An even sample of about `count` passages of a scope, in any language, with their
+        neighbours; and a mask of the drawn passages with a vector.
         """
 
         def draw() -> tuple[Rows, NDArray[np.bool_]]:
@@ -493,13 +494,13 @@ class Snapshot:
         return _merged(best, limit)
 
     def with_vectors(self, hardware: Sequence[str] | None, access: AccessScope) -> int:
-        """How many passages about this hardware (None: any) have a vector."""
+        """The number of passages about this hardware (None: any) with a vector."""
         runs = (run for p in self._parts for run in self._runs_with_vectors(p, hardware, access))
         return sum(stop - start for start, stop in runs)
 
     @cached_property
     def hardware_scopes(self) -> tuple[str, ...]:
-        """Every hardware that passages are about, sorted; `any` among them."""
+        """Every hardware that passages are about, sorted, including `any`."""
         return tuple(sorted({chip for about in self._abouts[0] for chip in about.hardware}))
 
     def search(
@@ -525,7 +526,7 @@ class Snapshot:
         return {"passage": WordIndex.of(passages), "section": WordIndex.of(sections)}
 
     def _runs(self, level: Level, scope: ScopeFilter) -> list[Rows]:
-        """Of each segment, where the runs of rows of a scope begin and end."""
+        """For each segment, the start and end of each run of rows of a scope."""
         runs = []
         for segment in (part.segment for part in self._parts):
             passages = level == "passage"
@@ -535,9 +536,9 @@ class Snapshot:
         return runs
 
     def _runs_with_vectors(
-        self, part: _Placed, hardware: Sequence[str] | None, access: AccessScope
+        self, part: _MountedSegment, hardware: Sequence[str] | None, access: AccessScope
     ) -> list[tuple[int, int]]:
-        """Runs of live rows about this hardware that have a vector, in a segment."""
+        """Runs of live rows about this hardware with a vector, in a segment."""
 
         def find() -> list[tuple[int, int]]:
             segment = part.segment
@@ -573,10 +574,10 @@ class Snapshot:
             self._embedded[rows],
         )
 
-    # -- scopes, over the different ones of passages
+    # -- masks over the distinct scopes of passages
 
     def _within(self, scope: ScopeFilter) -> NDArray[np.bool_]:
-        """Whether a scope admits each."""
+        """Whether each is in the scope."""
         abouts = self._abouts[0]
         return self.keep("within", scope.key, lambda: _mask(a.is_within(scope) for a in abouts))
 
@@ -594,12 +595,12 @@ class Snapshot:
 
     def _on_shelf(self, rows: Rows, scope: ScopeFilter) -> Rows:
         shelf = self.keep("shelf", scope.key, lambda: self._shelf(scope))
-        kept: Rows = rows[shelf[self._abouts[1][rows]]]
-        return kept
+        admitted: Rows = rows[shelf[self._abouts[1][rows]]]
+        return admitted
 
     def unknown_ids(self, ids: Iterable[str], access: AccessScope) -> list[str]:
-        """Those of the ids that are no passage, section, document, card or kernel that the caller
-        may see; in their order.
+        """Those ids, in order, that are not a passage, section, document, card or kernel visible to
+        the caller.
         """
         wanted = list(dict.fromkeys(ids))
         if not wanted:
@@ -676,10 +677,10 @@ class Snapshot:
     def _kernels_of(self, segment: Segment, place: int) -> list[Sample]:
         return self.cache.get((segment.name, "kernels", place), lambda: segment.kernels(place))
 
-    # -- values that follow from it
+    # -- cached values derived from the snapshot
 
     def keep(self, area: str, key: Hashable, make: Callable[[], T]) -> T:
-        """A value that follows from this snapshot and a key, made once while it is in use."""
+        """A value derived from this snapshot and a key, cached while the snapshot is in use."""
         return self.cache.get((self.name, area, key), make)
 
 
@@ -691,7 +692,7 @@ def _indexed(numbers: NDArray[np.uint64], rows: Rows) -> tuple[NDArray[np.uint64
 
 
 def _found(index: tuple[NDArray[np.uint64], Rows], identity: str) -> Rows:
-    """The rows of an id in an index; none for what is no id."""
+    """The rows of an id in an index; none for an invalid id."""
     numbers, rows = index
     try:
         number = np.uint64(number_of(identity))
@@ -700,7 +701,7 @@ def _found(index: tuple[NDArray[np.uint64], Rows], identity: str) -> Rows:
     return rows[np.searchsorted(numbers, number) : np.searchsorted(numbers, number, "right")]
 
 
-def _passage(part: _Placed, row: int) -> Passage:
+def _passage(part: _MountedSegment, row: int) -> Passage:
     segment = part.segment
     ordinal, kind, lead, text, language, index, label, boxes, corrected, tags = segment.passage(row)
     section = int(segment.section_rows[row])
@@ -731,7 +732,7 @@ def _passage(part: _Placed, row: int) -> Passage:
 
 
 def _as_seen(passage: Passage, access: AccessScope) -> Passage:
-    """Without the names of other chips that it is about."""
+    """The passage without the names of other chips that it is about."""
     if not access.restricted:
         return passage
     return passage._replace(hardware=access.visible_hardware(passage.hardware))
@@ -748,8 +749,8 @@ def _mask(values: Iterable[bool]) -> NDArray[np.bool_]:
 def _largest(
     numbers: NDArray[np.int64], cosines: Vector, limit: int
 ) -> tuple[NDArray[np.int64], Vector]:
-    """Those of a group that may be among the best; of equal ones, which differ in the last bit of a
-    product, all.
+    """Members of a group that may be among the best; all equal ones, since these differ in the last
+    bit of a product.
     """
     if len(cosines) <= limit:
         return numbers, cosines
@@ -763,6 +764,6 @@ def _merged(best: Sequence[tuple[NDArray[np.int64], Vector]], limit: int) -> dic
         return {}
     seqs, places = np.unique(np.concatenate([numbers for numbers, _ in best]), return_index=True)
     cosines = np.concatenate([of_group for _, of_group in best])[places].astype(np.float64)
-    # Equal texts have equal vectors, but not to the last bit of a matrix product.
+    # Equal texts have vectors that are equal except for the last bit of a matrix product.
     order = np.argsort(-np.round(cosines, 5), kind="stable")[:limit]
     return dict(zip(seqs[order].tolist(), cosines[order].tolist(), strict=True))

@@ -1,13 +1,13 @@
-"""The current snapshot of a process, and the files that several processes map.
+"""The current snapshot of a process, and the files shared between processes.
 
-A folder holds segments and `manifest.json`, which says of which segments the documents of the
-catalog consist. Whoever finds the catalog changed publishes: it reads the changed documents, writes
-them as one segment, and replaces the manifest. Files are derived data: a missing, damaged or
-foreign folder is built anew from the catalog. Readers keep the snapshot that they have begun with.
+A folder holds segments and `manifest.json`, which maps the catalog's documents to segments. A
+process that finds the catalog changed publishes: it reads the changed documents, writes them as one
+segment, and replaces the manifest. Files are derived data: a missing, damaged or foreign folder is
+rebuilt from the catalog. A request continues with the snapshot it started with.
 
-No process answers from a snapshot that is older than the last change of a text, so what was read is
-found and what was deleted is not. A deletion is published before it is acknowledged
-(`Snapshots.publish`); then nothing of the document is left in a file.
+No process answers from a snapshot older than the last change of a text, so a document can be found
+once it is read, and not after it is deleted. A deletion is published before it is acknowledged
+(`SnapshotStore.publish`); then no file contains any part of the document.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import shutil
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -34,7 +35,7 @@ from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
 from retrieval.snapshot.publish import document_stamps, read_documents
 from retrieval.snapshot.segment import (
     DocumentRows,
-    Part,
+    SegmentPart,
     build_segment,
     merge_segments,
     open_segment,
@@ -43,39 +44,44 @@ from retrieval.snapshot.segment import (
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.snapshot.words import HEADING_WEIGHT
 
-FORMAT = 1  # of segments and of what is computed from texts
+FORMAT = 1  # version of segments and of values computed from texts
 FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
-MOST_PASSAGES = 8_000  # of a segment that is built of documents; it takes 30 KB of each meanwhile
-SMALL, GROWTH, MOST_ALIKE = 1_000, 8, 3  # passages; segments of about one size before they are one
+MOST_PASSAGES = 8_000  # of a segment built from documents; building takes 30 KB per passage
+# passages; ratio of tiers; segments of one tier before they are merged
+SMALL, GROWTH, MOST_ALIKE = 1_000, 8, 3
 MOST_DEAD = 0.3  # share of a segment's passages
 log = structlog.get_logger(__name__)
 
 
-class Snapshots:
-    """Gives the snapshot of a catalog as it is now. Safe to share between threads."""
+class SnapshotStore:
+    """Provides the current snapshot of a catalog. Safe to share between threads."""
 
     def __init__(
-        self, catalog: Catalog, model: str, heading_weight: float = HEADING_WEIGHT
+        self,
+        catalog: Catalog,
+        model: str,
+        heading_weight: float = HEADING_WEIGHT,
+        folder: Path | None = None,
     ) -> None:
-        """`model` is the fingerprint of the embedding model; `heading_weight` is how often a word
-        of a heading counts.
+        """`model` is the fingerprint of the embedding model; `heading_weight` is the weight of a
+        word in a heading; `folder` defaults to that of the catalog's data directory.
         """
         self._catalog = catalog
         self._model = model
         self._heading_weight = heading_weight
-        self._folder = catalog.data_dir / FOLDER
+        self._folder = folder or catalog.data_dir / FOLDER
         self._names = itertools.count()
         self._descriptions = Descriptions()
         self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot
-        self._parts: tuple[Part, ...] = ()
-        self._manifest = ""  # the text that the parts are of
+        self._parts: tuple[SegmentPart, ...] = ()
+        self._manifest = ""  # text of the manifest that the parts come from
         self._snapshot: Snapshot | None = None
         self._version: Hashable = None
         self.cache = Cache()
 
     def current(self) -> Snapshot:
-        """The knowledge of the catalog. While another thread or process publishes, that of before,
-        unless a text has changed since.
+        """The current knowledge of the catalog. While another thread or process publishes, the
+        previous one, unless a text has changed since.
         """
         snapshot, version = self._snapshot, self._catalog.version()
         if snapshot is not None and version == self._version:
@@ -95,23 +101,23 @@ class Snapshots:
             self._lock.release()
 
     def publish(self) -> Snapshot:
-        """The knowledge of the catalog as it is now, in this process and in the files."""
+        """Publish the current knowledge of the catalog, in this process and in the files."""
         with self._lock:
             snapshot = self._published(wait=True)
             assert snapshot is not None
             return snapshot
 
     def rebuild(self) -> Snapshot:
-        """The same, from the catalog alone."""
+        """Publish from the catalog alone, without the files."""
         with self._lock:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._parts, self._manifest, self._snapshot = (), "", None
         return self.publish()
 
-    # -- publishing; the caller has the lock of this process
+    # -- publishing; the caller holds the lock of this process
 
     def _published(self, wait: bool) -> Snapshot | None:
-        """None where another process publishes and this one need not wait for it."""
+        """None if another process publishes and `wait` is false."""
         version = self._catalog.version()
         with self._catalog.read() as connection:
             state = meta.state(connection)
@@ -136,7 +142,7 @@ class Snapshots:
         return Snapshot(name, state, self._parts, knowledge, self.cache)
 
     def _bring_up_to_date(self, connection: Any) -> None:
-        """Make the parts those of the documents that a transaction sees."""
+        """Update the parts to the documents that a transaction sees."""
         self._adopt()
         stamps = document_stamps(connection)
         parts = list(self._parts)
@@ -155,27 +161,27 @@ class Snapshots:
             any(document.id not in stamps for document in part.segment.documents) for part in parts
         ]
         fresh = [
-            Part(self._written(build_segment(rows, self._heading_weight)))
+            SegmentPart(self._written(build_segment(rows, self._heading_weight)))
             for rows in _portions(read_documents(connection, changed, self._model))
         ]
         rewritten = [
             self._compacted(part) if gone or _dead_share(part) > MOST_DEAD else part
             for part, gone in zip(parts, deleted, strict=True)
         ]
-        kept = [part for part in (*rewritten, *fresh) if _size(part)]
-        self._parts = tuple(self._merged(kept))
+        parts = [part for part in (*rewritten, *fresh) if _size(part)]
+        self._parts = tuple(self._merged(parts))
         self._write_manifest()
 
-    def _compacted(self, part: Part) -> Part:
-        return Part(self._written(merge_segments([part]))) if _size(part) else part
+    def _compacted(self, part: SegmentPart) -> SegmentPart:
+        return SegmentPart(self._written(merge_segments([part]))) if _size(part) else part
 
-    def _merged(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts, several of about one size as one: a search asks each, and publication is to
-        cost what changes.
+    def _merged(self, parts: Sequence[SegmentPart]) -> list[SegmentPart]:
+        """The parts, with several of about one size merged: a search visits every segment, and the
+        cost of publishing should depend on the size of the change.
         """
         merged = list(parts)
         while True:
-            tiers: dict[int, list[Part]] = {}
+            tiers: dict[int, list[SegmentPart]] = {}
             for part in merged:
                 tiers.setdefault(_tier(_size(part)), []).append(part)
             full = next(
@@ -183,13 +189,13 @@ class Snapshots:
             )
             if not full:
                 return merged
-            one = Part(self._written(merge_segments(full)))
+            one = SegmentPart(self._written(merge_segments(full)))
             merged = [part for part in merged if part not in full] + [one]
 
     # -- files
 
     def _written(self, segment: Any) -> Any:
-        """The segment mapped from a file of its own; in memory where none can be written."""
+        """The segment mapped from its new file; in memory if no file can be written."""
         path = self._folder / f"{secrets.token_hex(8)}.segment"
         try:
             private_folder(self._folder)
@@ -221,7 +227,7 @@ class Snapshots:
                     other.unlink()
 
     def _adopt(self) -> None:
-        """Take over what another process has published. What cannot be read is built anew."""
+        """Load the manifest that another process has published. Unreadable parts are rebuilt."""
         try:
             text = (self._folder / MANIFEST).read_text()
             if text == self._manifest:
@@ -231,7 +237,9 @@ class Snapshots:
                 raise ValueError("it is of another catalog, model or release")
             known = {part.segment.name: part.segment for part in self._parts}
             parts = tuple(
-                Part(known.get(name) or open_segment(self._folder / name), frozenset(without))
+                SegmentPart(
+                    known.get(name) or open_segment(self._folder / name), frozenset(without)
+                )
                 for name, without in manifest["parts"]
             )
         except FileNotFoundError:
@@ -252,11 +260,11 @@ class Snapshots:
 
     @contextmanager
     def _folder_lock(self, wait: bool) -> Iterator[bool]:
-        """Held by one process at a time; False where another has it and this one need not wait."""
+        """Held by one process at a time; False if another holds it and `wait` is false."""
         try:
             private_folder(self._folder)
             descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:  # read-only: whatever is published stays in memory
+        except OSError:  # read-only folder: snapshots stay in memory
             yield True
             return
         try:
@@ -271,24 +279,24 @@ class Snapshots:
             os.close(descriptor)
 
 
-def _only(part: Part, ids: set[str]) -> Part:
+def _only(part: SegmentPart, ids: set[str]) -> SegmentPart:
     """The part without documents of other ids."""
     others = (n for n, document in enumerate(part.segment.documents) if document.id not in ids)
-    return Part(part.segment, part.without | frozenset(others))
+    return SegmentPart(part.segment, part.without | frozenset(others))
 
 
-def _size(part: Part) -> int:
-    """The number of its passages."""
+def _size(part: SegmentPart) -> int:
+    """The number of passages."""
     documents = enumerate(part.segment.documents)
     return sum(document.passages for n, document in documents if n not in part.without)
 
 
-def _dead_share(part: Part) -> float:
+def _dead_share(part: SegmentPart) -> float:
     return 1 - _size(part) / part.segment.rows if part.segment.rows else 1.0
 
 
 def _tier(passages: int) -> int:
-    """Segments of one tier are about equally large."""
+    """Segments of one tier have similar sizes."""
     tier = 0
     while passages > SMALL * GROWTH**tier:
         tier += 1
@@ -296,7 +304,7 @@ def _tier(passages: int) -> int:
 
 
 def _portions(documents: Iterator[DocumentRows]) -> Iterator[list[DocumentRows]]:
-    """The documents in portions of at most MOST_PASSAGES passages, or of one."""
+    """The documents in portions of at most MOST_PASSAGES passages, or of one document."""
     portion: list[DocumentRows] = []
     passages = 0
     for document in documents:

@@ -27,8 +27,8 @@ Level = Literal["passage", "section"]
 LEVELS: tuple[Level, ...] = ("passage", "section")
 K1, B = 1.2, 0.75
 LEAST_IDF = 1e-6
-HEADING_WEIGHT = 2.0  # of a word in a heading; chosen with the weights of the ranking
-FEW = 2  # one in so many rows, below which a search reads the runs of its scopes alone
+HEADING_WEIGHT = 2.0  # of a word in a heading; tuned with the weights of the ranking
+FEW = 2  # share of rows (one in this many) below which a search reads only the runs of its scopes
 Scores = NDArray[np.float64]
 
 
@@ -78,18 +78,18 @@ def merge_words(
     parts: Sequence[tuple[Mapping[str, NDArray[Any]], NDArray[np.int64]]],
     places: NDArray[np.int64],
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of the level of several segments, each with the rows that are left of it; `places`
-    has the new row of each of these, segment by segment.
+    """The arrays of the level of several segments, each with its remaining rows; `places` maps
+    these to their new rows, segment by segment.
     """
     numbers, rows, counts = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)], [np.zeros(0, "f4")]
     lengths = np.empty(len(places), np.int32)
     first = 0
-    for arrays, kept in parts:
-        own = places[first : first + len(kept)]
-        first += len(kept)
-        lengths[own] = arrays[f"{level}_lengths"][kept]
+    for arrays, remaining in parts:
+        own = places[first : first + len(remaining)]
+        first += len(remaining)
+        lengths[own] = arrays[f"{level}_lengths"][remaining]
         new = np.full(len(arrays[f"{level}_lengths"]), -1, np.int32)
-        new[kept] = own
+        new[remaining] = own
         of_posting = new[arrays[f"{level}_postings"]]
         left = of_posting >= 0
         sizes = np.diff(arrays[f"{level}_starts"])
@@ -107,7 +107,7 @@ def _arrays(
     counts: NDArray[np.float32],
     lengths: NDArray[np.int32],
 ) -> dict[str, NDArray[Any]]:
-    """Of postings in any order, by word and row."""
+    """Build the arrays from postings in any order."""
     order = np.lexsort((rows, numbers))
     words, starts = np.unique(numbers[order], return_index=True)
     return {
@@ -122,8 +122,8 @@ def _arrays(
 @dataclass(frozen=True, eq=False)
 class Postings:
     """The word index of one level of one segment. `seqs` are the numbers of its rows; `dead` are
-    rows that another segment has replaced, ascending; `dead_words` says, by place of a word, how
-    many of these have it.
+    rows that another segment has replaced, ascending; `dead_words` is the number of dead rows with
+    each word, by index of the word.
     """
 
     seqs: NDArray[np.int64]
@@ -172,7 +172,7 @@ class Postings:
         return int(self.lengths.sum(dtype=np.int64) - dead)
 
     def places(self, numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The place of each word, -1 for one that no row has."""
+        """The index of each word, -1 for an absent one."""
         if not len(self.words):
             return np.full(len(numbers), -1)
         at = np.searchsorted(self.words, numbers)
@@ -180,7 +180,7 @@ class Postings:
         return np.where(self.words[at] == numbers, at, -1)
 
     def frequency(self, place: int) -> int:
-        """How many live rows have a word."""
+        """The number of live rows with a word."""
         return int(self.starts[place + 1] - self.starts[place]) - self.dead_words.get(place, 0)
 
 
@@ -191,7 +191,7 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordIndex:
-    """One level of a snapshot. `count` are its live rows, `average` is their mean length."""
+    """One level of a snapshot. `count` is the number of live rows, `average` their mean length."""
 
     segments: tuple[Postings, ...]
     count: int
@@ -207,9 +207,9 @@ class WordIndex:
     def search(
         self, tokens: Sequence[str], admitted: Sequence[NDArray[np.int64]], limit: int
     ) -> dict[int, float]:
-        """The rows with any of the tokens, best first: number -> BM25 (> 0); of equal ones the
-        earlier. `admitted` has, for each segment, where each run of rows of the scope begins and
-        ends, in turn.
+        """The rows with any of the tokens, best first: number -> BM25 (> 0); ties go to the earlier
+        row. `admitted` has, for each segment, the start and end of each run of rows in the scope,
+        alternating.
         """
         numbers = np.fromiter(map(word_number, tokens), np.uint64, len(tokens))
         places = [segment.places(numbers) for segment in self.segments]
@@ -223,7 +223,7 @@ class WordIndex:
             return {}
         seqs = np.concatenate([part.seqs for part in found])
         scores = np.concatenate([part.scores for part in found])
-        hits = np.flatnonzero(scores > 0)  # of booleans: ten times as fast as of the numbers
+        hits = np.flatnonzero(scores > 0)  # on booleans ten times as fast as on numbers
         if len(hits) > limit:
             values = scores[hits]
             least = np.partition(values, len(values) - limit)[len(values) - limit]
@@ -264,7 +264,7 @@ class WordIndex:
         bounds: NDArray[np.int64],
         size: int,
     ) -> tuple[NDArray[np.int64], Scores]:
-        """The admitted rows alone. The postings of each word are cut to the runs of the scope."""
+        """Scores of the admitted rows. The postings of each word are cut to the scope's runs."""
         cuts = np.array([_cut(segment, place, bounds) for place, _ in known], np.int64)
         starts, sizes = cuts[:, ::2].ravel(), (cuts[:, 1::2] - cuts[:, ::2]).ravel()
         before = np.cumsum(sizes) - sizes
@@ -285,7 +285,7 @@ class WordIndex:
         bounds: NDArray[np.int64],
         size: int,
     ) -> tuple[NDArray[np.int64], Scores]:
-        """All rows; those that are not admitted have 0."""
+        """Scores of all rows; 0 for those that are not admitted."""
         spans = [slice(int(segment.starts[p]), int(segment.starts[p + 1])) for p, _ in known]
         rows = np.concatenate([segment.rows[span] for span in spans])
         weights = [
@@ -309,7 +309,7 @@ class WordIndex:
 
 
 def _cut(segment: Postings, place: int, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the postings of a word reach each of these rows."""
+    """The position in the postings of a word at which each of these rows begins."""
     start, stop = int(segment.starts[place]), int(segment.starts[place + 1])
     cut: NDArray[np.int64] = segment.rows[start:stop].searchsorted(bounds) + start
     return cut

@@ -33,7 +33,13 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
-from retrieval.diagnose.error_words import code_in, first_error, fixed_words, says, shared_words
+from retrieval.diagnose.error_words import (
+    code_in,
+    contains_words,
+    first_error,
+    fixed_words,
+    shared_words,
+)
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.search.names import names_in
@@ -457,7 +463,7 @@ def _outcome(before: str, after: str, log: str, code: str, words: str) -> MendOu
         return "right"
     if REACHED[after] != REACHED[before]:
         return "further" if REACHED[after] > REACHED[before] else None
-    same = code_in(log, (code,)) if code else says(log, words)
+    same = code_in(log, (code,)) if code else contains_words(log, words)
     return None if same or not log.strip() else "other error"
 
 
@@ -491,7 +497,9 @@ def _pointed_at(kernel: Bundle, log: str, code: str, words: str) -> Iterator[str
     """Lines of the kernel that messages of the error name, in the order of the messages."""
     for message in log.splitlines():
         location = _LOCATION.match(message)
-        if location is None or not (code_in(message, (code,)) if code else says(message, words)):
+        if location is None or not (
+            code_in(message, (code,)) if code else contains_words(message, words)
+        ):
             continue
         name = (location[1] or kernel.main).replace("\\", "/").rpartition("/")[2]
         texts = [t for path, t in kernel.files.items() if path.rpartition("/")[2] == name]

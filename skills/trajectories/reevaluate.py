@@ -149,8 +149,9 @@ class Reevaluation:
     def _stored(
         self, problem: Problem, bundle: Bundle, hardware: str, cases: tuple[str, ...]
     ) -> Evaluation | None:
-        """The finished evaluation that the journal has under the same key. Looking it up here saves
-        the process of an evaluation."""
+        """The finished evaluation of the journal with the same key, or None. Looking it up here
+        saves starting a process.
+        """
         try:
             asked = check_request(self.base, problem, bundle, hardware=hardware, cases=cases)
         except KernloreError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from api.cli.main import COMMANDS, LazyCommand, main
 from api.cli.main import kernlore as kernlore_group
+from retrieval.snapshot.store import FOLDER
 from tests.api.cli_process import (
     ERROR_KEYS,
     ROOT,
@@ -448,16 +450,16 @@ def test_the_index_is_rebuilt_and_the_doctor_agrees(data: Path) -> None:
 
 
 @pytest.mark.embedded
-def test_the_doctor_finds_a_lost_word_row_and_a_lost_original(data: Path, tmp_path: Path) -> None:
-    import sqlite3
-
+def test_the_doctor_finds_a_lost_original_and_rebuilds_a_lost_snapshot(
+    data: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "data"
     copy_data_dir(data, broken)
-    with sqlite3.connect(broken / "catalog.sqlite") as connection:
-        connection.execute("DELETE FROM lexical_passages WHERE rowid = 1")
+    shutil.rmtree(broken / FOLDER)
     lose_files(broken)
     ran = kernlore("doctor", "--json", data=broken)
     assert ran.code == 1
     wrong = {check["name"] for check in ran.json["checks"] if not check["ok"]}
-    assert wrong == {"lexical index", "originals"}
+    assert wrong == {"originals"}
+    assert list((broken / FOLDER).iterdir())
     assert all(check["hint"] for check in ran.json["checks"] if not check["ok"])

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.services import open_services
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog.knowledge import section_texts, symbols
 from kb.catalog.knowledge.symbols import ProposedCard
 from kb.scope import ALL_ACCESS
@@ -55,7 +55,7 @@ def manual(tmp_path: Path) -> Path:
     folder = fresh_data_dir(tmp_path / "data")
     services = open_services(Settings(data_dir=folder))
     services.register_hardware({"id": "quark-1"}, "a test")
-    services.uploads.submit(Upload("quark.md", MANUAL.encode(), hardware=("quark-1",)))
+    services.uploads.submit(FileUpload("quark.md", MANUAL.encode(), hardware=("quark-1",)))
     with services.local_reader() as reader:
         services.worker(reader).read_all(threading.Event())
     services.close()

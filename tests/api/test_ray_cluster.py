@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from api.cli.target import CommandTarget, read_settings
 from api.web import pages
 from benchmarks.processes import descendants, kill_tree
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog import tables as t
 from kb.cluster import Cluster, WorkLost, connect_to_cluster
 from kb.data_dir import private_folder
@@ -177,7 +177,7 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     described = described.replace(str(SIMULATOR), str(slow))
     local.services.register_hardware(tomllib.loads(described), "hardware.toml")
     manual = CHIPS.manual(CHIPS.draw(SEED))
-    local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
+    local.services.uploads.submit(FileUpload("manual.md", manual.encode(), hardware=(CHIP,)))
     with local.services.local_reader() as reader:
         local.services.worker(reader).read_all(threading.Event())
     yield local
@@ -387,7 +387,9 @@ def test_files_whose_node_is_killed_are_read_on_another(
     services = local.services
     for number in range(12):
         text = MEMORY.replace("16 bytes", f"{number} bytes")
-        services.uploads.submit(Upload(f"memory-{number}.md", text.encode(), hardware=("h100",)))
+        services.uploads.submit(
+            FileUpload(f"memory-{number}.md", text.encode(), hardware=("h100",))
+        )
     with connect_to_cluster(nodes.address, ("kb", "ingestion")) as cluster:
         local.read_on(cluster)
         with local.reading():

@@ -19,13 +19,13 @@ import pytest
 from reportlab.pdfgen.canvas import Canvas
 
 from ingestion.parse_process import ParseLimits, ParserProcess
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
 from kb.errors import InvalidRequest, ParseFailed
 from kb.index.chroma import ChromaIndex
 from kb.scope import ALL_ACCESS
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from tests import chroma_server
 from tests.catalogs import all_missing, environment_of
 from tests.ingestion import golden
@@ -52,7 +52,7 @@ def test_01_deleted_document_is_not_answered(store: Store, chroma: ChromaIndex) 
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     chroma.open_or_rebuild()
     second_client: Catalog = open_catalog(store.data_dir)
-    second_process = Snapshots(second_client, store.embedder.fingerprint)
+    second_process = SnapshotStore(second_client, store.embedder.fingerprint)
     vector = store.embedder.encode_query(SENTENCE)
     assert second_process.current().near(("h100",), vector, 5, ALL_ACCESS)
     for index in (chroma, None):
@@ -104,7 +104,7 @@ def test_04_upsert_loses_no_passages(store: Store) -> None:
 
 def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
     tables = ["documents", "document_versions", "sections", "passages", "embeddings"]
-    tables += ["lexical_passages", "lexical_sections", "passage_hardware", "work"]
+    tables += ["passage_hardware", "work"]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     before = {table: store.rows(table) for table in tables}
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_07_new_content_replaces_old_in_every_index(store: Store, chroma: Chroma
 def test_08_another_pipeline_reads_unchanged_bytes_again(store: Store) -> None:
     first = store.ingest("manual.md", MANUAL, hardware=("h100",))
     newer = store.uploads_of("pipeline with another cutter")
-    again = newer.submit(Upload("manual.md", MANUAL.encode(), hardware=("h100",)))
+    again = newer.submit(FileUpload("manual.md", MANUAL.encode(), hardware=("h100",)))
     assert (again.outcome, again.document_id) == ("new_version", first.document_id)
     store.worker().drain()
     version = store.documents.get(first.document_id).version
@@ -309,8 +309,9 @@ def test_19_another_model_has_its_own_vectors(store: Store) -> None:
         index = ChromaIndex(store.catalog, model, directory)
         index.open_or_rebuild()
         hits = index.query(("h100",), query, 5, ALL_ACCESS)
-        found = Snapshots(store.catalog, model).current().near(("h100",), query, 5, ALL_ACCESS)
-        assert len(hits) == 2 and list(hits) == list(found)
+        snapshot = SnapshotStore(store.catalog, model).current()
+        found = snapshot.near(("h100",), query, 5, ALL_ACCESS)
+        assert len(hits) == 2 and list(snapshot.numbers(hits).values()) == list(found)
         index.close()
 
 

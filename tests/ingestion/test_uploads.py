@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ingestion.uploads import (
     MAX_NAME,
-    Upload,
+    FileUpload,
     files_under,
     links_out,
     read_again,
@@ -114,26 +114,26 @@ def test_the_source_key_names_the_document_not_the_file(store: Store) -> None:
 def test_another_pipeline_reads_the_same_bytes_again(store: Store) -> None:
     store.submit("manual.md", MANUAL)
     newer = store.uploads_of("another pipeline")
-    again = newer.submit(Upload("manual.md", MANUAL.encode()))
+    again = newer.submit(FileUpload("manual.md", MANUAL.encode()))
     assert again.outcome == "new_version" and again.job_id
-    assert newer.submit(Upload("manual.md", MANUAL.encode())).outcome == "unchanged"
+    assert newer.submit(FileUpload("manual.md", MANUAL.encode())).outcome == "unchanged"
 
 
 @pytest.mark.parametrize(
     ("upload", "error", "hint"),
     [
-        (Upload("a.md", b""), KernloreError, ""),
-        (Upload("a.bin", b"\x00\x01\x02\x03" * 64), UnsupportedFormat, ""),
-        (Upload("a.md", b"x" * 5000), PayloadTooLarge, "KERNLORE_MAX_FILE_BYTES"),
-        (Upload("a.md", b"# A", hardware=("h10",)), UnknownHardware, "h100"),
-        (Upload("a.md", b"# A", category="hardwares"), InvalidRequest, "hardware"),
-        (Upload("a.md", b"# A", category="hardware"), InvalidRequest, "hardware"),
-        (Upload("a.md", b"# A", languages=("tri ton!",)), InvalidRequest, "triton"),
-        (Upload("..", b"# A"), InvalidRequest, "plain name"),
+        (FileUpload("a.md", b""), KernloreError, ""),
+        (FileUpload("a.bin", b"\x00\x01\x02\x03" * 64), UnsupportedFormat, ""),
+        (FileUpload("a.md", b"x" * 5000), PayloadTooLarge, "KERNLORE_MAX_FILE_BYTES"),
+        (FileUpload("a.md", b"# A", hardware=("h10",)), UnknownHardware, "h100"),
+        (FileUpload("a.md", b"# A", category="hardwares"), InvalidRequest, "hardware"),
+        (FileUpload("a.md", b"# A", category="hardware"), InvalidRequest, "hardware"),
+        (FileUpload("a.md", b"# A", languages=("tri ton!",)), InvalidRequest, "triton"),
+        (FileUpload("..", b"# A"), InvalidRequest, "plain name"),
     ],
 )
 def test_what_can_be_refused_is_refused_at_once(
-    store: Store, upload: Upload, error: type[KernloreError], hint: str
+    store: Store, upload: FileUpload, error: type[KernloreError], hint: str
 ) -> None:
     with pytest.raises(error) as refused:
         store.uploads_of("p", max_bytes=4096).submit(upload)

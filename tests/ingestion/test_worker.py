@@ -117,8 +117,6 @@ def contents(store: Store) -> dict[str, list[str]]:
         " JOIN passages p ON p.id = h.passage_id",
         "tags": "SELECT p.text, g.kind, g.value FROM passage_tags g"
         " JOIN passages p ON p.id = g.passage_id",
-        "lexical": "SELECT heading, body, scope FROM lexical_passages",
-        "lexical_sections": "SELECT heading, body, scope FROM lexical_sections",
         "embeddings": "SELECT text_sha256 FROM embeddings",
         "jobs": "SELECT d.source_key, j.state FROM work j JOIN documents d ON d.id = j.subject_id",
     }
@@ -394,7 +392,7 @@ def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
     worker.read_all(threading.Event())
     store.documents.delete(submitted.document_id)
     worker.drain()
-    assert store.rows("passages") == store.rows("work") == store.rows("lexical_passages") == 0
+    assert store.rows("passages") == store.rows("work") == 0
 
 
 def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> None:

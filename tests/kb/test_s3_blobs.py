@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fsspec.registry import _registry as fsspec_registry
 
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb import blobs as blobs_module
 from kb.backup import write_backup
 from kb.blobs import Blobs
@@ -248,7 +248,7 @@ def test_an_upload_without_a_store_leaves_nothing(on_s3: Store, proxy: FaultyPro
 
 
 def test_what_is_built_in_is_stored_once(on_s3: Store, proxy: FaultyProxy) -> None:
-    upload = Upload("a.md", MANUAL.encode(), origin="builtin", source_key="builtin/a.md")
+    upload = FileUpload("a.md", MANUAL.encode(), origin="builtin", source_key="builtin/a.md")
     on_s3.uploads.submit(upload)
     proxy.set("refuse")
     assert on_s3.uploads.submit(upload).outcome == "unchanged"  # nobody was asked
@@ -274,14 +274,14 @@ def test_a_file_that_is_sent_while_it_is_removed_is_there(
     uploads = on_s3.uploads
     stored = uploads._store_blob
 
-    def stored_and_removed(upload: Upload) -> str:
+    def stored_and_removed(upload: FileUpload) -> str:
         key = stored(upload)
         erase_deleted(on_s3.catalog, on_s3.blobs)
         assert on_s3.blobs.sizes() == {}
         return key
 
     monkeypatch.setattr(uploads, "_store_blob", stored_and_removed)
-    uploads.submit(Upload("manual.md", MANUAL.encode(), hardware=("h100",)))
+    uploads.submit(FileUpload("manual.md", MANUAL.encode(), hardware=("h100",)))
     assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from api.cli.target import CommandTarget, read_settings
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.catalog.knowledge.samples import decide_recipe
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
@@ -110,7 +110,7 @@ class Chips:
         described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
         local.services.register_hardware(tomllib.loads(described), "hardware.toml")
         if manual is not None:
-            upload = Upload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
+            upload = FileUpload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
             local.services.uploads.submit(upload)
             with local.services.local_reader() as reader:
                 local.services.worker(reader).read_all(threading.Event())

@@ -11,7 +11,7 @@ from pathlib import Path
 from api.cli.target import CommandTarget, read_settings
 from api.services import Services
 from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.answers import Answer
 from retrieval.request import RetrieveRequest
 from tests.shared import BUILTIN
@@ -38,7 +38,7 @@ class DrawnBase:
         self.describe(chip)
         languages = (chip.language,) if declared else ()
         self.upload(
-            Upload(p.name, p.read_bytes(), hardware=(chip.id,), languages=languages)
+            FileUpload(p.name, p.read_bytes(), hardware=(chip.id,), languages=languages)
             for p in chip.documents
         )
         return chip
@@ -48,7 +48,7 @@ class DrawnBase:
         description = (chip.folder / "hardware.toml").read_text(encoding="utf-8")
         self.local.services.register_hardware(tomllib.loads(description), "hardware.toml")
 
-    def upload(self, uploads: Iterable[Upload]) -> None:
+    def upload(self, uploads: Iterable[FileUpload]) -> None:
         for upload in uploads:
             self.services.uploads.submit(upload)
         with self.services.local_reader() as reader:
@@ -59,11 +59,11 @@ class DrawnBase:
         return self.services.retriever.retrieve(request)
 
 
-def unrelated(hardware: str) -> list[Upload]:
+def unrelated(hardware: str) -> list[FileUpload]:
     """Texts about other chips and their languages, uploaded as if they were about this one."""
     paths = sorted((BUILTIN / "hardware").glob("*/*.md"))[:UNRELATED]
     assert len(paths) == UNRELATED
     return [
-        Upload(f"{path.parent.name}-{path.name}", path.read_bytes(), "hardware", (hardware,))
+        FileUpload(f"{path.parent.name}-{path.name}", path.read_bytes(), "hardware", (hardware,))
         for path in paths
     ]

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from kb.embedding import LocalEmbedder
-from retrieval.answer import Answered, Means, Unwanted, actions, answer
+from retrieval.answer import AnswerConfig, AnswerResult, Exclusions, actions, answer
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.snapshot import Snapshot
@@ -60,8 +60,8 @@ ALIKE = (
 
 
 @pytest.fixture(scope="module")
-def means(embedder: LocalEmbedder) -> Means:
-    return Means(embedder.encode_query)
+def config(embedder: LocalEmbedder) -> AnswerConfig:
+    return AnswerConfig(embedder.encode_query)
 
 
 @pytest.fixture(scope="module")
@@ -93,32 +93,32 @@ def fresh(snapshot: Snapshot) -> Snapshot:
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_no_statement_is_sent(
-    snapshot: Snapshot, means: Means, statements: list[str], request_: RetrieveRequest
+    snapshot: Snapshot, config: AnswerConfig, statements: list[str], request_: RetrieveRequest
 ) -> None:
-    answered = answer(snapshot, request_, means)
-    actions(snapshot, request_, means)
+    answered = answer(snapshot, request_, config)
+    actions(snapshot, request_, config)
     assert statements == []
     assert answered.answer.excerpts and answered.shown
-    assert answer(snapshot, request_, means) == answered
-    assert answer(fresh(snapshot), request_, means) == answered
+    assert answer(snapshot, request_, config) == answered
+    assert answer(fresh(snapshot), request_, config) == answered
 
 
 def test_what_is_cached_of_one_request_does_not_reach_another(
-    snapshot: Snapshot, means: Means
+    snapshot: Snapshot, config: AnswerConfig
 ) -> None:
     warm = fresh(snapshot)
-    answers = [answer(warm, request, means) for request in ALIKE]
+    answers = [answer(warm, request, config) for request in ALIKE]
     assert all(one != next_ for one, next_ in pairwise(answers))
     for request, answered in zip(ALIKE, answers, strict=True):
-        assert answer(fresh(snapshot), request, means) == answered
+        assert answer(fresh(snapshot), request, config) == answered
 
 
-def test_unwanted_passages_are_left_out(snapshot: Snapshot, means: Means) -> None:
-    first = answer(snapshot, QUERY, means)
+def test_unwanted_passages_are_left_out(snapshot: Snapshot, config: AnswerConfig) -> None:
+    first = answer(snapshot, QUERY, config)
     worst = frozenset(first.shown[:1])
 
-    def ids(answered: Answered) -> set[str]:
+    def ids(answered: AnswerResult) -> set[str]:
         return {excerpt.id for excerpt in answered.answer.excerpts}
 
     assert worst <= ids(first)
-    assert not worst & ids(answer(snapshot, QUERY, means, Unwanted(anywhere=worst)))
+    assert not worst & ids(answer(snapshot, QUERY, config, Exclusions(excerpts=worst)))

@@ -17,7 +17,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
 from retrieval.search.by_signal import speaks_of_other_machines
 from retrieval.search.language_words import foreign_words, is_foreign_heading
-from retrieval.search.titles import Titles, calls
+from retrieval.search.titles import Titles, contains_signal
 from retrieval.service import Retriever
 from tests.fixtures import Store
 
@@ -222,7 +222,7 @@ def test_the_chips_own_remedy_is_first_where_only_its_text_calls_the_signal_by_n
     ],
 )
 def test_a_text_calls_a_signal_by_name(text: str, called: bool) -> None:
-    assert calls(text, "memory_bound") is called
+    assert contains_signal(text, "memory_bound") is called
 
 
 def test_a_skill_for_operators_is_for_who_names_one() -> None:

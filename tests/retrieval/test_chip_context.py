@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.search.model_writes.chips import Chip
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.answers import Answer
 from kb.catalog.knowledge.documents import Document
 from kb.catalog.knowledge.samples import VerifiedKernel, add_verified
@@ -84,10 +84,10 @@ def bases(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
     base.upload(unrelated(among.id))
     base.upload(
         [
-            Upload("cuda-tiles.md", CUDA_GUIDE.encode(), "guidance"),
-            Upload("tiles.md", PLAIN_GUIDE.encode(), "guidance"),
-            Upload("warps.md", WARP_GUIDE.encode(), "guidance"),
-            Upload("ptx.md", PTX.encode(), "hardware", ("h100",)),
+            FileUpload("cuda-tiles.md", CUDA_GUIDE.encode(), "guidance"),
+            FileUpload("tiles.md", PLAIN_GUIDE.encode(), "guidance"),
+            FileUpload("warps.md", WARP_GUIDE.encode(), "guidance"),
+            FileUpload("ptx.md", PTX.encode(), "hardware", ("h100",)),
         ]
     )
     yield Bases(base, block, assembly, among)
@@ -520,7 +520,7 @@ def test_two_budgets_and_two_operators_are_remembered_apart(bases: Bases) -> Non
     again = ask(RetrieveRequest(task="write", hardware=chip, op=OP, max_tokens=3_000))
     assert again.context == first.context and other.context_stable > first.context_stable
     bases.base.upload(
-        [Upload("new.md", b"# Addendum\n\nThe zebra bus is slow.\n", "hardware", (chip,))]
+        [FileUpload("new.md", b"# Addendum\n\nThe zebra bus is slow.\n", "hardware", (chip,))]
     )
     after = ask(RetrieveRequest(task="write", hardware=chip, op=OP, max_tokens=100_000))
     assert "zebra bus" in after.context[: after.context_stable]

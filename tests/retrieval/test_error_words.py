@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval.diagnose.error_words import first_error, fixed_words, saying, says, shared_words
+from retrieval.diagnose.error_words import (
+    contains_words,
+    first_error,
+    fixed_words,
+    matching_keys,
+    shared_words,
+)
 
 TRACE = """Traceback (most recent call last):
   File "a.py", line 3, in run
@@ -44,13 +50,13 @@ def test_names_numbers_and_places_are_replaced(
 
 def test_a_log_says_the_words_in_their_order_and_as_whole_words() -> None:
     words = "error: <name> has <n> banks"
-    assert says("x\nk.nv:9:2: error: `bar` has 3 banks", words)
-    assert not says("k.nv:9:2: error: 3 banks has `bar`", words)
-    assert not says("k.nv:9:2: error: `bar` has 3 bankers", words)
-    assert not says("error: E72: no op: a", "error: E7: no op: <name>")
-    assert not says("anything at all", "<name>: <n>")
-    assert saying("error: E7: no op: a", {"a": "E7: no op: <name>", "b": words}) == {"a"}
-    assert saying("", {"a": words}) == frozenset()
+    assert contains_words("x\nk.nv:9:2: error: `bar` has 3 banks", words)
+    assert not contains_words("k.nv:9:2: error: 3 banks has `bar`", words)
+    assert not contains_words("k.nv:9:2: error: `bar` has 3 bankers", words)
+    assert not contains_words("error: E72: no op: a", "error: E7: no op: <name>")
+    assert not contains_words("anything at all", "<name>: <n>")
+    assert matching_keys("error: E7: no op: a", {"a": "E7: no op: <name>", "b": words}) == {"a"}
+    assert matching_keys("", {"a": words}) == frozenset()
 
 
 def test_what_two_messages_share() -> None:

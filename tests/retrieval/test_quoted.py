@@ -84,5 +84,5 @@ def test_the_words_of_a_message_are_looked_for_in_a_text() -> None:
         "Text: The mask must be a 32-bit integer, 7 8 9",
     )
     wanted = quoted._runs(message)
-    assert quoted._among(wanted, text) == wanted & quoted._runs(text)
-    assert ("be", "a", "#") in quoted._among(wanted, text)
+    assert quoted._runs_in(wanted, text) == wanted & quoted._runs(text)
+    assert ("be", "a", "#") in quoted._runs_in(wanted, text)

@@ -17,7 +17,7 @@ from kb.catalog.skills.writing import add_evidence, record_toolchain, set_state,
 from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
-from retrieval.compose.skill_choice import Choice, choose_skills, evidence_part
+from retrieval.compose.skill_choice import SkillSelection, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.knowledge import Knowledge
 from tests.catalogs import fresh_data_dir
@@ -99,11 +99,13 @@ def known(catalog: Catalog) -> Knowledge:
     return snapshots_of(catalog).current().knowledge
 
 
-def choose(catalog: Catalog, request: RetrieveRequest = REQUEST, share: float = 0.1) -> Choice:
+def choose(
+    catalog: Catalog, request: RetrieveRequest = REQUEST, share: float = 0.1
+) -> SkillSelection:
     return choose_skills(known(catalog), request, ["memory_bound"], SCOPE, {}, {}, share)
 
 
-def names(choice: Choice) -> list[str]:
+def names(choice: SkillSelection) -> list[str]:
     return [answer.name for answer in choice.answers]
 
 
@@ -150,7 +152,7 @@ def test_a_skill_of_another_chip_or_operator_is_never_shown(catalog: Catalog) ->
     put(catalog, "on-amd", scopes={"hardware": ("mi300x",)})
     put(catalog, "for-conv", scopes={"ops": ("conv",)})
     put(catalog, "not-softmax", predicate='problem.op != "softmax"')
-    assert choose(catalog) == Choice()
+    assert choose(catalog) == SkillSelection()
 
 
 def test_evidence_raises_a_skill_and_is_shown_with_its_figures(catalog: Catalog) -> None:
@@ -250,7 +252,7 @@ def test_there_are_three_at_most_and_none_beyond_the_budget(catalog: Catalog) ->
         put(catalog, f"skill-{number}")
     assert len(choose(catalog).answers) == 3
     assert len(choose(catalog, replace(REQUEST, max_tokens=60)).answers) == 1
-    assert choose(catalog, replace(REQUEST, max_tokens=10)) == Choice()
+    assert choose(catalog, replace(REQUEST, max_tokens=10)) == SkillSelection()
 
 
 # -- withholding

@@ -26,7 +26,7 @@ from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from tests.catalogs import fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -141,8 +141,8 @@ def base_of(catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> Any:
 
 
 @lru_cache(maxsize=1)
-def snapshots_of(catalog: Catalog) -> Snapshots:
-    return Snapshots(catalog, "no model")
+def snapshots_of(catalog: Catalog) -> SnapshotStore:
+    return SnapshotStore(catalog, "no model")
 
 
 def walk(catalog: Catalog, path: str = "") -> Iterator[KnowledgeNode]:

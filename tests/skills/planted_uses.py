@@ -15,7 +15,7 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.compose.skill_choice import choose_skills
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from skills.lifecycle import observe
 
 NOISE = 0.05  # of a use's gain, as a share (standard deviation)
@@ -70,7 +70,7 @@ class Uses:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.journal = Journal(self.catalog)
-        self.snapshots = Snapshots(self.catalog, "model")
+        self.snapshots = SnapshotStore(self.catalog, "model")
 
     def ask(self, name: str) -> bool:
         """False where the skill was not shown."""

@@ -34,7 +34,7 @@ from kb.errors import (
     UnknownSignal,
 )
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, render, skill_folders, write_skill
 from skills.skill_library import Imported, SkillLibrary
@@ -513,7 +513,7 @@ def test_answers_leave_out_what_cannot_apply(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)
-    knowledge = Snapshots(catalog, "model").current().knowledge
+    knowledge = SnapshotStore(catalog, "model").current().knowledge
     request: dict[str, Any] = {
         "signals": [],
         "hardware_scopes": ("h100", "hopper", "nvidia", "any"),

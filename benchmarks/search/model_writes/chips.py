@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from api.cli.target import CommandTarget, read_settings
-from ingestion.uploads import Upload
+from ingestion.uploads import FileUpload
 from kb.errors import InvalidRequest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -129,7 +129,7 @@ def _upload(local: CommandTarget, chip: Chip, paths: Sequence[Path]) -> int:
         data = path.read_bytes()
         words += len(data.decode("utf-8", "replace").split())
         own = path.is_relative_to(chip.folder)
-        upload = Upload(
+        upload = FileUpload(
             path.name,
             data,
             category="hardware",

@@ -413,7 +413,9 @@ def _inline_code(block: Sequence[TextLine], line: TextLine, style: _Typography) 
 
 
 def _indented_start(block: Sequence[TextLine], line: TextLine) -> bool:
-    """A first-line indent after a full stop; in a list, a line left of the item's text."""
+    """Whether a line begins a new paragraph by its position: indented and after a full stop, or, in
+    a list, left of the item's text.
+    """
     last, first = block[-1], block[0]
     if _is_item(first):
         return line.x0 < first.hang - 0.8 * line.size and line.x0 < first.x0 + 0.5 * line.size

@@ -408,9 +408,8 @@ def join_words(words: Sequence[Word]) -> str:
 
 
 def join_lines(texts: Iterable[str], vocabulary: Collection[str] = ()) -> str:
-    """Lines of one paragraph as one string; a word that a line end divides is joined.
-
-    A hyphen is kept if the rest of the document (`vocabulary`, lower case) writes the word so.
+    """Lines of one paragraph as one string; a word divided by a line end is joined. A hyphen
+    remains if the rest of the document (`vocabulary`, lower case) writes the word so.
     """
     joined = ""
     for text in texts:

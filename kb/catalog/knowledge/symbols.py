@@ -474,7 +474,7 @@ def _quoted_operands(
 
 
 def _dropped(before: ProposedCard, after: ProposedCard) -> tuple[str, ...]:
-    """The names of fields that were stated and are gone."""
+    """Names of the fields that `before` has and `after` lacks, once for each entry of a list."""
     lost = [n for n in TEXT_FIELDS if getattr(before, n) and not getattr(after, n)]
     lost += ["limit"] * (len(before.limits) - len(after.limits))
     lost += ["operand"] * (len(before.operands) - len(after.operands))

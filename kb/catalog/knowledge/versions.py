@@ -2,8 +2,8 @@
 
 `source_key` names the logical document; the SHA-256 of its bytes, the pipeline fingerprint and the
 scope name the version. `activate` does everything in the caller's transaction: sections, passages,
-tags, scope and lexical rows of the new version appear and those of the old one go, or nothing
-changes. Old versions stay readable by number. Knows nothing about parsing or embedding.
+tags and scope of the new version replace those of the old one, or nothing changes. Old versions
+stay readable by number. Knows nothing about parsing or embedding.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ class VersionRows:
         if self._active:
             of_document = table.c.document_id == self.document.id
             self._connection.execute(table.update().where(of_document).values(active=False))
-            bump_documents(self._connection, [self.document.id])
+            at_once = self.document.origin != "builtin"
+            bump_documents(self._connection, [self.document.id], at_once=at_once)
         self._connection.execute(table.delete().where(table.c.version_id == self.version_id))
 
     def columns(self, section: sa.Row[Any]) -> dict[str, Any]:
@@ -399,7 +400,8 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     if content.title:
         values["title"] = content.title
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
-    bump_documents(connection, [document.id])
+    # Answers name built-in documents that are still to be read; uploads are found at once.
+    bump_documents(connection, [document.id], at_once=document.origin != "builtin")
     return passages
 
 

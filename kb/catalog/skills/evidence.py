@@ -58,7 +58,7 @@ def evidence_for(
     *,
     details: bool = True,
 ) -> dict[str, list[EvidenceRow]]:
-    """The measurements of skills, oldest first; with `details` False without their details."""
+    """The measurements of skills, oldest first; without their details where `details` is False."""
     columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
     query = (
         sa.select(t.evidence.c.subject_id, *columns)

@@ -527,8 +527,9 @@ class OtherRoundings:
 def settled(
     output: torch.Tensor, reference: torch.Tensor, others: Iterator[torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
-    """A mask of the wrong elements of a whole-number output, and how many differ from the reference
-    and are right by another rounding; 0 if those are too many."""
+    """Mask of the wrong elements of an integer output, and the number of elements that differ from
+    the reference but are right under another rounding, 0 if those are too many.
+    """
     differ = output != reference
     wrong = differ.clone()
     most = max(1, math.ceil(MAX_UNDECIDED * differ.numel()))

@@ -93,8 +93,9 @@ def leave_ipc() -> list[str]:
 
 
 def _hide(files: Sequence[Path]) -> bool:
-    """Mask files that only root may read, because a runner that root started may too. False if one
-    of them stays readable."""
+    """Hide files that only root may read, which a runner that root started could read. Returns
+    False if one of them stays readable.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     readable = [file for file in files if os.access(file, os.R_OK)]
     if not readable:

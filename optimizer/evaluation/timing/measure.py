@@ -253,8 +253,9 @@ def _mean_of(block: TimedBlock, policy: TimingPolicy) -> float | None:
 
 
 def _counted(undisturbed: Sequence[BlockPair], policy: TimingPolicy) -> list[BlockPair]:
-    """Pairs whose threads did not wait; all, if most waited without a disturbance: then waiting
-    belongs to these calls, and is no chance sharing of a processor by two threads."""
+    """The pairs whose threads did not wait. All pairs, if most waited without a disturbance: then
+    the threads of the calls wait for each other.
+    """
     quiet = [
         pair for pair in undisturbed if all(b.quiet_mean_ns(policy.waits) is not None for b in pair)
     ]

@@ -28,7 +28,7 @@ from kb.catalog.moving import copy_catalog
 from kb.catalog.skills.evidence import known_skills
 from kb.catalog.tables import metadata, work
 from kb.errors import Conflict, InvalidRequest, KernloreError, StoreError, Unavailable
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from tests.catalogs import fresh_data_dir
 from tests.fixtures import Store
 from tests.postgresql import Server
@@ -413,7 +413,7 @@ def test_answers_are_taken_from_a_server_as_from_a_file(store: Store, served: Ca
         for chip in ("h100", "mi300x")
     ]
     copy_catalog(store.catalog, served)
-    snapshots = Snapshots(served, store.embedder.fingerprint)
+    snapshots = SnapshotStore(served, store.embedder.fingerprint)
     assert contents(snapshots.current()) == contents(store.snapshots.current())
     for catalog in (store.catalog, served):
         Documents(catalog).delete(documents[0])

@@ -15,7 +15,7 @@ from kb.catalog.skills.writing import lift_of, record_uses, set_state, uses_of
 from kb.ids import new_id
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from tests.kb.catalog.stored_skills import DRAFT, named, put
 
 
@@ -184,7 +184,7 @@ def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
 def test_answers_choose_from_skills_with_their_uses_as_they_are_now(catalog: Catalog) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
-    snapshots = Snapshots(catalog, "model")
+    snapshots = SnapshotStore(catalog, "model")
 
     def fitting() -> list[tuple[str, int, int]]:
         skills = snapshots.current().knowledge.fitting_skills(

@@ -21,7 +21,7 @@ from kb.scope import ScopeFilter
 from kb.tokens import tokenize
 from retrieval.snapshot import store as store_module
 from retrieval.snapshot.snapshot import Snapshot
-from retrieval.snapshot.store import Snapshots
+from retrieval.snapshot.store import SnapshotStore
 from tests.fixtures import Store
 from tests.places import ROOT
 
@@ -76,7 +76,7 @@ def documents(snapshot: Snapshot) -> list[Any]:
 
 def anew(store: Store) -> Snapshot:
     """A snapshot that is made from the catalog alone."""
-    return Snapshots(store.catalog, store.embedder.fingerprint).rebuild()
+    return SnapshotStore(store.catalog, store.embedder.fingerprint).rebuild()
 
 
 def test_what_changes_is_published_as_if_everything_were_read_again(
@@ -146,10 +146,10 @@ def test_another_process_maps_the_same_files(store: Store) -> None:
     code = f"""
         from pathlib import Path
         from kb.catalog import open_catalog
-        from retrieval.snapshot.store import Snapshots
+        from retrieval.snapshot.store import SnapshotStore
         from tests.retrieval.snapshot.test_store import found
         catalog = open_catalog(Path({str(store.data_dir)!r}))
-        snapshot = Snapshots(catalog, {store.embedder.fingerprint!r}).current()
+        snapshot = SnapshotStore(catalog, {store.embedder.fingerprint!r}).current()
         print(snapshot.passages, len(found("zephyrite", snapshot)))
     """
     done = subprocess.run(
@@ -175,15 +175,15 @@ def test_what_cannot_be_read_is_built_anew(store: Store, damage: str) -> None:
         segment.unlink()
     else:
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"model": "other"}))
-    snapshots = Snapshots(store.catalog, store.embedder.fingerprint)
+    snapshots = SnapshotStore(store.catalog, store.embedder.fingerprint)
     assert contents(snapshots.current()) == expected
-    assert contents(Snapshots(store.catalog, store.embedder.fingerprint).current()) == expected
+    assert contents(SnapshotStore(store.catalog, store.embedder.fingerprint).current()) == expected
 
 
 def test_a_folder_that_cannot_be_written_to_costs_no_answer(store: Store) -> None:
     store.ingest("one.md", manual("zephyrite"))
     (store.data_dir / store_module.FOLDER).write_text("a file where the folder belongs")
-    snapshots = Snapshots(store.catalog, store.embedder.fingerprint)
+    snapshots = SnapshotStore(store.catalog, store.embedder.fingerprint)
     assert found("zephyrite", snapshots.current())
 
 

@@ -253,7 +253,7 @@ def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[V
 def _walked(
     lowering: Lowering, value: Value, walk: Walk, shape: tuple[int, ...], combine: Combine
 ) -> Value:
-    """The elements of each window, combined."""
+    """Combine the elements of each window by one loop over its places."""
     inner = computed_in(value.dtype)
     start = {"max": -inf, "min": inf, "sum": 0, "prod": 1}[combine]
     if inner not in FLOATS and start in (inf, -inf):

@@ -1,0 +1,52 @@
+"""A starting service: readiness and answers say what is missing until all is read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from ingestion.worker import Worker
+from kb.settings import Settings
+from tests.api.conftest import URL, small_knowledge, wait_until_ready
+from tests.known_device import store_ceilings
+from tests.shared import place_models
+
+pytestmark = pytest.mark.slow(seconds=6)
+
+REQUEST = {"signal": "memory_bound", "hardware": "h100"}
+
+
+def test_until_the_built_in_knowledge_is_read_answers_say_that_it_is_missing(
+    tmp_path: Path, model_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(
+        data_dir=store_ceilings(place_models(tmp_path / "data", model_cache)),
+        knowledge_dir=small_knowledge(tmp_path / "knowledge"),
+    )
+    may_read = threading.Event()
+    read_all = Worker.read_all
+
+    def held_up(self: Worker, stop: threading.Event, until_upload: bool = False) -> None:
+        may_read.wait(60)
+        read_all(self, stop, until_upload)
+
+    monkeypatch.setattr(Worker, "read_all", held_up)
+    with TestClient(create_app(settings), URL) as client:
+        try:
+            starting = client.get("/readyz")
+            assert starting.status_code == 503
+            assert "documents are left" in starting.json()["note"]
+            hints = client.post("/retrieve", json=REQUEST).json()["hints"]
+            assert any("built-in knowledge is being loaded" in hint for hint in hints)
+            assert client.get("/healthz").status_code == 200
+        finally:
+            may_read.set()
+        state = wait_until_ready(client)
+        assert state["knowledge_loaded"] and client.get("/readyz").status_code == 200
+        answer = client.post("/retrieve", json=REQUEST).json()
+        assert answer["excerpts"]
+        assert not [hint for hint in answer["hints"] if "built-in knowledge" in hint]
