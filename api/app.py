@@ -200,7 +200,9 @@ async def _lent(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _add_docs(app: FastAPI) -> None:
-    """The page of the interface, from files of this machine: many of ours have no internet."""
+    """Add the page that describes the interface, from local files, because many installations have
+    no internet.
+    """
     folder = files("fastapi_offline") / "static"
     app.mount(_STATIC, StaticFiles(directory=str(folder)), name="docs-static")
 

@@ -265,9 +265,9 @@ class Services(KnowledgeBase):
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
     def load_builtin(self, specs: int | None = None) -> BuiltinReport:
-        """Queue the built-in documents that changed, and bring built-in skills up to date. Whoever
-        works on the queue reads the documents. What a newer Kernlore has loaded into the same
-        catalog stays. `specs` as in `ingestion.builtin`.
+        """Queue the built-in documents that changed, and bring built-in skills up to date. The
+        ingestion worker reads the documents. Documents that a newer release has loaded into the
+        same catalog stay. `specs` as in `ingestion.builtin`.
         """
         newer = loaded_by_newer(self.catalog, product_version())
         if newer is not None:
@@ -283,8 +283,8 @@ class Services(KnowledgeBase):
         return report
 
     def finish_deletions(self) -> None:
-        """Remove what deletions have left, also those of a killed process, and facts that those of
-        an older Kernlore did not take along.
+        """Remove files and rows that deletions of a killed process left, and facts that deletions
+        of an older release left.
         """
         remove_orphan_facts(self.catalog)
         try:

@@ -61,7 +61,7 @@ def respond(error: KernloreError, headers: Mapping[str, str] | None = None) -> J
 
 
 def install(app: FastAPI) -> None:
-    """Have every kind of failure answered in the one shape."""
+    """Register handlers that answer every error in one JSON shape."""
     app.add_exception_handler(KernloreError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -82,7 +82,9 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 
 def known_fault(error: Exception) -> KernloreError:
-    """The error to answer with, where it is of the product or the store; else it is raised."""
+    """The KernloreError to answer with. Raises the exception again if neither the product nor the
+    store is its origin.
+    """
     if isinstance(error, KernloreError):
         return error
     fault = store_fault(error)

@@ -12,7 +12,9 @@ from api.mcp.server import build
 
 
 def serve(opened: Open) -> None:
-    """Answer until standard input ends. `opened` gives the routes; they are opened meanwhile."""
+    """Answer requests from standard input until it ends. `opened` gives the routes, which are
+    opened in the background.
+    """
     anyio.run(_serve, opened)
 
 

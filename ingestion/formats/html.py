@@ -164,7 +164,7 @@ class _Walk:
             yield element
 
     def list(self, tag: Tag) -> Iterator[Element]:
-        """One element per list, but for items with code or a table, which are walked."""
+        """One element per list; items with code or a table are split into elements."""
         lines: list[str] = []
         for number, item in enumerate(_items(tag), start=1):
             mark = f"{number}. " if tag.name == "ol" else "- "

@@ -134,7 +134,9 @@ def is_hyphened(name: str) -> bool:
 
 
 def is_word(name: str) -> bool:
-    """A plain word, in lower case or capitalised: a name only if the place tells it."""
+    """Whether it is a plain word, in lower case or capitalised, which is a name only in certain
+    places.
+    """
     return name.isalpha() and (name.islower() or name.istitle())
 
 

@@ -219,7 +219,7 @@ class Trajectories:
 
 
 def _add_to_summary(connection: Connection, identity: str, entries: Mapping[str, Any]) -> None:
-    """In a transaction that has changed, and so locked, the row of the trajectory's work."""
+    """Add entries to a trajectory's summary. The transaction must have locked its row of work."""
     chosen = t.trajectories.c.id == identity
     summary = connection.execute(sa.select(t.trajectories.c.summary).where(chosen)).scalar_one()
     changed = sa.update(t.trajectories).where(chosen).values(summary={**summary, **entries})

@@ -246,7 +246,9 @@ class ChromaIndex:
         return True
 
     def _release_graphs(self, done: int) -> None:
-        """Close the client after some scopes, because it retains every graph it has opened."""
+        """Close the client after every OPEN_SCOPES scopes, because it retains every graph it has
+        opened.
+        """
         if done % OPEN_SCOPES == 0 and not self._chroma.served:
             self.close()
             return_freed_memory()

@@ -308,5 +308,5 @@ def rough_times(timing: Mapping[str, Any]) -> str:
 
 
 def _two_digits(value: float) -> str:
-    """More digits would be read as a measurement."""
+    """The value with two significant digits; more would look like a measurement."""
     return f"{float(f'{value:.2g}'):g}"

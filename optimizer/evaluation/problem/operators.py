@@ -262,7 +262,9 @@ def operator_of(func: Any, name: str) -> str:
 
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
-    """Bytes that a call reads and writes, or that would take as long as its operations."""
+    """Cost of a call in bytes: those that it reads and writes, or its operations converted by
+    FLOPS_A_BYTE, whichever is more.
+    """
     tensors = [*_tensors(args), *_tensors(list(kwargs.values())), *_tensors([result])]
     moved = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
     formula = flop_registry.get(func._overloadpacket)
