@@ -1,7 +1,7 @@
-"""`create_app`: the HTTP door over the services of one data directory.
+"""`create_app`: the HTTP application over the services of one data directory.
 
-Nothing is opened before the application starts. That one process alone serves a directory is for
-the caller to hold (`kb.data_dir`): the serve command takes the lock before it loads this.
+Nothing is opened before the application starts. The caller makes sure that one process alone serves
+a directory: the serve command takes the lock of `kb.data_dir` before it imports this module.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def create_app(
 ) -> FastAPI:
     """The application; it opens and closes the services with its lifespan.
 
-    With `services` of a command it only answers, and leaves them open: it reads no documents, opens
-    no vector index, and has no tools at /mcp.
+    With the `services` of a command it answers requests and leaves the services open: it reads no
+    documents, opens no vector index, and has no tools at /mcp.
     """
     metrics = Metrics()
     app = FastAPI(
@@ -80,21 +80,20 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        lifespan=lifespan or (_lifespan if services is None else _lent),
+        lifespan=lifespan or (_lifespan if services is None else _with_services),
     )
     app.state.settings = settings
     app.state.services = services
     app.state.metrics = metrics
     app.state.mcp = Mounted()
     app.openapi = describe(app)  # type: ignore[method-assign]
-    # Whoever runs a command on a data directory owns it.
     app.state.limits = limits = Limits(settings)
     app.add_middleware(
         Authorisation,
         limits=limits,
         error_page=refused_page,
         needs=Needs({o.route: o for o in operations()} | FORMS, TOOLS),
-        trusted=services is not None,
+        trusted=services is not None,  # the user of a command owns the data directory
     )
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # it logs refusals too
@@ -151,12 +150,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _queues(services: Services, background: Background | None) -> AsyncIterator[None]:
-    """What operations start beside a request, while the services are open."""
+    """Run the queues of evaluations, runs and trajectories while the services are open."""
     evaluations = EvaluationQueue(services, evaluate_processes())
     evaluations.open()
     runs = ServiceRuns(services, RUN_COMMAND)
     trajectories = TrajectoryQueue(services, evaluations)
-    trajectories.wake()  # an earlier service may have left some
+    trajectories.wake()  # for those that an earlier service left unfinished
     services.running = Running(evaluations, runs, trajectories, background)
     try:
         yield
@@ -167,14 +166,14 @@ async def _queues(services: Services, background: Background | None) -> AsyncIte
 
 
 async def flush_uses(services: Services) -> None:
-    """Store every now and then when keys were used: not with each request."""
+    """Store the times of use of keys periodically instead of at each request."""
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
         await run_in_threadpool(services.keys.flush)
 
 
 async def exchange_counts(services: Services, limits: Limits) -> None:
-    """Tell the other replicas how many requests came here, and learn theirs."""
+    """Exchange request counts with the other replicas."""
     counts, failing = RequestCounts(services.catalog), False
     while True:
         await asyncio.sleep(EXCHANGE_SECONDS)
@@ -183,7 +182,7 @@ async def exchange_counts(services: Services, limits: Limits) -> None:
             totals = await run_in_threadpool(counts.exchange, own, 2 * MINUTE)
         except (SQLAlchemyError, Unavailable) as error:
             limits.keep(own)
-            if not failing:  # once, and not with every try
+            if not failing:  # one line for each outage
                 log.warning("limits count the requests of this replica alone", reason=str(error))
             failing = True
         else:
@@ -192,17 +191,15 @@ async def exchange_counts(services: Services, limits: Limits) -> None:
 
 
 @asynccontextmanager
-async def _lent(app: FastAPI) -> AsyncIterator[None]:
-    """The caller of `create_app` owns the services."""
+async def _with_services(app: FastAPI) -> AsyncIterator[None]:
+    """The lifespan with services of the caller, who closes them."""
     app.state.admission = Admission(app.state.settings)
     async with _queues(app.state.services, None):
         yield
 
 
 def _add_docs(app: FastAPI) -> None:
-    """Add the page that describes the interface, from local files, because many installations have
-    no internet.
-    """
+    """The interactive description at /docs, from local files: machines may have no internet."""
     folder = files("fastapi_offline") / "static"
     app.mount(_STATIC, StaticFiles(directory=str(folder)), name="docs-static")
 
@@ -222,7 +219,7 @@ def _add_docs(app: FastAPI) -> None:
 
 
 def _docs_headers(page: bytes) -> dict[str, str]:
-    """The page's one script is named by its hash; its bundle styles elements by itself."""
+    """A policy that allows the inline script by its hash, and the styles that the bundle sets."""
     script = page.partition(b"<script>")[2].partition(b"</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
     policy = HEADERS["Content-Security-Policy"]

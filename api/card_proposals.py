@@ -1,5 +1,5 @@
-"""Joins what proposes cards of symbols from documents with the caller of language models: reading
-documents knows no provider, and the search's caller knows no documents.
+"""Cards of symbols that a language model proposes: connects `ingestion.symbols.proposals`, which
+knows no provider, with the search's client of language models, which knows no documents.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ CALL_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class SectionModel:
-    """A language model, by its litellm name, with the failures of the command line."""
+    """A language model by its litellm name. Failed calls raise KernloreError."""
 
     name: str
     asker: LitellmClient
 
     def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> ChatReply:
-        """The model's reply. Raises Unavailable where there is none."""
+        """The model's reply. Raises Unavailable for a failed call."""
         try:
             return self.asker.ask(messages, tools)
         except CallFailed as problem:
             raise Unavailable(
-                f"the model could not be asked: {problem}",
+                f"the call of the model failed: {problem}",
                 hint="Check its name, its key and --api-base. Run the same command again to go on:"
-                " answers are kept.",
+                " earlier answers are stored.",
             ) from problem
 
 
@@ -84,7 +84,7 @@ def propose_symbols(
     say: Callable[[str], None],
 ) -> CardProposals:
     """Have a model propose cards for a chip; see `ingestion.symbols.proposals.propose_cards`. Its
-    answers are kept in `transcripts/symbols` of the data directory.
+    answers are stored in `transcripts/symbols` of the data directory.
     """
     from ingestion.findings.scopes import template_languages
     from ingestion.symbols.proposals import propose_cards

@@ -1,8 +1,7 @@
-"""Everything wired together once: the parts that HTTP routes and commands call.
+"""The services that operations are carried out with, wired together once.
 
-`open_services` opens the catalog and builds the parts, nothing heavy yet; `Background` adds what
-only the service does (loading the built-in knowledge, ingestion, the vector index). No logic of its
-own beyond the wiring.
+`open_services` opens the catalog and builds the parts, without models; `Background` adds the
+threads of a running service: loading the built-in knowledge, ingestion, the vector index.
 """
 
 from __future__ import annotations
@@ -59,34 +58,34 @@ if TYPE_CHECKING:
     from optimizer.search.runs.processes import ServiceRuns
     from skills.trajectories.queue import TrajectoryQueue
 
-FOLLOW_SECONDS = 0.5  # between two looks at whether the catalog has changed
+FOLLOW_SECONDS = 0.5  # between checks whether the catalog has changed
 LOADING_SECONDS = 2.0  # the same while the built-in knowledge is loaded
-STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
+STOP_SECONDS = 10.0  # for the current batch; reading a document can take longer
 
-# By what the catalog's schema is to this code.
+# Notes on readiness, by the state of the catalog's schema.
 _NOTES = {
     CURRENT: "",
-    NEWER: "A newer Kernlore has migrated the catalog; this one goes on until it is replaced.",
+    NEWER: "A newer Kernlore has migrated the catalog; this one works until it is replaced.",
     TOO_NEW: "A newer Kernlore has changed the catalog into one that this one must not write to."
-    " Start the newer one in its place.",
+    " Start the newer one instead.",
 }
 
 log = structlog.get_logger(__name__)
 
 
-# What the service starts in processes of their own.
+# Commands of the service's child processes.
 CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
 
 
 def evaluate_processes() -> EvaluationProcesses:
-    """`kernlore evaluate` in processes of their own, of which none is started yet."""
+    """Child processes that run `kernlore evaluate`; they start on demand."""
     command = (sys.executable, "-m", "api.cli.main", "evaluate")
     return EvaluationProcesses(command, "api.evaluate_work:evaluate")
 
 
 class Meter(Protocol):
-    """Counts what the service does."""
+    """Counters of the service."""
 
     def stage(self, name: str, seconds: float) -> None: ...
     def retrieval(self, answer: Answer) -> None: ...
@@ -95,7 +94,7 @@ class Meter(Protocol):
 
 
 class NoMeter:
-    """The meter of a command, which counts nothing."""
+    """Discards all counts; for commands."""
 
     def stage(self, name: str, seconds: float) -> None: ...
     def retrieval(self, answer: Answer) -> None: ...
@@ -106,19 +105,19 @@ class NoMeter:
 
 @dataclass(frozen=True)
 class Running:
-    """What a service runs beside its requests."""
+    """Queues and background threads of a service."""
 
     evaluations: EvaluationQueue
     runs: ServiceRuns
     trajectories: TrajectoryQueue
-    background: Background | None  # None where the services of a command are lent
+    background: Background | None  # None over the services of a command
 
 
 _SHARED = ("retriever", "snapshots", "uploads", "skills", "tagger")
 
 
 class Services(KnowledgeBase):
-    """A knowledge base with what the doors add to it: uploads, reading and the skill library."""
+    """A knowledge base with uploads, the reading of documents, and the skill library."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -140,13 +139,15 @@ class Services(KnowledgeBase):
         self._running = running
 
     def seen_by(self, access: AccessScope) -> Services:
-        """The same services as this caller may see and change them. What takes an `access_scope`
-        still has to be given it.
+        """These services restricted to what `access` allows. A function with an `access_scope`
+        parameter still needs it as an argument.
         """
         if not access.restricted:
             return self
         for name in _SHARED:
-            getattr(self, name)  # made here where it was not yet: one for all callers
+            getattr(
+                self, name
+            )  # create cached parts before the copy, so that all callers share them
         seen = copy.copy(self)
         seen.access = access
         seen.registry = self.registry.seen_by(access)
@@ -159,7 +160,7 @@ class Services(KnowledgeBase):
 
     @cached_property
     def audit(self) -> AuditLog:
-        """Who changed what."""
+        """The log of changes."""
         return AuditLog(self.settings.data_dir)
 
     @cached_property
@@ -265,9 +266,9 @@ class Services(KnowledgeBase):
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
     def load_builtin(self, specs: int | None = None) -> BuiltinReport:
-        """Queue the built-in documents that changed, and bring built-in skills up to date. The
-        ingestion worker reads the documents. Documents that a newer release has loaded into the
-        same catalog stay. `specs` as in `ingestion.builtin`.
+        """Queue the built-in documents that changed, and bring built-in skills up to date. A worker
+        reads the queued documents. Knowledge that a newer Kernlore has loaded into the same catalog
+        stays. `specs` as in `ingestion.builtin`.
         """
         newer = loaded_by_newer(self.catalog, product_version())
         if newer is not None:
@@ -283,8 +284,8 @@ class Services(KnowledgeBase):
         return report
 
     def finish_deletions(self) -> None:
-        """Remove files and rows that deletions of a killed process left, and facts that deletions
-        of an older release left.
+        """Remove files of deleted documents, including deletions that a killed process left
+        unfinished, and facts of documents that an older Kernlore deleted without them.
         """
         remove_orphan_facts(self.catalog)
         try:
@@ -295,10 +296,11 @@ class Services(KnowledgeBase):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is. `knowledge_loaded` once the built-in knowledge of every chip answers,
-    by words and by vectors; `ready` once every upload does too. `index` is exact, chroma, starting,
-    or why there is none. `catalog` is current; newer, once a newer Kernlore has migrated it and
-    this one may go on; or too_new, where it may not. `note` names what the service waits for.
+    """How far the service is. `knowledge_loaded` is true once the built-in knowledge of every chip
+    is found by words and by vectors; `ready` once every upload is too. `index` is exact, chroma,
+    starting, or the reason why the index is missing. `catalog` is current; newer, once a newer
+    Kernlore has migrated it and this one may still write; or too_new, if it may not. `note` names
+    the conditions that the service waits for.
     """
 
     ready: bool
@@ -312,7 +314,7 @@ class Readiness:
 
     @property
     def answers(self) -> bool:
-        """Whether answers are complete but for uploads that have not been read."""
+        """Whether answers are complete, except for uploads that have not been read."""
         return self.knowledge_loaded and self.catalog != TOO_NEW
 
 
@@ -331,16 +333,15 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
     def start(self) -> None:
-        """Follow from now on. A product of numpy takes one thread of this process from then on: a
-        second waits for the next product by spinning, and of two processors that took the time in
-        which another request is answered.
+        """Start the thread. Matrix products of this process use one thread from then on: idle BLAS
+        threads spin, which takes processor time from other requests.
         """
         threadpool_limits(1, user_api="blas")
         limit_arenas()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what it publishes is finished first."""
+        """End the thread after the publication in progress."""
         self._stop.set()
         self._thread.join(timeout=STOP_SECONDS)
 
@@ -369,7 +370,7 @@ class Background:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._stop = threading.Event()
-        self._queued = threading.Event()  # the built-in documents that have changed
+        self._queued = threading.Event()  # set once changed built-in documents are queued
         self._worker: Worker | None = None
         services.knowledge_loaded = False
         self._specs = 0  # chips that are built in
@@ -399,7 +400,7 @@ class Background:
             self._watch.start()
 
     def stop(self) -> None:
-        """End the threads and close the services; no job is left running."""
+        """End the threads, release running jobs, and close the services."""
         self._stop.set()
         self._watch.stop()
         self._follower.stop()
@@ -431,7 +432,7 @@ class Background:
         return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
 
     def _waits(self) -> Iterator[str]:
-        """What is waited for."""
+        """The conditions that the service waits for, as sentences."""
         if self._worker is not None and self._worker.full:
             yield f"There is no space to read documents. {FREE}"
         refused = self._worker.away if self._worker is not None else None
@@ -466,8 +467,8 @@ class Background:
         services.retriever.warm(services.settings.models_dir)
 
     def _load_builtin(self) -> bool:
-        """Whether the built-in documents are queued; what an earlier start has loaded answers while
-        the store of files is away.
+        """Queue the built-in documents that have changed; return whether that succeeded. While the
+        store of files is away, knowledge of an earlier start is used.
         """
         services = self._services
         try:
@@ -498,8 +499,8 @@ class Background:
     # -- vectors of large stores
 
     def _open_chroma(self) -> None:
-        """Open Chroma where it is on a server, or once the store is larger than exact search is
-        fast for.
+        """Open Chroma: at once if it is on a server, otherwise when the store is too large for
+        exact search.
         """
         services = self._services
         settings = services.settings

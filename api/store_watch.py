@@ -1,5 +1,5 @@
-"""Looks after stores on servers while a service runs: says which are away, and does what waited for
-them once they answer again. A service whose stores are all in its data directory needs none of it.
+"""Monitors stores on servers while a service runs, and catches up once they answer again. A service
+whose stores are all in its data directory does not need it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kb.errors import StoreAway
 if TYPE_CHECKING:
     from retrieval.near import NearIndex
 
-AWAY_SECONDS, LOOK_SECONDS = 5.0, 20.0  # between two looks at what is away, and at what answers
+AWAY_SECONDS, LOOK_SECONDS = 5.0, 20.0  # between checks: while a store is away, otherwise
 
 log = structlog.get_logger(__name__)
 
 
 class StoreWatch:
-    """A thread of its own between `start` and `stop`."""
+    """A thread that checks the stores between `start` and `stop`."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class StoreWatch:
         finish_deletions: Callable[[], None],
         near: Callable[[], NearIndex | None],
     ) -> None:
-        """`load_builtin` says whether the built-in knowledge is loaded; `near` gives the vector
-        index once there is one whose Chroma is on a server.
+        """`load_builtin` loads the built-in knowledge and returns whether that succeeded; `near`
+        returns the vector index once it uses Chroma on a server.
         """
         self._blobs = blobs
         self._load_builtin = load_builtin
@@ -45,19 +45,19 @@ class StoreWatch:
 
     @property
     def files_away(self) -> StoreAway | None:
-        """Why the stored files cannot be had; None where they can."""
+        """The error of the store of files; None while it answers."""
         return self._files_away
 
     def lose_files(self, error: StoreAway) -> None:
-        """The built-in knowledge could not be loaded: it is once the files answer."""
+        """Record a failed load of the built-in knowledge, to repeat it once the files answer."""
         self._files_away, self._unloaded = error, True
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what it does is finished first, or given up by its own limits."""
+        """End the thread after the check in progress, which has time limits."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=AWAY_SECONDS)
@@ -65,15 +65,15 @@ class StoreWatch:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._look_at_files()
-                self._look_at_vectors()
-            except Exception:  # the thread's boundary: the catalog's server may be away too
-                log.warning("stores cannot be looked at now", exc_info=True)
+                self._check_files()
+                self._check_vectors()
+            except Exception:  # boundary of the thread: the catalog's server may be away too
+                log.warning("stores cannot be checked", exc_info=True)
             near = self._near()
             away = self._files_away or (near is not None and near.away)
             self._stop.wait(AWAY_SECONDS if away else LOOK_SECONDS)
 
-    def _look_at_files(self) -> None:
+    def _check_files(self) -> None:
         if self._blobs.is_local:
             return
         try:
@@ -90,7 +90,7 @@ class StoreWatch:
             self._unloaded = not self._load_builtin()
         self._finish_deletions()
 
-    def _look_at_vectors(self) -> None:
+    def _check_vectors(self) -> None:
         near = self._near()
         if near is None:
             return

@@ -1,7 +1,7 @@
-"""Strict reading of JSON: UTF-8, finite numbers, storable text, and models that name what is wrong.
+"""Strict JSON: UTF-8, finite numbers, storable text, and errors that name each wrong field.
 
-HTTP routes, commands and agents' tools check what they were sent with these functions, so all
-refuse alike.
+HTTP routes, commands and agents' tools check their input with these functions, so that they give
+the same errors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def load_json(raw: bytes) -> Any:
         raise InvalidRequest(
             f"broken JSON: {error}", hint="Correct the syntax at that place."
         ) from None
-    # Both can only come in as escapes.
+    # NUL and unpaired surrogates can only occur as escapes.
     if b"\\u" in raw:
         check_texts(value)
     return value
@@ -59,7 +59,7 @@ def _not_finite(name: str) -> NoReturn:
 
 
 def check_texts(value: Any) -> None:
-    """Refuse NUL and half characters anywhere in a decoded body. Raises InvalidRequest."""
+    """Raise InvalidRequest for NUL or an unpaired surrogate in any text of a decoded body."""
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, dict):
@@ -72,7 +72,7 @@ def check_texts(value: Any) -> None:
 
 
 def check_text(text: str, what: str = "the text") -> str:
-    """The text itself, if it can be stored. Raises InvalidRequest for NUL and half characters."""
+    """The text itself. Raises InvalidRequest for NUL and unpaired surrogates."""
     if "\x00" in text:
         raise InvalidRequest(f"{what} holds a NUL character", hint="Send text, not binary data.")
     try:

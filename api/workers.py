@@ -1,8 +1,8 @@
-"""Further processes of one service, each of which answers retrievals on a processor by itself.
+"""Worker processes of a service, which answer retrievals in parallel.
 
-All accept connections of one socket. A worker answers `/retrieve` from the snapshot that it maps,
-as the service does; any other request it passes on to the service, over a socket in the data
-directory. The service starts its workers again when they end, and ends them with itself.
+All processes accept connections of one socket. A worker answers `/retrieve` from the snapshot that
+it maps, like the service, and forwards other requests to the service over a socket in the data
+directory. The service restarts workers that end, and stops them when it stops.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 SOCKET = "service.sock"
-PATHS = ("/retrieve",)  # that a worker answers itself
-AGAIN_SECONDS = 1.0  # after a worker has ended
+PATHS = ("/retrieve",)  # answered by workers
+RESTART_SECONDS = 1.0  # between the end of a worker and its restart
 log = structlog.get_logger(__name__)
 
 
 def socket_path(settings: Settings) -> Path:
-    """Where the service listens for its workers. The name of a socket has at most 107 bytes."""
+    """The socket for forwarded requests. Its path may have at most 107 bytes."""
     return settings.data_dir.absolute() / SOCKET
 
 
 def listen_for_workers(settings: Settings) -> socket.socket:
-    """The service's end. Raises OSError where the path is too long."""
+    """Listen for forwarded requests. Raises OSError if the path is too long."""
     path = socket_path(settings)
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -65,15 +65,15 @@ class Workers:
         self._complete: Callable[[], bool] = lambda: True
 
     def start(self, complete: Callable[[], bool]) -> None:
-        """Start them in the background, once `complete` says that answers of the service lack no
-        knowledge.
+        """Start the workers in the background, once `complete` returns true: the service answers
+        with all its knowledge.
         """
         self._complete = complete
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End them; requests that they have begun are answered."""
+        """End the workers after their current requests."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -89,7 +89,7 @@ class Workers:
                 pass_fds=(descriptor,),
             )
             assert process.stdin is not None
-            # By the pipe, which the worker reads to its end: that comes when the service is gone.
+            # The worker reads the pipe to its end, which is the end of the service.
             process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
             process.stdin.flush()
             while process.poll() is None and not self._stop.wait(0.1):
@@ -98,12 +98,12 @@ class Workers:
                 process.terminate()
                 process.wait()
                 return
-            log.error("a worker has ended and is started again", status=process.returncode)
-            self._stop.wait(AGAIN_SECONDS)
+            log.error("a worker has ended and is restarted", status=process.returncode)
+            self._stop.wait(RESTART_SECONDS)
 
 
-class PassOn:
-    """Passes requests on to the service of the data directory."""
+class Forward:
+    """ASGI application that forwards requests to the service of the data directory."""
 
     def __init__(self, settings: Settings) -> None:
         import httpx
@@ -150,7 +150,7 @@ def _raw_path(scope: Scope) -> bytes:
 
 
 class OwnPaths:
-    """The application of a worker: its own paths, and the service for all others."""
+    """The application of a worker: `own` for `PATHS`, `others` for the rest."""
 
     def __init__(self, own: ASGIApp, others: ASGIApp) -> None:
         self._own, self._others = own, others
@@ -216,12 +216,12 @@ def _main(descriptor: int) -> None:
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     configure_logs(settings.log_level)
     listening = socket.socket(fileno=descriptor)
-    app = OwnPaths(create_app(settings, lifespan=worker_lifespan), PassOn(settings))
+    app = OwnPaths(create_app(settings, lifespan=worker_lifespan), Forward(settings))
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=10, lifespan="on"
     )
     server = uvicorn.Server(config)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends its workers
     threading.Thread(target=_end_with_the_service, args=(server,), daemon=True).start()
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listening])

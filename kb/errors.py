@@ -243,6 +243,6 @@ def invalid_fields(
     others = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
     return InvalidRequest(
         f"{first['path']}: {first['message']}{others}",
-        hint=f"Correct {first['path']}; GET /docs shows what each request takes.",
+        hint=f"Correct {first['path']}; GET /docs describes every request.",
         details={"problems": listed},
     )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from kb.answers import Answer, ContextPart, Excerpt, Move
-from kb.catalog.knowledge.symbols import Symbol
 from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, section_excerpts
@@ -32,7 +31,7 @@ from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware
 from retrieval.search.by_names import by_words
 from retrieval.search.by_signal import by_sections
 from retrieval.search.error_codes import code_matches
-from retrieval.search.names import language_named
+from retrieval.search.names import Cards, language_named
 from retrieval.search.plan import make_plan, plan_of
 from retrieval.search.ranking import EmbedQuery, Near, Ranked, rank
 from retrieval.search.titles import Titles
@@ -247,7 +246,7 @@ def _ranking(
     plan = plan_of(request, signals, load_layout().is_known)
     near = _near(snapshot, config)
     if request.in_words:
-        cards = _cards(snapshot, request, scope) if scope.hardware is not None else []
+        cards = _cards(snapshot, request, scope) if scope.hardware is not None else Cards()
         in_order = by_words(snapshot, request, cards, titles(), verdict.signal_ids)
     elif signals:
 
@@ -300,7 +299,7 @@ def _search(snapshot: Snapshot, config: AnswerConfig) -> Callable[[str, ScopeFil
     return search
 
 
-def _cards(snapshot: Snapshot, request: RetrieveRequest, scope: RequestScope) -> list[Symbol]:
+def _cards(snapshot: Snapshot, request: RetrieveRequest, scope: RequestScope) -> Cards:
     """The symbol cards whose names the request's texts may contain."""
     language = request.language or language_named(request.log or "")
     return cards_for(snapshot, scope.lineage, language, request.access_scope)

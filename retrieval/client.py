@@ -563,7 +563,7 @@ class Kernlore:
         baseline_speedup: float | None = None,
         note: str | None = None,
     ) -> None:
-        """Report what became of an answer.
+        """Report the outcome of an answer.
 
         Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer
         that were acted on. Report once for each kernel that the answer led to: every report
@@ -634,7 +634,7 @@ class Kernlore:
         return _rows(body, "facts")
 
     def coverage(self, hardware_id: str) -> Json:
-        """Show what is known about a chip, and what is missing.
+        """Show the knowledge about a chip and its gaps.
 
         Coverage by signal, topic and fact, with the most useful uploads.
         """

@@ -143,10 +143,10 @@ class Journal:
         excluded = frozenset(request.exclude)
         if request.run_id is None or not request.log:
             return Exclusions(excluded, excluded)
-        shown, reported = self._shown_in_vain(request.run_id)
+        shown, reported = self._unhelpful_ids(request.run_id)
         return Exclusions(excluded | reported, excluded | reported | shown)
 
-    def _shown_in_vain(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
+    def _unhelpful_ids(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids in answers to failures of this run without success; and those that an outcome
         reports as no help: the ids it names as used, else all ids of its answer.
         """

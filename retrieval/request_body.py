@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
@@ -22,7 +21,7 @@ from pydantic import (
     create_model,
 )
 
-from kb.errors import InvalidRequest, invalid_fields
+from kb.errors import invalid_fields
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
 
@@ -120,17 +119,6 @@ else:
     )
 
 
-def check_repeated(names: Sequence[str]) -> None:
-    """Raise InvalidRequest if a URL repeats a parameter that takes one value: the first would be
-    dropped silently. A repeated `signal` belongs in `signals`.
-    """
-    several = {QUERY_NAMES.get(s.name, s.name) for s in request_fields() if s.kind == "names"}
-    for name, count in Counter(names).items():
-        if count > 1 and name not in several:
-            other = " Give further signals as signals=a,b." if name == "signal" else ""
-            raise InvalidRequest(f"{name} is given {count} times", hint=f"Give {name} once.{other}")
-
-
 def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, Any]:
     """Query parameters as a body, without empty ones, which forms send."""
     values: dict[str, Any] = {**parameters.model_dump(exclude_none=True), **also}
@@ -164,8 +152,3 @@ def request_of(
         if not blank:
             values[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
     return RetrieveRequest(**values, access_scope=access_scope)
-
-
-def read_request(body: Any, defaults: Mapping[str, int] | None = None) -> RetrieveRequest:
-    """The request in decoded JSON. Raises InvalidRequest."""
-    return request_of(read_body(body), defaults)

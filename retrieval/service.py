@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import structlog
+
 from kb.answers import Answer
 from kb.catalog.engine import Catalog
+from kb.data_dir import private_folder
 from kb.embedding import Embedder, Vectors
 from kb.errors import StoreAway
 from kb.ids import new_id
@@ -20,10 +27,11 @@ from retrieval.compose.skill_choice import WITHHELD_SHARE
 from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal
 from retrieval.near import NearIndex
-from retrieval.phrases import phrase_vectors
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.snapshot.store import SnapshotStore
 from retrieval.stages import describe_answer, stage
+
+log = structlog.get_logger(__name__)
 
 MOST_VECTORS = 2_048  # cached query vectors, of 1.5 KB
 
@@ -133,3 +141,43 @@ class Retriever:
     def _encode(self, text: str) -> Vectors:
         known = self._phrases.get(text)
         return self._embedder.encode_query(text) if known is None else known
+
+
+# -- vectors of the signals' phrases: equal in every process, and a second to encode, so a file of
+# the data directory caches them
+
+
+def phrase_vectors(embedder: Embedder, phrases: Sequence[str], folder: Path) -> dict[str, Vectors]:
+    """The `encode_query` vector of each phrase."""
+    path = folder / f"{embedder.fingerprint}.phrases.npz"
+    cached = _read(path)
+    if cached.keys() >= set(phrases):
+        return {phrase: cached[phrase] for phrase in phrases}
+    vectors = {phrase: embedder.encode_query(phrase) for phrase in phrases}
+    _write(path, vectors)
+    return vectors
+
+
+def _read(path: Path) -> dict[str, Vectors]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return dict(zip(stored["phrases"].tolist(), stored["vectors"], strict=True))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("cached phrase vectors cannot be read; encoding again", reason=str(error))
+        return {}
+
+
+def _write(path: Path, vectors: dict[str, Vectors]) -> None:
+    """Write atomically: another process may read or write the file."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        private_folder(path.parent)
+        with partial.open("wb") as file:
+            np.savez(file, phrases=np.array(list(vectors)), vectors=np.stack([*vectors.values()]))
+        partial.replace(path)
+    except OSError as error:
+        log.warning("phrase vectors cannot be cached", reason=str(error))
+        with suppress(OSError):
+            partial.unlink()

@@ -1,9 +1,9 @@
 """Typer commands, made from functions and from operations.
 
-The first parameter of a function says what its command works on: `target` is the service of
-`--url` or of the data directory, else this process; `local` is this process; `services` are those
-of this process. A function without one of them opens nothing. `--data-dir`, `--url` and `--json`
-are added as needed; the value that the function returns is printed.
+The name of a function's first parameter selects the target of its command: `target` is the
+service of `--url` or of the data directory, else this process; `local` is this process; `services`
+are those of this process. A function without one of them opens nothing. `--data-dir`, `--url` and
+`--json` are added as needed; the value that the function returns is printed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def command(
     failed: Callable[[Any], bool] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> Callable[[F], F]:
-    """Make a function a command of `app`, or without one a command of its own.
+    """Make a function a command of `app`, or a command by itself.
 
     `text` renders the returned value for people. The command exits with 1 where `failed` is true of
     the value; `after` prints remarks about it. The function gets `data_dir` and `as_json` if it has

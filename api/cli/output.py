@@ -132,7 +132,7 @@ _ROUTES = tuple(
         (r"GET /documents\b", "`kernlore documents list`"),
         (r"GET /trajectories and (`kernlore trajectories list`) show", r"\1 shows"),
         (rf"GET /runs/({_PART})/flagged", r"`kernlore runs flagged \1`"),
-        (r"GET /docs shows what each request takes", "--help shows what the command takes"),
+        (r"GET /docs describes every request", "--help describes the command"),
         (r"\(`force`\)", "(`--force`)"),
     )
 )

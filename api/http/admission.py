@@ -1,8 +1,8 @@
-"""How many retrievals work at once, and how many may wait for their turn.
+"""Admission of retrievals: how many run at once, and how many may wait.
 
-A retrieval is computing, so more at a time than there are processors makes all of them late. What
-waits holds no thread and no connection; what is too much is refused at once with a time to come
-back, so that a service under load stays one that answers.
+Retrievals are bound by the processor, so that more of them than processors would delay all. A
+waiting request holds no thread and no database connection. Requests beyond the limit are refused at
+once with a time to retry, so that a loaded service still answers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fastapi import Request
 from kb.errors import Overloaded
 from kb.settings import Settings
 
-WAIT_SECONDS = 30.0  # after which a request that still waits is refused
-COME_BACK_SECONDS = 1
+WAIT_SECONDS = 30.0  # longest wait before a request is refused
+RETRY_SECONDS = 1
 
 
 class Admission:
-    """The turns of one service; used from its event loop alone."""
+    """Limits the retrievals of one service. Not thread-safe: for its event loop only."""
 
     def __init__(self, settings: Settings) -> None:
         self._places = asyncio.Semaphore(settings.retrievals_at_once)
@@ -28,7 +28,7 @@ class Admission:
         self._waiting = 0
 
     async def enter(self) -> None:
-        """Take a place, waiting for it. Raises Overloaded."""
+        """Wait for a free place and take it. Raises Overloaded."""
         if self._places.locked() and self._waiting >= self._most:
             raise _refused(f"{self._waiting} retrievals are waiting already")
         self._waiting += 1
@@ -47,13 +47,13 @@ class Admission:
 def _refused(reason: str) -> Overloaded:
     return Overloaded(
         f"the service is busy: {reason}",
-        hint=f"Repeat the request in {COME_BACK_SECONDS} second or later, with fewer at once.",
-        details={"retry_after_seconds": COME_BACK_SECONDS},
+        hint=f"Repeat the request in {RETRY_SECONDS} second or later, with fewer at once.",
+        details={"retry_after_seconds": RETRY_SECONDS},
     )
 
 
 async def admitted(request: Request) -> AsyncIterator[None]:
-    """A dependency: the route runs while it holds a place."""
+    """FastAPI dependency: hold a place while the route runs."""
     admission: Admission = request.app.state.admission
     await admission.enter()
     try:

@@ -1,8 +1,8 @@
-"""Who calls, and whether they may: in front of every route, page, static file and mount.
+"""Authentication and authorisation of every request: routes, pages, static files and mounts.
 
-Without a key in the store everyone may do everything, as the service then listens on loopback.
-Which names and pages may call at all is decided before (`api.http.callers`); what a caller may see
-is a value that routes get from `api.http.dependencies`, and mounts from `caller_of`.
+A store without keys allows everything; its service then listens on loopback. Host names and origins
+are checked before (`api.http.callers`). Routes get the access of the caller from
+`api.http.dependencies`, mounts from `caller_of`.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 COOKIE = "kernlore_session"
 _CALLER = "kernlore.caller"
 _ID = re.compile(rb"\b[a-z]{2,5}_[0-9a-f]{16}\b")
-ASKING_AT_ONCE = 16  # questions to a catalog's server about keys
-_MOST_READ = 65_536  # bytes of an answer that are looked through for ids
+KEY_LOOKUPS = 16  # concurrent look-ups of keys on a database server
+_SEARCHED_BYTES = 65_536  # of a response body, for ids
 
 log = structlog.get_logger(__name__)
 
-# A page that says what is wrong with a request; the status is the error's.
+# The page for an error, with the status of the error.
 ErrorPage = Callable[[Request, KernloreError], Response]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """`who` is the id of a key, or an address where there are no keys."""
+    """`who` is the id of a key, or an address if the store has no keys."""
 
     who: str
-    role: Role | None  # None: nothing but what is open to everyone
+    role: Role | None  # None: public routes only
     access: AccessScope
     with_key: bool
     by_cookie: bool = False
-    name: str = ""  # of the key
+    name: str = ""  # name of the key
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """Who sent the request that has this scope. Fails where the middleware was not in front."""
+    """The caller of a request. Raises KeyError without the middleware."""
     caller: Caller = scope[_CALLER]
     return caller
 
 
 def is_session(scope: Mapping[str, Any]) -> bool:
-    """Whether a request belongs to a session of the pages; False where nobody was recognised."""
+    """Whether a request was authenticated by a session of the pages."""
     caller: Caller | None = scope.get(_CALLER)
     return caller is not None and caller.by_cookie
 
 
 class Authorisation:
-    """Middleware: 401 without a valid key where there are keys, 403 for a role that is too low, 429
-    over the limits. Writes the audit log. `trusted` says that whoever asks owns the data directory,
-    so that no key is needed.
+    """Middleware: 401 without a valid key if the store has keys, 403 for an insufficient role, 429
+    over the rate limits. Writes the audit log. With `trusted` no key is needed: every caller owns
+    the data directory.
     """
 
     def __init__(
@@ -89,22 +89,22 @@ class Authorisation:
         self._trusted = trusted
         self._limits = limits
         self._error_page = error_page
-        self._routes: list[Route] = []  # known once the application is whole
-        self._asking: CapacityLimiter | None = None  # made within the loop that it belongs to
+        self._routes: list[Route] = []  # read at the first request
+        self._lookups: CapacityLimiter | None = None  # created in its event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._answer(scope, receive, send)
-        else:  # no route takes another protocol
+        else:  # no route accepts another protocol
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._routes = self._routes or routes_of(scope["app"])
         template = template_of(self._routes, scope)
         need = self._needs.of_route(scope["method"], template)
-        if need.role is None and not need.changes:  # open to everyone, whoever it is
+        if need.role is None and not need.changes:  # public
             scope[_CALLER] = _unknown(scope)
             await self._app(scope, receive, send)
             return
@@ -126,16 +126,16 @@ class Authorisation:
     async def _identify(self, services: Services, scope: Scope, need: Need) -> Caller:
         """The caller, counted against its limits. Raises Unauthorized and TooManyRequests.
 
-        In a file the look-up is one row that no writer holds up, so it stays on the loop. A server
-        is asked from a thread; there are some for this alone, else a refusal would wait for routes.
+        SQLite reads one row, which no writer blocks, on the event loop. A database server is
+        queried from a thread of a separate limiter, so that refusals do not wait for routes.
         """
         address = _address(scope)
         headers = Headers(scope=scope)
         if self._trusted:
             known = _NO_KEYS
         elif services.catalog.on_server:
-            self._asking = self._asking or CapacityLimiter(ASKING_AT_ONCE)
-            known = await to_thread.run_sync(_known, services, headers, limiter=self._asking)
+            self._lookups = self._lookups or CapacityLimiter(KEY_LOOKUPS)
+            known = await to_thread.run_sync(_known, services, headers, limiter=self._lookups)
         else:
             known = _known(services, headers)
         if not known.closed:
@@ -155,7 +155,7 @@ class Authorisation:
     async def _of_message(
         self, services: Services, scope: Scope, receive: Receive
     ) -> tuple[Need, Receive]:
-        """The needs of a message to the tools of agents, and a channel that repeats it."""
+        """The requirements of a message to the tools, and a channel that replays its body."""
         limit = services.settings.max_body_bytes
         request = Request(scope, receive)
         body = await read_limited(request, limit, "message", "KERNLORE_MAX_BODY_BYTES")
@@ -187,14 +187,13 @@ def check(caller: Caller, need: Need, scope: Scope) -> None:
             details={"role": caller.role, "needed": need.role},
         )
     if caller.access.restricted and (need.whole_store or need.runs_code):
-        why = "tells about the whole store" if need.whole_store else "runs code on this machine"
+        why = "covers the whole store" if need.whole_store else "runs code on this machine"
         raise Forbidden(
-            f"{need.action} {why}; this key is for {', '.join(sorted(caller.access.own))} alone",
+            f"{need.action} {why}; this key is only for {', '.join(sorted(caller.access.own))}",
             hint="Use a key that is not restricted to hardware.",
         )
     if caller.by_cookie and scope["method"] not in SAFE and "origin" not in Headers(scope=scope):
-        # Browsers send one with every form, and a foreign one was refused before. What has none is
-        # no form of ours.
+        # Browsers send an origin with every form, and foreign ones were refused before.
         raise Forbidden(
             "a session of the pages was used without the pages' origin",
             hint="Use the page's own form; programs send `Authorization: Bearer KEY`.",
@@ -202,20 +201,20 @@ def check(caller: Caller, need: Need, scope: Scope) -> None:
 
 
 def access_of(key: Key, registry: HardwareRegistry) -> AccessScope:
-    """What a key may see: its hardware, the families above, and what is about none."""
+    """The access of a key: its hardware, the families above it, and what applies to any chip."""
     if not key.hardware:
         return ALL_ACCESS
     visible = {ANY, *key.hardware}
     for hardware_id in key.hardware:
         try:
             visible.update(registry.lineage(hardware_id))
-        except UnknownHardware:  # it was registered when the key was made
+        except UnknownHardware:  # removed since the key was created
             continue
     return AccessScope(hardware=frozenset(visible), own=frozenset(key.hardware))
 
 
 class Route(NamedTuple):
-    """A route of an application, or a mount, which takes every method."""
+    """A route of an application, or a mount, which accepts every method (`methods` None)."""
 
     template: str
     methods: frozenset[str] | None
@@ -223,7 +222,7 @@ class Route(NamedTuple):
 
 
 def routes_of(app: FastAPI) -> list[Route]:
-    """Everything that answers, in the order in which it is tried."""
+    """Every route and mount, in the order of matching."""
     return [
         Route(
             context.path or "",
@@ -235,9 +234,7 @@ def routes_of(app: FastAPI) -> list[Route]:
 
 
 def template_of(routes: Sequence[Route], scope: Scope) -> str:
-    """The path of the route that a request will reach, or of the mount; empty where there is
-    none.
-    """
+    """The path of the route or mount that matches a request; empty for an unknown path."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     partly = ""
     for route in routes:
@@ -252,7 +249,7 @@ _NOTHING = AccessScope(hardware=frozenset())
 
 
 def _unknown(scope: Scope) -> Caller:
-    """Whoever has no valid key."""
+    """A caller without a valid key."""
     return Caller(_address(scope), None, _NOTHING, False)
 
 
@@ -262,8 +259,8 @@ def _address(scope: Scope) -> str:
 
 
 class _Known(NamedTuple):
-    """What the store says of a request: whether it has keys, the request's, what that may see, and
-    whether it came as a session of the pages.
+    """The look-up of a request's key. `closed`: the store has keys. `access` is that of the key;
+    `by_cookie`: it was found by a session of the pages.
     """
 
     closed: bool
@@ -288,7 +285,7 @@ def _known(services: Services, headers: Headers) -> _Known:
 
 
 def session_of(headers: Headers) -> str:
-    """The secret of the session that a browser sends; empty without one."""
+    """The secret of the session cookie; empty without one."""
     try:
         morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -306,7 +303,7 @@ def _no_key(headers: Headers) -> Unauthorized:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """The body for whoever comes next, then what the connection says."""
+    """A channel that replays the body, then goes on with the connection."""
     sent = False
 
     async def replay() -> Message:
@@ -320,7 +317,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 class _Audited:
-    """Writes the line of a change before its answer leaves."""
+    """Writes the audit entry of a change before its response is sent."""
 
     def __init__(self, services: Services, send: Send, scope: Scope) -> None:
         self._services = services
@@ -328,7 +325,7 @@ class _Audited:
         self._scope = scope
 
     def of(self, need: Need, caller: Caller) -> Send:
-        """What to send with; the same as before where nothing is changed."""
+        """The channel for the response; the original one for a request that changes nothing."""
         if not need.changes:
             return self._send
         start: Message | None = None
@@ -351,7 +348,7 @@ class _Audited:
         request_id = structlog.contextvars.get_contextvars().get("request_id", "")
         subjects = [str(value) for value in self._scope.get("path_params", {}).values()]
         if headers.get("content-type", "").startswith("application/json"):
-            subjects += [found.decode() for found in _ID.findall(body[:_MOST_READ])]
+            subjects += [found.decode() for found in _ID.findall(body[:_SEARCHED_BYTES])]
         subjects += [found.decode() for found in _ID.findall(headers.get("location", "").encode())]
         entry = AuditEntry(
             who=caller.who,
@@ -363,5 +360,5 @@ class _Audited:
         )
         try:
             self._services.audit.append(entry)
-        except OSError:  # a full disk; the change itself was made or refused already
+        except OSError:  # a full disk must not fail a change that was made
             log.exception("the audit log cannot be written", action=need.action, who=caller.who)

@@ -1,7 +1,7 @@
 """Read the body of an HTTP request within a limit.
 
-The framework's own reading is not used: it takes a body of any size, and NaN. `api.strict_json`
-checks the content. Knows no route.
+The framework's parsing is not used, because it accepts bodies of any size, and NaN.
+`api.strict_json` checks the content.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from fastapi import Request
 from kb.errors import PayloadTooLarge
 from kb.settings import MIB
 
-# Bytes beyond a limit that are read and dropped, so that the sender sees the answer, not a reset.
+# Bytes beyond a limit that are read and dropped, so that the client sees the answer, not a reset.
 DRAIN = 64 * MIB
-# In the scope of a request with a key: the key's name.
+# Entry of the ASGI scope: the name of the request's key.
 SIGNER = "kernlore.signer"
-UNSIGNED = ("api", "http", "web")  # actors of changes that name nobody
+UNSIGNED = ("api", "http", "web")  # placeholder actors, which name no person
 
 
 async def read_limited(request: Request, limit: int, what: str, setting: str) -> bytes:
@@ -56,8 +56,9 @@ def is_json(kind: str) -> bool:
 
 
 def signed(request: Request, claimed: str) -> str:
-    """Who is stored as the actor of a change: who the request says, and where it came with a key,
-    the key's name with the claim beside it."""
+    """The actor that is stored with a change: the actor that the request claims, or with a key, the
+    key's name followed by the claim.
+    """
     key: str = request.scope.get(SIGNER, "")
     if not key:
         return claimed

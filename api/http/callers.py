@@ -1,8 +1,8 @@
-"""Who may call: by which names, and from which pages. Stands in front of every route.
+"""Checks of the host name and the origin of every request, before any route.
 
-A service may have no keys, so a page in the user's browser must not reach it. A page can do
-so in two ways: by its own name, which it makes mean this machine (DNS rebinding), and by a request
-to ours, which the browser marks with the page's origin.
+A service may have no keys, and yet a page in the user's browser must not use it. A page could call
+it by a host name of its own that resolves to this machine (DNS rebinding), or by a cross-site
+request, which the browser marks with the page's origin.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ CLIENT_HEADER = b"x-kernlore-client"  # client of a request that a worker passes
 
 
 class KnownCallers:
-    """Middleware: refuses a request by a name that is not the service's, and one that a page of
-    another site has sent.
-    """
+    """Middleware: refuses requests for foreign host names, and requests of pages of other sites."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._given = listed_names(settings.allowed_hosts)
-        # Its refusal is plain text: it decides here, and the answer is ours.
+        # Used for its decision only; its refusal would be plain text.
         self._names = TrustedHostMiddleware(
             _mark_known, [*own_names(settings.host), *self._given], www_redirect=False
         )
-        # No page can make an address mean another machine, and which addresses this machine has
-        # outside of a container is not known in it.
+        # DNS rebinding needs a name, so every address is accepted; a container does not know the
+        # addresses of its host.
         self._any_address = is_every(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,12 +55,12 @@ class KnownCallers:
     def _is_foreign(self, method: str, headers: Headers) -> bool:
         origin = headers.get("origin")
         if origin is not None:
-            # Behind a proxy the service is called by another name than the page.
+            # Behind a proxy, the host name of the request differs from that of the page.
             same = origin.partition("://")[2] == headers.get("host")
             return not same and _name_of(origin) not in self._given
         if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
             return False
-        # A link on a page of another site may be followed.
+        # Links from pages of other sites are allowed.
         followed = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
         return method not in ("GET", "HEAD") or followed != ("navigate", "document")
 
@@ -97,11 +95,11 @@ async def _mark_known(scope: Scope, _: Receive, __: Send) -> None:
 
 
 async def _discard(_: Message) -> None:
-    """Takes the refusal of the library, in whose place ours is sent."""
+    """Drop the response of TrustedHostMiddleware."""
 
 
 class FromWorkers:
-    """Middleware of the service: requests that workers pass on are those of their own clients."""
+    """Middleware of the service: restores the client address of requests that workers forward."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -21,29 +21,29 @@ _MAX_PARAMETER = 20_000
 
 
 async def _services(request: Request) -> Services:
-    """The services as the caller may see and change them. Before the application has started there
-    are none, and only public operations answer.
+    """The services restricted to the access of the caller. None before the application has started,
+    when only public operations answer.
     """
     services: Services = request.app.state.services
     return services and services.seen_by(caller_of(request.scope).access)
 
 
 async def access_scope(request: Request) -> AccessScope:
-    """What the caller may see; whether it may call at all was decided in front of the routes
+    """The hardware that the caller may see. Middleware has already authorised the request
     (`api.http.callers`, `api.http.authorisation`).
     """
     return caller_of(request.scope).access
 
 
 class EvaluationForbidden(KernloreError):
-    """Only callers on this machine may have code run here."""
+    """Running code was requested from another machine."""
 
     code, status = "evaluation_forbidden", 403
 
 
 def from_this_machine(request: Request) -> None:
-    """Refuse what could come from elsewhere: the service listens on another address, or a proxy
-    passes on requests by another name. Raises EvaluationForbidden.
+    """Refuse requests that may come from another machine: the service listens on another address,
+    or a proxy forwards requests under another name. Raises EvaluationForbidden.
     """
     settings: Settings = request.app.state.settings
     if settings.evaluate_over_http:
@@ -61,8 +61,8 @@ def from_this_machine(request: Request) -> None:
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuse mistyped and repeated parameters: `?hardwares=h100` would otherwise answer for any
-    chip, and of two values one would be dropped in silence.
+    """Refuse unknown and repeated query parameters: `?hardwares=h100` would otherwise answer for
+    any chip, and the second of two values would be ignored.
     """
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute) or not route.include_in_schema:

@@ -1,7 +1,7 @@
-"""Every error leaves in one shape: {code, message, hint, details}.
+"""Error responses: {code, message, hint, details}.
 
-Knows the errors of the product, of the web framework and of request models; what it does not know
-is a defect, is answered without its internals and is logged by the middleware.
+Covers errors of the product, of the web framework and of request models. Any other exception is a
+defect; the middleware logs it and answers without its internals.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class MethodNotAllowed(KernloreError):
 
 
 class UnknownHost(KernloreError):
-    """Called by a name that is not the service's."""
+    """The host name of the request is not one of the service."""
 
     code, status = "unknown_host", 421
 
 
 class ForeignPage(KernloreError):
-    """A page of another site made the browser send this."""
+    """The request comes from a page of another site."""
 
     code, status = "foreign_page", 403
 
@@ -61,7 +61,7 @@ def respond(error: KernloreError, headers: Mapping[str, str] | None = None) -> J
 
 
 def install(app: FastAPI) -> None:
-    """Register handlers that answer every error in one JSON shape."""
+    """Add the exception handlers."""
     app.add_exception_handler(KernloreError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -77,14 +77,12 @@ def _known(_: Request, error: Exception) -> JSONResponse:
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:
     problems = cast(RequestValidationError, error).errors()
-    # The first part of a place is where it came in: query, path.
+    # The first part of `loc` is query or path.
     return respond(invalid_fields([{**p, "loc": p["loc"][1:] or p["loc"]} for p in problems]))
 
 
 def known_fault(error: Exception) -> KernloreError:
-    """The KernloreError to answer with. Raises the exception again if neither the product nor the
-    store is its origin.
-    """
+    """The error to answer with, if it is of the product or the store; any other one is raised."""
     if isinstance(error, KernloreError):
         return error
     fault = store_fault(error)
@@ -110,7 +108,7 @@ def _http(request: Request, error: Exception) -> JSONResponse:
             details={"allowed": methods},
         )
         return respond(wrong, {"Allow": ", ".join(methods)})
-    other = InvalidRequest(str(error.detail), hint="GET /docs shows what each request takes.")
+    other = InvalidRequest(str(error.detail), hint="GET /docs describes every request.")
     return JSONResponse(error_json(other), status_code=error.status_code, headers=error.headers)
 
 

@@ -1,8 +1,8 @@
-"""How many requests a caller may send a minute. Counted in memory.
+"""Rate limits of callers, as token buckets in memory.
 
-A caller may save up to a minute's share; then each request waits for the next one to come free.
-Replicas over one catalog tell each other what they counted once in EXCHANGE_SECONDS, so all of them
-together give a caller one share, and a second of its requests.
+A bucket holds the requests of one minute. Replicas over one catalog exchange their counts every
+EXCHANGE_SECONDS, so that all of them together allow one caller its limit, plus the requests of one
+such interval.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kb.settings import Settings
 
 MINUTE = 60.0
 EXCHANGE_SECONDS = 1.0
-MOST_CALLERS = 10_000  # remembered at once; those that have their whole share again go first
+MOST_CALLERS = 10_000  # buckets in memory; full ones are dropped first
 
 _SETTINGS = {"request": "KERNLORE_REQUESTS_PER_MINUTE", "upload": "KERNLORE_UPLOADS_PER_MINUTE"}
 
 
 class Limits:
-    """The shares of one service's callers; used from its event loop alone."""
+    """The buckets of one service. Not thread-safe: for its event loop only."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,13 +35,15 @@ class Limits:
             "upload": settings.uploads_per_minute,
         }
         self._local = is_loopback(settings.host)
-        self._left: dict[tuple[str, str], tuple[float, float]] = {}  # share, and when it was so
+        self._left: dict[
+            tuple[str, str], tuple[float, float]
+        ] = {}  # remaining requests, and their time
         self._own: Counter[tuple[str, str]] = Counter()  # since the last exchange
-        self._totals: dict[tuple[str, str], int] = {}  # as last seen, of all replicas
+        self._totals: dict[tuple[str, str], int] = {}  # of all replicas, at the last exchange
 
     def take(self, who: str, kind: Kind, *, with_key: bool) -> None:
-        """Count a request. Nobody is limited without a key on loopback: that is one's own machine.
-        Raises TooManyRequests.
+        """Count a request. Requests without a key on loopback are not limited. Raises
+        TooManyRequests.
         """
         if kind == "free" or (self._local and not with_key):
             return
@@ -65,28 +67,28 @@ class Limits:
                 details={"retry_after_seconds": seconds, "limit": most},
             )
         self._left[(who, kind)] = (left - 1, now)
-        if len(self._own) < MOST_CALLERS:  # one service alone exchanges nothing
+        if len(self._own) < MOST_CALLERS:  # bounded: a single service never exchanges them
             self._own[(who, kind)] += 1
         if len(self._left) > MOST_CALLERS:
             self._forget(now)
 
     def own(self) -> Counts:
-        """What was counted here since the last call, for the other replicas."""
+        """Counts of this replica since the last call."""
         own, self._own = self._own, Counter()
         return own
 
     def keep(self, own: Counts) -> None:
-        """The exchange failed: count these again the next time."""
+        """Keep counts of a failed exchange for the next one."""
         if len(self._own) < MOST_CALLERS:
             self._own.update(own)
 
     def learn(self, totals: Counts, own: Counts) -> None:
-        """Take what others have counted off the shares. `totals` are those of all replicas, with
-        `own`.
+        """Subtract the requests of other replicas from the buckets. `totals` are the counts of all
+        replicas, including `own`.
         """
         now = self._clock()
         for key, total in totals.items():
-            # Of one that was never seen here, nobody knows since when its total counts.
+            # The first total of a caller may be old, so that it does not count.
             others = total - self._totals.get(key, total - own.get(key, 0)) - own.get(key, 0)
             most = self._most[key[1]]
             if others > 0 and most:
@@ -98,5 +100,5 @@ class Limits:
 
     def _forget(self, now: float) -> None:
         self._left = {key: (n, at) for key, (n, at) in self._left.items() if now - at < MINUTE}
-        while len(self._left) > MOST_CALLERS:  # all within a minute: the oldest go
+        while len(self._left) > MOST_CALLERS:  # all used within a minute: drop the oldest
             del self._left[min(self._left, key=lambda key: self._left[key][1])]

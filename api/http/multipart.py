@@ -1,6 +1,6 @@
-"""Uploads while they arrive: each file spooled up to its limit, the rest of it dropped.
+"""Multipart uploads: each file is spooled up to its limit, and the rest of it is dropped.
 
-A file over its limit does not spoil the others of the same upload. Knows nothing of documents.
+A file over its limit does not fail the other files of the upload.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from api.strict_json import check_text
 from kb.errors import InvalidRequest, UnsupportedFormat, nearest
 from kb.settings import Settings
 
-# Spooled files live on the temporary disk until they are stored.
+# Limit of one upload, in files of the largest size: spooled files are on the temporary disk.
 TOTAL_FILES = 16
 
 
 @dataclass(frozen=True)
 class UploadForm:
-    """The files of an upload, and the values of its other fields by name. `input` are those as the
-    parameters of the operation.
+    """The files of an upload, and the values of its other fields by name. Fields in `several` may
+    be repeated. `input` has the fields as parameters of the operation.
     """
 
     files: tuple[Incoming, ...]
@@ -43,7 +43,7 @@ class UploadForm:
         return next(iter(self.fields.get(name, ())), None)
 
     def listed(self, name: str) -> tuple[str, ...]:
-        """The values of a field that may be repeated or hold a list with commas."""
+        """The values of a field that may be repeated, or hold a list with commas."""
         values = self.fields.get(name, ())
         return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
@@ -110,7 +110,7 @@ def _check_type(request: Request) -> None:
             else "file=@manual.pdf -F hardware=ID .../documents"
         )
         raise UnsupportedFormat(
-            f"{kind or 'a body without content type'} where an upload belongs",
+            f"{kind or 'a body without content type'} instead of an upload",
             hint=f"Send multipart/form-data: curl -F {form}",
         )
     _, options = parse_options_header(request.headers["content-type"])
@@ -156,7 +156,7 @@ def _check(files: list[Incoming], fields: dict[str, list[str]], several: Sequenc
         if len(values) > 1 and name not in several:
             raise InvalidRequest(f"{name} is given twice", hint="Give it once.")
     for name in ("title", "source_key"):
-        # As one source_key they would be versions of each other.
+        # With one source_key, the files would be versions of each other.
         if len(files) > 1 and (fields.get(name) or [""])[0].strip():
             raise InvalidRequest(
                 f"one {name} for {len(files)} files", hint=f"Send them one by one to give a {name}."

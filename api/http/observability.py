@@ -1,7 +1,7 @@
-"""What the service records about itself: a log line, a count and an id for every request.
+"""Log line, metrics and id of every request.
 
 Counts are in the Prometheus text format. Their labels come from closed lists (route templates,
-signal ids, states), never from a request's own text, so the number of series stays small.
+signal ids, states), never from the text of a request, so that the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE = 499
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
-COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # where the processes of a service count together
+COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # folder of the counts that all processes of a service share
 
 log = structlog.get_logger(__name__)
 
@@ -122,12 +122,14 @@ class _State(Collector):
         self._figures = figures
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else registering would already ask the store."""
+        """Empty, because registering would otherwise query the store."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         state = self._readiness()
-        yield GaugeMetricFamily("kernlore_ready", "1 when nothing is left to do.", int(state.ready))
+        yield GaugeMetricFamily(
+            "kernlore_ready", "1 once every passage is read and has its vector.", int(state.ready)
+        )
         yield GaugeMetricFamily("kernlore_passages", "Searchable passages.", state.passages)
         yield GaugeMetricFamily(
             "kernlore_passages_embedded", "Passages with a vector.", state.embedded
@@ -148,7 +150,7 @@ def _of_figures(figures: Figures) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "kernlore_model_cost_usd",
-        "What models cost in all runs, as far as prices are known.",
+        "Cost of models in all runs, where prices are known.",
         figures.model_cost_usd,
     )
     for name, help_text, label, counts in (
@@ -169,8 +171,8 @@ def _of_figures(figures: Figures) -> Iterator[Metric]:
 
 
 class RequestLog:
-    """Middleware around every request: its id, log line and count, and the answer to an error that
-    nothing else handles.
+    """Middleware: the id, log line and metrics of a request, and the response to an unhandled
+    exception.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -202,10 +204,10 @@ class RequestLog:
                 await self._app(scope, receive, marked)
             except ClientDisconnect:
                 status = status or _CLIENT_GONE
-            except Exception:  # the door's boundary: recorded, and answered in the one shape
+            except Exception:  # boundary: logged, and answered as an error
                 log.exception("request failed", route=_route(scope), method=scope["method"])
                 if status:
-                    raise  # half an answer is out; only closing the connection tells its reader
+                    raise  # the response has begun; a closed connection shows that it is cut off
                 await respond(internal_error(request_id))(scope, receive, marked)
             finally:
                 self._finish(scope, status or 500, time.perf_counter() - started)
@@ -222,14 +224,14 @@ class RequestLog:
 
 
 def _request_id(scope: Scope) -> str:
-    """The caller's own, where it is one."""
+    """The id that the caller sent, if it is valid, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _GIVEN_ID.fullmatch(given) else new_id("req")
 
 
 def _span(scope: Scope, request_id: str) -> AbstractContextManager[None]:
-    """Around a request, below what its caller says in `traceparent`. Probes have none: they would
-    be most of all traces.
+    """The span of a request, with the caller's `traceparent` as its parent. Probes have none, as
+    they would be most of the traces.
     """
     if not telemetry.on() or scope["path"] in _PROBES:
         return nullcontext()
@@ -240,11 +242,11 @@ def _span(scope: Scope, request_id: str) -> AbstractContextManager[None]:
 
 
 def _trace() -> dict[str, str]:
-    """For the log line, so that it is found from the trace and the other way round."""
+    """The trace id for the log line."""
     trace_id = telemetry.trace_id()
     return {} if trace_id is None else {"trace_id": trace_id}
 
 
 def _route(scope: Scope) -> str:
-    """The template, never the path: paths are as many as there are ids."""
+    """The template of the route; paths would make one series for each id."""
     return str(getattr(scope.get("route"), "path", "") or "other")

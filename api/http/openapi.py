@@ -22,7 +22,7 @@ Every error has one shape: `{code, message, hint, details}`. An unknown hardware
 404 and the nearest known ids, and an answer never contains anything about another chip."""
 TAGS = [
     {"name": "retrieve", "description": "Ask, and report whether the answer helped."},
-    {"name": "knowledge", "description": "The run-time signals, and the tree of what is known."},
+    {"name": "knowledge", "description": "Run-time signals, and the tree of knowledge."},
     {"name": "documents", "description": "Upload, watch, read, correct and remove manuals."},
     {"name": "hardware", "description": "Chips, their lineage, facts and coverage."},
     {"name": "skills", "description": "Measured transformations of kernels."},
@@ -37,7 +37,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-# The first part of operation ids that generated clients use, where it differs from the name.
+# Operation ids of the interface that differ from the name of the operation. Generated clients
+# contain them, so that they do not change.
 OPERATION_IDS = {
     "retrieve_by_query": "retrieve",
     "retrieve": "retrieve_for",
@@ -81,7 +82,7 @@ OPERATION_IDS = {
 
 
 def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """The function to put in place of `app.openapi`; it builds the description once."""
+    """A replacement for `app.openapi`, which builds the description once."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,8 +1,7 @@
-"""The role that a request needs, by its route: routes, forms of pages and tools of agents.
+"""The role that a request needs: for routes, forms of pages, and tools of agents.
 
-Routes have the role of their operation, forms and tools that of the operation that they carry out.
-What only reads needs a reader; a route that is unknown here and may change something needs an
-admin.
+Routes, forms and tools need the role of the operation that they carry out. Other GET routes need a
+reader; any other route needs an admin.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from typing import Any, Literal
 from api.operations import SAFE, Operation
 from kb.catalog.keys import ROLES, Role
 
-Kind = Literal["request", "upload", "free"]  # what a request counts as for the limits
+Kind = Literal["request", "upload", "free"]  # how the rate limits count a request
 
 MCP = "/mcp"
 LOGIN, LOGOUT = "POST /ui/login", "POST /ui/logout"
 STATIC = "GET /ui/static"
-# Pages for everyone, also without a key.
+# Pages that need no key.
 OPEN_PAGES = frozenset({"GET /ui/login", LOGIN, LOGOUT, STATIC})
 
 
 def is_tools(template: str) -> bool:
-    """Whether a route is that of the tools of agents."""
+    """Whether a route is that of the agents' tools."""
     return template == MCP or template.startswith(f"{MCP}/")
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a request needs. `role` None: nothing. `action` names it in the audit log, which is
-    written for what `changes` something.
+    """The requirements of a request. `role` is None for public routes. `action` names the request
+    in the audit log, which records requests with `changes`.
     """
 
     action: str
@@ -44,7 +43,7 @@ class Need:
 
 
 class Needs:
-    """The needs of requests. `operations` are by route, those of forms too; `tools` by name."""
+    """Requirements of requests. `operations` are by route, forms included; `tools` by name."""
 
     def __init__(
         self,
@@ -55,8 +54,8 @@ class Needs:
         self._tools = tools
 
     def of_route(self, method: str, template: str) -> Need:
-        """The needs of a request to a route. `template` is the path of the route, or of the mount
-        that it falls under; empty where there is neither.
+        """The requirements of a request to a route. `template` is the path of the route, or of the
+        mount above it; empty for an unknown path.
         """
         route = f"{method} {template or '(no route)'}"
         read = f"{'GET' if method == 'HEAD' else method} {template}"
@@ -77,12 +76,12 @@ class Needs:
         )
 
     def of_tools(self, body: bytes) -> Need:
-        """The needs of a message of the Model Context Protocol: the most that one of its calls
-        needs. A tool calls the routes with the key of its caller, so it sees what that may see.
+        """The requirements of a message of the Model Context Protocol: the strictest of its tool
+        calls. Tools call the routes with the key of their caller, which limits what they see.
         """
         try:
             message: Any = json.loads(body)
-        except (ValueError, RecursionError):  # refused by the protocol itself
+        except (ValueError, RecursionError):  # the protocol refuses it
             return Need("mcp", "reader", False)
         called = [_tool(one) for one in (message if isinstance(message, list) else [message])]
         names = sorted({name for name in called if name is not None})
@@ -100,8 +99,8 @@ class Needs:
 
 
 def _restricted(operation: Operation[Any, Any]) -> bool:
-    """Whether keys that are restricted to some hardware are refused: code that runs here could
-    read everything. For admins, who are never restricted, nothing changes.
+    """Whether keys that are restricted to hardware are refused, because code that runs here can
+    read all data. Keys of admins are never restricted.
     """
     return operation.runs_code and operation.role != "admin"
 

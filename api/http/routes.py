@@ -113,7 +113,7 @@ def _parameter(given: Input) -> inspect.Parameter:
 
 
 def _body_reader(operation: Operation[Any, Any]) -> Callable[..., Any] | None:
-    """A dependency that gives the operation to carry out, and its input from the body."""
+    """A dependency that returns the operation to carry out, and its input from the body."""
     if operation.form is None and operation.model is None and not _uploads(operation):
         return None
     form = operation if _uploads(operation) else operation.form
@@ -152,7 +152,7 @@ async def _text(request: Request, operation: Operation[Any, Any]) -> tuple[bytes
     media = next((m for m in operation.media if kind in m.names), None)
     if media is None and not is_json(kind):
         raise UnsupportedFormat(
-            f"{kind or 'a body without content type'} where JSON belongs",
+            f"{kind or 'a body without content type'} instead of JSON",
             hint="Send JSON with the header `content-type: application/json`"
             + "".join(f", or {m.names[0]}: {m.description}" for m in operation.media).rstrip(".")
             + ".",
@@ -167,7 +167,7 @@ def _value(request: Request, data: bytes, media: Media | None, query: BaseModel 
     if media is None:
         if request.query_params and query is not None:
             raise InvalidRequest(
-                "query parameters beside a JSON body",
+                "query parameters in addition to a JSON body",
                 hint=f"Put {', '.join(request.query_params)} into the body.",
             )
         return load_json(data)

@@ -1,4 +1,4 @@
-"""Tools that ask: what is known for a task, in manuals, about a name; and what became of it."""
+"""Tools that read: knowledge for a task, manuals, names; and reports of outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.request import TASKS
 from retrieval.request_body import RetrieveBody
 
-# The others are for the log of an optimizer, or for a person who looks into the library.
+# Fields of a request that agents may give; the others serve optimizers and curators.
 TAKEN = (
     *("task", "signal", "signals", "log", "metrics", "profile", "query", "draft", "hardware"),
     *("op", "language", "dtype", "problem", "categories", "k", "max_tokens", "run_id", "exclude"),
@@ -26,12 +26,12 @@ Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
 
 def _words(ids: tuple[str, ...]) -> Any:
-    """A text whose schema lists the words; the route checks it, and names the nearest."""
+    """A string whose schema lists the words; the route checks it and names the nearest."""
     return Annotated[str, WithJsonSchema({"type": "string", "enum": list(ids)})]
 
 
 def _taken() -> dict[str, Any]:
-    """Type and description of each field, as the body of /retrieve has them."""
+    """Type and description of each field, from the body of /retrieve."""
     narrowed = {
         "signal": _words(tuple(signal.id for signal in load_signals())) | None,
         "task": _words(TASKS) | None,
@@ -59,8 +59,8 @@ else:
 
 class SearchArguments(Arguments):
     query: Text = Field(description="A question, or words of the manual.")
-    hardware: str | None = Field(None, description="Only what holds for this chip.")
-    language: str | None = Field(None, description="Only what holds for this language.")
+    hardware: str | None = Field(None, description="Only knowledge that applies to this chip.")
+    language: str | None = Field(None, description="Only knowledge that applies to this language.")
     category: Category | None = Field(None, description="Only documents of this category.")
     k: Annotated[int, Field(ge=1, le=50)] = Field(8, description="Number of excerpts.")
 
@@ -105,7 +105,7 @@ def _given(arguments: BaseModel) -> dict[str, Any]:
 
 
 async def retrieve_context(routes: Routes, given: RetrieveArguments) -> results.Retrieved:
-    """Get what is known for your next step with a kernel on a chip: `context` is ready to read,
+    """Get knowledge for your next step with a kernel on a chip: `context` is ready to read,
     with citations of the chip's own manuals, rules, moves and skills. Give the raw compiler or
     run-time log, a profiler's output or metrics, a signal, a question, or your draft, in any
     combination; `task` write with a hardware alone prepares a first kernel. Name the hardware:
@@ -197,6 +197,6 @@ async def section_page(routes: Routes, document_id: str, section_id: str, offset
 
 
 def passages_text(rows: list[dict[str, Any]]) -> str:
-    """Passages one after another; the piece of a table begins with the table's header rows."""
+    """The text of passages; pieces of a table begin with the header rows of the table."""
     parts = (part for row in rows for part in (row["lead"], row["text"]) if part)
     return "\n\n".join(parts)

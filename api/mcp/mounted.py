@@ -1,4 +1,4 @@
-"""The tools at /mcp of the service. The SDK is loaded when somebody first asks for them."""
+"""The tools at /mcp of the service. The SDK is loaded at the first request for them."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ def check_installed() -> None:
 
 
 class Mounted:
-    """The ASGI application at `PATH`. Names and pages that may not call are refused before."""
+    """The ASGI application at `PATH`. Host names and origins are checked before."""
 
     def __init__(self) -> None:
-        self._app: asyncio.Future[ASGIApp] | None = None  # between start and end of the service
-        self._asked = asyncio.Event()
+        self._app: asyncio.Future[ASGIApp] | None = None  # None while the service does not run
+        self._requested = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises Unavailable where the extra is missing."""
         if self._app is None:
             check_installed()
-            raise Unavailable("the service is starting or ending", hint="Ask again.")
+            raise Unavailable("the service is starting or ending", hint="Repeat the request.")
         if scope["method"] == "GET":
-            # The SDK would open a stream that never ends. Without sessions the service has nothing
-            # to send on it; the protocol's answer for that is 405, and clients go on without.
+            # The SDK would open an endless stream, on which a service without sessions sends
+            # nothing. The protocol defines 405 for this; clients then work without the stream.
             await Response(status_code=405, headers={"allow": "POST"})(scope, receive, send)
             return
-        self._asked.set()
-        app = await asyncio.shield(self._app)  # who no longer waits does not end it for others
+        self._requested.set()
+        app = await asyncio.shield(self._app)  # cancelled by one caller, it goes on for others
         await app(scope, receive, send)
 
     @asynccontextmanager
     async def open(self, app: ASGIApp, settings: Settings) -> AsyncIterator[None]:
-        """Within the application's lifespan: serve its routes as tools."""
+        """Serve the routes of the application as tools, within its lifespan."""
         if find_spec("mcp") is None:
             yield
             return
         self._app, ending = asyncio.get_running_loop().create_future(), asyncio.Event()
-        self._asked.clear()
+        self._requested.clear()
         serving = asyncio.create_task(self._serve(self._app, app, settings, ending))
         try:
             yield
         finally:
             self._app = None
             ending.set()
-            self._asked.set()
+            self._requested.set()
             await serving
 
     async def _serve(
@@ -76,8 +76,8 @@ class Mounted:
         settings: Settings,
         ending: asyncio.Event,
     ) -> None:
-        """Open the tools when somebody first asks for them; the SDK takes a second to load."""
-        await self._asked.wait()
+        """Open the tools at the first request for them; loading the SDK takes a second."""
+        await self._requested.wait()
         if ending.is_set():
             opened.cancel()
             return
@@ -93,8 +93,8 @@ class Mounted:
                     return client
 
                 server = await asyncio.to_thread(build, Routes(ready))
-                # No session is kept, so a restart of the service is not noticed. The middleware of
-                # the service has checked names and origins, by its own settings.
+                # Without sessions, clients survive a restart of the service. The middleware of the
+                # service checks names and origins.
                 server.streamable_http_app(
                     stateless_http=True,
                     json_response=True,
@@ -106,12 +106,12 @@ class Mounted:
                 async with server.session_manager.run():
                     opened.set_result(server.session_manager.asgi_app)
                     await ending.wait()
-        except Exception as error:  # whoever asks is told, until the service starts again
+        except Exception as error:  # reported to every caller until the service restarts
             log.exception("the tools cannot be opened")
             if not opened.done():
                 opened.set_exception(
                     Unavailable(
                         f"the tools for agents cannot be opened: {type(error).__name__}",
-                        hint="The log has the reason; start the service again once it is gone.",
+                        hint="The log has the reason; correct it and restart the service.",
                     )
                 )

@@ -1,8 +1,8 @@
-"""Tools that measure: one kernel, or a whole optimization that an agent drives; and searches that
-it made elsewhere.
+"""Tools that measure: a kernel, an optimization that an agent drives, and kernels that were tried
+elsewhere.
 
-They run the code that they are sent, under the rule of the routes behind them: only for callers on
-the service's own machine, unless `evaluate_over_http` allows others.
+They run the code of their caller. Their routes allow that to callers on the machine of the service
+only, unless `evaluate_over_http` is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEGINNING, MEASURING = ("starting",), ("starting", "running")
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=600)]
 WAIT = Field(
-    50.0, description="Answer after so many seconds at the latest. Ask again for the rest."
+    50.0, description="Longest time until the answer, in seconds. Call again to go on waiting."
 )
 
 
@@ -56,7 +56,7 @@ class KernelArguments(Arguments):
     )
     main: Name | None = Field(None, description="The file that is compiled or imported.")
     entry: Name | None = Field(
-        None, description="The class or function that is called, where it is not the usual one."
+        None, description="The class or function that is called. Default: that of the language."
     )
     parameters: dict[str, bool | int | float | str] | None = Field(
         None, description="Parameter values that were chosen, and compiler flags."
@@ -67,7 +67,7 @@ class EvaluateArguments(ProblemArguments, KernelArguments):
     hardware: Name = Field("auto", description="Id, name or alias; auto: this machine's.")
     cases: list[str] | None = Field(None, description="Only these cases of the problem.")
     evaluation_id: Name | None = Field(
-        None, description="Ask for this evaluation again, in place of everything else."
+        None, description="Show this evaluation; leave out everything else."
     )
     wait_seconds: Wait = WAIT
 
@@ -91,8 +91,8 @@ class NextArguments(ProblemArguments):
     )
     whole: bool = Field(
         False,
-        description="Say again what every step of the run has in common: problem, interface, chip."
-        " The first briefing of a new run always does.",
+        description="Repeat the parts that all steps of the run share: problem, interface, chip."
+        " The first briefing of a new run always has them.",
     )
     wait_seconds: Wait = WAIT
 
@@ -101,7 +101,7 @@ class SubmitArguments(KernelArguments):
     run_id: Name
     step: Annotated[int, Field(ge=1)] = Field(description="`step` of the context.")
     plan: Annotated[str, Field(max_length=2_000)] = Field(
-        "", description="What the kernel changes, and why."
+        "", description="The change that the kernel makes, and its reason."
     )
     used: list[str] = Field(
         default_factory=list, description="`knowledge_ids` that the kernel is based on."
@@ -150,10 +150,10 @@ async def evaluate_candidate(routes: Routes, given: EvaluateArguments) -> result
 
 async def next_candidate_context(routes: Routes, given: NextArguments) -> results.NextContext:
     """Optimize a kernel yourself, step by step. Name a problem to start a run: its reference is
-    measured, and you are told the problem, the interface, how it is judged, the kernel to start
-    from with its verdict, and what is known about the chip and that verdict. Then hand in a kernel
-    by `submit_candidate`, and ask here again with `run_id`. Where `waiting` is false and the state
-    is starting or running, ask again; otherwise the run has ended, with its `result`."""
+    measured, and the answer has the problem, the interface, the criteria, the kernel to start from
+    with its verdict, and knowledge about the chip and that verdict. Then hand in a kernel by
+    `submit_candidate`, and call this tool again with `run_id`. While `waiting` is false and the
+    state is starting or running, call it again; otherwise the run has ended, with its `result`."""
     started = given.run_id is None
     run_id = await _start(routes, given) if given.run_id is None else given.run_id
 
@@ -184,7 +184,7 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
 
 async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Submitted:
     """Hand in the kernel that a run waits for, or `nothing_more`, and get its verdict and figures.
-    Runs the code. Where `state` is pending, ask `next_candidate_context` with the run's id: the
+    Runs the code. If `state` is pending, call `next_candidate_context` with the run's id: the
     next briefing has the verdict."""
     body: dict[str, Any] = {"step": given.step, "plan": given.plan, "used": given.used}
     what = {"nothing_more": True} if given.nothing_more else {"candidate": _kernel(given)}
@@ -280,8 +280,8 @@ async def _start(routes: Routes, given: NextArguments) -> str:
 
 
 async def _until(ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
-    """The first answer that is not None; None where none came in time. It asks again and again,
-    because those who measure are other processes.
+    """The first result of `ask` that is not None; None after `seconds`. Polls, because other
+    processes measure.
     """
     deadline = time.monotonic() + seconds
     while (answer := await ask()) is None and time.monotonic() < deadline:  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""Prompts: how an agent goes about an optimization, and about a chip that is new here."""
+"""Prompts: instructions for an optimization, and for onboarding a chip."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def add_prompts(server: MCPServer) -> None:
     def optimize_kernel(
         problem: Annotated[str, Field(description="A built-in problem, or the path of a file.")],
         hardware: Annotated[str, Field(description="Id of the chip; auto: this machine's.")] = "",
-        language: Annotated[
-            str, Field(description="Language of the kernels, where it is set.")
-        ] = "",
+        language: Annotated[str, Field(description="Language of the kernels; empty: any.")] = "",
     ) -> str:
         """Drive a whole optimization: briefing, kernel, verdict, and again."""
         by_path = "/" in problem or problem.endswith(".py")

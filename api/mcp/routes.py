@@ -30,7 +30,7 @@ caller_headers: ContextVar[Mapping[str, str]] = ContextVar("caller_headers")
 
 
 class Refusal(KernloreError):
-    """An error that a route has answered."""
+    """An error response of a route."""
 
     def __init__(self, status: int, body: Json) -> None:
         super().__init__(str(body["message"]), hint=str(body["hint"]), details=body["details"])
@@ -72,7 +72,7 @@ class Routes:
 
 
 def _json(answer: httpx.Response) -> Any:
-    """The body of an answer. Raises the error that it is."""
+    """The JSON body of a response. Raises an error response as KernloreError."""
     try:
         body = answer.json()
     except ValueError:
@@ -83,7 +83,7 @@ def _json(answer: httpx.Response) -> Any:
         raise Refusal(answer.status_code, body)
     raise Unavailable(
         f"{answer.request.method} {answer.request.url.path} answered {answer.status_code} without"
-        " what Kernlore answers",
+        " JSON of Kernlore",
         hint="Check that the URL is Kernlore's and that both are of one version.",
     )
 
@@ -107,8 +107,8 @@ async def client_at(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Opening:
-    """A client that is being opened while others are answered already: a coding agent gives a
-    server a few seconds to say what it offers.
+    """A client that is opened in the background, so that the server can list its tools at once:
+    coding agents wait only a few seconds for that.
     """
 
     def __init__(self) -> None:
@@ -117,14 +117,14 @@ class Opening:
         self._result: httpx.AsyncClient | KernloreError | None = None
 
     async def client(self) -> httpx.AsyncClient:
-        """The client, as soon as it is open. Raises what kept it from opening."""
+        """The client, once it is open. Raises the error of a failed opening."""
         await self._settled.wait()
         if not isinstance(self._result, httpx.AsyncClient):
             raise self._result or Unavailable("it is closed", hint="Start it again.")
         return self._result
 
     async def hold(self, opened: Open) -> None:
-        """Open it and keep it open until it is closed, or this is cancelled."""
+        """Open the client, and keep it open until `close` or a cancellation."""
         try:
             with self._held:
                 async with opened() as client:
@@ -136,7 +136,7 @@ class Opening:
             self._closed.set()
 
     async def close(self) -> None:
-        """Close it, with all that works for it; returns when that is done."""
+        """Close the client and everything that it opened; returns when that is done."""
         self._held.cancel()
         await self._closed.wait()
 

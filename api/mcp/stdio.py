@@ -12,9 +12,7 @@ from api.mcp.server import build
 
 
 def serve(opened: Open) -> None:
-    """Answer requests from standard input until it ends. `opened` gives the routes, which are
-    opened in the background.
-    """
+    """Serve until standard input ends. The client of the routes is opened in the background."""
     anyio.run(_serve, opened)
 
 
@@ -23,16 +21,16 @@ async def _serve(opened: Open) -> None:
     server = build(Routes(opening.client))
     async with anyio.create_task_group() as group:
         group.start_soon(opening.hold, opened)
-        group.start_soon(_end_when_told, opening)
+        group.start_soon(_end_on_sigterm, opening)
         await server.run_stdio_async()
         group.cancel_scope.cancel()
 
 
-async def _end_when_told(opening: Opening) -> None:
-    """On SIGTERM, end what was started here, such as runs, and then the process: the thread that
-    waits for standard input would keep it alive.
+async def _end_on_sigterm(opening: Opening) -> None:
+    """On SIGTERM, end runs and other children, then the process, which the thread that reads
+    standard input would otherwise keep alive.
     """
-    with anyio.open_signal_receiver(signal.SIGTERM) as told:
-        async for _ in told:
+    with anyio.open_signal_receiver(signal.SIGTERM) as received:
+        async for _ in received:
             await opening.close()
             os._exit(0)

@@ -1,7 +1,7 @@
-"""One tool: its arguments and its result as models, and what becomes of a mistake.
+"""A tool: arguments and result as models, and errors as results.
 
-A mistake of the caller is a result that says what to do, not an error of the protocol, which the
-model would never see. Unknown arguments are refused: a mistyped one would be ignored in silence.
+An error of the caller is a result with a hint, because clients do not show protocol errors to the
+model. Unknown arguments are refused: a mistyped one would otherwise be ignored in silence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READS = ToolAnnotations(
 RECORDS = ToolAnnotations(
     read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
 )
-# Sent again, it does nothing new: what was measured is known.
+# A repeated call has no further effect: its measurements are stored.
 REPEATABLE = RECORDS.model_copy(update={"idempotent_hint": True})
 
 
@@ -39,14 +39,15 @@ class Arguments(ArgModelBase):
 
 
 class Result(BaseModel):
-    """The result of a tool; what the route answers beyond its fields is left out."""
+    """The result of a tool. Other fields of the operation's output are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class _Metadata(FuncMetadata):
-    """Some clients send lists and objects as JSON text. Where an argument is a text, it stays: a
-    log may be JSON itself."""
+    """Decodes lists and objects that clients send as JSON text. Arguments of type string stay as
+    they are: a log may be JSON.
+    """
 
     def pre_parse_json(self, data: dict[str, Any]) -> dict[str, Any]:
         read: dict[str, Any] = super().pre_parse_json(data)
@@ -62,7 +63,7 @@ class _CheckedTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> CallToolResult:
-        """What the tool answers, or its refusal."""
+        """The result of the tool, or the error as a result."""
         try:
             self._check_names(arguments)
             check_texts(arguments)
@@ -71,7 +72,7 @@ class _CheckedTool(Tool):
             return _result(answer)
         except KernloreError as error:
             return refusal(error)
-        except Exception as defect:  # the door's boundary: the SDK logs it, and hides its inside
+        except Exception as defect:  # boundary: the SDK logs it and hides the details
             raise UnexpectedToolError(f"{self.name} failed: a defect of Kernlore") from defect
 
     def _check_names(self, arguments: dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ class _CheckedTool(Tool):
 
 
 def _result(answer: Result) -> CallToolResult:
-    """The answer as its schema says, and the same JSON as text."""
+    """The result as structured content, and the same JSON as text."""
     structured = answer.model_dump(mode="json", by_alias=True)
     text = json.dumps(structured, ensure_ascii=False, separators=(",", ":"))
     return CallToolResult(
@@ -93,11 +94,11 @@ def _result(answer: Result) -> CallToolResult:
     )
 
 
-# What the hints of routes call by its route, as an agent knows it.
+# Routes that hints mention, and the tools that agents have for them.
 _IN_TOOLS = (
     ("GET /signals", "list_signals_and_hardware"),
     ("GET /hardware", "list_signals_and_hardware"),
-    ("GET /docs shows what each request takes", "The tool's input schema says what it takes"),
+    ("GET /docs describes every request", "The tool's input schema describes its arguments"),
 )
 
 

@@ -1,15 +1,15 @@
-"""What a person or a program can do with Kernlore, declared once.
+"""The operations of Kernlore, declared once for all its interfaces.
 
-An operation is a function of a room below. Its parameters are the input, its return annotation is
-the output, its docstring the documentation; `operation` adds the route, the role and what else the
-doors must know. HTTP routes, their description, the table of permissions, and the calls of
-commands, agents' tools and the Python client are derived from these declarations. Nothing here
-knows a door. A new operation is one function and one entry in a module of this folder.
+An operation is a function. Its parameters are the input, its return annotation is the output, its
+docstring the documentation; `operation` adds the route, the role and further properties. HTTP
+routes, `openapi.json`, authorisation, and the requests of commands, agents' tools and the Python
+client are derived from these declarations, which know none of them. A new operation is one function
+and one entry in a module of this folder.
 
 Parameters named in the path come from the path. Of a GET or DELETE the others are query parameters.
 Of a POST or PATCH they are the fields of the JSON body, or of a multipart form where one of them is
 `Files`. `Annotated[int, Doc("..."), Ge(1)]` documents and bounds a parameter; a value out of bounds
-is refused at the door.
+is refused by every interface.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Files = tuple[Incoming, ...]
 
 @dataclass(frozen=True)
 class Download:
-    """A file as an answer: its bytes, and the headers that a browser needs."""
+    """A file as output: its bytes, and the response headers for a browser."""
 
     data: bytes
     media_type: str
@@ -85,8 +85,8 @@ class Download:
 
 @dataclass(frozen=True)
 class Input:
-    """One parameter. `annotation` is resolved; `default` is `inspect.Parameter.empty` where a
-    value must be given.
+    """One parameter. `annotation` is resolved; `default` is `inspect.Parameter.empty` for a
+    required one.
     """
 
     name: str
@@ -115,8 +115,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Media:
-    """A further media type of a body. `read` turns its text, and the query parameters of `query`
-    that were sent with it, into the value that the JSON body would have.
+    """A further media type of a body. `read` converts its text, and the query parameters of the
+    model `query`, into the value of the equivalent JSON body.
     """
 
     names: tuple[str, ...]
@@ -124,7 +124,7 @@ class Media:
     example: str
     read: Callable[[str, Any], Any]
     query: type[BaseModel] | None = None
-    what: str = "body"  # how an error names it
+    what: str = "body"  # its name in errors
     limit: str = "max_body_bytes"  # the setting that bounds it
 
 
@@ -133,18 +133,18 @@ class Operation(Generic[P, R]):
     """A declared operation. Call it with the services and its parameters.
 
     on: the part of the services that the function takes first.
-    status: of a success. status_of: where it depends on the output.
+    status: of a success. status_of: the status of an output, if it varies.
     responses: descriptions of statuses, further ones among them.
     produces: media types of a `Download`.
     form: the operation that takes the same as a multipart form.
     body: name and description of the JSON body in the description of the interface.
     reads: whether a request that is no GET changes nothing but logs.
     upload: whether it counts against the limit of uploads.
-    runs_code: whether it executes what was sent, so that only callers on this machine may use it.
-    whole_store: whether its output counts what restricted keys may not see.
+    runs_code: whether it executes code of the caller, so that callers must be on this machine.
+    whole_store: whether its output covers all hardware, so that restricted keys are refused.
     public: whether it needs no key.
-    computes: whether it waits for its turn among retrievals.
-    static: whether its output depends on the program alone, so that it needs no services.
+    computes: whether it counts against the limit of concurrent retrievals.
+    static: whether its output depends on the program only, so that it needs no services.
     media: further media types of the body.
     examples: bodies for the description of the interface, by title; example: a single one.
     """
@@ -225,8 +225,8 @@ class Operation(Generic[P, R]):
 
     @cached_property
     def model(self) -> type[BaseModel] | None:
-        """The JSON body, if there is one: the only parameter in it where that is a model, else a
-        model with the parameters as fields.
+        """The JSON body, or None: the only parameter in the body if that is a model, else a model
+        with the parameters as fields.
         """
         fields = [i for i in self.inputs if i.place == "body"]
         if not fields:
@@ -273,7 +273,7 @@ def operation(
     route: str, summary: str, *, tag: str, role: Role | None = None, **more: Any
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Operation[P, R]]:
     """Declare a function as an operation. `route` is a method and a path, like
-    `GET /documents/{document_id}`; `role` may be left out where it only reads.
+    `GET /documents/{document_id}`; `role` defaults to reader for a GET, otherwise to admin.
     """
     method, _, path = route.partition(" ")
     needed: Role = role or ("reader" if method in SAFE else "admin")
@@ -316,5 +316,5 @@ def _is_model(kind: Any) -> bool:
 
 
 def listed(text: str | None) -> list[str] | None:
-    """The parts of a list with commas; None where no text was given."""
+    """The parts of a list with commas; None for None."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]

@@ -1,5 +1,5 @@
-"""`python -m api.operations` writes what is generated from the declarations: kb/routes.json, and
-parts of retrieval/client.py.
+"""`python -m api.operations` generates kb/routes.json and parts of retrieval/client.py from the
+declarations.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from kb.routes import FILE
 
 
 def generated_files() -> Mapping[Path, str]:
-    """The text of each file that is generated, or has generated parts."""
-    rows = (f"  {json.dumps(o.name)}: {json.dumps(route_row(o))}" for o in operations())
+    """The text of each file with generated parts."""
+    every = [either for o in operations() for either in (o, o.form) if either is not None]
+    rows = (f"  {json.dumps(o.name)}: {json.dumps(route_row(o))}" for o in every)
     return {FILE: "{\n" + ",\n".join(rows) + "\n}\n", CLIENT: client_module()}
 
 

@@ -73,15 +73,15 @@ class HardwareBody(BaseModel):
     )
     signatures: list[dict[str, Any]] | None = Field(
         None,
-        description="Error texts of its own compiler: pattern, signal, title, remedy.",
+        description="Error texts of its compiler: pattern, signal, title, remedy.",
     )
     rules: list[dict[str, Any]] | None = Field(
         None,
-        description="Conclusions from its own counters: id, when, signal, title, why, confidence.",
+        description="Conclusions from its counters: id, when, signal, title, why, confidence.",
     )
     metrics: dict[str, Any] | None = Field(
         None,
-        description="For each of its own counters that is a canonical metric: canonical, scale.",
+        description="For each of its counters that is a canonical metric: canonical, scale.",
     )
     toolchains: dict[str, Any] | None = Field(
         None,
@@ -97,9 +97,9 @@ class ProblemBody(Body):
         description="The text of the problem file."
     )
     toml: Annotated[str, Field(max_length=MAX_SOURCE)] | None = Field(
-        None, description="The text of the problem.toml beside it, if there is one."
+        None, description="The text of its problem.toml."
     )
-    name: Name | None = Field(None, description="How to call it. Default: sent.")
+    name: Name | None = Field(None, description="Its name. Default: sent.")
 
 
 class CandidateBody(Body):
@@ -115,7 +115,7 @@ class CandidateBody(Body):
     entry: Name | None = Field(
         None,
         description="The class or function that is called. Default: ModelNew in Python,"
-        " else what the chip's toolchain states, else kernlore_run.",
+        " else the entry of the chip's toolchain, else kernlore_run.",
     )
     parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(
         default_factory=dict,
@@ -125,7 +125,7 @@ class CandidateBody(Body):
 
 
 class GoalBody(Body):
-    """What a run aims at and how much it may spend, like the options of `kernlore optimize`."""
+    """The goal and the budget of a run, like the options of `kernlore optimize`."""
 
     language: Name | None = Field(None, description="Only candidates in this language.")
     target: Annotated[float, Field(gt=0)] | None = Field(
@@ -135,7 +135,7 @@ class GoalBody(Body):
         None, description="Stop at this many microseconds a call."
     )
     target_roofline: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="Stop at this share of what the device's measured ceilings allow."
+        None, description="Stop at this share of the device's measured ceilings."
     )
     synthesizers: list[Literal["recipe", "sample", "traced", "compiler"]] = Field(
         default_factory=list, description="Only these built-in proposers. Empty: all."
@@ -194,7 +194,7 @@ class TrajectoryStepBody(Body):
         0, description="Number of the step that it changes. 0: the problem's reference."
     )
     source: Annotated[str, Field(max_length=MAX_SOURCE)] | None = Field(
-        None, description="The kernel, where it is one file."
+        None, description="The kernel as one file."
     )
     files: dict[Name, str] | None = Field(
         None, max_length=100, description="Relative path to text, instead of `source`."
@@ -203,7 +203,7 @@ class TrajectoryStepBody(Body):
     entry: Name | None = Field(
         None,
         description="The class or function that is called. Default: ModelNew in Python,"
-        " else what the chip's toolchain states, else kernlore_run.",
+        " else the entry of the chip's toolchain, else kernlore_run.",
     )
     language: Name | None = Field(None, description="Default: the language of the trajectory.")
     parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(
@@ -211,13 +211,13 @@ class TrajectoryStepBody(Body):
         max_length=200,
         description="Compiler flags, and parameter values that were chosen.",
     )
-    plan: Text = Field("", description="What the step changes, and why.")
+    plan: Text = Field("", description="The change of the step, and its reason.")
     claimed: Annotated[list[Name], Field(max_length=MAX_IDS)] = Field(
         default_factory=list,
-        description="Ids of the excerpts, moves and skills that it says it used.",
+        description="Ids of the excerpts, moves and skills that it claims to have used.",
     )
     told: Texts = Field(
-        default_factory=list, description="Remarks of the optimizer. They are kept as data."
+        default_factory=list, description="Remarks of the optimizer, stored as data."
     )
     cases: Annotated[list[Name], Field(max_length=MAX_IDS)] = Field(
         default_factory=list,
@@ -225,8 +225,8 @@ class TrajectoryStepBody(Body):
     )
     claimed_speedup: StrictFloat | StrictInt | None = Field(
         None,
-        description="The speed-up that the optimizer reports. It is kept beside what is measured"
-        " here, and never used.",
+        description="The speed-up that the optimizer reports. Stored for comparison with the"
+        " measurement, and never used.",
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 declared = partial(operation, tag="documents")
 
-# Media types that a browser shows; every other format is only ever saved.
+# Media types that a browser shows; other formats are downloaded.
 _SHOWN = {
     "pdf": "application/pdf",
     "markdown": "text/plain; charset=utf-8",
@@ -64,7 +64,7 @@ def upload(
     file: Files,
     hardware: Annotated[
         tuple[str, ...],
-        Doc("Ids, names or aliases of what the files are about. None: any hardware."),
+        Doc("Ids, names or aliases of the hardware that the files are about. Default: any."),
     ] = (),
     category: Category | None = None,
     languages: tuple[str, ...] = (),
@@ -77,12 +77,12 @@ def upload(
     group: Annotated[
         str | None,
         Doc(
-            "A name of your own for what is sent together, over several requests too. `GET"
+            "A name for files that belong together, over several requests too. `GET"
             " /jobs?group=` lists its jobs. Default for several files: a new one."
         ),
     ] = None,
 ) -> Submitted | UploadedFiles:
-    """Accept files and queue them to be read; `GET /jobs?group=GROUP` says how far they are.
+    """Accept files and queue them to be read; `GET /jobs?group=GROUP` shows their progress.
 
     `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
     """
@@ -126,7 +126,7 @@ def _check_new(incoming: Incoming, names: set[str]) -> None:
     if incoming.name in names:
         raise InvalidRequest(
             f"two files of this upload are called {incoming.name[:200]}",
-            hint="Send them one at a time, each with a source_key of its own.",
+            hint="Send them one at a time, each with its own source_key.",
         )
     names.add(incoming.name)
 
@@ -167,7 +167,7 @@ list_moves = declared(
 def download_document(
     services: Services, document_id: str, version: VersionNumber = None
 ) -> Download:
-    """PDF and plain text open in a browser; anything that could run there is only saved."""
+    """PDF and plain text open in a browser; formats that can contain scripts are downloaded."""
     file = documents.original_file(services, document_id, version)
     kind = _SHOWN.get(file.format)
     headers = {

@@ -42,12 +42,12 @@ def retrieve_examples() -> dict[str, Any]:
             "k": 10,
             "max_tokens": 3000,
         },
-        "several signals, and what can be changed": {
+        "several signals, and roles that can be changed": {
             "signals": ["register_spill", "memory_bound"],
             "roles": ["tile_m", "tile_n", "warps"],
             "hardware": "h100",
         },
-        "what a first kernel needs": {
+        "a first kernel": {
             "task": "write",
             "hardware": "h100",
             "op": "softmax",

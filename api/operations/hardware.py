@@ -73,7 +73,7 @@ remove_hardware = declared(
 )(remove)
 show_coverage = declared(
     "GET /hardware/{hardware_id}/coverage",
-    "Show what is known about a chip, and what is missing",
+    "Show the knowledge about a chip and its gaps",
 )(coverage)
 list_symbols = declared(
     "GET /hardware/{hardware_id}/symbols", "List or search the names of a chip's languages"

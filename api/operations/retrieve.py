@@ -87,10 +87,10 @@ class StoredOutcome:
 
 @declared(
     "POST /retrievals/{retrieval_id}/outcome",
-    "Report what became of an answer",
+    "Report the outcome of an answer",
     role="reader",
     status=201,
-    body=("OutcomeBody", "What a caller did with an answer, and how the kernel turned out."),
+    body=("OutcomeBody", "The use of an answer, and the resulting kernel."),
     example={"used": ["any-split-k-skinny-matmul"], "correct": True, "speedup": 1.4},
 )
 def report_outcome(

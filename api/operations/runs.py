@@ -86,7 +86,7 @@ def start_run(
     ] = CONTEXT_TOKENS,
 ) -> ShownRun:
     """Search for a faster kernel. With the proposer `external`, the run waits for
-    `POST /runs/{run_id}/candidates`; `GET /runs/{run_id}/context` says what it waits for."""
+    `POST /runs/{run_id}/candidates`; `GET /runs/{run_id}/context` shows the step."""
     sent = problem if isinstance(problem, str) else problem.model_dump()
     given = goal.model_dump(exclude_none=True)
     run_id = services.running.runs.start(sent, hardware, given, proposers, context_tokens)
@@ -113,11 +113,11 @@ def cancel_run(services: Services, run_id: str) -> ShownRun:
     return _processes(services, run_id).cancel(run_id)
 
 
-@declared("GET /runs/{run_id}/context", "Show what the next candidate can be based on")
+@declared("GET /runs/{run_id}/context", "Show the basis of the next candidate")
 def show_context(services: Services, run_id: str) -> RunContext:
-    """The candidate to change, its evaluation, and the knowledge about it; `briefing` says the same
-    in words, as a language model is told. `waiting` is false while the run measures, or after it
-    has ended."""
+    """The candidate to change, its evaluation, and the knowledge about it; `briefing` is the
+    same as text, as in the prompt of a language model. `waiting` is false while the run measures,
+    and after it has ended."""
     return _processes(services, run_id).context(run_id)
 
 
@@ -137,11 +137,11 @@ def propose_candidate(
     nothing_more: Annotated[
         bool,
         Doc(
-            "In place of a candidate: there is none to come. The run then confirms its best"
+            "Instead of a candidate: no further one follows. The run then confirms its best"
             " candidate and ends, unless built-in proposers go on."
         ),
     ] = False,
-    plan: Annotated[str, Doc("What the candidate changes, and why."), MaxLen(2_000)] = "",
+    plan: Annotated[str, Doc("The change of the candidate, and its reason."), MaxLen(2_000)] = "",
     used: Annotated[
         list[Name], Doc("Ids of the excerpts, moves and skills that it is based on.")
     ] = [],  # noqa: B006  never changed
@@ -157,14 +157,14 @@ def propose_candidate(
     return _processes(services, run_id).propose(run_id, step, sent, plan, used)
 
 
-# -- integrity flags: what waits for a person, and the person's decision. Runs nothing.
+# -- integrity flags and decisions about them; no code runs
 
 
 @declared("GET /runs/{run_id}/flagged", "List candidates that wait for a person's decision")
 def list_flagged(services: Services, run_id: str) -> FlaggedNodes:
     """Candidates with integrity flags that only a person can decide on. `run_id` may be the id of a
-    run, or of an external trajectory that is ready. `decision` is the newest decision, and null
-    while there is none: until then nothing is learned from the candidate, and it is left out of
+    run, or of an external trajectory that is ready. `decision` is the newest decision, null
+    before the first: until then nothing is learned from the candidate, and it is left out of
     training data."""
     return FlaggedNodes(run_id, flagged_nodes(services, run_id, services.access))
 
@@ -185,14 +185,14 @@ def review_candidate(
         Doc("`accepted`: the flags no longer hold it back. `refused`: it counts as rejected."),
     ],
     actor: Annotated[Actor, Doc("Who decides.")],
-    reason: Annotated[Reason, Doc("What was looked at. It is kept.")],
+    reason: Annotated[Reason, Doc("The evidence for the decision. It is stored.")],
 ) -> FlaggedCandidate:
-    """Every decision is kept, and the newest counts. 409 where no flag of the candidate waits for a
-    person, or where a check rejected it, which nobody can overrule."""
+    """Every decision is stored, and the newest counts. 409 if no flag of the candidate waits for a
+    decision, or if a check rejected it, which cannot be overruled."""
     if not (number.isascii() and number.isdigit() and len(number) < 10):
         flagged_nodes(services, run_id, services.access)  # an unknown run is reported first
         raise NotFound(
             f"{run_id} has no node {number[:80]!r}",
-            hint=f"GET /runs/{run_id}/flagged shows what waits for a person.",
+            hint=f"GET /runs/{run_id}/flagged lists the candidates that wait for a decision.",
         )
     return review_node(services, run_id, int(number), decision, actor, reason, services.access)

@@ -1,7 +1,7 @@
 """The skill library: list, decide, change, export and import.
 
 Measuring a skill takes minutes of the whole machine and is a command alone (`kernlore skills
-verify`); nothing that comes in here is run.
+verify`); uploaded skills are not run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ChangedSkill:
     state: str
     event: SkillEvent
     warnings: Annotated[
-        Sequence[str], Doc("What is odd about the scopes of a skill that is active now.")
+        Sequence[str], Doc("Doubts about the scopes of a skill that is now active.")
     ]
 
 
@@ -95,7 +95,7 @@ def show_skill(services: Services, name: str) -> SkillDetail:
     "PATCH /skills/{name}",
     "Approve, quarantine, retire or restore a skill",
     role="curator",
-    body=("SkillPatch", "The state that a skill is to have, who decides, and why."),
+    body=("SkillPatch", "The new state of a skill, the person who decides, and the reason."),
 )
 def change_skill(
     services: Services,
@@ -108,7 +108,7 @@ def change_skill(
         ),
     ],
     actor: Annotated[Actor, Doc("Who decides.")],
-    reason: Annotated[Reason, Doc("Why. It is kept in the skill's history.")],
+    reason: Annotated[Reason, Doc("Reason for the skill's history.")],
     force: Annotated[bool, Doc("Approve although no trial supports it.")] = False,
 ) -> ChangedSkill:
     """A learned skill can be approved once trials support it, or with `force`, which its history
@@ -131,7 +131,7 @@ def change_skill(
     responses={201: "Stored as a candidate."},
     body=(
         "RevisionBody",
-        "What is to change of a skill, who changes it, and why. What is left out stays.",
+        "Changes of a skill, their author and their reason. Parts that are left out stay.",
     ),
 )
 def revise_skill(
@@ -149,10 +149,10 @@ def revise_skill(
     ] = None,
     *,
     actor: Annotated[Actor, Doc("Who changes it.")],
-    reason: Annotated[Reason, Doc("Why. It is kept in the skill's history.")],
+    reason: Annotated[Reason, Doc("Reason for the skill's history.")],
 ) -> Imported:
-    """A skill in use stays as it is; the new text is a candidate beside it, and takes its place
-    once it is verified or approved. `name` in the answer is that candidate's."""
+    """An active skill stays unchanged; the new text is stored as a candidate, which replaces it
+    once it is verified or approved. `name` in the answer is that of the candidate."""
     if description is None and predicate is None and body is None:
         raise InvalidRequest("nothing to change", hint="Give description, predicate or body.")
     revision = Revision(description, predicate, body)
@@ -212,7 +212,7 @@ def import_zip(
     if file[0].oversized or len(data) > MAX_BYTES:
         raise PayloadTooLarge(
             f"the zip is over the limit of {MAX_BYTES:,} bytes",
-            hint="Send less of it: a skill is one page.",
+            hint="Shorten it: a skill is one page.",
             details={"limit": MAX_BYTES},
         )
     with unpacked(data) as path:
@@ -233,6 +233,6 @@ def import_zip(
     },
 )
 def import_skill(services: Services, skill: SkillBody) -> Imported:
-    """What the folder claims about state and evidence is ignored, and its scripts are left out."""
+    """Claims of the folder about state and evidence are ignored, and its scripts are left out."""
     with placed(skill.name, skill.files) as path:
         return services.skills.import_folder(path, actor=skill.actor, access_scope=services.access)

@@ -71,7 +71,7 @@ def _read_lines(text: str, _: None) -> Any:
     },
 )
 def submit_trajectory(services: Services, trajectory: TrajectoryBody) -> ListedTrajectory:
-    """Every step is evaluated here; what the sender claims is stored beside the measurements, and
+    """Every step is evaluated here; claims of the sender are stored with the measurements, and
     not used. `state` is queued, running, ready or failed, and unverified where the hardware is
     not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
     if it was not ready."""
@@ -95,7 +95,7 @@ show_trajectory = declared(
 )(reading.show_trajectory)
 
 
-# -- from a body to an external trajectory; nothing of it runs here
+# -- from a body to an external trajectory; no code runs
 
 
 def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
@@ -145,7 +145,7 @@ def _shipped(sha256: str) -> ExternalProblem:
             return ExternalProblem(name=name)
     raise InvalidRequest(
         "the lines are about a problem that is not built in",
-        hint="Send `problem` with its source and toml beside the lines.",
+        hint="Send `problem` with its source and toml along with the lines.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Chips: the list, a chip's page, its facts to decide about, and what a first prompt contains."""
+"""Chips: the list, a chip's page, its facts to decide about, and the context of a first kernel."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def first_prompt(
     op: Annotated[str, Query(max_length=200)] = "matmul",
     language: Annotated[str, Query(max_length=200)] = "",
 ) -> HTMLResponse:
-    """Exactly what an optimizer is given before it writes a first kernel."""
+    """The context that an optimizer gets before its first kernel."""
     chip = hardware.show_hardware(services, hardware_id)
     body = {"task": "write", "hardware": chip.id, "max_tokens": FIRST_TOKENS}
     body |= {"op": op} if op else {}

@@ -34,7 +34,7 @@ class HomeTask:
 @router.get("/")
 @router.get("")
 def home(request: Request, services: Parts) -> HTMLResponse:
-    """Counts, and what needs a person."""
+    """Counts, and tasks for people."""
     access = services.access
     _, documents = page_of_documents(services, limit=0)
     _, skills = services.skills.page(limit=0, access_scope=access)
@@ -70,7 +70,7 @@ def _of_chips(services: Services) -> list[HomeTask]:
     outdated = outdated_counts(services.registry)
     for chip, proposed, conflicts in open_questions(services.registry):
         link = f"/hardware/{chip}"
-        why = "A newer version of a manual says something else; what was accepted holds until then."
+        why = "A newer version of a manual has other values; accepted ones hold until then."
         what = f"accepted facts of {names[chip]} are from a replaced version"
         tasks.append(HomeTask(outdated.get(chip, 0), what, f"{link}?facts=all#facts", why))
         why = "Accepted facts bound the parameters of kernels; proposed ones are not used."
@@ -87,7 +87,7 @@ def _of_chips(services: Services) -> list[HomeTask]:
 
 
 def _of_documents(services: Services) -> list[HomeTask]:
-    """Documents whose current version has no place for what a person corrected."""
+    """Documents with corrections that do not fit their current version."""
     unfit: dict[str, list[UnfitCorrection]] = {}
     with services.catalog.read() as connection:
         for entry in corrections.unfit(connection, access=services.access):

@@ -24,7 +24,7 @@ router = page_router("/ui/hardware")
 
 @router.get("/{hardware_id}/setup")
 def setup(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
-    """The steps of a chip, and what each needs."""
+    """The steps of onboarding a chip, with their requirements."""
     return page(request, "setup.html", **_shown(services, hardware_id))
 
 

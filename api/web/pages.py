@@ -46,7 +46,7 @@ HEADERS = {
     " script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # `no-referrer` would make the origin of our own forms "null", which is refused.
+    # With `no-referrer`, forms would be sent with the origin "null", which is refused.
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -134,7 +134,7 @@ def see_other(request: Request, path: str) -> RedirectResponse:
 
 
 class PageRoute(APIRoute):
-    """Answers every known failure with a page that says what to do next."""
+    """Answers every known error with a page that has a hint."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -157,7 +157,7 @@ class PageRoute(APIRoute):
 
 
 def error_page(request: Request, error: KernloreError) -> HTMLResponse:
-    """What is wrong, and what to do next."""
+    """The page for an error, with its hint."""
     phrase = HTTPStatus(error.status).phrase
     return page(request, "error.html", error.status, error=error, phrase=phrase)
 
@@ -211,7 +211,7 @@ def carry_out(
 def check_box(form: Form, undone: str) -> None:
     """Raise InvalidRequest where the box that confirms a form is not ticked."""
     if form.text("sure") != "yes":
-        raise InvalidRequest(undone, hint="Tick the box beside the button, then press it again.")
+        raise InvalidRequest(undone, hint="Tick the box next to the button, then press it again.")
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Form:
     items: tuple[tuple[str, str], ...]
 
     def text(self, name: str) -> str:
-        """The first value of a field without white space around it; empty where it is absent."""
+        """The first value of a field, stripped; empty for an absent field."""
         return next((value.strip() for key, value in self.items if key == name), "")
 
     def values(self, name: str) -> list[str]:

@@ -77,7 +77,7 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
 
 
 def _body(given: dict[str, str]) -> dict[str, Any]:
-    """What the form means as the body of POST /retrieve."""
+    """The body of POST /retrieve for the fields of the form."""
     body: dict[str, Any] = {name: value for name, value in given.items() if value}
     if "metrics" in body:
         body["metrics"] = _metrics(body["metrics"])

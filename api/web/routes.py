@@ -50,6 +50,6 @@ _rest = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @_rest.get("/ui/{rest:path}")
-def nowhere(rest: str) -> HTMLResponse:
-    """What no page answers to."""
+def unknown_page(rest: str) -> HTMLResponse:
+    """Catch-all 404 page."""
     raise NotFound(f"no page /ui/{rest[:200]}", hint="The menu above leads to every page.")

@@ -199,7 +199,7 @@ def plot(run_id: str, name: str, services: Parts, plots: Plots) -> Response:
     drawing = plots.plots(services, run_id).get(name.removesuffix(".svg"))
     if drawing is None:
         raise NotFound(f"{run_id} has no plot {name[:80]!r}", hint=f"See /ui/runs/{run_id}.")
-    # The drawing has styles of its own, which its own answer allows; nothing in it may run.
+    # The SVG has inline styles; scripts are not allowed.
     headers = {
         "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
         "X-Content-Type-Options": "nosniff",

@@ -95,7 +95,7 @@ def _shown(
     error: KernloreError | None = None,
     given: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    """The page of a skill; with the refusal of a decision, and what was written in its form."""
+    """The page of a skill. After a refused decision, with the error and the fields of its form."""
     skill = skills.show_skill(services, name)
     bounds = [
         bound
@@ -117,7 +117,7 @@ def _shown(
 
 @router.get("/{name}/revise")
 def revise_page(name: str, request: Request, services: Parts) -> HTMLResponse:
-    """The text and precondition to change: of the revision that waits, where there is one."""
+    """The form for text and precondition, filled from the waiting revision or the skill."""
     return _to_revise(name, request, services)
 
 
@@ -159,7 +159,7 @@ def decide(name: str, request: Request, services: Parts, form: SentForm) -> Resp
     """Approve, quarantine, retire or restore, with a name and a reason. An error is shown with the
     form, which keeps both."""
     fields = {field: form.text(field) for field in ("state", "actor", "reason")}
-    # The box is beside every button, and is about approving alone.
+    # Every form has the box; it applies to approvals only.
     force = form.text("force") == "yes" and fields["state"] == "active"
     try:
         carry_out(request, services, skills.change_skill, name=name, force=force, **fields)

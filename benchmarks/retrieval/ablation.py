@@ -37,7 +37,7 @@ from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
 from retrieval.scope import resolve_hardware
 from retrieval.search.by_names import by_words
-from retrieval.search.names import language_named
+from retrieval.search.names import Cards, language_named
 from retrieval.search.plan import Plan, other_names, plan_of
 from retrieval.search.ranking import WEIGHTS, Ranked, Weights, rank
 from retrieval.snapshot.snapshot import Snapshot
@@ -151,7 +151,7 @@ class Asker:
         language = request.language or language_named(request.log or "")
         named = place.own.hardware is not None
         lineage = place.own.lineage
-        cards = cards_for(snapshot, lineage, language, request.access_scope) if named else []
+        cards = cards_for(snapshot, lineage, language, request.access_scope) if named else Cards()
         in_order = by_words(snapshot, request, cards, titles(), signals)
         ordered = in_order(list(variant.order(ranked)))
         excerpts = make_excerpts(snapshot, ordered, place.own.filter, request.k, variant.shape)

@@ -80,12 +80,6 @@ class ShippedReadings:
                 log.warning("a reading that ships cannot be used", reason=str(error))
                 return None
 
-    def find_file(
-        self, file: DocumentFile, specs: Mapping[str, HardwareSpec]
-    ) -> ReadDocument | None:
-        """The reading of a file, or None."""
-        return self.find(sha256(file.data), file.hardware, file.languages, specs)
-
     def name_of(self, file: DocumentFile, specs: Mapping[str, HardwareSpec]) -> str:
         """The name of the reading of a file."""
         with self._lock:

@@ -8,7 +8,7 @@ are ranked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -42,6 +42,7 @@ from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
 from retrieval.search.language_words import is_common, is_for_others, machine_words
 from retrieval.search.names import (
+    Cards,
     Embed,
     UnknownName,
     language_named,
@@ -66,7 +67,6 @@ SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
 QUERY_LOG_CHARS = 4_000  # characters of a log that are matched against the sentences of a section
 LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
 REFERENCE = 10  # names of a language in a document from which on it counts as a reference
-COMMON_KINDS = ("keyword",)  # kinds of cards whose names are also ordinary words
 
 
 OFFERED = 2  # candidates per section, since some are about other machines
@@ -203,7 +203,7 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
 def _unknown(
     snapshot: Snapshot,
     material: Material,
-    cards: Sequence[Symbol],
+    cards: Cards,
     about: Mapping[str, float],
 ) -> tuple[UnknownName, ...]:
     """Names of the draft in neither a card nor a document about the chip's language. Drafts in a
@@ -231,11 +231,11 @@ def _target(material: Material) -> Target | None:
     )
 
 
-def _cards(snapshot: Snapshot, material: Material) -> list[Symbol]:
+def _cards(snapshot: Snapshot, material: Material) -> Cards:
     """The symbol cards whose names the request's texts may contain."""
     request = material.request
     if not (request.log or request.draft or request.query) or material.spec is None:
-        return []
+        return Cards()
     access = material.scope.access_scope
     language = request.language or language_named(request.log or "")
     return cards_for(snapshot, material.lineage, language, access)
@@ -243,10 +243,10 @@ def _cards(snapshot: Snapshot, material: Material) -> list[Symbol]:
 
 def cards_for(
     snapshot: Snapshot, lineage: tuple[str, ...], language: str | None, access: AccessScope
-) -> list[Symbol]:
+) -> Cards:
     """The cards of `usable_symbols`, cached."""
     key = (lineage, language, access)
-    return snapshot.keep("cards", key, lambda: usable_symbols(snapshot, *key))
+    return snapshot.keep("cards", key, lambda: Cards(usable_symbols(snapshot, *key)))
 
 
 # -- content of the blocks
@@ -295,9 +295,7 @@ def _fits_language(material: Material, layout: Layout, block: Block) -> bool:
     return not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
 
 
-def _lead(
-    snapshot: Snapshot, material: Material, layout: Layout, cards: Sequence[Symbol]
-) -> Lead | None:
+def _lead(snapshot: Snapshot, material: Material, layout: Layout, cards: Cards) -> Lead | None:
     """The first section of the answer's ranking that is applicable and not excluded."""
     request = material.request
 
@@ -310,8 +308,7 @@ def _lead(
     for passage in material.first[:LEAD_CANDIDATES]:
         lead = lead_of(snapshot, passage, material.scope, query, layout.largest_section, admits)
         if lead is not None:
-            distinct = {card.name for card in cards if card.kind not in COMMON_KINDS}
-            named = names_in(query, distinct)
+            named = names_in(query, cards.names)
             return with_cards(lead, cards, named, "errors" if request.log else "symbols")
     return None
 
@@ -369,7 +366,7 @@ def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float
 
 def _errors(
     material: Material,
-    cards: Sequence[Symbol],
+    cards: Cards,
     room: int,
     largest: int,
     shown: frozenset[str],
@@ -393,7 +390,7 @@ def _log_block(log: str, room: int) -> Block | None:
 
 def _names(
     material: Material,
-    cards: Sequence[Symbol],
+    cards: Cards,
     unknown: Sequence[UnknownName],
     room: int,
     largest: int,
@@ -403,7 +400,7 @@ def _names(
     question, then those of names in the draft.
     """
     request = material.request
-    plain_names = {card.name for card in cards if card.kind not in COMMON_KINDS}
+    plain_names = cards.names
     log = digest(request.log, 20_000) if request.log else ""
     missing = [entry for entry in missing_names(log, cards) if entry.nearest]
     quoted = [*missing, *unknown_in_log(log, plain_names, cards)]
@@ -415,7 +412,7 @@ def _names(
     names = dict.fromkeys([*near, *mentioned])
     if request.draft and not mentioned and not near:
         names |= dict.fromkeys(names_in(request.draft, plain_names))
-    by_name = vocabulary(cards) if missing else {c.name: c for c in cards if c.kind != "error"}
+    by_name = vocabulary(cards) if missing else cards.by_name
     cards_of_names = [by_name[name] for name in names if name in by_name]
     wanted = {card.id: card for card in cards_of_names if card.id not in shown}
     lines = [unknown_line(entry) for entry in entries.values()]
@@ -447,7 +444,7 @@ def _vocabulary(
     return symbol_blocks(chosen, min(room, MOST_TOKENS))
 
 
-def unknown_in_log(log: str, known: set[str], cards: Sequence[Symbol]) -> list[UnknownName]:
+def unknown_in_log(log: str, known: Collection[str], cards: Sequence[Symbol]) -> list[UnknownName]:
     """Quoted names in a compiler log that have no card but resemble one."""
     quoted: dict[str, None] = {}
     for mark in ("'", '"', "`"):

@@ -117,10 +117,6 @@ class MetricRegistry:
                 return tuple(dict.fromkeys(raw for part in parts for raw in part))
         return ()
 
-    def collectors_of(self, name: str) -> frozenset[str]:
-        """Every collector that can produce the metric, alone or through a formula."""
-        return frozenset(c for c in self.collectors if self.raw_names(name, c))
-
     def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
         """Canonical values of raw profiler metrics; if two raw names map to one metric, the earlier
         alias takes precedence. Raises PayloadTooLarge over MAX_METRICS.

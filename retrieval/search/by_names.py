@@ -15,10 +15,9 @@ from types import MappingProxyType
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.tokens import tokenize
-from retrieval.diagnose.boilerplate import without_boilerplate
-from retrieval.diagnose.log_lines import query_lines, without_prefix
+from retrieval.diagnose.log_lines import query_lines, without_boilerplate, without_prefix
 from retrieval.request import RetrieveRequest
-from retrieval.search.names import missing_names, names_in, sections_of_names
+from retrieval.search.names import Cards, missing_names, names_in, sections_of_names
 from retrieval.search.ranking import Ranked
 from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
@@ -27,7 +26,6 @@ MOST_NAMES = 8  # names of a text, the first ones
 MOST_SECTIONS = 3  # sections that define a name; a name with more is too general
 ERROR = "error"  # kind of the cards of error codes
 NOTHING: Mapping[str, str] = MappingProxyType({})
-COMMON_KINDS = ("type", "keyword")  # names of these occur in all kinds of text
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def by_names(
     snapshot: Snapshot,
     ranked: Sequence[Ranked],
     text: str,
-    cards: Sequence[Symbol],
+    cards: Cards,
     weights: NameWeights = WEIGHTS,
     meant: Mapping[str, str] = NOTHING,
 ) -> list[Ranked]:
@@ -71,14 +69,11 @@ def by_names(
     return sorted(by_seq.values(), key=lambda e: (-e.score, e.seq))
 
 
-def _defining(text: str, cards: Sequence[Symbol]) -> dict[str, tuple[str, str]]:
+def _defining(text: str, cards: Cards) -> dict[str, tuple[str, str]]:
     """The sections that define names of the text: their ids, with the name and its kind. If a
     section is titled with the name, lists that contain it are left out.
     """
-    by_name: dict[str, list[Symbol]] = {}
-    for card in cards:
-        if card.kind not in COMMON_KINDS:
-            by_name.setdefault(card.name, []).append(card)
+    by_name = cards.uncommon
     sections: dict[str, tuple[str, str]] = {}
     for name in [n for n in names_in(text, by_name) if is_distinct(n, by_name[n])][:MOST_NAMES]:
         defining = by_name[name]
@@ -176,7 +171,7 @@ def _words(text: str) -> list[str]:
 def by_words(
     snapshot: Snapshot,
     request: RetrieveRequest,
-    cards: Sequence[Symbol],
+    cards: Cards,
     titles: Titles,
     signals: Sequence[str],
 ) -> Callable[[list[Ranked]], list[Ranked]]:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,29 @@ class UnknownName:
     def as_json(self) -> dict[str, Any]:
         """As JSON in an answer of /retrieve."""
         return asdict(self)
+
+
+class Cards(list[Symbol]):
+    """The cards of a language on a chip, with what requests look up in them."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of everything but keywords, which are also ordinary words."""
+        return frozenset(card.name for card in self if card.kind != "keyword")
+
+    @cached_property
+    def uncommon(self) -> Mapping[str, Sequence[Symbol]]:
+        """Cards by name, without types and keywords, which occur in all kinds of text."""
+        by_name: dict[str, list[Symbol]] = {}
+        for card in self:
+            if card.kind not in ("type", "keyword"):
+                by_name.setdefault(card.name, []).append(card)
+        return by_name
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Symbol]:
+        """The last card of each name, without those of error codes."""
+        return {card.name: card for card in self if card.kind != "error"}
 
 
 def names_in(text: str, symbols: Collection[str]) -> list[str]:

@@ -16,8 +16,7 @@ from itertools import islice
 
 from kb.problem_terms import guide_words
 from kb.tokens import tokenize
-from retrieval.diagnose.boilerplate import without_boilerplate
-from retrieval.diagnose.log_lines import query_lines
+from retrieval.diagnose.log_lines import query_lines, without_boilerplate
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.signals import DATA, Signal
 from retrieval.request import RetrieveRequest

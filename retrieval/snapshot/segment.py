@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -136,26 +137,26 @@ class Segment:
 
     def passage(self, row: int) -> list[Any]:
         """The record of a passage; see `PassageRow`."""
-        record: list[Any] = json.loads(self.packed("passages", row))
+        record: list[Any] = orjson.loads(self.packed("passages", row))
         return record
 
     def section(self, row: int) -> list[Any]:
         """The record of a section; see `SectionRow`."""
-        record: list[Any] = json.loads(self.packed("sections", row))
+        record: list[Any] = orjson.loads(self.packed("sections", row))
         return record
 
     def cards(self, document: int) -> list[Symbol]:
         """The cards of a document, by its index."""
-        return _CARDS.validate_json(self.packed("cards", document))
+        return _CARDS.validate_json(bytes(self.packed("cards", document)))
 
     def kernels(self, document: int) -> list[Sample]:
         """The samples of a document, by its index."""
-        return _KERNELS.validate_json(self.packed("kernels", document))
+        return _KERNELS.validate_json(bytes(self.packed("kernels", document)))
 
-    def packed(self, blob: str, row: int) -> bytes:
+    def packed(self, blob: str, row: int) -> memoryview:
         """One stored record."""
         starts = self.arrays[f"{blob}_at"]
-        return bytes(self.blobs[blob][int(starts[row]) : int(starts[row + 1])])
+        return self.blobs[blob][starts[row] : starts[row + 1]]
 
 
 def number_of(identity: str) -> int:

@@ -30,8 +30,6 @@ from retrieval.snapshot.words import Level, Postings, WordIndex
 T = TypeVar("T")
 Vector = NDArray[np.float32]
 Rows = NDArray[np.int64]
-# of a search for near passages; more scopes are searched as one set of rows
-MOST_SCOPES_AT_ONCE = 16
 
 
 class Columns(NamedTuple):

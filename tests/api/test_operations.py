@@ -34,7 +34,8 @@ from tests.api.keyed_service import QUESTION, SECRET_WORDS, KeyedService, Plante
 
 pytestmark = pytest.mark.slow(seconds=20)
 
-BY_ROUTE = {operation.route: operation for operation in operations()}
+EVERY = tuple(either for o in operations() for either in (o, o.form) if either is not None)
+BY_ROUTE = {operation.route: operation for operation in EVERY}
 CALLERS = ("", "revoked", *ROLES, "mi300x")  # no key, a revoked one, roles, another chip's curator
 SIGNED = {"actor": "ann", "reason": "a test"}
 KERNEL = {"files": {"k.cpp": ""}, "main": "k.cpp", "language": "cpp"}
@@ -118,9 +119,9 @@ def call_of(operation: Operation[Any, Any], ids: Mapping[str, str]) -> dict[str,
     """An input that is right. Ids that `ids` lacks are those of nothing."""
     path = {i.name: ids.get(i.name, f"unknown_{i.name}") for i in operation.inputs}
     named: dict[str, Any] = {i.name: path[i.name] for i in operation.inputs if i.place == "path"}
-    if operation.name == "upload":
+    if any(i.place == "files" for i in operation.inputs):
         named |= {"file": (Incoming("own.md", io.BytesIO(b"# Own\n\nText.\n")),)}
-        named |= {"hardware": ("h100",)}
+        named |= {"hardware": ("h100",)} if operation.name == "upload" else {}
     if operation.name == "retrieve_by_query":
         named["query"] = {"q": QUESTION}
     return named | dict(FIELDS.get(operation.name, {}))
@@ -240,7 +241,7 @@ def wrongly(answer: Answered, expected: int) -> bool:
 def test_access_is_what_the_declaration_says(doors: Doors) -> None:
     """Every operation, by HTTP route and by command, with every kind of caller."""
     wrong = []
-    for operation in operations():
+    for operation in EVERY:
         role = None if operation.public else operation.role
         chip_refused = operation.whole_store or operation.runs_code
         inputs = operation.inputs
@@ -338,7 +339,7 @@ def test_a_key_of_another_chip_sees_and_changes_nothing(doors: Doors) -> None:
     secrets = {value for name, value in vars(planted).items() if name != "elsewhere"}
     secrets |= {SECRET_WORDS, "Zanzibar"}
     wrong = []
-    for operation in operations():
+    for operation in EVERY:
         given = call_of(operation, ids)
         other = call_of(operation, {name: made_up(value) for name, value in ids.items()})
         for name, door in (("http", doors.http), ("command", doors.command)):

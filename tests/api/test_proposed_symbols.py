@@ -84,7 +84,10 @@ def test_the_command_line_asks_lists_and_decides(manual: Path, server: ModelServ
     assert (first.json["sections"], first.json["asked"], first.json["left"]) == (2, 1, 1)
     assert first.json["kept"] == ["qfence"] and "1 cards kept" in first.err
     rest = kernlore(*asking, data=manual, environment=KEY)
-    assert "1 asked, 1 answered before, 0 left" in rest.out and len(server.requests) == 2
+    assert (
+        "1 sent to the model, 1 with a stored answer, 0 left" in rest.out
+        and len(server.requests) == 2
+    )
     assert "refused, neither its meaning nor its signature is in the section: 1" in rest.out
     assert len([*(manual / "transcripts" / "symbols").iterdir()]) == 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval.diagnose.boilerplate import without_boilerplate
+from retrieval.diagnose.log_lines import without_boilerplate
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.search.plan import DENSE_LOG, Plan, make_plan
 

@@ -90,7 +90,7 @@ LIBRARIES = ("chromadb", "llama-index-core", "onnxruntime", "pypdfium2", "sqlalc
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check; `hint` says what to do where it is not ok."""
+    """The result of a check; `hint` has the remedy if it is not ok."""
 
     name: str
     ok: bool
@@ -197,7 +197,7 @@ def _parsers() -> Check:
         if "." not in name and name != "detect":
             readers.append(name)
     detail = "; ".join(broken) or ", ".join(readers)
-    return Check("parsers", not broken, detail, "Install what is missing: `make setup`.")
+    return Check("parsers", not broken, detail, "Install the missing packages: `make setup`.")
 
 
 def _disk(services: Services) -> Check:
@@ -398,7 +398,7 @@ def _line(result: ExploitResult, without: int | None) -> str:
 
 
 def _shown(row: Defence) -> str:
-    """The defence that holds, and what is open without it."""
+    """The defence against an exploit, and the gap without it."""
     if not row.without:
         return row.defence
     return f"{row.defence}; without it {row.without} and the exploit wins"

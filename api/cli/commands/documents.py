@@ -60,7 +60,7 @@ def _document_text(document: Json) -> str:
         for s in document["sections"]
     ]
     unfit = list(_unfit_lines(document.get("corrections_unfit") or ()))
-    read = ["", "what was read", *report_lines(report)] if report else []
+    read = ["", "report", *report_lines(report)] if report else []
     return "\n".join([head, *unfit, *read, "", *headings]).rstrip()
 
 
@@ -70,7 +70,7 @@ def _unfit_lines(corrections: Sequence[Json]) -> Iterator[str]:
         return
     count = len(corrections)
     fit = "correction no longer fits" if count == 1 else "corrections no longer fit"
-    again = "make again what is still right, and drop the rest (`documents drop-correction`)"
+    again = "repeat those that are still right, drop the others (`documents drop-correction`)"
     yield ""
     yield f"{count} {fit} this version; {again}:"
     for entry in corrections:

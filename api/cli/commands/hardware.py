@@ -128,7 +128,7 @@ def _open_lines(answer: Json) -> Iterator[str]:
     outdated = answer.get("outdated") or ()
     if outdated:
         yield ""
-        yield "a newer version of the manual says something else; what was accepted holds:"
+        yield "a newer version of the manual has other values; the accepted ones stay in force:"
     for entry in outdated:
         yield f"    {entry['text']}"
         for now in entry["now"]:
@@ -224,7 +224,8 @@ def facts(
         )
     if include_unclear and not accept_all:
         raise InvalidRequest(
-            "--include-unclear without --accept-all", hint="It says what --accept-all may accept."
+            "--include-unclear without --accept-all",
+            hint="It extends --accept-all to unclear facts.",
         )
     if accept_all or reject_all:
         given: Any = {name: value for name, value in where.items() if value is not None}
@@ -303,8 +304,8 @@ def remove(
 ) -> Json:
     """Remove a chip, family or vendor with its description and facts.
 
-    Refused, with what to do first, while something uses it: what has it as its parent, documents,
-    skills in use, keys, a run. Runs and measurements stay. What is built in cannot be removed.
+    Refused, with a hint, while other hardware has it as its parent, or documents, active skills,
+    keys or a run use it. Runs and measurements stay. Built-in hardware cannot be removed.
     """
     known = target.call(hardware.show_hardware, hardware_id)["id"]
     if not yes and not as_json:
@@ -317,9 +318,9 @@ def _removed_lines(removed: Json) -> Iterator[str]:
     yield f"removed {removed['id']}"
     if removed["facts_removed"]:
         decided = removed["decided_facts_removed"]
-        yield f"facts that went too: {removed['facts_removed']}, of which people decided {decided}"
+        yield f"removed facts: {removed['facts_removed']}, {decided} of them decided by people"
     if removed["documents_removed"]:
-        yield f"documents that went too: {', '.join(removed['documents_removed'])}"
+        yield f"removed documents: {', '.join(removed['documents_removed'])}"
     if removed["documents_kept"]:
         yield f"documents about other chips too, which stay: {', '.join(removed['documents_kept'])}"
     if removed["runs_kept"]:
@@ -431,7 +432,7 @@ operation_command(
     app,
     "coverage",
     hardware.show_coverage,
-    help="Show what is known about a hardware, and what is missing.",
+    help="Show the knowledge about a chip and its gaps.",
     parameters={"hardware_id": HardwareId},
     text=lambda coverage: coverage_text(coverage, signals=True),
 )

@@ -338,8 +338,8 @@ EVIDENCE_SECONDS, EVIDENCE_DOCUMENTS = 5.0, 0.1
 
 @dataclass(frozen=True)
 class UploadProgress:
-    """How far an upload is. `share` is of all of it, 0 to 1; `rate` in passages a second, and
-    `seconds_left`, are None without evidence.
+    """The progress of an upload. `share` is of the whole, 0 to 1. `rate`, in passages a second, and
+    `seconds_left` are None until they can be estimated.
     """
 
     stage: str

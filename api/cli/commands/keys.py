@@ -15,7 +15,7 @@ from kb.plain import plain
 if TYPE_CHECKING:
     from api.services import Services
 
-app = typer.Typer(help="Keys: who may use the service, and what was changed.")
+app = typer.Typer(help="Keys of the service, and the log of changes.")
 
 
 @command(app, text=pairs)
@@ -31,8 +31,8 @@ def create(
     hardware: Annotated[
         list[str] | None,
         typer.Option(
-            help="Restrict it to this hardware, with the families above it and what is about no"
-            " chip in particular; repeat for several."
+            help="Restrict it to this hardware, the families above it and general knowledge;"
+            " repeat for several."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Its owner or purpose.")] = "",
@@ -91,7 +91,7 @@ def _changes_table(answer: Json) -> str:
 def audit(
     limit: Annotated[int, typer.Option(help="Changes to show.", min=1, max=100_000)] = 50,
     key: Annotated[str, typer.Option(help="Only changes by this key, by its id.")] = "",
-    subject: Annotated[str, typer.Option(help="Only changes of what has this id.")] = "",
+    subject: Annotated[str, typer.Option(help="Only changes of the object with this id.")] = "",
     data_dir: DataDir = None,
 ) -> Json:
     """Show who changed what, newest first. It is read from audit.jsonl of the data directory."""

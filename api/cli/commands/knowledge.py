@@ -22,7 +22,7 @@ from kb.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from ingestion.builtin.linter import Vocabulary
 
-app = typer.Typer(help="Browse and check what is known.")
+app = typer.Typer(help="Browse and check the knowledge base.")
 
 signals = operation_command(
     None,
@@ -131,7 +131,7 @@ def symbols(
         ),
     ] = None,
     proposed: Annotated[
-        bool, typer.Option("--proposed", help="List what a language model has proposed instead.")
+        bool, typer.Option("--proposed", help="List cards that a language model has proposed.")
     ] = False,
     accept: Annotated[
         list[str] | None,
@@ -145,8 +145,8 @@ def symbols(
         bool,
         typer.Option(
             "--propose",
-            help="Ask a language model for cards of the sections that name things in code and gave"
-            " none. What is not in the section word for word is thrown away.",
+            help="Let a language model propose cards for sections that name code and have no card."
+            " Text that is not in the section word for word is dropped.",
         ),
     ] = False,
     models: Annotated[
@@ -228,11 +228,11 @@ def _propose(
 
 def _proposed_lines(report: Json) -> str:
     lines = [
-        f"{report['sections']} sections of {report['hardware']} name things in code and gave no"
-        f" card: {report['asked']} asked, {report['reused']} answered before,"
+        f"{report['sections']} sections of {report['hardware']} name code and have no card:"
+        f" {report['asked']} sent to the model, {report['reused']} with a stored answer,"
         f" {report['left']} left",
-        f"{report['proposed']} cards proposed, {len(report['kept'])} kept;"
-        f" {report['fields_kept']} of {report['fields_proposed']} texts kept",
+        f"{report['proposed']} cards proposed, {len(report['kept'])} stored;"
+        f" {report['fields_kept']} of {report['fields_proposed']} texts stored",
     ]
     lines += [f"  refused, {why}: {count}" for why, count in report["refused"].items()]
     lines += [f"  not in the section, {name}: {n}" for name, n in report["dropped"].items()]
@@ -293,8 +293,8 @@ def _sample_lines(kernels: Sequence[Json]) -> str:
         lines += [f"    {line}" for line in kernel["code"].splitlines()]
     return "\n".join(lines) or (
         "No whole kernel: upload a manual that shows one, in a code block with its language, from"
-        " the line that names it to its end. `samples_left_out` of a document's job says what a"
-        " block lacks (`kernlore jobs show`)."
+        " the line that names it to its end. `samples_left_out` of a document's job names the"
+        " missing parts of a block (`kernlore jobs show`)."
     )
 
 

@@ -1,5 +1,5 @@
 """`kernlore optimize PROBLEM`: search for a faster kernel of one problem, or of several on a
-cluster, each in a process of its own as the runs of a service.
+cluster, each in a separate process like the runs of a service.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from api.services import Services
     from optimizer.evaluation.problem.spec import Case, Problem
 
-app = typer.Typer(help="Problems: what a kernel has to compute.")
+app = typer.Typer(help="Problems: the computations that kernels are written for.")
 
 
 @command(app, text=pairs)
@@ -38,7 +38,7 @@ def new(
     path = write_problem(name, folder, op)
     if canonical_op(op) not in known_ops():
         near = ", ".join(nearest(op, known_ops())) or ", ".join(known_ops())
-        note(f"{op!r} is not a known operator (similar: {near}); it is kept as written")
+        note(f"{op!r} is not a known operator (similar: {near}); it is stored unchanged")
     return {"path": str(path), "next": f"edit {path}, then `kernlore problem check {path}`"}
 
 
@@ -211,7 +211,7 @@ def _evaluation_text(result: Json) -> str:
 
 
 def timing_text(timing: Json) -> str:
-    """The time of one case, or why there is none."""
+    """The time of one case, or the reason why it is missing."""
     from optimizer.evaluation.records import rough_ratio, rough_times
 
     if timing["state"] == "simulator":
@@ -260,7 +260,7 @@ def evaluate(
     ],
     hardware: DeviceHardware = "auto",
     language: Annotated[
-        str | None, typer.Option(help="Language of the kernel, where it is unclear.")
+        str | None, typer.Option(help="Language of the kernel. Default: by its file name.")
     ] = None,
     entry: Annotated[
         str | None, typer.Option(help="Class or function of the kernel to call.")
@@ -272,11 +272,11 @@ def evaluate(
         str,
         typer.Option(
             help="How the kernel is isolated: auto, namespaces, container (podman or docker) or"
-            " process. `kernlore doctor` says which of them this machine has."
+            " process. `kernlore doctor` lists those of this machine."
         ),
     ] = "auto",
     knowledge: Annotated[
-        bool, typer.Option(help="Also look up what is known about the result.")
+        bool, typer.Option(help="Also retrieve knowledge about the result.")
     ] = True,
 ) -> Json:
     """Compile, check and time one candidate kernel. Exits 1 unless it is correct."""

@@ -292,11 +292,11 @@ def propose(
         str, typer.Option(help="Whether models of new runs are shown retrieved knowledge.")
     ] = "on",
 ) -> Json:
-    """Ask models here and pack their candidates for a device.
+    """Pack candidates of models for a device elsewhere.
 
-    They are for a machine that has the device and that models cannot reach. It needs torch and
-    triton only: `python batch.zip --out results`. After `kernlore runs import results` the next
-    round of the same runs is proposed from what was measured.
+    For a machine with the device that cannot reach the models. It needs torch and triton only:
+    `python batch.zip --out results`. After `kernlore runs import results`, the next round of the
+    same runs is based on the measurements.
     """
     from api.cli.search import remarks
     from optimizer.search.goal import Goal

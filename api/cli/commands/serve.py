@@ -61,8 +61,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="Further name by which it may be called, such as that of a proxy; repeat for"
-            " each.",
+            help="Further host name of the service, such as that of a proxy; repeat for each.",
         ),
     ] = None,
     workers: Annotated[
@@ -229,7 +228,7 @@ def mcp(url: Url = None, data_dir: DataDir = None) -> int:
 
 @asynccontextmanager
 async def _in_process(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """The routes in this process over a data directory, where no service runs."""
+    """A client of the routes in this process, over a data directory without a running service."""
     import anyio
 
     from api.mcp.routes import client_of

@@ -30,7 +30,7 @@ Hardware = Annotated[str | None, typer.Option(help="Only skills that hold for th
 Language = Annotated[
     str | None, typer.Option(help="Only skills for kernels in this language, or in any.")
 ]
-Reason = Annotated[str, typer.Option(help="Why. It is kept in the history.")]
+Reason = Annotated[str, typer.Option(help="Reason for the history.")]
 Force = Annotated[
     bool,
     typer.Option(
@@ -182,8 +182,8 @@ def revise(
 ) -> Json:
     """Change the text or precondition of a skill.
 
-    One in use stays as it is: the change is a candidate beside it, which takes its place once it is
-    verified or approved. Import the changed folder to change more than this.
+    An active skill stays unchanged: the change is stored as a candidate, which replaces it once it
+    is verified or approved. To change other parts, import the changed folder.
     """
     body = None if text_file is None else text_file.read_text(encoding="utf-8")
     return target.call(
@@ -214,7 +214,7 @@ def export(
 ) -> list[str]:
     """Write skills as folders. The format is the open SKILL.md format, without scripts.
 
-    What an earlier export wrote there and is no longer active is removed; other files stay.
+    Skills of an earlier export that are no longer active are removed; other files stay.
     """
     from skills.format.skillfile import write_export
 
@@ -305,7 +305,7 @@ def _skill_folders(folder: Path) -> list[Path]:
 
 
 def _distilled_text(distilled: Json) -> str:
-    """Decisions about a run, or about the errors of all runs, then what was stored."""
+    """Decisions about a run, or about the errors of all runs, then the stored skills."""
     if "short" in distilled:
         return _errors_text(distilled)
     return distilled_text(distilled)

@@ -74,7 +74,7 @@ def _is_not_ready(answer: Json) -> bool:
 
 @command(app, "show", text=_trajectory_text)
 def show_trajectory(services: Services, trajectory_id: TrajectoryId) -> Any:
-    """Show measured results beside the claimed ones. With --json, of every step."""
+    """Compare measured with claimed results. With --json, of every step."""
     from skills.trajectories.reading import show_trajectory
 
     return show_trajectory(services, trajectory_id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from ingestion.worker import SHIPPED_AT_ONCE, Worker
 from kb.catalog import tables as t
 from kb.catalog.knowledge import embeddings
 from kb.embedding import LocalEmbedder
+from kb.ids import sha256
 from tests.api.cli_process import kernlore
 from tests.ingestion.builtin.test_builtin import DOCUMENT, folder, write  # noqa: F401  (a fixture)
 from tests.shared import BUILTIN, once, read_builtin_knowledge
@@ -99,7 +101,7 @@ def test_every_reading_that_ships_is_what_reading_gives(store: Store) -> None:
     for upload in builtin_documents(BUILTIN):
         hardware, languages = (tuple(sorted(of)) for of in (upload.hardware, upload.languages))
         file = DocumentFile(upload.data, upload.name, hardware, languages, False)
-        kept = shipped.find_file(file, specs)
+        kept = find_file(shipped, file, specs)
         assert kept is not None, f"{upload.source_key} does not ship"
         anew = LocalReader(store.embedder, tagger, parse).read(file, specs)
         assert reading_to_json(kept) == reading_to_json(anew), upload.source_key
@@ -140,12 +142,12 @@ def test_a_reading_is_used_only_where_it_would_come_out_so(
     (upload,) = (u for u in builtin_documents(folder) if u.name == "banks.md")
     file = DocumentFile(upload.data, upload.name, upload.hardware, upload.languages, False)
     shipped = shipped_in(store, folder)
-    assert isinstance(shipped.find_file(file, specs), ReadDocument)
-    assert shipped.find_file(replace(file, data=file.data + b"\n"), specs) is None
-    assert shipped.find_file(replace(file, hardware=("alpha",)), specs) is None
-    assert shipped.find_file(replace(file, languages=("hip",)), specs) is None
+    assert isinstance(find_file(shipped, file, specs), ReadDocument)
+    assert find_file(shipped, replace(file, data=file.data + b"\n"), specs) is None
+    assert find_file(shipped, replace(file, hardware=("alpha",)), specs) is None
+    assert find_file(shipped, replace(file, languages=("hip",)), specs) is None
     renamed = {**specs, "alpha": replace(specs["alpha"], name="Eta")}
-    assert shipped.find_file(file, renamed) is None
+    assert find_file(shipped, file, renamed) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
@@ -303,3 +305,9 @@ def test_the_command_writes_them_for_a_folder(tmp_path: Path) -> None:
     path = tmp_path / VECTORS_FILE
     assert done.json["passages"] == 2 and Path(done.json["path"]) == path
     assert len(read_vectors(path, str(np.load(path)["model"]))) == 2
+
+
+def find_file(
+    shipped: ShippedReadings, file: DocumentFile, specs: Mapping[str, HardwareSpec]
+) -> ReadDocument | None:
+    return shipped.find(sha256(file.data), file.hardware, file.languages, specs)

@@ -10,7 +10,7 @@ from kb.errors import InvalidRequest
 from retrieval.diagnose.given_profile import with_known_counters
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest, check_request
-from retrieval.request_body import read_request
+from retrieval.request_body import read_body, request_of
 
 TREE = [{"frame": {"name": "add"}, "metrics": {"count": 4, "time (ns)": 8000.0}, "children": []}]
 NEURON = {"total_time": 0.5, "hbm_read_bytes": 7, "mfu_estimated_percent": 0.5}
@@ -93,18 +93,18 @@ def test_counters_that_no_rule_reads_are_named() -> None:
 
 @pytest.mark.parametrize("decoded", [TREE, {"a1": NEURON}])
 def test_a_body_may_carry_the_text_or_the_json_itself(decoded: object) -> None:
-    direct = read_request({"profile": decoded})
-    assert direct == read_request({"profile": json.dumps(decoded)})
+    direct = request_of(read_body({"profile": decoded}))
+    assert direct == request_of(read_body({"profile": json.dumps(decoded)}))
     check_request(direct)
     assert direct.profile is not None and read_profile(direct.profile).metrics
 
 
 @pytest.mark.parametrize("blank", ["", " \n", {}, [], None])
 def test_a_blank_profile_is_none(blank: object) -> None:
-    assert read_request({"profile": blank, "query": "q"}).profile is None
+    assert request_of(read_body({"profile": blank, "query": "q"})).profile is None
 
 
 @pytest.mark.parametrize("wrong", [7, True, 1.5])
 def test_a_profile_of_another_type_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="profile"):
-        read_request({"profile": wrong})
+        request_of(read_body({"profile": wrong}))
