@@ -64,7 +64,7 @@ from optimizer.evaluation.records import (
     Violation,
     checks_from_json,
 )
-from optimizer.evaluation.roofline import CaseWork, impossible_times
+from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
@@ -288,7 +288,8 @@ class Evaluator:
         self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
     ) -> Evaluation:
         began = time.perf_counter()
-        works = {case.name: self.work(case) for case in cases if case.timed}
+        counted = self.context.problem.counted_work if evaluation.correct else self.work
+        works = {case.name: counted(case) for case in cases if case.timed}
         inputs = DiagnosisInputs(
             lineage=self.target.lineage,
             facts=self.target.facts,
@@ -713,15 +714,11 @@ class Attempt:
     def _impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
         """Flags of a time that the device's ceilings contradict."""
         problem, ceilings = self.context.problem, self.context.ceilings
-        work = problem.work(case)
-        flags = impossible_times(work, timing, ceilings)
-        if _rejects(flags) and work.whole:
-            unread = impossible_times(replace(work, read_bytes=0), timing, ceilings)
-            # A slice or a stride may skip most of an input, which no kernel has to read then. That
-            # is determined only if it matters.
-            if not _rejects(unread):
-                flags = impossible_times(problem.needed_work(case), timing, ceilings)
-        return flags
+        work, took = problem.work(case), timing.candidate_us
+        # What the result depends on is found only if it matters.
+        if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
+            work = problem.needed_work(case)
+        return impossible_times(work, timing, ceilings)
 
 
 @contextmanager
@@ -755,10 +752,6 @@ def with_size(timing: CaseTiming, work: CaseWork) -> CaseTiming:
         return timing
     advice = f"{little}: choose a larger case, or set timed = false. {timing.reason}"
     return replace(timing, reason=advice)
-
-
-def _rejects(flags: Sequence[Flag]) -> bool:
-    return any(flag.severity == "reject" for flag in flags)
 
 
 # -- rules for sources
