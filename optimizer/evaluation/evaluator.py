@@ -64,7 +64,7 @@ from optimizer.evaluation.records import (
     Violation,
     checks_from_json,
 )
-from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times
+from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
@@ -699,26 +699,19 @@ class Attempt:
         return compare
 
     def _record_timing(self, case: Case, result: TimingResult) -> None:
-        flags = [*result.flags, *self._impossible(case, result.timing)]
+        problem = self.context.problem
+        impossible = problem.impossible_times(case, result.timing, self.context.ceilings)
+        flags = [*result.flags, *impossible]
         rejected = [flag for flag in flags if flag.severity == "reject"]
         self.flags += flags
         timing = result.timing
         if timing.state == "repeat":
-            timing = with_size(timing, self.context.problem.work(case))
+            timing = with_size(timing, problem.work(case))
         self.timings.append(timing)
         if result.mismatch:
             self._end("incorrect", result.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
-
-    def _impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
-        """Flags of a time that the device's ceilings contradict."""
-        problem, ceilings = self.context.problem, self.context.ceilings
-        work, took = problem.work(case), timing.candidate_us
-        # What the result depends on is found only if it matters.
-        if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
-            work = problem.needed_work(case)
-        return impossible_times(work, timing, ceilings)
 
 
 @contextmanager

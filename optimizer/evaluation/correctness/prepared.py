@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from kb.problem_terms import op_family
+from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.loaded_kernel import CaseValues, TimedBlock
 from optimizer.evaluation.needed_work import Dependence, dependence, needed_read_bytes
 from optimizer.evaluation.problem.bounds import (
@@ -33,8 +34,8 @@ from optimizer.evaluation.problem.open_case import DrawnValues, OpenCase
 from optimizer.evaluation.problem.operators import ADDED_TO, traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import check_shapes
-from optimizer.evaluation.records import OutputError
-from optimizer.evaluation.roofline import CaseWork, work_of
+from optimizer.evaluation.records import CaseTiming, Flag, OutputError
+from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times, work_of
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.kernels import DispatchWatch
 from optimizer.evaluation.runner.memory import SAMPLED, drawn_elements
@@ -88,6 +89,7 @@ class PreparedCase(OpenCase):
         self._golden_bytes = golden_bytes
         self._defences = defences or Defences()
         self._sensitivities: list[float] | None = None
+        self._frozen: dict[str, torch.Tensor] | None = None  # weights that never change
         self._banks: tuple[torch.Tensor | None, ...] | None = None
         self.unvaried: tuple[str, ...] = ()  # inputs, once values were drawn
         self._values_of: OrderedDict[int, CaseValues] = OrderedDict()
@@ -108,6 +110,9 @@ class PreparedCase(OpenCase):
         values = self._values_of.get(seed)
         if values is None:
             drawn = self.drawn(seed)
+            if self.problem.policy.weights == "frozen":  # the same for all seeds
+                self._frozen = drawn.state if self._frozen is None else self._frozen
+                drawn = drawn._replace(state=self._frozen)
             if self._banks is None:  # for all seeds: drawing large arrays takes long
                 self._banks = self._drawn_banks(seed, drawn)
             values = CaseValues(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
@@ -431,6 +436,16 @@ class PreparedProblem:
                 needed_read_bytes=needed_read_bytes(prepared, self._device, self._seeds[0], found),
             )
         return self._needed[case.name]
+
+    def impossible_times(
+        self, case: Case, timing: CaseTiming, ceilings: Ceilings | None
+    ) -> list[Flag]:
+        """Flags of a time that the device's ceilings contradict."""
+        work, took = self.work(case), timing.candidate_us
+        # What the result depends on is found only if it matters.
+        if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
+            work = self.needed_work(case)
+        return impossible_times(work, timing, ceilings)
 
     def _dependence(self, case: Case) -> Dependence:
         if case.name not in self._dependences:
