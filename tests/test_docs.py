@@ -120,6 +120,21 @@ def linked(page: Path, here: bool = False) -> set[str]:
     return {t for t in targets if t and "://" not in t and not (here and "/" in t)}
 
 
+def test_files_and_constants_of_the_architecture_page_exist() -> None:
+    """Paths are from the root, or from the folder that the paragraph is about."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = [ROOT / folder for folder in ("", "optimizer", "optimizer/evaluation")]
+    paths = set(re.findall(r"`([a-z_]+/[\w/]+(?:\.\w+|/))`", text))
+    found = {path: [f / path for f in folders if (f / path).exists()] for path in paths}
+    assert [path for path, places in found.items() if not places and "NAME" not in path] == []
+    files = [place for places in found.values() for place in places if place.is_file()]
+    # Of a paragraph that names a folder, the modules beside that file.
+    modules = {module for file in files for module in file.parent.glob("*.py")} | set(files)
+    source = "\n".join(m.read_text(encoding="utf-8") for m in modules)
+    constants = set(re.findall(r"`(_?[A-Z][A-Z_]{3,})`", text)) - {"LANGUAGE", "NAME"}
+    assert [name for name in constants if f"\n{name}" not in source] == []
+
+
 @pytest.mark.parametrize("page", ALL_PAGES, ids=names(ALL_PAGES))
 def test_benchmarks_that_pages_name_exist(page: Path) -> None:
     modules = set(re.findall(r"python -m (benchmarks[.\w]*\w)", page.read_text(encoding="utf-8")))
