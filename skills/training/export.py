@@ -32,7 +32,7 @@ from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.prompts import Prompts, KnowledgeLookup, answer_text
+from skills.training.prompts import KnowledgeLookup, Prompts, answer_text
 from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
 from skills.training.samples import (
     LicenceBook,
