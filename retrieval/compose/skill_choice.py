@@ -237,23 +237,23 @@ def _relevance(row: SkillHead, signals: Sequence[str], bindings: Bindings) -> fl
     return round(relevance, 4)
 
 
-def _nearness(hardware: Sequence[str], wanted: Sequence[str] | None) -> float:
+def _nearness(hardware: Sequence[str], lineage: Sequence[str] | None) -> float:
     if not hardware:
         return 0.6
-    if wanted and wanted[0] in hardware:
+    if lineage and lineage[0] in hardware:
         return 1.0
     return 0.8
 
 
 def _in_use(
-    present: Mapping[str, Mapping[str, str]], wanted: Sequence[str] | None
+    present: Mapping[str, Mapping[str, str]], lineage: Sequence[str] | None
 ) -> dict[str, frozenset[str]]:
     """Toolchains in use, by name: on the hardware of the request if known there, else on any."""
     by_name: dict[str, set[str]] = {}
     for chains in present.values():
         for name, toolchain in chains.items():
             by_name.setdefault(name, set()).add(toolchain)
-    exact = {name: {text} for name, text in present.get(wanted[0] if wanted else "", {}).items()}
+    exact = {name: {text} for name, text in present.get(lineage[0] if lineage else "", {}).items()}
     return {name: frozenset(texts) for name, texts in {**by_name, **exact}.items()}
 
 

@@ -125,23 +125,23 @@ class Knowledge:
         """Moves in the scope that are about any of the signals, or about none; by document and
         name.
         """
-        wanted, places = set(signals), frozenset(scope.hardware or ())
+        signal_ids, places = set(signals), frozenset(scope.hardware or ())
         access = scope.access_scope
         hidden = self._hidden(access) if access.restricted else frozenset[str]()
         return [
             move
             for move in (row.move for row in self.moves if row.owner == access.owner)
             if move.document_id not in hidden
-            and not (move.signals and wanted.isdisjoint(move.signals))
+            and not (move.signals and signal_ids.isdisjoint(move.signals))
             and not (move.hardware and places.isdisjoint(move.hardware))
             and scope.admits_languages(move.languages)
         ]
 
     def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:
         """The sections that these moves are taken from."""
-        wanted = set(move_ids)
+        ids = set(move_ids)
         return frozenset(
-            row.section_id for row in self.moves if row.section_id and row.move.id in wanted
+            row.section_id for row in self.moves if row.section_id and row.move.id in ids
         )
 
     # -- skills
@@ -173,14 +173,14 @@ class Knowledge:
         chip. Unspecified parts of the request (op, languages, dtype None) exclude nothing. With
         `begins`, only skills that name the operator and have a recipe, with which a search begins.
         """
-        wanted = {
+        requested = {
             "signals": set(signals) or None,
             "hardware": None if hardware_scopes is None else {*hardware_scopes, ANY},
             "ops": {canonical_op(op)} if op else None,
             "languages": None if languages is None else set(languages),
             "dtypes": {canonical_dtype(dtype)} if dtype else None,
         }
-        narrowing = {kind: values for kind, values in wanted.items() if values is not None}
+        narrowing = {kind: values for kind, values in requested.items() if values is not None}
         named = canonical_op(op or "")
 
         def admits(skill: MeasuredSkill) -> bool:
