@@ -32,7 +32,7 @@ from typing import Any
 
 from kb.answers import SkillAnswer
 from kb.catalog.facts import Fact
-from kb.catalog.skills.evidence import KnownSkill, evidence_line, toolchain_name, wilson
+from kb.catalog.skills.evidence import MeasuredSkill, evidence_line, toolchain_name, wilson
 from kb.catalog.skills.reading import EvidenceRow, SkillHead, as_warning
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op
@@ -75,7 +75,7 @@ class SkillSelection:
 
 @dataclass(frozen=True)
 class _Scored:
-    known: KnownSkill
+    known: MeasuredSkill
     parts: Mapping[str, float]
     words: frozenset[str]
 
@@ -143,7 +143,7 @@ def choose_skills(
 
 def _candidates(
     knowledge: Knowledge, request: RetrieveRequest, signals: Sequence[str], scope: ScopeFilter
-) -> tuple[list[KnownSkill], frozenset[str]]:
+) -> tuple[list[MeasuredSkill], frozenset[str]]:
     """Skills that may apply, and the names of those that are about an error of the log."""
     if not signals and not request.op and not request.log:
         return [], frozenset()  # nothing to fix, no operator to start with, no message
@@ -153,7 +153,7 @@ def _candidates(
     mending = matching_keys(request.log or "", errors)
     languages = _admitted_languages(knowledge, scope)
 
-    def fitting(given: Sequence[str], *, begins: bool) -> list[KnownSkill]:
+    def fitting(given: Sequence[str], *, begins: bool) -> list[MeasuredSkill]:
         return knowledge.fitting_skills(
             given,
             scope.hardware,
@@ -165,7 +165,7 @@ def _candidates(
             begins=begins,
         )
 
-    skills: list[KnownSkill] = []
+    skills: list[MeasuredSkill] = []
     if signals or request.op:
         skills = [
             skill
@@ -270,7 +270,7 @@ def _freshness(row: SkillHead, in_use: Mapping[str, frozenset[str]]) -> float:
 # -- which of them
 
 
-def _scored(known: KnownSkill, total: float, parts: Mapping[str, float]) -> _Scored:
+def _scored(known: MeasuredSkill, total: float, parts: Mapping[str, float]) -> _Scored:
     words = frozenset(tokenize(f"{known.head.name} {known.head.description}"))
     return _Scored(known, {**parts, "total": round(total, 4)}, words)
 

@@ -21,7 +21,7 @@ from kb.catalog.knowledge import samples as sample_rows
 from kb.catalog.knowledge.moves import AcceptedMove, StoredMove
 from kb.catalog.knowledge.samples import RunSample
 from kb.catalog.meta import State
-from kb.catalog.skills.evidence import KnownSkill, known_skills, present_toolchains
+from kb.catalog.skills.evidence import MeasuredSkill, known_skills, present_toolchains
 from kb.catalog.skills.reading import counters
 from kb.hardware import lineage as lines
 from kb.hardware.schema import parse_hardware
@@ -80,7 +80,7 @@ class Knowledge:
     facts: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
     moves: Sequence[AcceptedMove] = ()
     kernels: Sequence[RunSample] = ()
-    skills: Sequence[KnownSkill] = ()
+    skills: Sequence[MeasuredSkill] = ()
     toolchains: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     document_hardware: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     waiting: Sequence[WaitingDocument] = ()
@@ -146,7 +146,7 @@ class Knowledge:
 
     # -- skills
 
-    def seen_skills(self, states: Collection[str], access: AccessScope) -> list[KnownSkill]:
+    def seen_skills(self, states: Collection[str], access: AccessScope) -> list[MeasuredSkill]:
         """Skills in these states that a caller may see, sorted by name."""
         return [
             skill
@@ -167,7 +167,7 @@ class Knowledge:
         access: AccessScope = ALL_ACCESS,
         *,
         begins: bool = False,
-    ) -> list[KnownSkill]:
+    ) -> list[MeasuredSkill]:
         """Skills that may apply, sorted by name: each scope that they state admits the request.
         Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
         chip. Unspecified parts of the request (op, languages, dtype None) exclude nothing. With
@@ -183,7 +183,7 @@ class Knowledge:
         narrowing = {kind: values for kind, values in requested.items() if values is not None}
         named = canonical_op(op or "")
 
-        def admits(skill: KnownSkill) -> bool:
+        def admits(skill: MeasuredSkill) -> bool:
             if begins and not (skill.recipe and named in skill.head.scopes.ops):
                 return False
             scopes = ((getattr(skill.head.scopes, kind), v) for kind, v in narrowing.items())
