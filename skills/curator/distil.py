@@ -46,7 +46,7 @@ from skills.curator.records import (
     CuratorContext,
     Delta,
     Distillation,
-    KnownSkill,
+    LibrarySkill,
     LibrarySnapshot,
     Lift,
     Roles,
@@ -248,7 +248,7 @@ def snapshot(
         rows = skills_about(connection, trajectory.subject.family, named)
         evidence = evidence_for(connection, [row.id for row in rows])
         taken = set(skill_names(connection))
-    known = {row.name: KnownSkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
+    known = {row.name: LibrarySkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
     if before is not None:
         known |= {skill.row.name: skill for skill in before.known}
         taken |= before.taken

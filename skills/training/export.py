@@ -32,7 +32,7 @@ from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.prompts import Prompts, ShownKnowledge, answer_text
+from skills.training.prompts import KnowledgeLookup, Prompts, answer_text
 from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
 from skills.training.samples import (
     LicenceBook,
@@ -125,7 +125,7 @@ def _reviews_of(base: KnowledgeBase, samples: Sequence[TrainingSample]) -> list[
 def _samples(
     base: KnowledgeBase, request: ExportRequest, left_out: Counter[str]
 ) -> Iterator[TrainingSample]:
-    knowledge = ShownKnowledge(base, request.with_excerpts)
+    knowledge = KnowledgeLookup(base, request.with_excerpts)
     book = LicenceBook(base, request.models)
     for identity in _wanted(base, request):
         missing = Counter[str]()
@@ -209,7 +209,7 @@ def _placed(external: ExternalTrajectory, folder: Path) -> Problem:
 def _of_search(
     base: KnowledgeBase,
     exported: ExportedSearch,
-    knowledge: ShownKnowledge,
+    knowledge: KnowledgeLookup,
     book: LicenceBook,
     left_out: Counter[str],
 ) -> Iterator[TrainingSample]:

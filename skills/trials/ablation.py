@@ -35,8 +35,8 @@ from optimizer.evaluation.timing.statistics import bounded, combined, independen
 from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
-    Knowledge,
     KnowledgeSource,
+    ShownKnowledge,
     ShownSkill,
     applicable_moves,
 )
@@ -355,7 +355,7 @@ class WithSkill:
         self._skill = skill
         self._without = without or (skill.name if skill is not None else "")
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The source's answer, with the skill or without it. The request has no run id, so that no
         skill is withheld by chance and both arms get the same."""
         knowledge = self._source.consult(replace(request, run_id=None))

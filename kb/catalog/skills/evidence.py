@@ -73,7 +73,7 @@ def evidence_for(
 
 
 @dataclass(frozen=True)
-class KnownSkill:
+class MeasuredSkill:
     """A skill as answers choose it. `error` are the fixed words of the error that a debugging skill
     is about; `tested` are its trials with a speed-up and how many of them bear it out; `evidence`
     is without details, oldest first.
@@ -87,13 +87,13 @@ class KnownSkill:
     evidence: tuple[EvidenceRow, ...]
 
 
-def known_skills(connection: Connection) -> list[KnownSkill]:
+def known_skills(connection: Connection) -> list[MeasuredSkill]:
     """Every skill of every owner, sorted by name."""
     rows = stored_heads(connection)
     trials = trial_counts(connection, [row.head.id for row in rows])
     evidence = _all_evidence(connection)
     return [
-        KnownSkill(
+        MeasuredSkill(
             row.head,
             row.owner,
             row.recipe,

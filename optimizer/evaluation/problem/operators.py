@@ -96,12 +96,12 @@ def observe(case: OpenCase, device: str = "cpu") -> Observed:
     if case.infers:
         with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
             _, _, forward = case.fake_run()
-            with _Arguments() as watched:
+            with _ArgumentRecorder() as watched:
                 forward()
             seen = watched
     if seen is None:  # what it dispatches depends on values, which must be drawn
         inputs, state = case.drawn(0)
-        with _Arguments() as seen:
+        with _ArgumentRecorder() as seen:
             case.reference(inputs, state, device=device)
     return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
 
@@ -132,7 +132,7 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
+class _ArgumentRecorder(DispatchWatch):  # type: ignore[no-untyped-call]
     """Records every argument that is a number, a word or a list of numbers."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import Signature
-from optimizer.search.knowledge import Knowledge
+from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.records import Node, Proposal
 
 
@@ -134,7 +134,7 @@ class ProposalContext:
     parent: Node
     seen: Sequence[Node]
     best: Node | None
-    knowledge: Knowledge
+    knowledge: ShownKnowledge
     tried: Sequence[Node]
     step: int
     seed: int

@@ -13,7 +13,7 @@ from typing import Any
 
 from kb.problem_terms import op_family
 from optimizer.evaluation.bundle import Bundle, Origin
-from optimizer.search.knowledge import Move
+from optimizer.search.knowledge import ShownMove
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import ProposalContext
 
@@ -66,7 +66,7 @@ class Help:
         needed = not self.needs or any(kinds.get(kind) for kind in self.needs)
         return needed and sum(kinds.values()) >= self.least
 
-    def move(self, context: ProposalContext) -> Move | None:
+    def move(self, context: ProposalContext) -> ShownMove | None:
         """The first move of the context that asks for this change."""
         if not context.with_knowledge:
             return None

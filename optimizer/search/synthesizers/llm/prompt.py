@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kb.prompt_tokens import count_tokens
-from optimizer.search.knowledge import Excerpt
+from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.llm import results, sections
@@ -70,7 +70,7 @@ class _Variable:
     """The parts of a prompt that may be left out. `base` is the correct kernel to continue from if
     the parent is the reference: its source stays, like that of a parent."""
 
-    excerpts: tuple[Excerpt, ...]
+    excerpts: tuple[ShownExcerpt, ...]
     seen: tuple[Node, ...]
     sources: tuple[Node, ...]
     log_chars: int

@@ -14,7 +14,7 @@ import pytest
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge
+from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
@@ -56,7 +56,7 @@ class TileBench:
 class OneMove:
     """The same knowledge for every question; keeps what it was told came of it."""
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         return knowledge(limit=LIMIT)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None: ...
