@@ -15,7 +15,7 @@ from kb.plain import Doc
 
 
 class KernloreError(Exception):
-    """Root of the tree. `hint` is a sentence that says what to do next."""
+    """Root of the tree. `hint` is a sentence with the next step for the reader."""
 
     code = "error"
     status = 500

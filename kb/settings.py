@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     )
     knowledge_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "hw_manuals",
-        description="Folder of the built-in knowledge. A service does not start where it is missing"
+        description="Folder of the built-in knowledge. A service does not start if it is missing"
         " or contains no document.",
     )
     skills_dir: Path = Field(

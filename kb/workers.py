@@ -82,7 +82,7 @@ class WorkerThread:
         return self._stopped.is_set()
 
     def wake(self) -> None:
-        """Make the thread look for work now; starts it where it is not alive."""
+        """Make the thread look for work now; starts it if it is not alive."""
         self._woken.set()
         with self._starting:
             alive = self._thread is not None and self._thread.is_alive()

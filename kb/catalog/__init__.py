@@ -1,5 +1,5 @@
-"""The SQL catalog. `open_catalog` gives a `Catalog`; the modules beside it read and write one
-subject each.
+"""The SQL catalog. `open_catalog` gives a `Catalog`; each other module here reads and writes one
+kind of data.
 """
 
 from kb.catalog.engine import Catalog, open_catalog

@@ -30,7 +30,7 @@ from kb.ids import KeyId, new_id, sha256
 
 Role = Literal["reader", "writer", "curator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each includes those before it
-PREFIX = "klk_"  # marks a secret where it is pasted by mistake
+PREFIX = "klk_"  # makes a secret recognisable when it is pasted by mistake
 SESSION_PREFIX = "kls_"
 SESSION_SECONDS = 12 * 3600
 MAX_DAYS = 3650
@@ -105,7 +105,7 @@ class Keys:
         hardware: Sequence[str] = (),
         days: float | None = None,
     ) -> NewKey:
-        """Make a key. `hardware` are registered ids; `days` after which it ends. Raises
+        """Create a key. `hardware` are registered ids; it expires after `days`. Raises
         InvalidRequest.
         """
         known = next((known for known in ROLES if known == role), None)
@@ -183,8 +183,8 @@ class Keys:
         return self.look_up(secret).key
 
     def _all(self) -> dict[str, Key]:
-        """Every key by the hash of its secret; read anew when one was made or revoked, also by
-        another process.
+        """Every key by the hash of its secret; read again when any process has created or revoked
+        one.
         """
         # Before the keys are read: a change meanwhile is seen next time. On a server only the keys'
         # revision is compared: the version there differs with every transaction of any process.

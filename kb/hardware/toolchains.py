@@ -145,7 +145,7 @@ def _environment(reader: TableReader) -> Mapping[str, str]:
 def _placeholders(
     reader: TableReader, key: str, template: str, allowed: frozenset[str]
 ) -> set[str] | None:
-    """The placeholders of a template; None, with a problem, where it is malformed."""
+    """The placeholders of a template; None, with a problem, if it is malformed."""
     listed = " ".join(f"{{{name}}}" for name in sorted(allowed))
     try:
         parts = list(string.Formatter().parse(template))

@@ -25,14 +25,14 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Before:
-    """What a document was before a version of it was stored."""
+    """A document before a new version of it is stored."""
 
     title: str
     version_id: str | None
 
 
 def before(connection: Connection, document_id: str) -> Before:
-    """Ask before the new version is made current."""
+    """Read it before the new version is made current."""
     row = connection.execute(
         sa.select(t.documents.c.title, t.documents.c.current_version_id).where(
             t.documents.c.id == document_id

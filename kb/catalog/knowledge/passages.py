@@ -75,8 +75,8 @@ _SELECT = (
 
 
 class About(NamedTuple):
-    """What a scope is checked against: the owner, the category, and what a passage and its document
-    are about.
+    """The properties that an access scope is checked against: owner, category, and the scopes of a
+    passage and its document.
     """
 
     owner: str

@@ -10,14 +10,14 @@ import re
 
 
 class Source:
-    """A text that others are looked for in."""
+    """A source that is searched for other texts."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def quoted(self, words: str) -> str | None:
-        """The source's own characters for these words, with its line breaks; None where they do not
-        stand there, or where there are none."""
+        """The matching characters of the source, with its line breaks; None without a match or
+        without words."""
         parts = words.split()
         if not parts:
             return None
@@ -26,8 +26,8 @@ class Source:
         return match[0] if match else None
 
     def names(self, name: str) -> bool:
-        """Whether the source has this name as a whole word: `add` is none of the names in `vadd`,
-        `tl.add` and `add.f32`."""
+        """Whether the source has this name as a whole word: `add` does not match `vadd`, `tl.add`
+        or `add.f32`."""
         pattern = rf"(?<!\w)(?<!\w\.)(?<!::)(?<!->){re.escape(name)}(?!\w)(?!\.\w)(?!::\w)"
         return bool(name) and re.search(pattern, self._text) is not None
 
