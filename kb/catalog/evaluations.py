@@ -275,7 +275,7 @@ class Review:
 class Reviews:
     """Answers of people to integrity flags. Every method is one transaction.
 
-    A flag of severity `review` says that a figure may be too good to be true; only a person can
+    A flag of severity `review` marks a figure that may be too good to be true; only a person can
     decide. Each answer is a row that is never changed or deleted, and the newest counts. An answer
     is about the measurement of its time: it does not count once the evaluation is measured again.
     """
@@ -459,6 +459,6 @@ class SentEvaluations(Work):
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> bool:
-        """End one that runs. False, and nothing changes, where it is no longer the owner's."""
+        """End a running evaluation. Returns False, without a change, if the owner has lost it."""
         with self._catalog.write(rows_only=True) as connection:
             return self.end(connection, job_id, owner, state, result, error)

@@ -30,7 +30,7 @@ from kb.ids import KeyId, new_id, sha256
 
 Role = Literal["reader", "writer", "curator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each includes those before it
-PREFIX = "klk_"  # marks a secret where it is pasted by mistake
+PREFIX = "klk_"  # makes a secret recognisable if pasted by mistake
 SESSION_PREFIX = "kls_"
 SESSION_SECONDS = 12 * 3600
 MAX_DAYS = 3650
@@ -68,8 +68,8 @@ class Key:
 
 @dataclass(frozen=True)
 class AtDoor:
-    """The result of a request's look-up. `closed` says that a key was ever made: such a store stays
-    closed, so that revoking the last key opens nothing. `key` is the valid one, or None.
+    """The result of a request's look-up. `closed`: a key was created at some time; such a store
+    stays closed, so that revoking the last key opens nothing. `key` is the valid one, or None.
     """
 
     closed: bool
