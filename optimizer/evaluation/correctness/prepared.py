@@ -275,8 +275,8 @@ class PreparedCase(OpenCase):
         """Why the sampled elements of two sides' calls cannot all be right, or None. Whole outputs
         are compared too, but only of one call in each block. Indices are skipped: the data that
         they point into existed only during the call. `tensors` returns the inputs' values in a call
-        of the block, None if unknown; `undecided` as for `disagreement`.""" if not ours.samples and
-        not theirs.samples:
+        of the block, None if unknown; `undecided` as for `disagreement`."""
+        if not ours.samples and not theirs.samples:
             return None
         bounds = self.expected(seed).bounds
         sizes = [bound.reference.numel() for bound in bounds]
