@@ -41,16 +41,15 @@ def in_url(host: str) -> str:
 
 
 def from_here(host: str) -> str:
-    """The host in a URL for requests from this machine to a service that listens on `host`."""
+    """The host of a URL with which this machine reaches a service that listens on `host`."""
     if is_every(host):
         return "[::1]" if ":" in host else "127.0.0.1"
     return in_url(host)
 
 
 def from_elsewhere(host: str) -> str:
-    """The host in a URL for requests from other machines to a service that listens on `host`. For a
-    service on every address, it is the address that this machine sends from, or the machine's name
-    without a network.
+    """The host of a URL with which other machines reach a service that listens on `host`. If that
+    is every address: the one that this machine sends from, or its name without a network.
     """
     if not is_every(host):
         return in_url(host)

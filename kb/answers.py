@@ -1,4 +1,4 @@
-"""The records of an answer. Their JSON forms are the HTTP contract.
+"""Records of the service's answers. The JSON forms are the HTTP contract.
 
 Does not know how an answer is computed.
 """
@@ -24,7 +24,7 @@ class SignalFinding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A diagnosis, root causes first; empty without a known problem.
+    """The diagnosis, root causes first; empty if no problem is known.
 
     `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
@@ -32,7 +32,7 @@ class Verdict:
     the open questions, and `signatures` are the known error texts of the log, the leading one
     first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` is the kind of
     failure: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
-    warning_only, or null if the signature of a chip does not state one.
+    warning_only, null where the signature of a chip leaves it open.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ProfileRead:
-    """Metrics and kernels read from the profiler output of a request.
+    """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
     the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
@@ -82,7 +82,7 @@ class DocumentRef:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """One passage or several of a section. `hardware` is its hardware scope, empty for any.
+    """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
     fused score it was ranked by, `channels` are the parts of it: lexical and dense.
@@ -123,8 +123,8 @@ class Move:
 
 @dataclass(frozen=True)
 class SkillAnswer:
-    """A matching skill. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None without measurements on this machine.
+    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
+    is None without measurements on this installation.
     """
 
     name: str
@@ -152,11 +152,11 @@ class Answer:
     """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
     improve the request. Outcomes are reported under `retrieval_id`.
 
-    `task` is the purpose of the context. Its first `context_stable` characters are equal for all
-    requests about the same chip, language, operator and budget that exclude nothing (0 if a small
-    budget holds only the answer to the question); moves and skills start at character
-    `context_actions`. `parts` lists its contents, `unknown_names` the names in the draft that have
-    no card, `profile` the contents of a given profile.
+    `task` is the purpose of the context. Its first `context_stable` characters stay equal in every
+    request about the same chip, language, operator and budget that excludes nothing (0 if a small
+    budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
+    lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
+    the metrics read from a given profile.
     """
 
     retrieval_id: str

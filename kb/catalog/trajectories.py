@@ -157,7 +157,7 @@ class Trajectories:
         return self._work.renew(owner, lease_seconds, identity)
 
     def release(self, identity: str, owner: str) -> bool:
-        """Queue it again. Returns False if the caller no longer holds it."""
+        """Queue it again. Returns False if the caller has lost it."""
         return self._work.give_back(owner, identity) == 1
 
     def end(
@@ -170,8 +170,8 @@ class Trajectories:
     ) -> bool:
         """End it as `ready`, with its measurements, or as `failed`.
 
-        Returns False, without a change, if the caller no longer holds it: the worker that took over
-        will end it.
+        Returns False, without a change, if the caller has lost it: the worker that took
+        over will end it.
         """
         if results is not None:
             summary[_RESULTS] = self._blobs.put(json.dumps(results, sort_keys=True).encode())

@@ -217,9 +217,8 @@ class Documents:
         return str(version_id)
 
     def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Withdrawn:
-        """Delete a document with everything derived from it, accepted facts included; returns the
-        facts that were removed. `erase_deleted` then removes its stored files and the remains of
-        its text.
+        """Remove a document with everything derived from it, accepted facts included; the facts
+        that went. `erase_deleted` then removes its stored files and the rest of its text.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)

@@ -1,4 +1,4 @@
-"""Reading passages: what a search hit turns into, a document's passages in order, and corrections
+"""Reading passages: the passages of search hits, a document's passages in order, and corrections
 by a person.
 
 `load` is the check every hit passes before it leaves: it joins the catalog, so a passage that was
@@ -75,7 +75,7 @@ _SELECT = (
 
 
 class About(NamedTuple):
-    """The properties that an access scope is checked against: owner, category, and the scopes of a
+    """The values that a scope is checked against: the owner, the category, and the hardware of a
     passage and its document.
     """
 

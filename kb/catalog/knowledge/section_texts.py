@@ -45,7 +45,7 @@ class WholeSection:
 
     @cached_property
     def least_tokens(self) -> int:
-        """Lower bound of the tokens of the text, without counting them."""
+        """A lower bound of the number of tokens, without counting."""
         return least_tokens(self.text)
 
 

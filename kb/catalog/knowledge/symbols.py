@@ -49,8 +49,8 @@ class Card:
 
     `name` is as code writes it; `signature`, `operands` (each with its meaning), `meaning`,
     `limits` and `example` are verbatim and empty where the document gives none. `language` is that
-    of the code block, or the toolchain if it is known. `section` is the index of the section that
-    defines it. `further` are other cells of its row as "Header: value".
+    of the code block, or the toolchain if known. `section` is the index of the section
+    that defines it. `further` are other cells of its row as "Header: value".
     """
 
     name: str
@@ -222,8 +222,8 @@ def _symbol(row: sa.Row[Any]) -> Symbol:
 def replace_version_symbols(
     connection: Connection, version_id: str, cards: Sequence[Card], current: bool
 ) -> int:
-    """Replace the cards of a version, and add the proposals that its text still contains; if it is
-    `current`, those of the document's other versions become inactive. Returns their number.
+    """Replace the cards of a version, including the proposals that its text still contains. If it
+    is `current`, those of the document's other versions leave every answer. Returns their number.
     """
     version = VersionRows(connection, version_id, current)
     version.remove(t.symbols)
@@ -429,8 +429,8 @@ def proposal_source_text(path: Sequence[str], passages: Iterable[tuple[str, str]
 def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
     """The card with the fields that its section contains word for word; see `verbatim`. A signature
     and an example must contain the name too, else they are another symbol's. A card is refused if
-    its name is not in the section, if neither its meaning nor its signature is left, or if it lost
-    a limit and has no meaning: it may have been about a forbidden use.
+    its name is not in the section, or if neither meaning nor signature remains. So is a card that
+    lost a limit and has no meaning, because it may be about a forbidden use.
     """
     if not source.names(card.name):
         return CheckedProposal(None, reason="its name is not in the section")

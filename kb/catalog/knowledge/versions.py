@@ -51,7 +51,7 @@ class DocumentSource:
 
 @dataclass(frozen=True)
 class Registered:
-    """The result of an upload. `version_id` is None if nothing has to be ingested."""
+    """The result of an upload. `version_id` is None if no version has to be ingested."""
 
     document_id: DocumentId
     outcome: UploadOutcome
@@ -83,9 +83,7 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
 
 
 def register(connection: Connection, source: DocumentSource) -> Registered:
-    """Classify an upload as new, changed, equal or duplicate; create the rows of a new version in
-    state `staged`.
-    """
+    """Classify an upload; create its rows in state `staged` if it is new."""
     document = connection.execute(
         sa.select(t.documents).where(
             t.documents.c.source_key == source.source_key,
@@ -224,7 +222,7 @@ def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
 
 
 def document_hardware(connection: Connection, document_id: str) -> list[str]:
-    """The hardware scope of a document; `any` for a document about no particular chip."""
+    """The chips that a document is about; `any` if it names no particular chip."""
     about = sorted(scopes_of(connection, document_id))
     return [value for kind, value in about if kind == "hardware"] or [ANY]
 
