@@ -216,13 +216,13 @@ def withdraw_facts(connection: Connection, document_id: str) -> Withdrawn:
     connection.execute(facts.delete().where(of_document, facts.c.origin.in_(READ)))
     connection.execute(facts.update().where(of_document).values(**_NO_SOURCE))
     accepted = [row for row in read if row.status == "accepted"]
-    elsewhere = sum(_is_stated_elsewhere(connection, row._asdict()) for row in accepted)
+    still_stated = sum(_has_other_source(connection, row._asdict()) for row in accepted)
     if rows:
         bump_revision(connection)
-    return Withdrawn(len(read), len(accepted), elsewhere)
+    return Withdrawn(len(read), len(accepted), still_stated)
 
 
-def _is_stated_elsewhere(connection: Connection, row: Mapping[str, Any]) -> bool:
+def _has_other_source(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Whether another fact states an accepted value that has gone; a proposed one is accepted."""
     others = connection.execute(
         sa.select(facts.c.id, facts.c.status)

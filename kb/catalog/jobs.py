@@ -44,7 +44,7 @@ _CHECKPOINT = "kept"  # in the payload
 @dataclass(frozen=True)
 class Turn:
     """The order in which jobs are taken. Jobs of one upload have the same `group`; shares take
-    turns; a job that is `behind` waits until all others are done.
+    turns; a job that is `behind` is taken after all others.
     """
 
     group: str | None = None
