@@ -258,7 +258,7 @@ def _address(scope: Scope) -> str:
     return str(client[0]) if client else "unknown"
 
 
-class _Known(NamedTuple):
+class _RequestKey(NamedTuple):
     """The look-up of a request's key. `closed`: the store has keys. `access` is that of the key;
     `by_cookie`: it was found by a session of the pages.
     """
@@ -269,19 +269,19 @@ class _Known(NamedTuple):
     by_cookie: bool
 
 
-_NO_KEYS = _Known(False, None, ALL_ACCESS, False)
+_NO_KEYS = _RequestKey(False, None, ALL_ACCESS, False)
 
 
-def _known(services: Services, headers: Headers) -> _Known:
+def _known(services: Services, headers: Headers) -> _RequestKey:
     given = headers.get("authorization")
     if given is not None:
         scheme, _, secret = given.partition(" ")
         bearer = scheme.lower() == "bearer"
-        door = services.keys.at_door(secret.strip() if bearer else None)
+        found = services.keys.look_up(secret.strip() if bearer else None)
     else:
-        door = services.keys.at_door(session=session_of(headers) or None)
-    access = _NOTHING if door.key is None else access_of(door.key, services.registry)
-    return _Known(door.closed, door.key, access, given is None)
+        found = services.keys.look_up(session=session_of(headers) or None)
+    access = _NOTHING if found.key is None else access_of(found.key, services.registry)
+    return _RequestKey(found.closed, found.key, access, given is None)
 
 
 def session_of(headers: Headers) -> str:

@@ -29,7 +29,7 @@ BEGINNING, MEASURING = ("starting",), ("starting", "running")
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=600)]
 WAIT = Field(
-    50.0, description="Longest time until the answer, in seconds. Call again to go on waiting."
+    50.0, description="Longest time until the answer, in seconds. Call again to wait longer."
 )
 
 
@@ -73,7 +73,7 @@ class EvaluateArguments(ProblemArguments, KernelArguments):
 
 
 class NextArguments(ProblemArguments):
-    run_id: Name | None = Field(None, description="A run that goes on. Left out: start one.")
+    run_id: Name | None = Field(None, description="A run to continue. Default: start one.")
     hardware: Name = Field("auto", description="Of a new run. auto: this machine's.")
     language: Name | None = Field(None, description="Of a new run: only kernels in it.")
     candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(
