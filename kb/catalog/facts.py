@@ -246,7 +246,7 @@ def documents_gone(connection: Connection) -> list[str]:
 
 
 def note_value_read(connection: Connection, fact_id: str) -> dict[str, Any]:
-    """The change of a fact's `cell` by which the correction of its value can be withdrawn."""
+    """The change of a fact's `cell` that allows the correction of its value to be withdrawn."""
     row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
     if row is None or row.origin == "person":  # an earlier correction has noted it
         return {}

@@ -30,7 +30,7 @@ from kb.ids import KeyId, new_id, sha256
 
 Role = Literal["reader", "writer", "curator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each includes those before it
-PREFIX = "klk_"  # marks a secret where it is pasted by mistake
+PREFIX = "klk_"  # makes a secret recognisable if pasted by mistake
 SESSION_PREFIX = "kls_"
 SESSION_SECONDS = 12 * 3600
 MAX_DAYS = 3650

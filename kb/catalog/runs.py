@@ -43,8 +43,8 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node. `bundle_sha256` and `evaluation_key` are None for the reference, and where a node
-    has no candidate or no evaluation.
+    """One node. `bundle_sha256` and `evaluation_key` are None for the reference and for a node
+    without candidate or evaluation.
     """
 
     number: int
@@ -417,7 +417,7 @@ class RunMail:
             )
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:
-        """The candidate for this step; None while there is none."""
+        """The candidate for this step; None until it is handed in."""
         query = sa.select(run_mail.c.candidate).where(self._mine, run_mail.c.step == step)
         with self._catalog.read() as connection:
             candidate = connection.scalar(query)

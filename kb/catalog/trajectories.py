@@ -147,7 +147,7 @@ class Trajectories:
     def take(self, identity: str, owner: str, lease_seconds: float) -> bool:
         """Start a queued trajectory; it is the caller's until the lease expires.
 
-        Returns False where it is not queued, for example because another worker has it.
+        Returns False if it is not queued, for example because another worker has it.
         """
         queued = t.work.c.id == identity, t.work.c.state == "queued"
         return self._work.take(owner, lease_seconds, *queued) is not None
@@ -157,7 +157,7 @@ class Trajectories:
         return self._work.renew(owner, lease_seconds, identity)
 
     def release(self, identity: str, owner: str) -> bool:
-        """Queue it again. Returns False where it is no longer the caller's."""
+        """Queue it again. Returns False if the caller has lost it."""
         return self._work.give_back(owner, identity) == 1
 
     def end(
@@ -170,7 +170,7 @@ class Trajectories:
     ) -> bool:
         """End it as `ready`, with its measurements, or as `failed`.
 
-        Returns False, and nothing changes, where it is no longer the caller's: the worker that took
+        Returns False, without a change, if the caller has lost it: the worker that took
         over will end it.
         """
         if results is not None:

@@ -224,7 +224,7 @@ class Work:
         error: Mapping[str, Any] | None = None,
     ) -> bool:
         """End work inside the caller's transaction, so that its effects and its end are one step.
-        False, and nothing changes, where it is no longer the owner's.
+        Returns False, without a change, if the owner has lost it.
         """
         check_transition("running", state)
         values = {

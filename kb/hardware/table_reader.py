@@ -80,7 +80,7 @@ class TableReader:
                 self.add(key, "unknown key", fix)
 
     def text(self, key: str, *, required: bool = False, limit: int = 500) -> str:
-        """The text of a key; "" and a problem where it is no text."""
+        """The text of a key; "" and a problem if it is not text."""
         value = self.raw.get(key)
         if value is None:
             if required:
@@ -148,7 +148,7 @@ class TableReader:
         return TableReader(value, self.at(key), self.problems)
 
     def date(self, key: str, *, required: bool = False) -> str:
-        """A date, as text or TOML date, in ISO format; "" where it is missing or wrong."""
+        """A date, as text or TOML date, in ISO format; "" if missing or wrong."""
         value = self.raw.get(key)
         if isinstance(value, date) and not isinstance(value, datetime):
             return value.isoformat()

@@ -35,7 +35,7 @@ class ShownMove:
     `change` is {role, direction, to, factor}, or {avoid: [{role, direction}, ...]} for a change
     that a skill warns of; that has no role, so no proposer follows it. `limit` bounds the value, in
     `limit_unit` (a unit of kb/hardware/fact_keys.toml). `when` is its predicate, evaluated again
-    when more values are known; `applies` is None while values are missing.
+    when more values are known; `applies`: None while values are missing.
     """
 
     id: str

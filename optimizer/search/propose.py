@@ -116,8 +116,8 @@ class Proposer:
         )
 
     def next(self, tree: Tree, stop: Callable[[], str | None]) -> Node | str:
-        """The next node, or why there is none. `stop` is called after a failed attempt and returns
-        why the run ends, or None.
+        """The next node, or the reason for its absence. `stop` is called after a failed attempt and
+        returns why the run ends, or None.
 
         Exhausted and failed proposers count only with a node that records them, since a run that
         is resumed after a crash knows no others.

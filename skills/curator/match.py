@@ -45,8 +45,8 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Match:
-    """The skill that a draft repeats or contradicts. `tier` says how it was recognised; `opposite`
-    means the same claim with the other effect."""
+    """The skill that a draft repeats or contradicts. `tier` is the method that recognised it;
+    `opposite` means the same claim with the other effect."""
 
     known: LibrarySkill
     tier: Tier
@@ -131,7 +131,8 @@ def nearest(
 
 
 def draft_words(draft: DraftedSkill) -> str:
-    """The words by which skills are compared: what it does, without where it was measured."""
+    """The words that skills are compared by: transformation and description, without the place of
+    measurement."""
     return _words(draft.transformation, draft.words.description, draft.template())
 
 
@@ -227,7 +228,7 @@ def _paraphrase(
 
 
 def same_moves(draft: DraftedSkill, row: SkillRow) -> bool:
-    """Whether two skills move the same parameter roles, as far as both are known. A skill to avoid
+    """Whether two skills move the same parameter roles, of those known in both. A skill to avoid
     has no moves: its transformation names the roles."""
 
     def moved(moves: Sequence[Mapping[str, object]], named: str) -> frozenset[tuple[str, str]]:

@@ -213,7 +213,7 @@ class Distillation:
     """The decisions about one trajectory and the deltas that follow.
 
     `drafter` names the model that drafted, empty without one; `answers` are its answers by node.
-    `lifted` holds by node the recipe made of a kernel as JSON, or the reason why there is none.
+    `lifted` holds by node the recipe made of a kernel as JSON, or the reason for its absence.
     `after` is the library once the deltas are stored; it follows from the rest and is not recorded.
     """
 

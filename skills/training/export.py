@@ -199,7 +199,7 @@ def exported_search(base: KnowledgeBase, identity: str, folder: Path) -> Exporte
 def _placed(external: ExternalTrajectory, folder: Path) -> Problem:
     if external.problem.name is not None:
         return load_problem(Path(external.problem.name))
-    file = folder / "told.py"  # the name of a problem that states none
+    file = folder / "told.py"  # the name of a problem without one
     file.write_text(external.problem.source, encoding="utf-8")
     if external.problem.toml is not None:
         file.with_suffix(".toml").write_text(external.problem.toml, encoding="utf-8")
@@ -249,8 +249,8 @@ def _sample(
 
 
 def task_of(base: KnowledgeBase, exported: ExportedSearch) -> SearchTask:
-    """The task from which prompts are rendered. It is unknown what an external search was shown, so
-    its prompts are those of a search without knowledge."""
+    """The task from which prompts are rendered. The knowledge shown to an external search is
+    unknown, so its prompts are those of a search without knowledge."""
     search = exported.search
     if search.run is not None:
         goal = search.run.goal

@@ -68,7 +68,7 @@ from skills.trials.trial import (
 
 ROUNDS = 2  # of fresh processes for each kernel that is measured anew
 MAX_TRIALS = 3  # of a skill
-MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, some of which the skill's precondition excludes
+MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, including those that the skill's precondition excludes
 MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all
 UNTRIED = Arm(0, 0, None)
 

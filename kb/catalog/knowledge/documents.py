@@ -218,7 +218,7 @@ class Documents:
 
     def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Withdrawn:
         """Remove a document with everything derived from it, accepted facts included; the facts
-        that went. `erase_deleted` then removes its stored files and what is left of its text.
+        that went. `erase_deleted` then removes its stored files and the rest of its text.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)

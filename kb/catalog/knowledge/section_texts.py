@@ -45,7 +45,7 @@ class WholeSection:
 
     @cached_property
     def least_tokens(self) -> int:
-        """What the text has at least, without counting."""
+        """A lower bound of the number of tokens, without counting."""
         return least_tokens(self.text)
 
 

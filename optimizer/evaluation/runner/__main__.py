@@ -1,8 +1,8 @@
 """Starts runners: `python -I THIS_FILE run SOCKET TOKENS NONCE DEVICE THREADS` is one runner in a
 fresh interpreter; SOCKET and TOKENS are inherited descriptors, or the path of the supervisor's
-socket. `python -I THIS_FILE serve SOCKET NAMESPACES THREADS DEVICE KEPT` imports torch, never uses
+socket. `python -I THIS_FILE serve SOCKET NAMESPACES THREADS DEVICE CACHE` imports torch, never uses
 it, and forks a runner for every request in milliseconds. On a CPU torch's compiler is imported with
-the first request that needs it; what g++ built for it stays in the folder KEPT.
+the first request that needs it; the files that g++ built for it stay in the folder CACHE.
 """
 
 from __future__ import annotations

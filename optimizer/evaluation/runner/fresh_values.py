@@ -22,7 +22,7 @@ from optimizer.evaluation.runner.driver import LIBRARY, launch, loaded_kernel, p
 CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
 SPARSE = 32  # in sparse calls, at most one element in so many is replaced
 SPARSE_SHARE = 0.75  # of the calls; a cache keyed by two elements then misses 8 changes in 10
-SHIFT_PARTS = range(2, 33)  # of 256, by which values are moved towards one of them
+SHIFT_PARTS = range(2, 33)  # of 256: the distance that values are moved towards one of them
 PROBED = 32  # values of a bank, to tell continuous values from a few that repeat
 # On a GPU, up to so many elements in so many tensors get their values when the stream reaches the
 # call.

@@ -84,7 +84,7 @@ class ProblemBench:
         return [case for case in fitting if not claimed or case.name in claimed]
 
     def timed_case(self) -> Case:
-        """The first timed case for this device. Raises InvalidRequest if there is none."""
+        """The first timed case for this device. Raises InvalidRequest without one."""
         timed = (case for case in self.cases() if case.timed)
         case = next(timed, None)
         if case is None:

@@ -158,8 +158,8 @@ class ModelTools:
         return "\n".join(map(unknown_line, unknown_names(source, cards, embed, texts)))
 
     def _about_language(self, snapshot: Snapshot) -> Mapping[str, float]:
-        """How much each document of the chip is about the language; nothing where the chip has no
-        toolchain of its own."""
+        """How much each document of the chip is about the language; empty for a chip without its
+        own toolchain."""
         if self._about is None:
             language, lineage = self._hardware.languages[0], self._hardware.lineage
             specs = self._base.registry.all()

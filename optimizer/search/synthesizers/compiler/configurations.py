@@ -30,8 +30,8 @@ class Help:
     `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the
     required policy, empty for any. `ops` are operators or their families. `needs` are kinds of
     operators; the problem must have one of them, empty for any. `least` is the number of computing
-    operators below which the generated code does not change. `beside` are options; one of them must
-    be on for this one to have an effect, empty for none.
+    operators below which the generated code does not change. `beside` are options, one of which
+    must be on for this one to have an effect; empty without such a condition.
     """
 
     about: str

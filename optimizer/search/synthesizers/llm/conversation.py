@@ -517,7 +517,7 @@ class LlmSynthesizer:
 
     def _waited(self, run: str, model: str, step: int, seconds: float) -> None:
         if self._cancelled(run):
-            raise CallAbandoned("the run was cancelled while a model was asked")
+            raise CallAbandoned("the run was cancelled during a call of a model")
         if self._asking is not None:
             self._asking(Asking(model, step, seconds, self._settings.timeout_s))
 

@@ -50,8 +50,8 @@ class Fitting:
 
 @dataclass(frozen=True)
 class ValueChoice:
-    """Values with the plan of their choice. `attributed` are ids of the moves behind it; `applies`
-    is None if the move's predicate could not be decided."""
+    """Values with the plan of their choice. `attributed` are ids of the moves behind it; `applies`:
+    None if the move's predicate could not be decided."""
 
     values: Values
     plan: str

@@ -538,7 +538,7 @@ class _CppCase(SortAndScatterWriter):
                     self._store(stage, stage.out, "acc[l]")
 
     def _tile(self, lane: Var, tile: int, kind: str, start: str) -> None:
-        """Declare accumulators for `tile` neighbouring results, of which `n` are used."""
+        """Declare accumulators for `tile` neighbouring results; `n` of them are used."""
         self._line(f"alignas(64) {kind} acc[{tile}];")
         rest = f"{lane.extent} - from"
         self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
