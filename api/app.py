@@ -1,6 +1,6 @@
 """`create_app`: the HTTP application over the services of one data directory.
 
-Nothing is opened before the application starts. The caller makes sure that one process alone serves
+Nothing is opened before the application starts. The caller makes sure that only one process serves
 a directory: the serve command takes the lock of `kb.data_dir` before it imports this module.
 """
 
@@ -183,7 +183,9 @@ async def exchange_counts(services: Services, limits: Limits) -> None:
         except (SQLAlchemyError, Unavailable) as error:
             limits.keep(own)
             if not failing:  # one line for each outage
-                log.warning("limits count the requests of this replica alone", reason=str(error))
+                log.warning(
+                    "rate limits count only the requests of this replica", reason=str(error)
+                )
             failing = True
         else:
             limits.learn(totals, own)

@@ -427,7 +427,7 @@ class Background:
             state = f"away: {services.near.away.message}"
         ready = loaded and embedded == passages and not busy and services.dense_ready
         if not self._threads[0].is_alive() and not self._stop.is_set():
-            ready, state = False, "failed: ingestion has stopped, its log says why"
+            ready, state = False, "failed: ingestion has stopped; the log has the reason"
         schema = services.catalog.schema_state().state
         waits = " ".join(self._waits())
         note = " ".join(filter(None, (waits, _NOTES[schema])))

@@ -790,14 +790,14 @@ def allot(waiting: Sequence[PendingDocument], batch: int) -> dict[str, int]:
     return {document_id: texts for document_id, texts in allotted.items() if texts}
 
 
-def equal_parts(wanted: Mapping[str, int], batch: int) -> dict[str, int]:
-    """`batch` in equal parts, none larger than wanted; the rest of a small one goes to others."""
+def equal_parts(counts: Mapping[str, int], batch: int) -> dict[str, int]:
+    """`batch` in equal parts, none larger than counts; the rest of a small one goes to others."""
     parts: dict[str, int] = {}
     left = batch
-    for position, name in enumerate(sorted(wanted, key=lambda name: (wanted[name], name))):
+    for position, name in enumerate(sorted(counts, key=lambda name: (counts[name], name))):
         # Rounded up: of two shares and one text, one gets it.
-        equal = -(-left // (len(wanted) - position))
-        parts[name] = min(wanted[name], equal)
+        equal = -(-left // (len(counts) - position))
+        parts[name] = min(counts[name], equal)
         left -= parts[name]
     return parts
 

@@ -126,8 +126,8 @@ class BackupContents:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that was written. `bytes` is the size of the file; `left_out` are the names in the
-    data directory that Kernlore does not know.
+    """A written backup. `bytes` is the size of the file; `left_out` are unknown names in the data
+    directory, which it does not contain.
     """
 
     path: Path
@@ -172,7 +172,7 @@ def check_embedded(settings: Settings) -> None:
             f"the catalog is in {without_password(settings.catalog)}, not in the data directory",
             hint="Copy it with the server's own tools (pg_dump, pg_restore), and the files with"
             " `rsync`: DATA_DIR/blobs, after the database. `kernlore catalog copy` moves it into a"
-            " data directory, of which backups can be made.",
+            " data directory, which can be backed up.",
         )
 
 
@@ -260,7 +260,7 @@ class CatalogCopy:
 
 def copy_catalog(source: Path, target: Path) -> CatalogCopy:
     """Copy the catalog `source` to the new file `target`, as of one moment and without blocking
-    writers. Raises StoreError where it is damaged.
+    writers. Raises StoreError if the database is damaged.
 
     All pages are copied in one step: SQLite would begin again with every change otherwise.
     """
@@ -440,8 +440,8 @@ def verify_backup(path: Path) -> BackupContents:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a backup for reading. Raises NotFound without a file, and StoreError where what the
-    block reads of it is damaged.
+    """Open a backup for reading. Raises NotFound without a file, and StoreError if data that the
+    block reads is damaged.
     """
     if not path.is_file():
         raise NotFound(f"no file {path}", hint="Give a file that `kernlore backup` wrote.")
@@ -464,7 +464,7 @@ def broken_archive(path: Path, reason: str) -> StoreError:
 
 @dataclass
 class _ArchiveState:
-    """What has been read of a backup so far; `listed` are the checksums of its file `SUMS`."""
+    """The part of a backup read so far; `listed` are the checksums of its file `SUMS`."""
 
     sums: dict[str, str] = field(default_factory=dict)
     bytes: int = 0

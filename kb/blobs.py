@@ -228,5 +228,5 @@ def open_blobs(data_dir: Path, url: str | None) -> Blobs:
 
 
 def default_folder(data_dir: Path) -> str:
-    """The folder of blobs in a data directory, created where it is missing."""
+    """The folder of blobs in a data directory, created if missing."""
     return str(private_folder((data_dir / "blobs").absolute()))

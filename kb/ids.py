@@ -12,11 +12,9 @@ DocumentId = NewType("DocumentId", str)  # doc_
 VersionId = NewType("VersionId", str)  # ver_
 SectionId = NewType("SectionId", str)  # sec_
 PassageId = NewType("PassageId", str)  # psg_
-FactId = NewType("FactId", str)  # fact_
 MoveId = NewType("MoveId", str)  # mv_
 SkillId = NewType("SkillId", str)  # sk_
 JobId = NewType("JobId", str)  # job_
-RetrievalId = NewType("RetrievalId", str)  # ret_
 KeyId = NewType("KeyId", str)  # key_
 HardwareId = NewType("HardwareId", str)  # the registry's own short names, no prefix
 

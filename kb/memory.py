@@ -41,7 +41,7 @@ def return_freed_memory() -> None:
 
 def limit_arenas() -> None:
     """Limit the malloc arenas of glibc to two. By default there are eight per processor, each
-    retains what was freed in it, and answering threads wait for each other anyway
+    retains its freed memory, and answering threads wait for each other anyway
     (docs/adr/042-sqlite-memory.md).
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)

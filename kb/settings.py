@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     )
     knowledge_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "hw_manuals",
-        description="Folder of the built-in knowledge. A service does not start where it is missing"
+        description="Folder of the built-in knowledge. A service does not start if it is missing"
         " or contains no document.",
     )
     skills_dir: Path = Field(
@@ -157,7 +157,7 @@ class Settings(BaseSettings):
     requests_per_minute: int = Field(
         3000,
         ge=0,
-        description="Requests per minute of a key, or of an address where there are no keys; 0:"
+        description="Requests per minute of a key, or of an address if no keys exist; 0:"
         " unlimited. Without keys there is no limit on loopback.",
     )
     uploads_per_minute: int = Field(600, ge=0, description="Like requests_per_minute, for uploads.")

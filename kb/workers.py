@@ -82,7 +82,7 @@ class WorkerThread:
         return self._stopped.is_set()
 
     def wake(self) -> None:
-        """Make the thread look for work now; starts it where it is not alive."""
+        """Make the thread look for work now; start it if it is not alive."""
         self._woken.set()
         with self._starting:
             alive = self._thread is not None and self._thread.is_alive()
@@ -91,7 +91,7 @@ class WorkerThread:
                 self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Start no more work, and wait at most `seconds` for the running piece."""
+        """Stop starting work, and wait at most `seconds` for the running piece."""
         self._stopped.set()
         self._woken.set()
         if self._thread is not None:

@@ -66,7 +66,7 @@ def show(
     services: Parts,
     facts: FactFilter = "effective",
 ) -> HTMLResponse:
-    """Lineage, facts with sources, documents, coverage, and where to go on."""
+    """Lineage, facts with sources, documents, coverage, and links to further pages."""
     chip = hardware.show_hardware(services, hardware_id)
     return page(
         request,

@@ -275,7 +275,7 @@ class Review:
 class Reviews:
     """Answers of people to integrity flags. Every method is one transaction.
 
-    A flag of severity `review` says that a figure may be too good to be true; only a person can
+    A flag of severity `review` marks a figure that may be too good to be true; only a person can
     decide. Each answer is a row that is never changed or deleted, and the newest counts. An answer
     is about the measurement of its time: it does not count once the evaluation is measured again.
     """
@@ -322,25 +322,20 @@ class Reviews:
         """The answers that count, by key; keys without an answer since they were measured are left
         out.
         """
-        query = self._select().where(_since_measured())
-        with self._catalog.read() as connection:
-            rows = select_in(connection, query, t.evaluations.c.key, sorted(set(keys)))
-            return {row.evaluation: record_of(Review, row) for row in rows}
-
-    def history(self, key: str) -> list[Review]:
-        """Every answer, oldest first, including those to earlier measurements."""
-        query = self._select().where(t.evaluations.c.key == key)
-        with self._catalog.read() as connection:
-            return [record_of(Review, row) for row in connection.execute(query)]
-
-    def _select(self) -> sa.Select[Any]:
         rows = t.evaluation_reviews
-        return (
+        query = (
             sa.select(rows, t.evaluations.c.key.label("evaluation"))
             .join(t.evaluations, t.evaluations.c.id == rows.c.evaluation_id)
-            .where(rows.c.access_scope == self._scope.owner, visible.evaluations(self._scope))
+            .where(
+                rows.c.access_scope == self._scope.owner,
+                visible.evaluations(self._scope),
+                _since_measured(),
+            )
             .order_by(rows.c.sequence)
         )
+        with self._catalog.read() as connection:
+            found = select_in(connection, query, t.evaluations.c.key, sorted(set(keys)))
+            return {row.evaluation: record_of(Review, row) for row in found}
 
     def _reviewable(self, connection: Connection, key: str) -> str:
         """The evaluation's id."""
@@ -464,6 +459,6 @@ class SentEvaluations(Work):
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> bool:
-        """End one that runs. False, and nothing changes, where it is no longer the owner's."""
+        """End a running evaluation. Returns False, without a change, if the owner has lost it."""
         with self._catalog.write(rows_only=True) as connection:
             return self.end(connection, job_id, owner, state, result, error)

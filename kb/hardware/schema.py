@@ -234,7 +234,7 @@ def _fact_unit(reader: TableReader, key: str) -> str:
     if stated is not None and stated.canonical == known.unit and _is_quantity(value):
         exact = float(value) * stated.factor
         fix = f'value = {int(exact) if exact.is_integer() else exact}, unit = "{known.unit}"'
-    reader.add("unit", f"{key} is kept in {known.unit}, not {unit}", fix)
+    reader.add("unit", f"the unit of {key} is {known.unit}, not {unit}", fix)
     return known.unit
 
 

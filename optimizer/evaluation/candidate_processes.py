@@ -1,5 +1,5 @@
-"""The processes and the memory of one candidate's evaluation, and the reference's: what is loaded
-where, and that all of it is freed.
+"""The processes and the memory of one candidate's evaluation, and the reference's: where the
+candidate is loaded, and the release of all resources.
 
 `EvaluationContext` holds everything that outlives one candidate. This module never calls the
 evaluator.

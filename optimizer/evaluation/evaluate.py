@@ -127,7 +127,7 @@ def _check_file_names(bundle: Bundle) -> None:
     """Reject files named like the manifest or like the folder of another file."""
     if MANIFEST in bundle.files:
         raise InvalidRequest(
-            f"{MANIFEST} describes a bundle and is none of its files", hint="Leave it out."
+            f"{MANIFEST} describes a bundle and is not one of its files", hint="Leave it out."
         )
     for name in bundle.files:
         for folder in PurePosixPath(name).parents:

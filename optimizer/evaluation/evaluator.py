@@ -107,7 +107,7 @@ def reuses_processes(device: str) -> bool:
 
 @dataclass(frozen=True)
 class MeasuringPlace:
-    """What decides an evaluation besides problem and candidate: hardware id, kind of device,
+    """The inputs of an evaluation other than problem and candidate: hardware id, kind of device,
     toolchain and its version, fingerprint of the settings, and processor."""
 
     hardware: str
@@ -505,7 +505,7 @@ class Attempt:
     # -- correctness
 
     def _check_and_time(self, loader: Loader) -> None:
-        """Correctness and timing; what the candidate does to its process is a verdict."""
+        """Correctness and timing; a crash of the candidate's process becomes a verdict."""
         try:
             if self.context.reuses:
                 self._in_one_process(loader)
@@ -593,7 +593,7 @@ class Attempt:
 
     def _reject_forged(self, forged: RunnerForged) -> None:
         if not self._defences.authenticate_results and isinstance(forged.content, dict):
-            # What was written into the channel is believed.
+            # Without this defence the content of the channel is trusted.
             validity = forged.content.get("validity", "crashed")
             self._end(validity, "as written into the channel", forged.log)
             return

@@ -35,7 +35,7 @@ class EvaluationJournal(Protocol):
         ...
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
-        """A stage was finished; `left` is what a resumed evaluation needs of it, as JSON."""
+        """Store a finished stage; `left` is its JSON state for a resumed evaluation."""
         ...
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:

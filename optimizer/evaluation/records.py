@@ -300,7 +300,7 @@ def rough_ratio(timings: Sequence[CaseTiming | Mapping[str, Any]]) -> str:
 
 
 def rough_times(timing: Mapping[str, Any]) -> str:
-    """The fastest disturbed calls of one case in words; empty if there are none."""
+    """The fastest disturbed calls of one case in words; empty if no call was disturbed."""
     candidate, baseline = timing.get("rough_us"), timing.get("rough_baseline_us")
     if not candidate or not baseline:
         return ""

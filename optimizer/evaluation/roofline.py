@@ -28,10 +28,10 @@ READS_A_PART = frozenset({"gather", "scatter", "jagged"})
 # Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
 # causal attention skips half of its products.
 FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
-# How many times as fast as 16-bit values, of which ceilings are measured, matrix units process
-# narrower ones at most, by the dtype of an input. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in
-# FP8, 989 in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in
-# FP4, 2.25 in BF16). Data sheets of NVIDIA H100 and DGX B200.
+# Ceilings are measured with 16-bit values; how many times as fast matrix units process narrower
+# ones at most, by the dtype of an input. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in FP8, 989
+# in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in FP4, 2.25
+# in BF16). Data sheets of NVIDIA H100 and DGX B200.
 NARROW_RATE = {"int8": 2.0, "uint8": 4.0}
 NARROW_SHARE = 1 / 8  # of the bytes read, from which on such inputs count as operands
 

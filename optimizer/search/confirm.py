@@ -58,7 +58,7 @@ class RunOutcome:
     `clock` is `wall`, `program` (a chip's own program reports the times) or `simulator` (ratios of
     simulated times). `best_so_far` is the number of the best correct candidate of a run without a
     winner: it was not measured again, or nothing is faster on a chip where the reference does not
-    run. It is None if the reference stays.
+    run. None if the reference stays.
     """
 
     node: int | None

@@ -393,7 +393,8 @@ def why_untried(
     stages: Mapping[str, float],
     left_out: Callable[[], Sequence[UnusedProposer]] = tuple,
 ) -> str:
-    """Reason, with what the user can change, why a search that ended for `ended` has no candidate.
+    """Reason, with the settings that the user can change, why a search that ended for `ended` has
+    no candidate.
 
     `stages` are seconds of the preparation. `left_out` is called, and its proposers are tried, only
     if no proposer of the run has a candidate.

@@ -414,10 +414,11 @@ def _names(
         names |= dict.fromkeys(names_in(request.draft, plain_names))
     by_name = vocabulary(cards) if missing else cards.by_name
     cards_of_names = [by_name[name] for name in names if name in by_name]
-    wanted = {card.id: card for card in cards_of_names if card.id not in shown}
+    cards_by_id = {card.id: card for card in cards_of_names if card.id not in shown}
     lines = [unknown_line(entry) for entry in entries.values()]
     head = [plain("symbols", "unknown-names", "\n".join(lines))] if lines else []
-    return [*head, *symbol_blocks([*wanted.values()], room - sum(block.tokens for block in head))]
+    left = room - sum(block.tokens for block in head)
+    return [*head, *symbol_blocks([*cards_by_id.values()], left)]
 
 
 def _vocabulary(

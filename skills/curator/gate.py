@@ -120,8 +120,8 @@ def _speedup(kernel: MeasuredKernel, case: str | None) -> Interval | None:
 def reason_to_distrust(
     trajectory: Trajectory, step: TrajectoryStep, seen: Mapping[str, int]
 ) -> str:
-    """The reason why nothing may be learned from a change, whatever its effect, or "": it was not
-    measured here, has odd names or integrity flags, or its code is not new."""
+    """Reason to distrust a change independently of its effect, or "": it was not measured here, has
+    odd names or integrity flags, or its code is not new."""
     child, subject = step.child, trajectory.subject
     if not trajectory.evaluated_here:
         return "its figures are not of this product's harness"

@@ -35,8 +35,8 @@ from optimizer.evaluation.timing.statistics import bounded, combined, independen
 from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
-    Knowledge,
     KnowledgeSource,
+    ShownKnowledge,
     ShownSkill,
     applicable_moves,
 )
@@ -68,7 +68,7 @@ from skills.trials.trial import (
 
 ROUNDS = 2  # of fresh processes for each kernel that is measured anew
 MAX_TRIALS = 3  # of a skill
-MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, some of which the skill's precondition excludes
+MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, including those that the skill's precondition excludes
 MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all
 UNTRIED = Arm(0, 0, None)
 
@@ -355,7 +355,7 @@ class WithSkill:
         self._skill = skill
         self._without = without or (skill.name if skill is not None else "")
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The source's answer, with the skill or without it. The request has no run id, so that no
         skill is withheld by chance and both arms get the same."""
         knowledge = self._source.consult(replace(request, run_id=None))

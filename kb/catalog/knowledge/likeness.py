@@ -1,7 +1,7 @@
 """How much of its text a version shares: with the version that it takes the place of, and with
 other documents about the same hardware.
 
-Remarks for whoever uploaded it: two manuals under one name, or one manual under two. Nothing is
+Remarks for the uploader: two manuals under one name, or one manual under two. Nothing is
 decided here.
 """
 
@@ -25,14 +25,14 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Before:
-    """What a document was before a version of it was stored."""
+    """The state of a document before a version of it was stored."""
 
     title: str
     version_id: str | None
 
 
 def before(connection: Connection, document_id: str) -> Before:
-    """Ask before the new version is made current."""
+    """Read it before the new version is made current."""
     row = connection.execute(
         sa.select(t.documents.c.title, t.documents.c.current_version_id).where(
             t.documents.c.id == document_id
@@ -66,7 +66,7 @@ def _replaced(connection: Connection, title: str, version_id: str, earlier: Befo
     shared = shared if share else "no text"
     return (
         f"replaces '{earlier.title}', with which it shares {shared}; to keep both, upload that one"
-        " again with a --source-key of its own"
+        " again with another --source-key"
     )
 
 

@@ -49,7 +49,7 @@ class Card:
 
     `name` is as code writes it; `signature`, `operands` (each with its meaning), `meaning`,
     `limits` and `example` are verbatim and empty where the document gives none. `language` is that
-    of the code block, or the toolchain where it is known. `section` is the index of the section
+    of the code block, or the toolchain if known. `section` is the index of the section
     that defines it. `further` are other cells of its row as "Header: value".
     """
 
@@ -67,7 +67,7 @@ class Card:
 
 @dataclass(frozen=True)
 class ProposedCard:
-    """A card as a model proposes it. `origin` is "model NAME"; `path` are the headings of the
+    """A card that a model has proposed. `origin` is "model NAME"; `path` are the headings of the
     section that it was proposed from.
     """
 
@@ -222,9 +222,8 @@ def _symbol(row: sa.Row[Any]) -> Symbol:
 def replace_version_symbols(
     connection: Connection, version_id: str, cards: Sequence[Card], current: bool
 ) -> int:
-    """Store the cards of a version in place of those that it had, with the proposals that its text
-    still contains; where it is `current`, those of the document's other versions leave every
-    answer. Returns their number.
+    """Replace the cards of a version, including the proposals that its text still contains. If it
+    is `current`, those of the document's other versions leave every answer. Returns their number.
     """
     version = VersionRows(connection, version_id, current)
     version.remove(t.symbols)
@@ -287,8 +286,8 @@ def propose(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
     """Store cards that a model has proposed from a section, checked by `check_proposal`; the names
-    of those that were new to the document. Raises Conflict where the section is of no current
-    version any more.
+    of those that were new to the document. Raises Conflict if the section is no longer part of a
+    current version.
     """
     with catalog.write() as connection:
         section = connection.execute(
@@ -429,9 +428,9 @@ def proposal_source_text(path: Sequence[str], passages: Iterable[tuple[str, str]
 
 def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
     """The card with the fields that its section contains word for word; see `verbatim`. A signature
-    and an example must contain the name too, else they are another symbol's. A card is refused
-    whose name is not in the section, or of which neither meaning nor signature is left; so is one
-    that lost a limit and has no meaning, for it may have been about a forbidden use.
+    and an example must contain the name too, else they are another symbol's. A card is refused if
+    its name is not in the section, or if neither meaning nor signature remains. So is a card that
+    lost a limit and has no meaning, because it may be about a forbidden use.
     """
     if not source.names(card.name):
         return CheckedProposal(None, reason="its name is not in the section")
@@ -462,7 +461,7 @@ def _with_name(card: ProposedCard, text: str | None) -> str:
 
 
 def _quoted(text: str, source: Source) -> str:
-    """As in the source, on one line."""
+    """The text as in the source, on one line."""
     return " ".join((source.quoted(text) or "").split())
 
 

@@ -420,7 +420,7 @@ def link_skills(
     reason: str,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> bool:
-    """Store a symmetric relation of two skills, with an event of each. Returns False where it is
+    """Store a symmetric relation of two skills, with an event of each. Returns False if it is
     stored already.
     """
     check_word(kind, LINK_KINDS, "kind of link")

@@ -151,11 +151,6 @@ def collect_all(job: ProfileJob) -> list[Collected]:
     return reports
 
 
-def refusals(reports: Sequence[Collected]) -> dict[str, str]:
-    """By collector, why it reported nothing."""
-    return {c.collector: c.not_measured for c in reports if c.not_measured}
-
-
 # -- perf
 
 EVENTS = (

@@ -141,7 +141,7 @@ class Nvcc:
         arch = target.capability
         suffix = "a" if arch in SPECIFIC else ""
         source = f"{SOURCES}/{bundle.main}"
-        # The PTX shows what the resource report does not, such as the width of loads.
+        # The PTX shows facts that the resource report lacks, such as the width of loads.
         keep_ptx = ["-keep", "-keep-dir", "."]
         options = [*FLAGS, code_for(f"{arch}{suffix}"), f"-I{SOURCES}", *keep_ptx]
         return [str(self._nvcc), *options, "-x", "cu", "-o", LIBRARY, source]

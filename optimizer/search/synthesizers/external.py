@@ -30,7 +30,7 @@ class Mailbox(Protocol):
         """Publish the context of node `step`."""
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:
-        """The candidate for this step; None while there is none."""
+        """The candidate for this step; None until it is handed in."""
 
     def withdraw(self, step: int) -> None:
         """Remove the context of a step for which the run no longer waits."""

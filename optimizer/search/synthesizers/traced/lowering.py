@@ -156,7 +156,7 @@ class Lowering:
         specs = self._signature.of("output")
         first = len(self._signature.tensors) - len(specs)
         if len(nodes) != len(specs):
-            raise NotLowered("outputs in a form of their own")
+            raise NotLowered("outputs in a form that is not supported")
         for number, (node, spec) in enumerate(zip(nodes, specs, strict=True)):
             value = self._values[node]
             assert isinstance(value, Value)
