@@ -99,6 +99,12 @@ class Settings(BaseSettings):
     )
     max_log_bytes: int = Field(8 * MIB, ge=1, description="Largest posted log, in bytes.")
     max_body_bytes: int = Field(16 * MIB, ge=1, description="Largest JSON body, in bytes.")
+    body_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="Longest time in which the body of a request arrives, in seconds; a second more"
+        " for every 16 KiB.",
+    )
     parse_seconds: float = Field(
         300.0, gt=0, description="Longest time for parsing one file, in seconds."
     )
