@@ -16,7 +16,6 @@ MoveId = NewType("MoveId", str)  # mv_
 SkillId = NewType("SkillId", str)  # sk_
 JobId = NewType("JobId", str)  # job_
 KeyId = NewType("KeyId", str)  # key_
-HardwareId = NewType("HardwareId", str)  # the registry's own short names, no prefix
 
 
 def new_id(prefix: str) -> str:

@@ -216,7 +216,7 @@ def finalists(tree: Tree) -> list[Node]:
     return sorted(good, key=lambda n: (-n.merit, n.number))[:FINALISTS]
 
 
-def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
+def last_seconds(tree: Tree) -> float:
     """Estimate of the seconds of the next candidate and the last measurement.
 
     0 before the first candidate, which is tried as long as any time is left. Without a finalist,
@@ -225,7 +225,7 @@ def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
     if all(node.parent is None for node in tree):
         return 0.0
     took = [sum(n.evaluation.seconds.values()) for n in tree if n.evaluation is not None]
-    again = (ROUNDS + 1) * min(most, len(finalists(tree))) or 1
+    again = (ROUNDS + 1) * min(FINALISTS, len(finalists(tree))) or 1
     return (1 + again) * max(took[-RECENT:], default=0.0)
 
 

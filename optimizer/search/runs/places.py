@@ -220,7 +220,6 @@ def cluster_places(
     hardware: str,
     language: str | None,
     log: Callable[[str], None],
-    settings: EvaluationSettings | None = None,
 ) -> ClusterPlaces:
     """The largest group of nodes with an equal environment among those that declare a hardware;
     `log` gets the reasons why others are left out. `auto` is the only hardware of a cluster.
@@ -232,7 +231,7 @@ def cluster_places(
     named = only_hardware(nodes, resolve) if hardware == AUTO else base.registry.resolve(hardware)
     slots = slots_for(nodes, named, resolve)
     offered = _offered(base, named, language)
-    setting = Setting(offered, _device(base, named), settings=settings or EvaluationSettings())
+    setting = Setting(offered, _device(base, named), settings=EvaluationSettings())
     surveyed, silent = _survey(cluster, slots, setting)
     chosen, others = _alike(slots, surveyed)
     left_out = silent | {
