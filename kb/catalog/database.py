@@ -37,7 +37,7 @@ class Database(ABC):
 
     @abstractmethod
     def engine(self) -> Engine:
-        """Connections to it. Raises KernloreError where it cannot be opened."""
+        """Connections to it. Raises KernloreError if it cannot be opened."""
 
     def admit(self, engine: Engine) -> None:
         """Query properties of the server, once."""
@@ -49,8 +49,8 @@ class Database(ABC):
 
     @abstractmethod
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
-        """Begin a transaction that is the only one that writes; with `rows_only`, the only one that
-        writes the rows that it locks.
+        """Begin the only writing transaction; with `rows_only`, the only one that writes the rows
+        that it locks.
         """
 
     @abstractmethod
@@ -59,13 +59,13 @@ class Database(ABC):
 
     @abstractmethod
     def check(self, engine: Engine, most_bytes: int | None) -> str:
-        """The result of an integrity check, "ok" for a sound one; "" where it has more than
+        """The result of an integrity check, "ok" for a sound one; "" if it has more than
         `most_bytes`.
         """
 
     @abstractmethod
     def empty_log(self, engine: Engine) -> bool:
-        """Whether no write is left in a log that this program has to empty."""
+        """Whether the log that this program has to empty contains no writes."""
 
     @abstractmethod
     def fault(self, error: Exception) -> KernloreError:
@@ -172,7 +172,7 @@ def _create_private(path: Path) -> None:
 
 def _immutable(path: Path) -> str:
     """The URI of a catalog in a directory that cannot be written to, so that SQLite cannot create
-    its lock file. Raises StoreError where its log holds writes that are not in the file yet.
+    its lock file. Raises StoreError if its log holds writes that are not in the file yet.
     """
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size:
@@ -377,8 +377,8 @@ _FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def store_fault(error: BaseException) -> KernloreError | None:
-    """The error to show in place of one of SQLite, SQLAlchemy or the file system; None where the
-    store is not at fault.
+    """The error to show instead of one of SQLite, SQLAlchemy or the file system; None if the store
+    is not at fault.
     """
     if isinstance(error, StoreError):
         return error

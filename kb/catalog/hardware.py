@@ -56,8 +56,8 @@ _RESERVED = {
 class HardwareRegistry:
     """Look-ups are cached until a spec changes; every method fails closed on unknown ids.
 
-    Hardware that a caller may not see is refused in the words for an unknown id, and is among no
-    nearest names.
+    Hardware that a caller may not see is refused like an unknown id, and is never suggested as a
+    nearest name.
     """
 
     def __init__(self, catalog: Catalog, access: AccessScope = ALL_ACCESS) -> None:
@@ -261,7 +261,7 @@ class HardwareRegistry:
             return outdated_facts(connection, access=self._access)
 
     def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
-        """Decide about many facts at once, all of them or, where an id is unknown, none. Raises
+        """Decide about many facts at once: all of them, or none if an id is unknown. Raises
         NotFound.
         """
         wanted = list(dict.fromkeys(fact_ids))

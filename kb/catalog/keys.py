@@ -183,7 +183,7 @@ class Keys:
         return self.look_up(secret).key
 
     def _all(self) -> dict[str, Key]:
-        """Every key by the hash of its secret; read anew when one was made or revoked, also by
+        """Every key by the hash of its secret; read again after one was created or revoked, also by
         another process.
         """
         # Before the keys are read: a change meanwhile is seen next time. On a server only the keys'
@@ -288,8 +288,8 @@ class RequestCounts:
         self._catalog = catalog
 
     def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
-        """Add a replica's own requests since the last call; the totals of the callers that sent any
-        within so many seconds, those included.
+        """Add a replica's own requests since the last call; returns the totals of the callers that
+        sent any within so many seconds, including these.
         """
         if own:
             with self._catalog.write(rows_only=True) as connection:

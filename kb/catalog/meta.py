@@ -53,9 +53,9 @@ def bump_revision(connection: Connection) -> None:
 def bump_documents(
     connection: Connection, document_ids: Collection[str] = (), *, at_once: bool = True
 ) -> None:
-    """Count a change of what answers quote of these documents: their text, scopes, cards or
-    kernels; without ids, that documents are gone. The next answer waits until the change is
-    published, unless `at_once` is false.
+    """Count a change of the content of these documents that answers quote: their text, scopes,
+    cards or kernels; without ids, that documents are gone. The next answer waits until the change
+    is published, unless `at_once` is false.
     """
     bump_revision(connection)
     stamp = _stamp(connection, document_ids)

@@ -344,7 +344,7 @@ class RunProcesses(Work):
         super().__init__(catalog, "run")
 
     def process_of(self, run_id: str) -> RunProcess | None:
-        """The process that has, or last had, the run; None where it was given back, or no process
+        """The process that has, or last had, the run; None if it was given back, or no process
         ever had it.
         """
         job = self.find(run_id)
@@ -429,15 +429,15 @@ class RunMail:
             connection.execute(run_mail.delete().where(self._mine, run_mail.c.step == step))
 
     def open_context(self) -> dict[str, Any] | None:
-        """The context that the run waits for now; None where it waits for nothing."""
+        """The context that the run waits for now; None if it waits for nothing."""
         query = sa.select(run_mail.c.context, run_mail.c.candidate).where(self._mine)
         with self._catalog.read() as connection:
             rows = connection.execute(query.order_by(run_mail.c.step)).all()
         return next((dict(row.context) for row in rows if row.candidate is None), None)
 
     def answer(self, step: int, candidate: Mapping[str, Any]) -> None:
-        """Hand in the candidate for a step. Raises NotFound where the run does not wait for this
-        step, Conflict where it has a candidate already.
+        """Hand in the candidate for a step. Raises NotFound if the run does not wait for this
+        step, Conflict if it has a candidate already.
         """
         chosen = self._mine, run_mail.c.step == step
         with self._catalog.write(rows_only=True) as connection:

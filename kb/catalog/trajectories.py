@@ -153,7 +153,7 @@ class Trajectories:
         return self._work.take(owner, lease_seconds, *queued) is not None
 
     def renew(self, identity: str, owner: str, lease_seconds: float) -> bool:
-        """Extend the lease. Returns False where the trajectory is no longer the caller's."""
+        """Extend the lease. Returns False if the trajectory is no longer the caller's."""
         return self._work.renew(owner, lease_seconds, identity)
 
     def release(self, identity: str, owner: str) -> bool:
@@ -201,7 +201,7 @@ class Trajectories:
             return connection.execute(query).scalar_one_or_none()
 
     def report(self, stored: StoredTrajectory) -> Mapping[str, Any]:
-        """The report of its author. Raises StoreError where the stored file is damaged."""
+        """The report of its author. Raises StoreError if the stored file is damaged."""
         return self._json(stored.report_key)
 
     def results(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:

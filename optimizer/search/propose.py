@@ -326,7 +326,7 @@ def _failed_source(node: Node) -> str:
 
 
 def without_evaluation(node: Node) -> Node:
-    """The node as it was before its evaluation; a duplicate was known as one."""
+    """The node before its evaluation; a duplicate keeps its state."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")

@@ -147,7 +147,7 @@ class Documents:
             return int(connection.execute(query).scalar_one())
 
     def get(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Document:
-        """The document with this id. Raises NotFound, also where the caller may not see it."""
+        """The document with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             row = self._row(connection, document_id, access_scope)
             return _complete(connection, [row], access_scope)[0]
@@ -367,8 +367,8 @@ def is_erasure_owed(catalog: Catalog) -> bool:
 
 
 def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
-    """Finish all deletions. False where another process still reads the catalog as it was before:
-    the log holds the text until the next call. Raises StoreAway where the files cannot be removed
+    """Finish all deletions. False if another process still reads the catalog as it was before:
+    the log holds the text until the next call. Raises StoreAway if the files cannot be removed
     now; the next call does.
     """
     if not is_erasure_owed(catalog):

@@ -1,4 +1,4 @@
-"""How much of its text a version shares: with the version that it takes the place of, and with
+"""The share of its text that a version has in common with the version that it replaces, and with
 other documents about the same hardware.
 
 Remarks for the uploader: two manuals under one name, or one manual under two. Nothing is

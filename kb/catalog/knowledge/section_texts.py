@@ -1,4 +1,4 @@
-"""Whole sections: passages as a reader saw them. Knows nothing about ranking and no prompt."""
+"""Whole sections: passages in reading order. Knows nothing about ranking or prompts."""
 
 from __future__ import annotations
 

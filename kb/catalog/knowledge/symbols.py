@@ -285,9 +285,9 @@ def propose(
     cards: Sequence[ProposedCard],
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
-    """Store cards that a model has proposed from a section, checked by `check_proposal`; the names
-    of those that were new to the document. Raises Conflict where the section is of no current
-    version any more.
+    """Store cards that a model has proposed from a section, checked by `check_proposal`; returns
+    the names that are new to the document. Raises Conflict if the section's version is no longer
+    current.
     """
     with catalog.write() as connection:
         section = connection.execute(
@@ -455,7 +455,8 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
 
 
 def _with_name(card: ProposedCard, text: str | None) -> str:
-    """The text where it has the name, or the last part of a dotted one: imports shorten names."""
+    """The text if it contains the name, or the last part of a dotted one, because imports shorten
+    names."""
     last = card.name.rstrip(".*").rpartition(".")[2]
     return text if text and (last or card.name) in text else ""
 

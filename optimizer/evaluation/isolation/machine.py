@@ -1,4 +1,4 @@
-"""This machine: its processors, how much of them other work uses, and locks that keep measurements
+"""This machine: its processors, their use by other work, and locks that keep measurements
 on one device apart.
 
 Processors of one name can be of several generations (one computes 512 bits at a time, another twice
