@@ -18,7 +18,7 @@ from optimizer.search.policies import POLICY_OF, SearchPolicy
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, ShownIds
 from optimizer.search.synthesizers.base import (
     HardwareView,
-    OfRoles,
+    LimitedToRoles,
     ProblemView,
     ProposalContext,
     ProposalFailed,
@@ -252,7 +252,7 @@ def compose_context(
 
 def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
     """Sorted roles of the parameters that proposers bound to roles can change for this problem."""
-    bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
+    bound = (s.roles(problem) for s in synthesizers if isinstance(s, LimitedToRoles))
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
