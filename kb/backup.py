@@ -126,8 +126,8 @@ class BackupContents:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that was written. `bytes` is the size of the file; `left_out` are the names in the
-    data directory that Kernlore does not know.
+    """A written backup. `bytes` is the size of the file; `left_out` are unknown names in the data
+    directory, which it does not contain.
     """
 
     path: Path
@@ -441,8 +441,8 @@ def verify_backup(path: Path) -> BackupContents:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a backup for reading. Raises NotFound without a file, and StoreError if what the
-    block reads of it is damaged.
+    """Open a backup for reading. Raises NotFound without a file, and StoreError if data that the
+    block reads is damaged.
     """
     if not path.is_file():
         raise NotFound(f"no file {path}", hint="Give a file that `kernlore backup` wrote.")

@@ -45,34 +45,34 @@ class Database(ABC):
 
     @abstractmethod
     def begin_read(self, connection: Connection) -> None:
-        """Begin a transaction that sees the catalog as it is now, until it ends."""
+        """Begin a read transaction on a snapshot of the catalog."""
 
     @abstractmethod
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
-        """Begin the only writing transaction; with `rows_only`, the only one that writes the rows
-        that it locks.
+        """Begin a transaction with the write lock of the catalog; with `rows_only`, with locks on
+        the rows that it changes.
         """
 
     @abstractmethod
     def version(self, engine: Engine) -> Hashable:
-        """A value that changes with any change by any process."""
+        """A version that changes with every change by any process."""
 
     @abstractmethod
     def check(self, engine: Engine, most_bytes: int | None) -> str:
-        """The result of an integrity check, "ok" for a sound one; "" if it has more than
+        """The result of an integrity check, "ok" if intact; "" if the catalog is larger than
         `most_bytes`.
         """
 
     @abstractmethod
     def empty_log(self, engine: Engine) -> bool:
-        """Whether the log that this program has to empty contains no writes."""
+        """Whether the write-ahead log is empty, or emptied by the server."""
 
     @abstractmethod
     def fault(self, error: Exception) -> KernloreError:
-        """The error to show where it cannot be opened."""
+        """The error for a database that cannot be opened."""
 
     def close(self) -> None:
-        """Close connections that the engine does not know."""
+        """Close connections outside the engine's pool."""
         return None
 
 
@@ -84,7 +84,7 @@ def _cannot_be_opened(name: str, fault: KernloreError) -> KernloreError:
 
 BUSY_TIMEOUT_MS = 15_000
 LOG_TIMEOUT_MS = 1_000
-CACHE_KIB = 8 * 1024  # of pages, of each connection; the system has the file in its memory as well
+CACHE_KIB = 8 * 1024  # page cache of a connection; the system caches the file as well
 NAME = "catalog.sqlite"
 
 
@@ -117,7 +117,7 @@ class SqliteFile(Database):
         return engine
 
     def begin_read(self, connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")  # else every statement sees another catalog
+        connection.exec_driver_sql("BEGIN")  # else each statement has its own snapshot
 
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -203,7 +203,7 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 EXAMPLE = "postgresql+psycopg://USER:PASSWORD@HOST:5432/DATABASE"
 LOCK_TIMEOUT_MS = 15_000
 CONNECT_SECONDS = 10
-ANSWER_MS = 15_000  # that sent data may stay unacknowledged; the system's default is minutes
+ANSWER_MS = 15_000  # until sent data must be acknowledged; the system's default is minutes
 OLDEST = 13  # version; pg_current_snapshot came with it
 _WRITE_LOCK = 0x6B65726E  # the number of the advisory lock of writers: "kern"
 _DRIVERS = ("postgresql", "postgresql+psycopg")
@@ -276,8 +276,8 @@ class PostgresServer(Database):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
 
     def version(self, engine: Engine) -> Hashable:
-        """The snapshot of a transaction that would begin now. The position of the write-ahead log
-        would not do: it counts changes that are not visible yet.
+        """The snapshot of a transaction that begins now. The position of the write-ahead log is no
+        version: it includes changes that are not visible yet.
         """
         with engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -377,8 +377,8 @@ _FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def store_fault(error: BaseException) -> KernloreError | None:
-    """The error to show instead of one of SQLite, SQLAlchemy or the file system; None if the store
-    is not at fault.
+    """The public error for one of SQLite, SQLAlchemy or the file system; None if the store is not
+    the cause.
     """
     if isinstance(error, StoreError):
         return error

@@ -59,8 +59,8 @@ class Catalog:
         return self._database.read_only
 
     def version(self) -> Hashable:
-        """A value that changes with any change by any process, in microseconds (on a server: one
-        query). For caches that are checked at each request.
+        """A version that changes with every change by any process, read in microseconds (on a
+        server: one query). For caches that are validated at each request.
         """
         return self._database.version(self._engine)
 
@@ -88,7 +88,7 @@ class Catalog:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """As `write`, of a catalog that may have no tables yet, or those of another revision."""
+        """As `write`, for a catalog without tables or with a schema of another revision."""
         with self._writing(rows_only=False) as connection:
             yield connection
 
@@ -126,8 +126,8 @@ class Catalog:
         return self._database.check(self._engine, None)
 
     def store_id(self) -> str:
-        """Names this catalog on servers that hold data of several: twelve hex digits, stored when
-        they are first needed.
+        """Id of this catalog on servers that hold data of several: twelve hex digits, stored at
+        first use.
         """
         with self.read() as connection:
             known = get(connection, STORE_ID)

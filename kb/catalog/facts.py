@@ -3,7 +3,7 @@
 A decision is a person's, a quotation is the document's. So a new version of a document keeps the
 facts that were accepted from the version before, and reports what it states differently
 (`outdated_facts`). With a deleted document its facts and every quotation of it go; a value that a
-person set stays, without a source. Knows nothing about how facts are read, and which of them hold.
+person set stays, without a source. Does not know how facts are read, and which of them are valid.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Fact:
 
     @property
     def holds_for_owner(self) -> bool:
-        """False if the value is about a variant ("PCIe") or its subject is not clear."""
+        """False if the value is about a variant ("PCIe") or its subject is unclear."""
         known = self.subject_kind in ("chip", "family")
         return known or not self.subject or self.origin == "person"
 
@@ -215,13 +215,13 @@ def withdraw_facts(connection: Connection, document_id: str) -> Withdrawn:
     connection.execute(facts.delete().where(of_document, facts.c.origin.in_(READ)))
     connection.execute(facts.update().where(of_document).values(**_NO_SOURCE))
     accepted = [row for row in read if row.status == "accepted"]
-    elsewhere = sum(_is_stated_elsewhere(connection, row._asdict()) for row in accepted)
+    still_stated = sum(_has_other_source(connection, row._asdict()) for row in accepted)
     if rows:
         bump_revision(connection)
-    return Withdrawn(len(read), len(accepted), elsewhere)
+    return Withdrawn(len(read), len(accepted), still_stated)
 
 
-def _is_stated_elsewhere(connection: Connection, row: Mapping[str, Any]) -> bool:
+def _has_other_source(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Whether another fact states an accepted value that has gone; a proposed one is accepted."""
     others = connection.execute(
         sa.select(facts.c.id, facts.c.status)

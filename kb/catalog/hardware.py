@@ -46,7 +46,6 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 PutOutcome = Literal["created", "updated", "unchanged"]
 REMOVED = "removed"  # the origin of the emptied row of removed hardware
-# A table is checked cell by cell; a sentence may have a context that no rule sees.
 _RESERVED = {
     ANY: "means no hardware in particular",
     "builtin": "begins the source keys of built-in documents",
@@ -56,8 +55,8 @@ _RESERVED = {
 class HardwareRegistry:
     """Look-ups are cached until a spec changes; every method fails closed on unknown ids.
 
-    Hardware that a caller may not see is refused like an unknown id, and is never suggested as a
-    nearest name.
+    Hardware that a caller may not see raises the same error as an unknown id, and is never
+    suggested as a nearest name.
     """
 
     def __init__(self, catalog: Catalog, access: AccessScope = ALL_ACCESS) -> None:
@@ -66,11 +65,11 @@ class HardwareRegistry:
         self._whole = self
         self._lock = threading.Lock()  # protects _cached and _version
         self._cached: tuple[int, dict[str, HardwareSpec]] | None = None
-        self._version: Hashable = None  # the catalog's, at which _cached was valid
+        self._version: Hashable = None  # of the catalog when _cached was read
         self._parsed: dict[str, tuple[str, HardwareSpec]] = {}  # text and spec by id
 
     def seen_by(self, access: AccessScope) -> HardwareRegistry:
-        """The same registry as this caller may see and change it."""
+        """The registry restricted to the rows that a caller may see and change."""
         if not access.restricted:
             return self
         seen = HardwareRegistry(self._catalog, access)

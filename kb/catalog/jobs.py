@@ -43,8 +43,8 @@ _CHECKPOINT = "kept"  # in the payload
 
 @dataclass(frozen=True)
 class Turn:
-    """When a job is taken. Jobs of one upload share a `group`; shares take turns; a job that is
-    `behind` waits for all that are not.
+    """The order in which jobs are taken. Jobs of one upload have the same `group`; shares take
+    turns; a job that is `behind` is taken after all others.
     """
 
     group: str | None = None
@@ -68,7 +68,7 @@ class WaitingDocument:
 
 
 def checkpoint_of(job: Job) -> Mapping[str, Any] | None:
-    """The checkpoint of an earlier attempt; None if the job has to start over."""
+    """The checkpoint of an earlier attempt; None if the job starts from the beginning."""
     return job.payload.get(_CHECKPOINT)
 
 
@@ -100,7 +100,7 @@ class Jobs(Work):
         return job_id
 
     def join_group(self, connection: Connection, document_id: str, group: str) -> None:
-        """Put the last job of a document into this group, unless it ended well."""
+        """Move the last job of a document into this group, unless it succeeded."""
         last = connection.execute(
             sa.select(t.c.id, t.c.state)
             .where(self._mine, t.c.subject_id == document_id)

@@ -70,7 +70,7 @@ class Trajectories:
         report: Mapping[str, Any],
         summary: Mapping[str, Any],
     ) -> bool:
-        """Store a report. False, and nothing changes, where a row with this id exists already."""
+        """Store a report. Returns False, without a change, if a row with this id exists."""
         key = self._blobs.put(json.dumps(report, sort_keys=True).encode())
         with self._catalog.write() as connection:
             known = sa.select(t.trajectories.c.id).where(t.trajectories.c.id == identity)
@@ -153,7 +153,7 @@ class Trajectories:
         return self._work.take(owner, lease_seconds, *queued) is not None
 
     def renew(self, identity: str, owner: str, lease_seconds: float) -> bool:
-        """Extend the lease. Returns False if the trajectory is no longer the caller's."""
+        """Extend the lease. Returns False if the caller no longer holds the trajectory."""
         return self._work.renew(owner, lease_seconds, identity)
 
     def release(self, identity: str, owner: str) -> bool:

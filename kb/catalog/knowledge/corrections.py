@@ -124,7 +124,7 @@ def load(connection: Connection, document_id: str) -> Corrections:
     return Corrections(list(rows))
 
 
-# -- those that match nothing
+# -- corrections without a match
 
 
 @dataclass(frozen=True)

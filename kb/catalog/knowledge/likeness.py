@@ -31,8 +31,8 @@ class EarlierDocument:
     version_id: str | None
 
 
-def earlier_document(connection: Connection, document_id: str) -> EarlierDocument:
-    """The present state, read before the new version is made current."""
+def before(connection: Connection, document_id: str) -> Before:
+    """Read it before the new version is made current."""
     row = connection.execute(
         sa.select(t.documents.c.title, t.documents.c.current_version_id).where(
             t.documents.c.id == document_id

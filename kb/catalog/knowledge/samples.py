@@ -371,7 +371,9 @@ def _passages_by_path(
 
 
 def _beginning(recipe: ProposedRecipe, passages: Sequence[tuple[str, str]]) -> str | None:
-    """The passage that the sample begins in: short ones share one with the text around them."""
+    """The passage that the sample begins in: a short sample shares a passage with the text around
+    it.
+    """
     beginning = "".join(recipe.code.split())[:BEGINNING]
     return next((id_ for id_, text in passages if beginning in text), None)
 

@@ -67,7 +67,7 @@ class Card:
 
 @dataclass(frozen=True)
 class ProposedCard:
-    """A card as a model proposes it. `origin` is "model NAME"; `path` are the headings of the
+    """A card that a model has proposed. `origin` is "model NAME"; `path` are the headings of the
     section that it was proposed from.
     """
 
@@ -285,9 +285,9 @@ def propose(
     cards: Sequence[ProposedCard],
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
-    """Store cards that a model has proposed from a section, checked by `check_proposal`; returns
-    the names that are new to the document. Raises Conflict if the section's version is no longer
-    current.
+    """Store cards that a model has proposed from a section, checked by `check_proposal`; the names
+    of those that were new to the document. Raises Conflict if the section is no longer part of a
+    current version.
     """
     with catalog.write() as connection:
         section = connection.execute(
@@ -461,8 +461,8 @@ def _with_name(card: ProposedCard, text: str | None) -> str:
     return text if text and (last or card.name) in text else ""
 
 
-def _verbatim(text: str, source: Source) -> str:
-    """The source's own characters for `text`, on one line; "" if it is not in the source."""
+def _quoted(text: str, source: Source) -> str:
+    """The text as in the source, on one line."""
     return " ".join((source.quoted(text) or "").split())
 
 

@@ -10,7 +10,7 @@ import re
 
 
 class Source:
-    """A text that others are looked for in."""
+    """A source that is searched for other texts."""
 
     def __init__(self, text: str) -> None:
         self._text = text

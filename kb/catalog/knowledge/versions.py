@@ -336,7 +336,7 @@ class VersionContent:
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)
-    title: str | None = None  # as the document states it, where the upload gave no title
+    title: str | None = None  # as the document states it, for uploads without a title
 
 
 def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
@@ -531,7 +531,7 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
 
 
 def is_first(connection: Connection, version_id: str) -> bool:
-    """Whether this version is the first that its document stores."""
+    """Whether no content was ever stored for the document of this version."""
     number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
     document = document_of(connection, version_id)
     return document.current_version_id is None and connection.scalar(number) == 1

@@ -254,7 +254,7 @@ def is_measured(connection: Connection, skill: SkillHead) -> bool:
     present = [row for row in rows if row.created_at >= skill.written_at]
     if _certain([row for row in present if row.kind in TRIALS], skill.polarity):
         return True
-    return skill.polarity == AVOID and _fails_elsewhere(rows, present)
+    return skill.polarity == AVOID and _fails_on_another_problem(rows, present)
 
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
@@ -291,7 +291,7 @@ def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
     return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
 
 
-def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
+def _fails_on_another_problem(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
     """Whether a skill's change failed on another problem or case than that of its origin. A failure
     without a case is about all cases of its problem.
     """
