@@ -203,8 +203,8 @@ def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]
         at = chosen[0].speedup
         return (
             f"not measured again: the search measured {at} for node {chosen[0].number}, and the"
-            " last measurement gave no figure; search again while the machine is idle; with the same"
-            " data directory that search begins with this node"
+            " last measurement gave no figure; search again while the machine is idle; with the"
+            " same data directory that search begins with this node"
         )
     return ""
 

@@ -31,7 +31,7 @@ class EarlierDocument:
     version_id: str | None
 
 
-def before(connection: Connection, document_id: str) -> Before:
+def earlier_document(connection: Connection, document_id: str) -> EarlierDocument:
     """Read it before the new version is made current."""
     row = connection.execute(
         sa.select(t.documents.c.title, t.documents.c.current_version_id).where(

@@ -461,7 +461,7 @@ def _with_name(card: ProposedCard, text: str | None) -> str:
     return text if text and (last or card.name) in text else ""
 
 
-def _quoted(text: str, source: Source) -> str:
+def _verbatim(text: str, source: Source) -> str:
     """The text as in the source, on one line."""
     return " ".join((source.quoted(text) or "").split())
 
