@@ -1,5 +1,5 @@
-"""Typed ids: text with a prefix for the kind of object; derived from content where a repetition of
-the work must find the same row.
+"""Typed ids: text with a prefix for the kind of object; derived from content if repeated work must
+find the same row.
 """
 
 from __future__ import annotations

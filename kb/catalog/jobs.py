@@ -111,7 +111,7 @@ class Jobs(Work):
             connection.execute(t.update().where(t.c.id == last.id).values(group_id=group))
 
     def get(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
-        """The job with this id. Raises NotFound, also where the caller may not see it."""
+        """The job with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             found = self.matching(connection, t.c.id == job_id, visible.jobs(access_scope))
         if not found:
@@ -134,10 +134,9 @@ class Jobs(Work):
     # -- by a worker
 
     def claim(self, owner: str, lease_seconds: float, *, none_behind: bool = False) -> Job | None:
-        """Take the job whose turn it is, or None; the caller owns it until the lease expires.
-
-        The share whose last job was taken longest ago comes first, and of it the oldest job. With
-        `none_behind`, jobs that are behind are left.
+        """Take the next job, or None; the caller owns it until the lease expires. The share whose
+        last job was taken longest ago comes first, with its oldest job. With `none_behind`, jobs
+        that are behind are left.
         """
         queued = [self._mine, t.c.state == "queued"]
         if none_behind:
@@ -313,7 +312,7 @@ class Jobs(Work):
         """End the running jobs of dead workers; returns the ids of those that failed. One that has
         been tried less than `attempts` times is queued again instead, as is one with a checkpoint.
 
-        `lives` says whether an owner is alive; where it answers None, the lease decides. `failing`
+        `lives` tells whether an owner is alive; if it answers None, the lease decides. `failing`
         is called for each job that fails, in the transaction that does it.
         """
         with self._catalog.read() as connection:

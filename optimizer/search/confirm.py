@@ -196,15 +196,15 @@ def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
             f" timed{f', {rough}' if rough else ''}; search again with more time (--minutes) or"
-            " while the machine is idle; with the same data directory that begins with what is"
-            " right"
+            " while the machine is idle; with the same data directory that search begins with the"
+            " correct candidates"
         )
     if chosen:
         at = chosen[0].speedup
         return (
-            f"not measured again: node {chosen[0].number} stood at {at} in the search, and the"
+            f"not measured again: the search measured {at} for node {chosen[0].number}, and the"
             " last measurement gave no figure; search again while the machine is idle; with the"
-            " same data directory that begins with it"
+            " same data directory that search begins with this node"
         )
     return ""
 

@@ -59,8 +59,8 @@ class ExternalSynthesizer:
         self._has_more = True
 
     def propose(self, context: ProposalContext) -> Proposal | None:
-        """Publish the context and wait for the candidate; None from when the caller has nothing
-        more. Raises ProposalFailed when none comes in time, for a malformed candidate and for a
+        """Publish the context and wait for the candidate; None once the caller has ended its
+        proposals. Raises ProposalFailed for a timeout, for a malformed candidate and for a
         cancelled run."""
         if not self._has_more:
             return None
