@@ -587,7 +587,7 @@ def store_version(
     if job.payload.get("title_given"):  # by its sender, so it wins
         read = replace(read, content=replace(read.content, title=None))
     uploaded = version.origin != "builtin"
-    earlier = likeness.before(connection, version.document_id) if uploaded else None
+    earlier = likeness.earlier_document(connection, version.document_id) if uploaded else None
     first = versions.is_first(connection, version.id)  # then there is nothing to replace
     passages = versions.activate(connection, version.id, read.content)
     current = versions.is_current(connection, version.id)

@@ -141,11 +141,12 @@ class _BlobDeleted(Exception):
 
 
 def write_backup(settings: Settings, output: Path, progress: Progress = lambda _: None) -> Backup:
-    """Write a backup to the new file `output`, or into the folder `output` under a name made of the
-    time. A name that ends in .gz or .tgz selects compression. The file appears once it is complete.
+    """Write a backup to the new file `output`, or into the folder `output` under a name made from
+    the time. A name that ends in .gz or .tgz selects compression. The file appears once it is
+    complete.
 
-    Raises NotFound without a catalog, Conflict where the file exists, StoreError for a damaged
-    catalog, Unavailable where the disk is too small, InvalidRequest for a catalog on a server.
+    Raises NotFound without a catalog, Conflict if the file exists, StoreError for a damaged
+    catalog, Unavailable if the disk is too small, InvalidRequest for a catalog on a server.
     """
     check_embedded(settings)
     source = settings.data_dir.absolute() / CATALOG
@@ -328,7 +329,7 @@ def _write_archive(
     blobs: Blobs,
     sizes: Mapping[str, int],
 ) -> BackupContents:
-    """Raises _BlobDeleted where a blob of the catalog disappears meanwhile."""
+    """Raises _BlobDeleted if a blob of the catalog disappears meanwhile."""
     damaged = set(manifest.missing)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:

@@ -135,7 +135,7 @@ class Blobs:
         self.check()  # the bucket may be missing too
 
     def check(self) -> None:
-        """Raise StoreAway where a store on a server cannot be read."""
+        """Raise StoreAway if a store on a server cannot be read."""
         if self.is_local:
             return
         try:

@@ -64,7 +64,7 @@ def restore_backup(file: Path, settings: Settings, progress: Progress = lambda _
     blobs into the blob store of the settings.
 
     Raises, before anything is written: Conflict for a directory that is not empty, NotFound without
-    the file, StoreError for a damaged file or one of a newer version, Unavailable where the disk is
+    the file, StoreError for a damaged file or one of a newer version, Unavailable if the disk is
     too small.
     """
     check_embedded(settings)

@@ -49,7 +49,7 @@ def wanted() -> bool:
 
 
 def start() -> None:
-    """Start exporting spans, where the environment configures a collector. Raises Unavailable where
+    """Start exporting spans if the environment configures a collector. Raises Unavailable if
     the extra is not installed, and InvalidRequest for an unknown protocol.
     """
     global _tracer, _provider

@@ -39,7 +39,6 @@ from kb.catalog.skills.reading import (
     SkillLink,
     SkillRow,
     SkillScopes,
-    SkillTier,
     StoreOutcome,
     count_skills,
     events_of,
@@ -358,7 +357,6 @@ class SkillLibrary:
         folder: Path,
         *,
         actor: str,
-        tier: SkillTier = "learned",
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. A candidate or
@@ -367,7 +365,7 @@ class SkillLibrary:
         quarantined or shipped."""
         registry = self._registry.seen_by(access_scope)
         skill = read_checked(folder, registry)
-        draft = draft_of(skill, tier, "import", registry)
+        draft = draft_of(skill, "learned", "import", registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         used = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - used))

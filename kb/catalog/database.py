@@ -37,7 +37,7 @@ class Database(ABC):
 
     @abstractmethod
     def engine(self) -> Engine:
-        """Connections to it. Raises KernloreError where it cannot be opened."""
+        """Connections to it. Raises KernloreError if it cannot be opened."""
 
     def admit(self, engine: Engine) -> None:
         """Query properties of the server, once."""
@@ -172,7 +172,7 @@ def _create_private(path: Path) -> None:
 
 def _immutable(path: Path) -> str:
     """The URI of a catalog in a directory that cannot be written to, so that SQLite cannot create
-    its lock file. Raises StoreError where its log holds writes that are not in the file yet.
+    its lock file. Raises StoreError if its log holds writes that are not in the file yet.
     """
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size:

@@ -79,7 +79,7 @@ class Catalog:
         """One transaction that takes the write lock at its start: all of it is stored, or nothing.
 
         With `rows_only`, it locks only the rows that it changes, where the database has such locks.
-        Raises Unavailable where a newer Kernlore has migrated the catalog so that this code must
+        Raises Unavailable if a newer Kernlore has migrated the catalog so that this code must
         not write to it.
         """
         with self._writing(rows_only) as connection:
@@ -141,7 +141,7 @@ class Catalog:
 
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page in it holds
-        deleted text. False where a reader still needs it after a second. The log of a server is
+        deleted text. False if a reader still needs it after a second. The log of a server is
         left to the server.
         """
         return self._database.empty_log(self._engine)

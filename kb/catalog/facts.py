@@ -49,7 +49,7 @@ class Fact:
     owner.
 
     `subject` names the subject of a value that was read from a document, `subject_kind` whether
-    that is the owner itself, a family above it, or not clear; None where it was not determined.
+    that is the owner itself, a family above it, or not clear; None if it was not determined.
     """
 
     id: str
@@ -133,10 +133,9 @@ def effective_facts(
 
 
 def add_read_facts(connection: Connection, proposals: Sequence[Fact]) -> int:
-    """Add facts read from a version, in its transaction; how many are new.
-
-    A decision of a person stays: a fact that this document has stated before is the same fact, at
-    its new place, also where that is on another page.
+    """Add facts read from a version, in its transaction; returns the number of new ones. A person's
+    decision stays: a fact that this document has stated before is the same fact, even if it moved
+    to another page.
     """
     added = 0
     rows = [dict(vars(proposal)) for proposal in proposals]
@@ -185,7 +184,7 @@ def _same_key(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
 
 
 def withdraw_proposals(connection: Connection, document_id: str) -> None:
-    """Remove a document's undecided proposals: it is read anew."""
+    """Remove a document's undecided proposals, because it is read again."""
     connection.execute(
         facts.delete().where(
             facts.c.document_id == document_id,

@@ -260,7 +260,7 @@ class HardwareRegistry:
             return outdated_facts(connection, access=self._access)
 
     def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
-        """Decide about many facts at once, all of them or, where an id is unknown, none. Raises
+        """Decide about many facts at once: all of them, or none if an id is unknown. Raises
         NotFound.
         """
         wanted = list(dict.fromkeys(fact_ids))

@@ -106,7 +106,7 @@ class Jobs(Work):
             connection.execute(t.update().where(t.c.id == last.id).values(group_id=group))
 
     def get(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
-        """The job with this id. Raises NotFound, also where the caller may not see it."""
+        """The job with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             found = self.matching(connection, t.c.id == job_id, visible.jobs(access_scope))
         if not found:
@@ -129,10 +129,9 @@ class Jobs(Work):
     # -- by a worker
 
     def claim(self, owner: str, lease_seconds: float, *, none_behind: bool = False) -> Job | None:
-        """Take the job whose turn it is, or None; the caller owns it until the lease expires.
-
-        The share whose last job was taken longest ago comes first, and of it the oldest job that
-        few workers have died with. With `none_behind`, jobs that are behind are left.
+        """Take the next job, or None; the caller owns it until the lease expires. The share whose
+        last job was taken longest ago comes first, with its oldest job that few workers have died
+        with. With `none_behind`, jobs that are behind are left.
         """
         queued = [self._mine, t.c.state == "queued"]
         if none_behind:
@@ -305,7 +304,7 @@ class Jobs(Work):
     ) -> list[JobId]:
         """Queue again the running jobs of dead workers; their ids.
 
-        `lives` says whether an owner is alive; where it answers None, the lease decides.
+        `lives` tells whether an owner is alive; if it answers None, the lease decides.
         """
         with self._catalog.read() as connection:
             if not self.abandoned(connection, lives):

@@ -288,8 +288,8 @@ class RequestCounts:
         self._catalog = catalog
 
     def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
-        """Add a replica's own requests since the last call; the totals of the callers that sent any
-        within so many seconds, those included.
+        """Add a replica's own requests since the last call; returns the totals of the callers that
+        sent any within so many seconds, including these.
         """
         if own:
             with self._catalog.write(rows_only=True) as connection:

@@ -436,8 +436,8 @@ class RunMail:
         return next((dict(row.context) for row in rows if row.candidate is None), None)
 
     def answer(self, step: int, candidate: Mapping[str, Any]) -> None:
-        """Hand in the candidate for a step. Raises NotFound where the run does not wait for this
-        step, Conflict where it has a candidate already.
+        """Hand in the candidate for a step. Raises NotFound if the run does not wait for this
+        step, Conflict if it has a candidate already.
         """
         chosen = self._mine, run_mail.c.step == step
         with self._catalog.write(rows_only=True) as connection:

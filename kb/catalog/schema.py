@@ -128,7 +128,7 @@ def forget_oldest_code(connection: Connection) -> None:
 
 
 def check_writable(connection: Connection, name: str) -> None:
-    """Raise Unavailable where a newer Kernlore has migrated the catalog so that this code must not
+    """Raise Unavailable if a newer Kernlore has migrated the catalog so that this code must not
     write to it.
     """
     needed = get(connection, OLDEST_CODE)

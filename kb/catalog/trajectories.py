@@ -201,7 +201,7 @@ class Trajectories:
             return connection.execute(query).scalar_one_or_none()
 
     def report(self, stored: StoredTrajectory) -> Mapping[str, Any]:
-        """The report of its author. Raises StoreError where the stored file is damaged."""
+        """The report of its author. Raises StoreError if the stored file is damaged."""
         return self._json(stored.report_key)
 
     def results(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:

@@ -167,7 +167,7 @@ class Work:
         return job_from(connection.execute(sa.select(*COLUMNS).where(chosen)).one())
 
     def renew(self, owner: str, lease_seconds: float, job_id: str | None = None) -> bool:
-        """Extend the leases of all that the owner holds, or of one; False where it holds none.
+        """Extend the leases of all that the owner holds, or of one; False if it holds none.
 
         Of all, rows that the owner is writing at this moment wait for the next time: locking rows
         in two orders could end in a deadlock.

@@ -108,7 +108,7 @@ def _thousands(prefix: str) -> float:
 def readable(value: float | str, unit: str) -> str:
     """A value for display: "12 GiB", "1.6 TB/s", "64 threads", "132", rounded to six digits.
 
-    A size is in KiB, MiB or GiB where that makes it round, else in kB, MB or GB where that does,
+    A size is in KiB, MiB or GiB if that gives a round number, else in kB, MB or GB if that does,
     else "about" a number of the former.
     """
     if isinstance(value, str):

@@ -64,7 +64,7 @@ class ChromaIndex:
     directory.
 
     Connects at the first use; a service starts with `open_or_rebuild`. Every method raises
-    StoreAway where a server does not respond.
+    StoreAway if a server does not respond.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ChromaIndex:
             return self.rebuild()
 
     def check(self) -> None:
-        """Raise StoreAway where a server does not answer."""
+        """Raise StoreAway if a server does not answer."""
         if self._server is not None:
             self._server.check()
 
@@ -99,7 +99,7 @@ class ChromaIndex:
         self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope
     ) -> dict[str, float]:
         """The `limit` entries of each scope nearest to a unit vector: passage id -> cosine. Some
-        may be of passages that are no longer there.
+        may be of deleted passages.
         """
         try:
             with self._chroma.faults():
@@ -142,7 +142,7 @@ class ChromaIndex:
         return ids
 
     def _check_unknown(self, scope: str) -> None:
-        """Raise StoreAway where a server has lost a collection, instead of finding nothing."""
+        """Raise StoreAway if a server has lost a collection, instead of finding nothing."""
         if self._server is None:
             return
         with self._catalog.read() as connection:
@@ -510,7 +510,7 @@ class ServedChroma(ChromaConnection):
             return self._connected[writing]
 
     def check(self) -> None:
-        """Raise StoreAway where the server does not answer."""
+        """Raise StoreAway if the server does not answer."""
         with self.faults():
             self.client().heartbeat()
 

@@ -525,7 +525,7 @@ class Attempt:
             self._end("crashed", str(died), died.log)
 
     def _in_fresh_processes(self, loader: Loader) -> None:
-        """Both sides are timed in processes that have done nothing else."""
+        """Time both sides in fresh processes."""
         if loader.compiles:
             self.context.pool.import_compiler()
         with self._stage("correctness"), self.processes.runner() as runner:

@@ -12,6 +12,7 @@ from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.compose.composer import Composed, Material
+from retrieval.compose.sections import one_line
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.search.names import hint_of_name
@@ -45,7 +46,7 @@ def hints_of(
     strange = _foreign_language_hint(request, material.chip_languages)
     # Documents of the chip are not searched for a language that the chip does not have.
     general = _general_only_hint(material, excerpts) if by_signal and not strange else ""
-    chip = material.spec.name if material.spec is not None else ""
+    chip = one_line(material.spec.name) if material.spec is not None else ""
     missing = [hint_of_name(entry, chip) for entry in composed.missing]
     hints = (
         material.verdict.hint,
@@ -100,7 +101,7 @@ def _general_only_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
     return (
-        f"No document about {material.spec.name} has a section on {material.verdict.primary}; what"
+        f"No document about {one_line(material.spec.name)} has a section on {material.verdict.primary}; what"
         " is shown is general or only related. To add a manual: kernlore ingest --hardware"
         f" {material.spec.id} FILE"
     )
@@ -145,7 +146,7 @@ def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[E
         titles = dict.fromkeys(title for _, title in owners)
         hints.append(
             f"{code} stands in documents about {' and '.join(chips)}"
-            f" ({', '.join(titles)}): ask with hardware={next(iter(chips))} for what it means."
+            f" ({one_line(', '.join(titles))}): ask with hardware={next(iter(chips))} for what it means."
         )
     return " ".join(hints)
 

@@ -147,7 +147,7 @@ class Documents:
             return int(connection.execute(query).scalar_one())
 
     def get(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Document:
-        """The document with this id. Raises NotFound, also where the caller may not see it."""
+        """The document with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             row = self._row(connection, document_id, access_scope)
             return _complete(connection, [row], access_scope)[0]

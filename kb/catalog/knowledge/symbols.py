@@ -436,10 +436,10 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
         return CheckedProposal(None, reason="its name is not in the section")
     left = replace(
         card,
-        signature=_with_name(card, _quoted(card.signature, source)),
-        operands=_quoted_operands(card.operands, source),
-        meaning=_quoted(card.meaning, source),
-        limits=tuple(filter(None, (_quoted(limit, source) for limit in card.limits))),
+        signature=_with_name(card, _verbatim(card.signature, source)),
+        operands=_verbatim_operands(card.operands, source),
+        meaning=_verbatim(card.meaning, source),
+        limits=tuple(filter(None, (_verbatim(limit, source) for limit in card.limits))),
         example=_with_name(card, source.quoted(card.example)),
     )
     dropped = _dropped(card, left)
@@ -455,20 +455,23 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
 
 
 def _with_name(card: ProposedCard, text: str | None) -> str:
-    """The text where it has the name, or the last part of a dotted one: imports shorten names."""
+    """The text if it contains the name, or the last part of a dotted one, because imports shorten
+    names."""
     last = card.name.rstrip(".*").rpartition(".")[2]
     return text if text and (last or card.name) in text else ""
 
 
-def _quoted(text: str, source: Source) -> str:
+def _verbatim(text: str, source: Source) -> str:
     """The text as in the source, on one line."""
     return " ".join((source.quoted(text) or "").split())
 
 
-def _quoted_operands(
+def _verbatim_operands(
     operands: Iterable[tuple[str, str]], source: Source
 ) -> tuple[tuple[str, str], ...]:
-    pairs = ((_quoted(operand, source), _quoted(meaning, source)) for operand, meaning in operands)
+    pairs = (
+        (_verbatim(operand, source), _verbatim(meaning, source)) for operand, meaning in operands
+    )
     return tuple((operand, meaning) for operand, meaning in pairs if operand)
 
 

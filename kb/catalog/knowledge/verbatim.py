@@ -1,7 +1,7 @@
 """Search for a text in its source, word for word.
 
-White space counts as one blank, for documents break lines where they like. A match neither begins
-nor ends inside a word or a number: "at most 1" is not found in "at most 128".
+A run of white space counts as one blank, because documents break lines anywhere. A match neither
+begins nor ends inside a word or a number: "at most 1" is not found in "at most 128".
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def document_hardware(connection: Connection, document_id: str) -> list[str]:
 
 
 def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
-    """Raise Forbidden where the caller may not change the content of a document."""
+    """Raise Forbidden if the caller may not change the content of a document."""
     about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
     access.check_change(about, f"the document {document_id}")
 
@@ -310,8 +310,8 @@ class SectionDraft:
 
 @dataclass(frozen=True)
 class PassageDraft:
-    """A passage as it was cut from a document. `section` is an index into the version's sections,
-    `lead` the header of a table piece, `prose` the share of function words in per mille.
+    """A passage of a document before it is stored. `section` is an index into the version's
+    sections, `lead` the header of a table piece, `prose` the share of function words in per mille.
     """
 
     section: int
@@ -340,8 +340,8 @@ class VersionContent:
 
 
 def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
-    """Mark a version that could not be read. One that was read before (a retried job) is left as it
-    is.
+    """Mark a version that could not be read. One that was read before (a retried job) is not
+    changed.
     """
     connection.execute(
         t.document_versions.update()
@@ -398,7 +398,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
         return passages
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
-        values["title"] = content.title
+        values["title"] = " ".join(content.title.split())
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     # Answers name built-in documents that are still to be read; uploads are found at once.
     bump_documents(connection, [document.id], at_once=document.origin != "builtin")

@@ -126,7 +126,7 @@ def store_skill(
 
 
 def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
-    """The stored skill of this name. Raises Forbidden and Conflict where the caller may not replace
+    """The stored skill of this name. Raises Forbidden and Conflict if the caller may not replace
     it.
     """
     if not access.restricted:
