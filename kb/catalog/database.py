@@ -86,6 +86,8 @@ BUSY_TIMEOUT_MS = 15_000
 LOG_TIMEOUT_MS = 1_000
 CACHE_KIB = 8 * 1024  # page cache of a connection; the system caches the file as well
 NAME = "catalog.sqlite"
+_HAS_TABLES = 64 * 1024  # bytes that an empty catalog never has
+_STORE_FOLDERS = ("blobs", "runs", "transcripts", "snapshot", "chroma")
 
 
 class SqliteFile(Database):
@@ -115,6 +117,21 @@ class SqliteFile(Database):
         )
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
+
+    def admit(self, engine: Engine) -> None:
+        """Refuse an empty catalog where files of a store are left: it would start as a new store
+        without a word. Raises StoreError.
+        """
+        if self.file.exists() and self.file.stat().st_size > _HAS_TABLES:
+            return
+        with engine.connect() as connection:
+            tables = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar()
+        left = None if tables else _file_of_a_store(self.file.parent)
+        if left is not None:
+            raise StoreError(
+                f"the catalog {self.file} is empty or was lost: the file {left} belongs to a store",
+                hint=RESTORE,
+            )
 
     def begin_read(self, connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")  # else each statement has its own snapshot
@@ -155,6 +172,15 @@ class SqliteFile(Database):
             if self._watch is not None:
                 self._watch.close()
                 self._watch = None
+
+
+def _file_of_a_store(folder: Path) -> Path | None:
+    """A file that only a service with a catalog writes, or None."""
+    for name in _STORE_FOLDERS:
+        for path in (folder / name).rglob("*"):
+            if path.is_file():
+                return path
+    return None
 
 
 def _create_private(path: Path) -> None:

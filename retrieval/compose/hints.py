@@ -101,9 +101,9 @@ def _general_only_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
     return (
-        f"No document about {one_line(material.spec.name)} has a section on {material.verdict.primary}; what"
-        " is shown is general or only related. To add a manual: kernlore ingest --hardware"
-        f" {material.spec.id} FILE"
+        f"No document about {one_line(material.spec.name)} has a section on"
+        f" {material.verdict.primary}; what is shown is general or only related. To add a manual:"
+        f" kernlore ingest --hardware {material.spec.id} FILE"
     )
 
 
@@ -144,9 +144,10 @@ def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[E
         if not owners or len(chips) > MOST_CHIPS or set(chips) & set(material.lineage):
             continue
         titles = dict.fromkeys(title for _, title in owners)
+        named = one_line(", ".join(titles))
         hints.append(
             f"{code} stands in documents about {' and '.join(chips)}"
-            f" ({one_line(', '.join(titles))}): ask with hardware={next(iter(chips))} for what it means."
+            f" ({named}): ask with hardware={next(iter(chips))} for what it means."
         )
     return " ".join(hints)
 
