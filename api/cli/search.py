@@ -107,9 +107,10 @@ def places_on(
     if address is None:
         yield None
         return
+    from optimizer.search.portable.packing import PACKAGES
     from optimizer.search.runs.places import cluster_places
 
-    with cluster_at(address, ("kb", "retrieval", "optimizer")) as cluster:
+    with cluster_at(address, PACKAGES) as cluster:
         nodes = cluster_places(base, cluster, hardware, language, note)
         note(
             f"{nodes.slots.count} places for {nodes.hardware} on {', '.join(nodes.hosts)}"

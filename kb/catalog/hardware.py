@@ -38,6 +38,7 @@ from kb.catalog.knowledge.documents import owe_erasure
 from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
+from kb.hardware.facts import MAX_TEXT, fact_keys, value_problem
 from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.ids import derived_id
@@ -285,7 +286,8 @@ class HardwareRegistry:
         actor: str,
     ) -> Fact:
         """Accept, reject or correct a fact. A corrected value is a person's and accepted;
-        `withdraw` takes the correction back: value and status are as before it.
+        `withdraw` takes the correction back: value and status are as before it. Raises
+        InvalidKnowledge for a value that a hardware.toml may not state either.
         """
         changes: dict[str, Any] = {"actor": actor}
         if status is not None:
@@ -307,6 +309,7 @@ class HardwareRegistry:
             if withdraw:
                 changes |= value_read(connection, fact_id)
             elif "origin" in changes:
+                changes |= _checked_value(_known_fact(connection, fact_id).key, number, text)
                 changes |= note_value_read(connection, fact_id)
             _change_fact(connection, fact_id, changes)
             if changes.get("status") == "accepted":
@@ -339,6 +342,32 @@ def _change_fact(connection: Connection, fact_id: str, changes: Mapping[str, Any
     changed = connection.execute(facts.update().where(facts.c.id == fact_id).values(**changes))
     if changed.rowcount != 1:
         raise _no_fact(fact_id)
+
+
+def _checked_value(key: str, number: float | None, text: str | None) -> dict[str, Any]:
+    """The columns of a corrected value: text for keys that are text, else a number."""
+    known = fact_keys().get(key)
+    if number is not None and text is not None and known is not None and known.unit == "text":
+        number = None  # a text that looks like a number
+    problem = value_problem(key, text if number is None else number)
+    if problem is not None:
+        unit = f" The unit of {key} is {known.unit}." if known is not None else ""
+        fix = f"Give `number`, without a prefix such as k or Gi.{unit}"
+        if known is not None and known.unit == "text":
+            fix = f"Give `text`; {key} is a text of at most {MAX_TEXT} characters."
+        raise InvalidKnowledge(
+            f"{key} cannot be {str(text if number is None else number)[:40]!r}: {problem.reason}",
+            hint=fix,
+            details={"key": key, "unit": known.unit if known is not None else None},
+        )
+    return {"number": number, "text": text if text is not None else str(number)}
+
+
+def _known_fact(connection: Connection, fact_id: str) -> Fact:
+    found = select_facts(connection, facts.c.id == fact_id)
+    if not found:
+        raise _no_fact(fact_id)
+    return found[0]
 
 
 def _fact(connection: Connection, fact_id: str) -> Fact:

@@ -21,7 +21,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.knowledge.versions import VersionRows, document_of
-from kb.catalog.meta import bump_documents, bump_revision
+from kb.catalog.meta import bump_revision
 from kb.catalog.rows import record_of
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
@@ -227,24 +227,6 @@ def add_verified(connection: Connection, kernel: VerifiedKernel) -> str:
     connection.execute(t.samples.insert().values(row))
     bump_revision(connection)
     return identity
-
-
-def set_status(connection: Connection, sample_id: str, status: Status, evidence: str) -> None:
-    """Store the result of the chip's toolchain for a sample. Raises NotFound."""
-    changed = connection.execute(
-        t.samples.update()
-        .where(t.samples.c.id == sample_id)
-        .values(status=status, evidence=evidence)
-        .returning(t.samples.c.document_id)
-    ).one_or_none()
-    if changed is None:
-        raise NotFound(
-            f"no sample {sample_id[:80]!r}", hint="GET /hardware/{id}/samples lists them with ids."
-        )
-    if changed.document_id is None:
-        bump_revision(connection)
-    else:
-        bump_documents(connection, [changed.document_id])
 
 
 # -- recipes

@@ -53,7 +53,6 @@ from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_
 from retrieval.knowledge_base import KnowledgeBase
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
-PACKAGES = ("kb", "retrieval", "optimizer")  # imported by the nodes of a cluster
 CUDA_VENDORS = ("nvidia", "amd")
 SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
 
