@@ -41,8 +41,8 @@ class Blobs:
     """A store of blobs. A crash leaves no incomplete blob."""
 
     def __init__(self, url: str) -> None:
-        """Does not connect. Raises InvalidRequest for a URL that is not of a store, Unavailable
-        where its package is not installed.
+        """Does not connect. Raises InvalidRequest for a URL that does not name a store, Unavailable
+        if its package is not installed.
         """
         self.name = without_password(url)
         protocol = fsspec.core.split_protocol(url)[0] or "file"

@@ -164,7 +164,7 @@ class Cluster:
         return self._remote_functions[key]
 
     def finish(self, sent: SentTask) -> None:
-        """Release a task whose values are not needed any more, and cancel it where it still runs.
+        """Release a task whose values are not needed any more, and cancel it if it still runs.
 
         A task that has yielded its last value is given a moment to end, because cancelling kills
         the process, which has modules loaded and may already run the next task.

@@ -204,7 +204,7 @@ def _immutable(path: Path) -> str:
     if wal.exists() and wal.stat().st_size:
         raise StoreError(
             f"the data directory {path.parent} is read-only, and its last writes are in {wal.name}",
-            hint="Run any command once where it may be written to, then it can be read here.",
+            hint="Run any command once with write access to it; it can be read here afterwards.",
         )
     return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
@@ -389,8 +389,8 @@ RESTORE = (
     " again: the uploaded files are whole, under the folder blobs."
 )
 FREE = (
-    "Free some space on the disk of the data directory. Reading goes on by itself then; retry what"
-    " failed (`kernlore jobs retry JOB`), or send it again."
+    "Free some space on the disk of the data directory. Reading continues by itself then; retry"
+    " what failed (`kernlore jobs retry JOB`), or send it again."
 )
 SERVER = (
     "Start the PostgreSQL server that KERNLORE_CATALOG names, or see its message; Kernlore connects"

@@ -168,7 +168,7 @@ class Evaluations:
         return identity
 
     def stage(self, key: str, stage: str, outcome: Mapping[str, Any]) -> None:
-        """Store the outcome of a finished stage, from which a later process can go on."""
+        """Store the outcome of a finished stage, from which a later process can continue."""
         chosen = t.evaluations.c.key == key
         with self._catalog.write() as connection:
             before = connection.execute(

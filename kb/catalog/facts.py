@@ -196,8 +196,8 @@ def withdraw_proposals(connection: Connection, document_id: str) -> None:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """How many facts went with a document, how many of these were accepted, and how many of the
-    accepted ones still hold, because another document states the same.
+    """Counts of the facts removed with a document: all, accepted ones, and accepted ones that
+    remain valid because another document states them.
     """
 
     removed: int

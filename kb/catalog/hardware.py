@@ -463,8 +463,8 @@ class HardwareUse:
 
 @dataclass(frozen=True)
 class Removed:
-    """How many facts went with a chip, how many of these a person had entered or accepted, and how
-    many runs on it stay.
+    """Counts of the facts removed with a chip, of those that a person had entered or accepted, and
+    of the runs on it, which remain.
     """
 
     facts: int
@@ -570,8 +570,8 @@ def remove_hardware_rows(
 
 
 def _remove_from_document(connection: Connection, document_id: str, hardware_id: str) -> None:
-    """The document is no longer about the chip. A passage or version that is about this chip alone
-    stays so: without a chip it would be about every one.
+    """Remove the chip from the scope of a document. A passage or version about this chip alone
+    keeps it: an empty scope would mean every chip.
     """
     scopes, versions = t.document_scopes, t.document_versions
     connection.execute(

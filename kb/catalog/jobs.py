@@ -168,8 +168,8 @@ class Jobs(Work):
         progress: Mapping[str, Any] | None = None,
         passages: int | None = None,
     ) -> None:
-        """Renew the lease, and store how far the job is. Raises Conflict when the job is no longer
-        the caller's.
+        """Renew the lease and store the job's progress. Raises Conflict if the caller no longer
+        holds the job.
         """
         values = renewed(lease_seconds)
         if progress is not None:
@@ -180,7 +180,9 @@ class Jobs(Work):
             self._update_owned(connection, job_id, owner, values)
 
     def report_passages(self, connection: Connection, owner: str, done: Mapping[str, int]) -> None:
-        """Store the passages done, by job id. Jobs that are no longer this worker's are left."""
+        """Store the number of passages done, by job id. Jobs that this worker no longer holds are
+        skipped.
+        """
         if done:
             connection.execute(
                 t.update()
@@ -219,8 +221,8 @@ class Jobs(Work):
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> None:
-        """End a job inside the caller's transaction. Raises Conflict when it is no longer the
-        caller's.
+        """End a job inside the caller's transaction. Raises Conflict if the caller no longer holds
+        it.
         """
         if not self.end(connection, job_id, owner, state, result, error):
             raise _lost(job_id, owner)
@@ -238,7 +240,7 @@ class Jobs(Work):
         self, connection: Connection, job: Job, owner: str, checkpoint: Mapping[str, Any]
     ) -> None:
         """Store the progress of a job, inside the transaction that stores its results. Raises
-        Conflict when the job is no longer the caller's.
+        Conflict if the caller no longer holds the job.
         """
         payload = {**job.payload, _CHECKPOINT: checkpoint}
         self._update_owned(connection, job.id, owner, {"payload": payload})
@@ -246,9 +248,8 @@ class Jobs(Work):
     def only_behind(
         self, connection: Connection, limit: int, but: Collection[str], *, locked: bool
     ) -> list[Job]:
-        """The oldest queued jobs that are behind, those in `but` left out; none as long as a job is
-        queued that is not behind. With `locked`, no other worker takes them before the
-        transaction ends.
+        """The oldest queued jobs that are `behind`, except those in `but`; none while any other job
+        is queued. With `locked`, no other worker takes them before the transaction ends.
         """
         queued = t.c.state == "queued"
         if self.matching(connection, queued, t.c.behind.is_(False), limit=1):

@@ -417,7 +417,7 @@ class RunMail:
             )
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:
-        """The candidate for this step; None until it is handed in."""
+        """The candidate for this step; None until it is submitted."""
         query = sa.select(run_mail.c.candidate).where(self._mine, run_mail.c.step == step)
         with self._catalog.read() as connection:
             candidate = connection.scalar(query)

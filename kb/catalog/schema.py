@@ -30,9 +30,7 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True)
 class SchemaState:
-    """`state` is `current`; `newer`, where this code may still write; or `too_new`, where it must
-    not.
-    """
+    """`state` is `current`, `newer` (this code may still write) or `too_new` (it must not)."""
 
     state: str
     revision: str | None

@@ -125,8 +125,7 @@ class Trajectories:
     ) -> bool:
         """Set the state and add the entries of `summary` to the stored summary.
 
-        Returns False, and nothing changes, where the trajectory is in none of the states of
-        `only_from`.
+        Returns False, without a change, if the trajectory is in none of the states of `only_from`.
         """
         for before in only_from:
             check_transition(before, state)

@@ -42,7 +42,7 @@ PAGE, COLLECTIONS = 50_000, 500  # entries, and collections, per listing
 SEARCH_BREADTH = 200  # of the HNSW graph: at least the limit of a query
 PROBED = 100  # passages of a scope among which the probe looks for an indexed one
 PORT = 8000
-# Timeouts in seconds. Writing takes longest where a server builds the graph of new entries.
+# Timeouts in seconds. Writing takes longest if a server builds the graph of new entries.
 CONNECT_SECONDS, READ_SECONDS, WRITE_SECONDS = 3.0, 5.0, 120.0
 MAX_REASON = 200  # characters
 _EXAMPLE = "http://HOST:8000, https://USER:PASSWORD@HOST/?tenant=T&database=D"
@@ -547,7 +547,7 @@ class ServedChroma(ChromaConnection):
             yield
         except KernloreError:
             raise
-        # The client raises ValueError where it cannot connect.
+        # The client raises ValueError if it cannot connect.
         except (ChromaError, httpx.HTTPError, ValueError, OSError) as error:
             raise self.away(f"{type(error).__name__}: {error}") from error
         except Exception as error:

@@ -351,7 +351,7 @@ def languages_of(
 # -- erasure
 
 _OWED = "erasures_owed"  # keys of stored files; None: nothing
-_COUNT = "erasures"  # how many times stored files were removed
+_COUNT = "erasures"  # number of removals of stored files
 
 
 def owe_erasure(connection: Connection, blob_keys: Collection[str]) -> None:

@@ -48,9 +48,9 @@ class Card:
     """A named part of a chip's languages, as a document defines it.
 
     `name` is as code writes it; `signature`, `operands` (each with its meaning), `meaning`,
-    `limits` and `example` are verbatim and empty where the document gives none. `language` is that
-    of the code block, or the toolchain if known. `section` is the index of the section
-    that defines it. `further` are other cells of its row as "Header: value".
+    `limits` and `example` are verbatim and empty if the document has none. `language` is that of
+    the code block, or the toolchain if known. `section` is the index of the section that defines
+    it. `further` are other cells of its row as "Header: value".
     """
 
     name: str
@@ -517,7 +517,7 @@ def _placed_proposals(
     connection: Connection, version: VersionRows, taken: Collection[str]
 ) -> list[_PlacedProposal]:
     """The proposals that a version contains, except those whose names are `taken` by cards of its
-    structure. A card is looked for in the section of its headings first, then in all others, where
+    structure. A card is searched in the section of its headings first, then in all others, in which
     it must be complete.
     """
     proposals = _proposals(connection, version.document.id)

@@ -209,8 +209,8 @@ def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, 
     """(trials with a speed-up, trials that support the skill by themselves), by skill id; only of
     skills with such trials.
 
-    Only trials as new as the skill's present text count. A trial supports a skill where its lower
-    bound is above 1; for a skill to avoid something, where its upper bound is below 1.
+    Only trials as new as the skill's present text count. A trial supports a skill if its lower
+    bound is above 1; for a skill to avoid something, if its upper bound is below 1.
     """
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
