@@ -20,7 +20,7 @@ import sqlite3
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
@@ -307,6 +307,11 @@ def _read_copy(copy: sqlite3.Connection) -> CatalogCopy:
 
 
 def _blob_keys(copy: sqlite3.Connection, tables: set[str]) -> Iterator[str]:
+    return (key for key in stated_keys(copy, tables) if KEY.fullmatch(key))
+
+
+def stated_keys(copy: sqlite3.Connection, tables: Iterable[str]) -> Iterator[str]:
+    """Every key of a blob in a catalog, as its rows state it."""
     selects = [
         f"SELECT json_extract({column}, '{path}') FROM {table}"
         for table, column, path in _KEYS_IN_JSON
@@ -317,7 +322,7 @@ def _blob_keys(copy: sqlite3.Connection, tables: set[str]) -> Iterator[str]:
         if "blob_key" in columns:
             selects.append(f"SELECT blob_key FROM {table}")
     for select in selects:
-        yield from (key for (key,) in copy.execute(select) if key and KEY.fullmatch(key))
+        yield from (str(key) for (key,) in copy.execute(select) if key)
 
 
 def _write_archive(

@@ -58,6 +58,12 @@ class Blobs:
         self._fs, self._root = _open_file_system(url, self.name, protocol)
 
     def _path(self, key: str) -> str:
+        """The place of a blob. Raises NotFound for a key that is no hash: it may be a path."""
+        if not KEY.fullmatch(key):
+            raise NotFound(
+                f"no stored file {key[:12]!r}: it is no hash",
+                hint="The catalog was changed from outside; restore it from a backup.",
+            )
         return f"{self._root}/{key[:2]}/{key}"
 
     def put(self, data: bytes) -> str:
