@@ -1,6 +1,6 @@
 """`create_app`: the HTTP application over the services of one data directory.
 
-Nothing is opened before the application starts. The caller makes sure that one process alone serves
+Nothing is opened before the application starts. The caller makes sure that only one process serves
 a directory: the serve command takes the lock of `kb.data_dir` before it imports this module.
 """
 
@@ -26,6 +26,7 @@ from starlette.routing import Route
 from api.http import errors
 from api.http.admission import Admission
 from api.http.authorisation import Authorisation
+from api.http.bodies import BodyDeadline
 from api.http.callers import FromWorkers, KnownCallers
 from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
@@ -96,6 +97,7 @@ def create_app(
         trusted=services is not None,  # the user of a command owns the data directory
     )
     app.add_middleware(KnownCallers, settings=settings)
+    app.add_middleware(BodyDeadline, seconds=settings.body_seconds)
     app.add_middleware(RequestLog, metrics=metrics)  # it logs refusals too
     if settings.workers > 1:
         app.add_middleware(FromWorkers)
@@ -183,7 +185,9 @@ async def exchange_counts(services: Services, limits: Limits) -> None:
         except (SQLAlchemyError, Unavailable) as error:
             limits.keep(own)
             if not failing:  # one line for each outage
-                log.warning("limits count the requests of this replica alone", reason=str(error))
+                log.warning(
+                    "rate limits count only the requests of this replica", reason=str(error)
+                )
             failing = True
         else:
             limits.learn(totals, own)

@@ -80,7 +80,7 @@ def _pid_of(data_dir: Path | None) -> int | None:
 @contextmanager
 def _started(data_dir: Path) -> Iterator[Service]:
     data_dir.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     log = data_dir / "service.log"
     command = [sys.executable, "-m", "api.cli.main", "serve"]
     command += ["--port", str(port), "--data-dir", str(data_dir.absolute())]
@@ -116,7 +116,7 @@ def _wait_until_alive(service: Service, process: subprocess.Popen[bytes], log: P
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -248,8 +248,8 @@ class FactFilterBody:
         return fact.document_id is not None and _names_part(self.document, fact.title)
 
 
-def _names_part(wanted: str, text: str) -> bool:
-    return spelled(wanted) in spelled(text) if spelled(wanted) else not text
+def _names_part(query: str, text: str) -> bool:
+    return spelled(query) in spelled(text) if spelled(query) else not text
 
 
 def facts_of(
@@ -323,13 +323,13 @@ def outdated_fact(entry: Outdated) -> OutdatedFact:
 
 
 def _outdated_text(entry: Outdated) -> str:
-    """The same in words."""
+    """The same as a sentence."""
     of = f"{entry.key} of {entry.hardware_id}" + (f" ({entry.subject})" if entry.subject else "")
-    said = [readable(now.value, entry.unit) for now in entry.now]
-    says = f"says {' and '.join(said)}" if said else "no longer states it"
+    statements = [readable(now.value, entry.unit) for now in entry.now]
+    current = f"says {' and '.join(statements)}" if statements else "no longer states it"
     return (
         f"{of}: the accepted {readable(entry.accepted.value, entry.unit)} is from version"
-        f" {entry.version} of '{entry.title}'; version {entry.current_version} {says}"
+        f" {entry.version} of '{entry.title}'; version {entry.current_version} {current}"
     )
 
 
@@ -535,11 +535,11 @@ def find_conflicts(facts: Iterable[SourcedFact]) -> list[FactConflict]:
 
 
 def _distinct(group: Sequence[SourcedFact]) -> list[SourcedFact]:
-    kept: list[SourcedFact] = []
+    distinct: list[SourcedFact] = []
     for fact in group:
-        if not any(_agree(fact, other) for other in kept):
-            kept.append(fact)
-    return kept
+        if not any(_agree(fact, other) for other in distinct):
+            distinct.append(fact)
+    return distinct
 
 
 def _agree(left: SourcedFact, right: SourcedFact) -> bool:

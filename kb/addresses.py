@@ -30,7 +30,7 @@ def is_loopback(name: str) -> bool:
 
 
 def is_every(host: str) -> bool:
-    """Whether `host` stands for every address of this machine when listening."""
+    """Whether listening on `host` means every address of this machine."""
     address = _parsed(host)
     return host == "" if address is None else address.is_unspecified
 
@@ -41,15 +41,16 @@ def in_url(host: str) -> str:
 
 
 def from_here(host: str) -> str:
-    """The host in a URL by which this machine reaches a service that listens on `host`."""
+    """The host of a URL with which this machine reaches a service that listens on `host`."""
     if is_every(host):
         return "[::1]" if ":" in host else "127.0.0.1"
     return in_url(host)
 
 
 def from_elsewhere(host: str) -> str:
-    """The host in a URL by which other machines reach a service that listens on `host`. For every
-    address, it is the one that this machine sends from, or its name without a network.
+    """The host of a URL with which other machines reach a service that listens on `host`. For a
+    service on every address, it is the address that this machine sends from, or its host name
+    without a network.
     """
     if not is_every(host):
         return in_url(host)

@@ -1,4 +1,4 @@
-"""The errors of Kernlore: one tree, one JSON shape, a hint that says what to do next.
+"""The errors of Kernlore: one tree, one JSON shape, a hint with the next step.
 
 `status` is the HTTP status of a response; nothing else here is about HTTP.
 """
@@ -15,7 +15,7 @@ from kb.plain import Doc
 
 
 class KernloreError(Exception):
-    """Root of the tree. `hint` is a sentence that says what to do next."""
+    """Root of the tree. `hint` is a sentence that names the next step."""
 
     code = "error"
     status = 500
@@ -189,7 +189,7 @@ class ErrorBody:
     """The one shape of an error."""
 
     code: Annotated[str, Doc("Stable; for programs.", "unknown_hardware")]
-    message: Annotated[str, Doc("What is wrong.", "unknown hardware 'h10'")]
+    message: Annotated[str, Doc("The problem.", "unknown hardware 'h10'")]
     hint: Annotated[str, Doc("What to do next.", "Did you mean h100?")]
     details: Annotated[dict[str, Any], Doc("Values to act on; may be empty.")]
 
@@ -226,8 +226,8 @@ def invalid_fields(
     known: Iterable[str] | Callable[[Sequence[Any]], str] = (),
 ) -> InvalidRequest:
     """The error for wrong fields of a request. `problems` are pydantic's: `loc`, the path of a
-    field, `type` and `msg`. `known` are the fields of the body, of which the nearest to an unknown
-    one is suggested, or a function that returns the suggestion for a path, "" for none.
+    field, `type` and `msg`. `known` are the fields of the body, the nearest of which is suggested
+    for an unknown one, or a function that returns the suggestion for a path, "" for none.
     """
     suggest = known if callable(known) else partial(_nearest_field, list(known))
     messages: dict[str, str] = {}

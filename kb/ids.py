@@ -1,5 +1,5 @@
-"""Typed ids: text with a prefix for the kind of object; derived from content where a repetition of
-the work must find the same row.
+"""Typed ids: text with a prefix for the kind of object; derived from content if repeated work must
+find the same row.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ DocumentId = NewType("DocumentId", str)  # doc_
 VersionId = NewType("VersionId", str)  # ver_
 SectionId = NewType("SectionId", str)  # sec_
 PassageId = NewType("PassageId", str)  # psg_
-FactId = NewType("FactId", str)  # fact_
 MoveId = NewType("MoveId", str)  # mv_
 SkillId = NewType("SkillId", str)  # sk_
 JobId = NewType("JobId", str)  # job_
-RetrievalId = NewType("RetrievalId", str)  # ret_
 KeyId = NewType("KeyId", str)  # key_
-HardwareId = NewType("HardwareId", str)  # the registry's own short names, no prefix
 
 
 def new_id(prefix: str) -> str:

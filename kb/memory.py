@@ -32,7 +32,7 @@ def collect_once_and_freeze() -> None:
 
 
 def return_freed_memory() -> None:
-    """Collect, and return freed memory to the system where the C library is glibc."""
+    """Collect, and return freed memory to the system if the C library is glibc."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -41,7 +41,7 @@ def return_freed_memory() -> None:
 
 def limit_arenas() -> None:
     """Limit the malloc arenas of glibc to two. By default there are eight per processor, each
-    retains what was freed in it, and answering threads wait for each other anyway
+    retains its freed memory, and answering threads wait for each other anyway
     (docs/adr/042-sqlite-memory.md).
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -43,8 +43,8 @@ class Route:
     whole: str = ""
 
     def request(self, given: Mapping[str, Any]) -> RouteRequest:
-        """The request of a call. Parameters that are None are left out, further ones are sent with
-        the fields of the body, where the service refuses them.
+        """The request of a call. Parameters that are None are left out, unknown ones are sent in
+        the body, so that the service refuses them.
         """
         known = {name: value for name, value in given.items() if value is not None}
         path = self.path.format_map({n: quote(str(v), safe="") for n, v in known.items()})

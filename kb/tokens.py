@@ -27,7 +27,7 @@ _MAX_NAME = 80  # longer runs are base64 or mangled symbols: parts only
 _ISE = re.compile(r"([a-z]{3,})is(e|es|ed|ing|ation|ations|er|ers|able)\Z")
 _OUR = re.compile(r"([a-z]{2,})our(s|ed|ing|ite|able|hood|)\Z")
 
-# Not `snowballstemmer.stemmer`, which uses another implementation, with other stems, where one is
+# Not `snowballstemmer.stemmer`, which uses another implementation, with other stems, if that is
 # installed. A stemmer has state, so each thread has its own.
 _of_thread = threading.local()
 

@@ -82,7 +82,7 @@ class WorkerThread:
         return self._stopped.is_set()
 
     def wake(self) -> None:
-        """Make the thread look for work now; starts it where it is not alive."""
+        """Make the thread look for work now; start it if it is not alive."""
         self._woken.set()
         with self._starting:
             alive = self._thread is not None and self._thread.is_alive()
@@ -91,7 +91,7 @@ class WorkerThread:
                 self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Start no more work, and wait at most `seconds` for the running piece."""
+        """Stop starting work, and wait at most `seconds` for the running piece."""
         self._stopped.set()
         self._woken.set()
         if self._thread is not None:
@@ -144,8 +144,8 @@ class ChildProcess:
         return self._process.poll()
 
     def answer(self, seconds: float) -> tuple[str, str]:
-        """Wait for the end and return standard output and error. Raises TimeoutError where it takes
-        longer than `seconds`; the process goes on then.
+        """Wait for the end and return standard output and error. Raises TimeoutError if it takes
+        longer than `seconds`; the process continues then.
         """
         try:
             out, err = self._process.communicate(timeout=seconds)
@@ -159,7 +159,7 @@ class ChildProcess:
             self._process.wait(seconds)
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """Kill the process group, after SIGTERM and `grace_seconds` where they are given.
+        """Kill the process group, after SIGTERM and `grace_seconds` if given.
 
         Processes that left the group may survive; those of candidates end with their parent.
         """

@@ -124,8 +124,8 @@ def answer(
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
     hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
-    made = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
-    return AnswerResult(request, replace(made, profile=profile), _shown(excerpts, composed))
+    result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
+    return AnswerResult(request, replace(result, profile=profile), _shown(excerpts, composed))
 
 
 def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) -> AnswerResult:
@@ -137,7 +137,7 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
     conclusion = conclude(snapshot, request, resolved)
     moves = moves_for(snapshot, request, conclusion, resolved.scope)
     choice = skills_for(snapshot, request, conclusion, resolved.scope, config)
-    made = Answer(
+    result = Answer(
         retrieval_id="",
         diagnosis=conclusion.verdict,
         hardware=resolved.scope.named,
@@ -148,7 +148,7 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
         skills_withheld=choice.withheld,
         profile=profile,
     )
-    return AnswerResult(request, made)
+    return AnswerResult(request, result)
 
 
 # -- diagnosis and remedies

@@ -81,14 +81,14 @@ class SignalFinding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong, root causes first; empty when nothing is known to be wrong.
+    """The diagnosis, root causes first; empty if no problem is known.
 
     `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` says what kind
-    of failure it is: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
+    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` is the kind of
+    failure: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
     warning_only, null where the signature of a chip leaves it open.
     """
 
@@ -113,7 +113,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ProfileRead:
-    """What was read of the profiler output that a request gave.
+    """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
     the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
@@ -139,7 +139,7 @@ class DocumentRef:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
+    """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
     fused score it was ranked by, `channels` are the parts of it: lexical and dense.
@@ -181,7 +181,7 @@ class Move:
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None where nothing was measured here.
+    is None without measurements on this installation.
     """
 
     name: str
@@ -206,14 +206,14 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
-    make a better answer. Outcomes are reported against `retrieval_id`.
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
+    improve the request. Outcomes are reported under `retrieval_id`.
 
-    `task` is what the context is for. Its first `context_stable` characters stay equal in every
-    request about the same chip, language, operator and budget that excludes nothing (0 where a
-    small budget is for what was asked alone); moves and skills stand in it from
-    character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
-    the draft no card has. `profile` says what was read of a given profile.
+    `task` is the purpose of the context. Its first `context_stable` characters stay equal in every
+    request about the same chip, language, operator and budget that excludes nothing (0 if a small
+    budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
+    lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
+    the metrics read from a given profile.
     """
 
     retrieval_id: str

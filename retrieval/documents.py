@@ -258,15 +258,15 @@ def page_of_documents(
             hint=f"Use one of {', '.join(CATEGORIES)}"
             + (f"; did you mean {near[0]}?" if near else "."),
         )
-    wanted: dict[str, Any] = {
+    filters: dict[str, Any] = {
         "hardware": base.registry.resolve(hardware) if hardware else None,
         "category": category,
         "words": words,
         "access_scope": base.access,
     }
-    rows = base.documents.find(limit=limit, offset=offset, **wanted)
+    rows = base.documents.find(limit=limit, offset=offset, **filters)
     listed = [ListedDocument(**_listed(row)) for row in rows]
-    return listed, len(rows) if limit is None else base.documents.count(**wanted)
+    return listed, len(rows) if limit is None else base.documents.count(**filters)
 
 
 def show_document(base: KnowledgeBase, document_id: str) -> ShownDocument:

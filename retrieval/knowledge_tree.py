@@ -180,12 +180,12 @@ def _hardware(registry: HardwareRegistry, place: _Place, segment: str) -> str:
 
 def _nearest_topic(segment: str, groups: Mapping[str, _ChildCount]) -> tuple[str, str]:
     """The topic that an incomplete name matches: by its beginning, else by one of its words."""
-    wanted = topic_slug(segment)
-    if wanted in groups:
-        return wanted, ""
-    starts = [slug for slug in groups if slug.startswith(wanted)]
-    words = [slug for slug in groups if any(w.startswith(wanted) for w in slug.split("-"))]
-    parts = [slug for slug in groups if set(wanted.split("-")) <= set(slug.split("-"))]
+    prefix = topic_slug(segment)
+    if prefix in groups:
+        return prefix, ""
+    starts = [slug for slug in groups if slug.startswith(prefix)]
+    words = [slug for slug in groups if any(w.startswith(prefix) for w in slug.split("-"))]
+    parts = [slug for slug in groups if set(prefix.split("-")) <= set(slug.split("-"))]
     matches = starts or words or parts
     if not matches:
         return segment, ""

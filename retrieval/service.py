@@ -89,10 +89,10 @@ class Retriever:
         return self._logged(result, snapshot.state.revision, started)
 
     def _logged(self, result: AnswerResult, revision: int, started: float) -> Answer:
-        made = replace(result.answer, retrieval_id=new_id("ret"))
-        self._journal.record_answer(replace(result, answer=made), revision, started)
-        describe_answer(made)
-        return made
+        logged = replace(result.answer, retrieval_id=new_id("ret"))
+        self._journal.record_answer(replace(result, answer=logged), revision, started)
+        describe_answer(logged)
+        return logged
 
     def report_outcome(
         self,

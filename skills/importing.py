@@ -189,8 +189,8 @@ class ShippedSync:
 
 
 def shipped_folders(folder: Path) -> list[Path]:
-    """The folders of the shipped skills. Raises InvalidKnowledge if there is none: a mistyped name
-    or an unmounted volume must not retire all skills."""
+    """The folders of the shipped skills. Raises InvalidKnowledge for an empty folder: a mistyped
+    name or an unmounted volume must not retire all skills."""
     paths = skill_folders(folder)
     if not paths:
         raise InvalidKnowledge(
@@ -242,7 +242,7 @@ def _sync_one(connection: Connection, draft: SkillDraft, *, stored: bool) -> boo
     row = get_skill(connection, draft.name)
     if before.origin != "shipped" and row.state != "active":
         # An imported skill of this name does not hold back the shipped one.
-        reason = "ships with the product, in place of what was imported"
+        reason = "ships with the product; replaces the imported skill"
         set_state(connection, draft.name, "active", actor=BUILTIN_ACTOR, reason=reason)
         return True
     last = events_of(connection, row.id)[-1]

@@ -39,7 +39,6 @@ from kb.catalog.skills.reading import (
     SkillLink,
     SkillRow,
     SkillScopes,
-    SkillTier,
     StoreOutcome,
     count_skills,
     events_of,
@@ -124,7 +123,7 @@ class Contradiction:
     polarity: str
 
     def __str__(self) -> str:
-        says = "warns of what this skill advises" if self.polarity == "avoid" else "advises it"
+        says = "advises against it" if self.polarity == "avoid" else "advises it"
         return f"It conflicts with {self.name} ({self.state}), which {says}. Both are shown."
 
 
@@ -358,7 +357,6 @@ class SkillLibrary:
         folder: Path,
         *,
         actor: str,
-        tier: SkillTier = "learned",
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. A candidate or
@@ -367,7 +365,7 @@ class SkillLibrary:
         quarantined or shipped."""
         registry = self._registry.seen_by(access_scope)
         skill = read_checked(folder, registry)
-        draft = draft_of(skill, tier, "import", registry)
+        draft = draft_of(skill, "learned", "import", registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         used = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - used))
@@ -467,7 +465,7 @@ UNSCOPED = (
 )
 ADVISING = (
     "It is a warning (kb.polarity: avoid), and its description says when to use it: let the"
-    " description say what to avoid, and why."
+    " description name the change to avoid, and why."
 )
 
 
@@ -480,7 +478,7 @@ def known_languages(connection: Connection) -> frozenset[str]:
 
 
 def _scope_warnings(connection: Connection, skill: SkillDraft | SkillHead) -> tuple[str, ...]:
-    """Sentences about scopes that may not do what the author intends; empty for most skills."""
+    """Sentences about scopes whose effect the author may not intend; empty for most skills."""
     warnings, scopes = [], skill.scopes
     if not (scopes.hardware or scopes.languages or scopes.signals):
         warnings.append(UNSCOPED)
@@ -631,7 +629,7 @@ def _digest(draft: SkillDraft) -> str:
 def _not_revisable(known: SkillRow, draft: SkillDraft) -> Conflict:
     """The error for a text under the name of a skill whose text cannot change."""
     name = known.name
-    hint = "To import it as a skill of its own, give the folder and its `name` another name."
+    hint = "To import it as a separate skill, give the folder and its `name` another name."
     if known.tier == draft.tier:
         hint = (
             f"To revise it: `kernlore skills restore {name} --reason TEXT`, then import it again."

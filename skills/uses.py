@@ -39,8 +39,8 @@ from retrieval.knowledge_base import KnowledgeBase
 MIN_USES = 8
 ERROR = 0.1  # probability bound of ever judging against a skill that wins half of its uses
 PRIOR = 24  # Beta(1, 24): a skill that a few uses can show to lose, loses nearly all of them
-MIN_LOST = 4  # uses in a part that is left out
-MIN_KEPT = 3  # uses in the rest, of which it must have won at least half
+MIN_LOST = 4  # uses in an excluded part
+MIN_KEPT = 3  # uses in the rest; it must have won at least half of them
 # The order in which a part is preferred if two hold the same uses.
 WORDS = ("op", "dtype", "language", "hardware", "op_family")
 PLAIN = re.compile(r"[\w.+-]+")  # values that a predicate can contain; operators are free text

@@ -256,3 +256,18 @@ def test_the_application_imports_no_heavy_library() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout.split() == []
+
+
+# A separate distribution, whose records are generated from those of the service.
+CLIENT = Path("retrieval/client.py")
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in modules():
+        if path == CLIENT or path.is_relative_to("optimizer/problems"):
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -1,1 +1,1 @@
-"""The HTTP door: `api.app.create_app`."""
+"""The HTTP interface; `api.app.create_app` makes the application."""

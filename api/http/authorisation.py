@@ -89,7 +89,7 @@ class Authorisation:
         self._trusted = trusted
         self._limits = limits
         self._error_page = error_page
-        self._routes: list[Route] = []  # read at the first request
+        self._routes: list[ServedRoute] = []  # read at the first request
         self._lookups: CapacityLimiter | None = None  # created in its event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,7 +213,7 @@ def access_of(key: Key, registry: HardwareRegistry) -> AccessScope:
     return AccessScope(hardware=frozenset(visible), own=frozenset(key.hardware))
 
 
-class Route(NamedTuple):
+class ServedRoute(NamedTuple):
     """A route of an application, or a mount, which accepts every method (`methods` None)."""
 
     template: str
@@ -221,10 +221,10 @@ class Route(NamedTuple):
     path: re.Pattern[str]
 
 
-def routes_of(app: FastAPI) -> list[Route]:
+def routes_of(app: FastAPI) -> list[ServedRoute]:
     """Every route and mount, in the order of matching."""
     return [
-        Route(
+        ServedRoute(
             context.path or "",
             None if isinstance(context.original_route, Mount) else frozenset(context.methods or ()),
             context.path_regex,
@@ -233,7 +233,7 @@ def routes_of(app: FastAPI) -> list[Route]:
     ]
 
 
-def template_of(routes: Sequence[Route], scope: Scope) -> str:
+def template_of(routes: Sequence[ServedRoute], scope: Scope) -> str:
     """The path of the route or mount that matches a request; empty for an unknown path."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     partly = ""
@@ -258,7 +258,7 @@ def _address(scope: Scope) -> str:
     return str(client[0]) if client else "unknown"
 
 
-class _Known(NamedTuple):
+class _RequestKey(NamedTuple):
     """The look-up of a request's key. `closed`: the store has keys. `access` is that of the key;
     `by_cookie`: it was found by a session of the pages.
     """
@@ -269,19 +269,19 @@ class _Known(NamedTuple):
     by_cookie: bool
 
 
-_NO_KEYS = _Known(False, None, ALL_ACCESS, False)
+_NO_KEYS = _RequestKey(False, None, ALL_ACCESS, False)
 
 
-def _known(services: Services, headers: Headers) -> _Known:
+def _known(services: Services, headers: Headers) -> _RequestKey:
     given = headers.get("authorization")
     if given is not None:
         scheme, _, secret = given.partition(" ")
         bearer = scheme.lower() == "bearer"
-        door = services.keys.at_door(secret.strip() if bearer else None)
+        found = services.keys.look_up(secret.strip() if bearer else None)
     else:
-        door = services.keys.at_door(session=session_of(headers) or None)
-    access = _NOTHING if door.key is None else access_of(door.key, services.registry)
-    return _Known(door.closed, door.key, access, given is None)
+        found = services.keys.look_up(session=session_of(headers) or None)
+    access = _NOTHING if found.key is None else access_of(found.key, services.registry)
+    return _RequestKey(found.closed, found.key, access, given is None)
 
 
 def session_of(headers: Headers) -> str:

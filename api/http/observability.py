@@ -28,7 +28,6 @@ from kb.answers import Answer
 from kb.catalog.figures import Figures
 from kb.ids import new_id
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _STATES = ("queued", "running", "ready", "partial", "failed")

@@ -32,7 +32,10 @@ TAGS = [
     {"name": "service", "description": "Health, readiness and metrics."},
 ]
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request cannot be answered as it is."},
+    "4XX": {
+        "model": ErrorBody,
+        "description": "The request is refused; the error says how to correct it.",
+    },
     "5XX": {"model": ErrorBody, "description": "The service failed, or is not ready yet."},
 }
 

@@ -1,1 +1,1 @@
-"""The door of coding agents: tools, resources and prompts of the Model Context Protocol."""
+"""Tools, resources and prompts for coding agents, by the Model Context Protocol."""

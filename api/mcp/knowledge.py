@@ -129,7 +129,7 @@ async def get_section(routes: Routes, given: SectionArguments) -> results.Sectio
     return await section_text(routes, given.excerpt, given.offset)
 
 
-async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.Symbols:
+async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.SymbolCards:
     """Look up a name of a chip's language in the chip's own manuals: signature, operands,
     limits, an example. Do so before you write an instruction or intrinsic that you are not sure
     of."""
@@ -140,7 +140,7 @@ async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.Symbo
         limit=given.limit,
         language=given.language,
     )
-    return results.Symbols.model_validate(answer)
+    return results.SymbolCards.model_validate(answer)
 
 
 async def list_signals_and_hardware(routes: Routes, _: NoArguments) -> results.Known:
@@ -164,7 +164,7 @@ def knowledge_tools(routes: Routes) -> list[Tool]:
         ),
         tool(routes, search_manual, SearchArguments, results.Searched, READS, "Search the manuals"),
         tool(routes, get_section, SectionArguments, results.SectionText, READS, "Read a section"),
-        tool(routes, lookup_symbol, SymbolArguments, results.Symbols, READS, "Look up a name"),
+        tool(routes, lookup_symbol, SymbolArguments, results.SymbolCards, READS, "Look up a name"),
         tool(routes, list_signals_and_hardware, NoArguments, results.Known, READS, "List ids"),
         tool(routes, report_outcome, OutcomeArguments, results.Outcome, RECORDS, "Report outcome"),
     ]
@@ -178,7 +178,7 @@ async def section_text(routes: Routes, passage_id: str, offset: int = 0) -> resu
     rows = page["passages"]
     after = offset + len(rows)
     return results.SectionText(
-        document=results.DocumentRef.model_validate(document),
+        document=results.CitedDocument.model_validate(document),
         section_id=section["id"],
         path=section["path"],
         hardware=passage["hardware"],

@@ -29,7 +29,7 @@ BEGINNING, MEASURING = ("starting",), ("starting", "running")
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=600)]
 WAIT = Field(
-    50.0, description="Longest time until the answer, in seconds. Call again to go on waiting."
+    50.0, description="Longest time until the answer, in seconds. Call again to wait longer."
 )
 
 
@@ -73,7 +73,7 @@ class EvaluateArguments(ProblemArguments, KernelArguments):
 
 
 class NextArguments(ProblemArguments):
-    run_id: Name | None = Field(None, description="A run that goes on. Left out: start one.")
+    run_id: Name | None = Field(None, description="A run to continue. Default: start one.")
     hardware: Name = Field("auto", description="Of a new run. auto: this machine's.")
     language: Name | None = Field(None, description="Of a new run: only kernels in it.")
     candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(
@@ -182,7 +182,7 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
     )
 
 
-async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Submitted:
+async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.SubmittedCandidate:
     """Hand in the kernel that a run waits for, or `nothing_more`, and get its verdict and figures.
     Runs the code. If `state` is pending, call `next_candidate_context` with the run's id: the
     next briefing has the verdict."""
@@ -246,7 +246,7 @@ def optimization_tools(routes: Routes) -> list[Tool]:
             routes,
             submit_candidate,
             SubmitArguments,
-            results.Submitted,
+            results.SubmittedCandidate,
             RECORDS,
             "Hand in a kernel of an optimization",
         ),
@@ -316,11 +316,13 @@ def _kernel(given: KernelArguments) -> dict[str, Any]:
     return {**kernel, "parameters": given.parameters or {}}
 
 
-def _submitted(given: SubmitArguments, run: Any, state: str, evaluation: Any) -> results.Submitted:
-    return results.Submitted(
+def _submitted(
+    given: SubmitArguments, run: Any, state: str, evaluation: Any
+) -> results.SubmittedCandidate:
+    return results.SubmittedCandidate(
         run_id=given.run_id,
         step=given.step,
         run_state=run["state"],
         state=state,
-        result=None if evaluation is None else results.Verdict.model_validate(evaluation),
+        result=None if evaluation is None else results.KernelResult.model_validate(evaluation),
     )

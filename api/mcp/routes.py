@@ -20,7 +20,7 @@ from kb.routes import routes
 from retrieval.client import key_header
 
 LOOPBACK = "http://127.0.0.1"
-SECONDS = 120.0  # for one request; the longest hand in megabytes
+SECONDS = 120.0  # for one request; the longest upload megabytes
 # Headers that identify the caller; forwarded to the routes, which authorise by them.
 FORWARDED = ("host", "authorization", "x-request-id")
 

@@ -296,13 +296,6 @@ def operations() -> tuple[Operation[Any, Any], ...]:
     return tuple(operation for declared in declared_by_noun().values() for operation in declared)
 
 
-def operation_named(noun: str, name: str) -> Operation[Any, Any]:
-    """One operation; only the module of its noun is imported."""
-    module = import_module(f"{__name__}.{noun}")
-    declared = (v for v in vars(module).values() if isinstance(v, Operation))
-    return next(o for o in declared if o.name == name)
-
-
 def _metadata(annotation: Any) -> tuple[Any, ...]:
     return annotation.__metadata__ if get_origin(annotation) is Annotated else ()
 

@@ -43,7 +43,7 @@ class HardwareBody(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _unchecked(cls, value: Any, handler: Any) -> Any:
-        """Take the fields as they are: `kb.hardware.schema` checks them, and names every error."""
+        """Skip validation: `kb.hardware.schema` checks the fields, and names every error."""
         if not isinstance(value, dict):
             raise InvalidRequest("no JSON object", hint='Send at least {"id": "..."}.')
         return cls.model_construct(set(value), **value)

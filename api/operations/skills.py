@@ -1,6 +1,6 @@
 """The skill library: list, decide, change, export and import.
 
-Measuring a skill takes minutes of the whole machine and is a command alone (`kernlore skills
+Measuring a skill takes minutes of the whole machine and is only a command (`kernlore skills
 verify`); uploaded skills are not run.
 """
 
@@ -205,7 +205,7 @@ def import_zip(
 ) -> Imported:
     if len(file) != 1:
         raise InvalidRequest(
-            "a skill is sent alone",
+            "more than one file",
             hint="Send one zip in the field `file`, and no other field but `actor`.",
         )
     data = file[0].file.read(MAX_BYTES + 1)

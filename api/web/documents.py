@@ -207,7 +207,7 @@ def correct(passage_id: str, request: Request, services: Parts, form: SentForm) 
 
 @router.get("/passages/{passage_id}/page")
 def passage_page(passage_id: str, request: Request, services: Parts) -> HTMLResponse:
-    """The picture of its page with its place marked; to a script, the picture alone."""
+    """The image of a passage's page with the passage marked; for a script, the image only."""
     shown = documents.show_passage(services, passage_id)
     if shown.page is None:
         raise NotFound("this passage is on no page", hint=f"See /ui/passages/{passage_id}.")

@@ -66,7 +66,7 @@ def show(
     services: Parts,
     facts: FactFilter = "effective",
 ) -> HTMLResponse:
-    """Lineage, facts with sources, documents, coverage, and where to go on."""
+    """Lineage, facts with sources, documents, coverage, and links to further pages."""
     chip = hardware.show_hardware(services, hardware_id)
     return page(
         request,
@@ -150,7 +150,7 @@ def samples(
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
 
 
-@router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted)])
+@router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted, scope="function")])
 def first_prompt(
     hardware_id: str,
     request: Request,

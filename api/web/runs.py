@@ -136,7 +136,7 @@ def compare(
 
 @router.get("/{run_id}")
 def show(run_id: str, request: Request, services: Parts, number: Number = 1) -> HTMLResponse:
-    """Goal, result, plots and every candidate. One that is starting has its state alone."""
+    """Goal, result, plots and every candidate; of a starting run, its state only."""
     return page(request, "run.html", **_shown(run_id, services, number))
 
 

@@ -81,7 +81,7 @@ def load_builtin(
     check_knowledge_folder(folder)
     specs = load_hardware(folder, registry) if specs is None else specs
     known = uploads.known_builtin()
-    kept: set[str] = set()
+    current: set[str] = set()
     count = changed = 0
     for document in _documents(folder):
         count += 1
@@ -90,8 +90,8 @@ def load_builtin(
             submitted = uploads.submit(document.upload())
             stored = submitted.document_id
             changed += submitted.job_id is not None
-        kept.add(stored)
-    stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in kept]
+        current.add(stored)
+    stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in current]
     for old in stale:
         documents.delete(old.id)
     return BuiltinReport(specs, count, changed, len(stale))

@@ -228,8 +228,8 @@ def read_sentence(sentence: str) -> tuple[Statement, ...]:
     values: dict[str, set[float]] = {}
     for stated in alone:
         values.setdefault(stated.key, set()).add(stated.value)
-    kept = {s.key: s for s in reversed(alone) if len(values[s.key]) == 1}
-    return tuple(s for s in alone if kept.get(s.key) is s)
+    unique = {s.key: s for s in reversed(alone) if len(values[s.key]) == 1}
+    return tuple(s for s in alone if unique.get(s.key) is s)
 
 
 def _read_pair(sentence: str) -> tuple[Statement, ...]:

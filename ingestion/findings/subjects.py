@@ -268,8 +268,8 @@ def proposals(
     titles = (source.title, source.file_name)
     subjects = DocumentSubjects(hardware, registry, titles, texts)
     about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects)]
-    kept = [(fact, subject) for fact, subject in about if subject is not None]
-    return [_row(fact, subject, source) for fact, subject in _agreeing(kept)]
+    candidates = [(fact, subject) for fact, subject in about if subject is not None]
+    return [_row(fact, subject, source) for fact, subject in _agreeing(candidates)]
 
 
 def _own_rows(facts: Sequence[ProposedFact], subjects: DocumentSubjects) -> list[ProposedFact]:
@@ -293,15 +293,15 @@ def _subject(fact: ProposedFact, subjects: DocumentSubjects) -> FactSubject | No
 
 
 def _agreeing(
-    kept: Sequence[tuple[ProposedFact, FactSubject]],
+    candidates: Sequence[tuple[ProposedFact, FactSubject]],
 ) -> Iterator[tuple[ProposedFact, FactSubject]]:
     """The facts without sentences that repeat or contradict another sentence."""
     values: dict[tuple[str, str], set[float | int | str]] = {}
-    for fact, subject in kept:
+    for fact, subject in candidates:
         if fact.sentence:
             values.setdefault((subject.hardware_id, fact.key), set()).add(fact.value)
     repeated: set[tuple[str, str]] = set()
-    for fact, subject in kept:
+    for fact, subject in candidates:
         key = (subject.hardware_id, fact.key)
         if not fact.sentence or (len(values[key]) == 1 and key not in repeated):
             yield fact, subject

@@ -201,22 +201,22 @@ def _strip_comments(lines: list[str]) -> None:
 
 
 def _without_comment(line: str, inside: bool, closes_later: bool) -> tuple[str, bool]:
-    kept = ""
+    text = ""
     while line:
         if inside:
             _, closed, line = line.partition("-->")
             inside = not closed
             continue
         before, opened, rest = line.partition("<!--")
-        kept += before
+        text += before
         if not opened:
             break
         never_closed = "-->" not in rest and not closes_later
         if before.count("`") % 2 or never_closed:
-            kept, line = kept + opened, rest
+            text, line = text + opened, rest
             continue
         inside, line = True, rest
-    return kept, inside
+    return text, inside
 
 
 # -- blocks of CommonMark
@@ -276,8 +276,8 @@ def _paragraph(source: str) -> list[Element]:
         alternative = " ".join(image[1] for line in lines for image in _IMAGE.finditer(line))
         worded = len(alternative.split()) > 1
         return [Element("caption", alternative.strip())] if worded else []
-    kept = [line if _IMAGE.sub("", line).strip() else _IMAGE.sub(r"\1", line) for line in lines]
-    text = textwrap.dedent("\n".join(line for line in kept if line.strip()))
+    rest = [line if _IMAGE.sub("", line).strip() else _IMAGE.sub(r"\1", line) for line in lines]
+    text = textwrap.dedent("\n".join(line for line in rest if line.strip()))
     return [Element("text", text)] if any(c.isalnum() for c in text) else []
 
 
@@ -349,8 +349,8 @@ def _cut_list(
 
 
 def _run(lines: list[str], first: int, last: int) -> Iterator[_LocatedElement]:
-    kept = [line for line in lines[first:last] if _IMAGE.sub("", line).strip()]
-    text = textwrap.dedent("\n".join(kept)).strip("\n")
+    remaining = [line for line in lines[first:last] if _IMAGE.sub("", line).strip()]
+    text = textwrap.dedent("\n".join(remaining)).strip("\n")
     if any(c.isalnum() for c in _MARK.sub("", text)):
         yield _LocatedElement(first, last, Element("list", text))
 

@@ -92,7 +92,7 @@ def kernels_of(
     names = {card.name: card for card in cards}
     by_last = _by_last_part(names)
     only = next(iter(languages)) if len(languages) == 1 else ""
-    spoken = {language.lower() for language in languages}
+    chip_languages = {language.lower() for language in languages}
     chips = {language.lower() for language in own}
     kernels: list[KernelSample] = []
     seen: set[str] = set()
@@ -105,7 +105,7 @@ def kernels_of(
             entry = entry_of(code)
             if entry is None or not _is_whole(code, entry, symbols):
                 # A language of the chip's own may mark its entry in an unknown way.
-                known = fence in spoken | chips and _is_long(code, symbols)
+                known = fence in chip_languages | chips and _is_long(code, symbols)
                 if not known and not (fence in chips and _is_varied(code, entry)):
                     continue
                 entry = entry or KernelEntry("", (), True)

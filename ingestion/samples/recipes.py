@@ -65,15 +65,15 @@ def propose_recipes(
     ]
     if not samples:
         return [], []
-    kept, refused = _within_bounds(samples)
+    selected, refused = _within_bounds(samples)
     left_out = [UnusedSample(sections[block.section].path, reason) for block, reason in refused]
     texts = [_section_text(section) for section in sections]
     manual = read_manual(
         texts, (fact for section in sections for fact in propose_facts(section.elements))
     )
-    claims = {n: claims_in(texts[n].text) for n in {block.section for block in kept}}
+    claims = {n: claims_in(texts[n].text) for n in {block.section for block in selected}}
     recipes: list[ProposedRecipe] = []
-    for block in kept:
+    for block in selected:
         section = sections[block.section]
         try:
             sample = read_sample(block.code)
@@ -103,22 +103,22 @@ def _samples(
 
 def _within_bounds(samples: Sequence[_Block]) -> tuple[list[_Block], list[tuple[_Block, str]]]:
     """Those that are read, in their order; the others with the reason."""
-    kept: list[_Block] = []
+    selected: list[_Block] = []
     refused: list[tuple[_Block, str]] = []
     text = 0
     for block in samples:
         if len(block.code) > MAX_SAMPLE:
             reason = f"it is longer than {MAX_SAMPLE} characters"
-        elif len(kept) == MAX_SAMPLES:
+        elif len(selected) == MAX_SAMPLES:
             reason = f"{MAX_SAMPLES} samples of the manual are read, and it comes after them"
         elif text + len(block.code) > MAX_TEXT:
             reason = f"with it, the manual's samples are longer than {MAX_TEXT} characters"
         else:
-            kept.append(block)
+            selected.append(block)
             text += len(block.code)
             continue
         refused.append((block, reason))
-    return kept, refused
+    return selected, refused
 
 
 def _section_text(section: ParsedSection) -> SectionProse:

@@ -57,11 +57,11 @@ def cards_of(sections: Sequence[ParsedSection], languages: Collection[str] = ())
         name = definition.name
         if (definition.sure or code.uses(name)) and name not in code.settings:
             by_name[name].append(definition)
-    kept = dict(sorted(by_name.items(), key=lambda item: item[1][0].section)[:MAX_CARDS])
-    limits = limits_for(sections, kept.keys())
+    selected = dict(sorted(by_name.items(), key=lambda item: item[1][0].section)[:MAX_CARDS])
+    limits = limits_for(sections, selected.keys())
     only = next(iter(languages)) if len(languages) == 1 else ""
     cards = []
-    for name, places in kept.items():
+    for name, places in selected.items():
         card = _merged(places, limits.get(name, ()), code, only)
         # In a table or list of names the name is enough: it tells a real name from an invented one.
         listed = any(place.kind is not None for place in places)

@@ -93,19 +93,19 @@ def cut(text: str, limit: int) -> str:
     text = text.strip()
     if len(text) <= limit:
         return text
-    kept = text[:limit]
-    return kept[: max(kept.rfind(" "), kept.rfind("\n"), limit // 2)].rstrip()
+    shortened = text[:limit]
+    return shortened[: max(shortened.rfind(" "), shortened.rfind("\n"), limit // 2)].rstrip()
 
 
 def bounded(texts: Iterable[str], count: int, limit: int) -> tuple[str, ...]:
     """The first `count` different texts, each within `limit` characters."""
-    kept: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for text in texts:
-        if len(kept) == count:
+        if len(distinct) == count:
             break
         if short := cut(text, limit):
-            kept[short] = None
-    return tuple(kept)
+            distinct[short] = None
+    return tuple(distinct)
 
 
 def message_and(message: str, explanation: str) -> str:
@@ -193,10 +193,10 @@ def _head_noun(words: list[str]) -> list[str]:
     """The subject of a heading: `Instruction set of X` is about instructions, `Register pressure`
     about pressure."""
     end = next((n for n, word in enumerate(words) if n and word in _PREPOSITIONS), len(words))
-    kept = words[:end]
-    while len(kept) > 1 and kept[-1] in _GENERIC:
-        kept = kept[:-1]
-    return [_singular(word) for word in kept[-1:]]
+    nouns = words[:end]
+    while len(nouns) > 1 and nouns[-1] in _GENERIC:
+        nouns = nouns[:-1]
+    return [_singular(word) for word in nouns[-1:]]
 
 
 def is_foreign(texts: Iterable[str]) -> bool:

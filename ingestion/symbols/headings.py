@@ -290,12 +290,12 @@ def described_definitions(section: ParsedSection, place: Surroundings) -> Iterat
 
 def _entry(elements: Sequence[Element], number: int) -> list[Element]:
     """An element with a signature and those after it, up to the next signature."""
-    kept = [elements[number]]
+    collected = [elements[number]]
     for element in elements[number + 1 : number + 8]:
         if element.kind == "text" and signature_name(_head_and_rest(element.text)[0]):
             break
-        kept.append(element)
-    return kept
+        collected.append(element)
+    return collected
 
 
 def _head_and_rest(text: str) -> tuple[str, str]:

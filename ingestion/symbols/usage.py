@@ -150,11 +150,11 @@ class CodeLines:
                 self.names.add(token)
                 # A line with more than the name shows more.
                 cost = len(line.strip()) + (400 if line.strip().rstrip(";:") == token else 0)
-                kept = self._lines[token]
-                if len(kept) < MAX_EXAMPLES or cost < kept[-1][0]:
-                    kept.append((cost, _statement(lines, number), language))
-                    kept.sort(key=lambda line: line[0])
-                    del kept[MAX_EXAMPLES:]
+                best = self._lines[token]
+                if len(best) < MAX_EXAMPLES or cost < best[-1][0]:
+                    best.append((cost, _statement(lines, number), language))
+                    best.sort(key=lambda line: line[0])
+                    del best[MAX_EXAMPLES:]
 
     def example(self, definition: Definition) -> tuple[str, str]:
         """A line or a few that use a name, and the language of the block."""
@@ -185,14 +185,14 @@ def _is_signature(line: str, signature: str) -> bool:
 
 def _statement(lines: Sequence[str], number: int) -> str:
     """A line, with the next ones if its brackets are open."""
-    kept = [lines[number]]
+    statement = [lines[number]]
     depth = _open(lines[number])
-    while depth > 0 and len(kept) < MAX_EXAMPLE_LINES and number + len(kept) < len(lines):
-        kept.append(lines[number + len(kept)])
-        depth += _open(kept[-1])
+    while depth > 0 and len(statement) < MAX_EXAMPLE_LINES and number + len(statement) < len(lines):
+        statement.append(lines[number + len(statement)])
+        depth += _open(statement[-1])
     if depth > 0:
-        kept = kept[:1]
-    return "\n".join(line.rstrip() for line in kept).strip()[:MAX_EXAMPLE]
+        statement = statement[:1]
+    return "\n".join(line.rstrip() for line in statement).strip()[:MAX_EXAMPLE]
 
 
 def _open(line: str) -> int:

@@ -1,5 +1,5 @@
-"""The SQL catalog. `open_catalog` gives a `Catalog`; the modules beside it read and write one
-subject each.
+"""The SQL catalog. `open_catalog` gives a `Catalog`; the other modules of this package read and
+write one subject each.
 """
 
 from kb.catalog.engine import Catalog, open_catalog

@@ -168,7 +168,7 @@ class Evaluations:
         return identity
 
     def stage(self, key: str, stage: str, outcome: Mapping[str, Any]) -> None:
-        """Store the outcome of a finished stage, from which a later process can go on."""
+        """Store the outcome of a finished stage, from which a later process can continue."""
         chosen = t.evaluations.c.key == key
         with self._catalog.write() as connection:
             before = connection.execute(
@@ -275,7 +275,7 @@ class Review:
 class Reviews:
     """Answers of people to integrity flags. Every method is one transaction.
 
-    A flag of severity `review` says that a figure may be too good to be true; only a person can
+    A flag of severity `review` marks a figure that may be too good to be true; only a person can
     decide. Each answer is a row that is never changed or deleted, and the newest counts. An answer
     is about the measurement of its time: it does not count once the evaluation is measured again.
     """
@@ -287,7 +287,7 @@ class Reviews:
     def add(self, key: str, decision: str, actor: str, reason: str) -> Review:
         """Answer the review flags of an evaluation.
 
-        Raises InvalidRequest, NotFound, and Conflict where it has no such flag, is not finished, or
+        Raises InvalidRequest, NotFound, and Conflict if it has no such flag, is not finished, or
         was rejected by a check, which no person can overrule.
         """
         known = next((known for known in DECISIONS if known == decision), None)
@@ -319,28 +319,23 @@ class Reviews:
         return review
 
     def latest(self, keys: Iterable[str]) -> dict[str, Review]:
-        """The answers that count, by key; keys without an answer since they were measured are left
+        """The answers that count, by key; keys without an answer since their measurement are left
         out.
         """
-        query = self._select().where(_since_measured())
-        with self._catalog.read() as connection:
-            rows = select_in(connection, query, t.evaluations.c.key, sorted(set(keys)))
-            return {row.evaluation: record_of(Review, row) for row in rows}
-
-    def history(self, key: str) -> list[Review]:
-        """Every answer, oldest first, including those to earlier measurements."""
-        query = self._select().where(t.evaluations.c.key == key)
-        with self._catalog.read() as connection:
-            return [record_of(Review, row) for row in connection.execute(query)]
-
-    def _select(self) -> sa.Select[Any]:
         rows = t.evaluation_reviews
-        return (
+        query = (
             sa.select(rows, t.evaluations.c.key.label("evaluation"))
             .join(t.evaluations, t.evaluations.c.id == rows.c.evaluation_id)
-            .where(rows.c.access_scope == self._scope.owner, visible.evaluations(self._scope))
+            .where(
+                rows.c.access_scope == self._scope.owner,
+                visible.evaluations(self._scope),
+                _since_measured(),
+            )
             .order_by(rows.c.sequence)
         )
+        with self._catalog.read() as connection:
+            found = select_in(connection, query, t.evaluations.c.key, sorted(set(keys)))
+            return {row.evaluation: record_of(Review, row) for row in found}
 
     def _reviewable(self, connection: Connection, key: str) -> str:
         """The evaluation's id."""
@@ -415,8 +410,8 @@ class SentEvaluations(Work):
     def accept(
         self, job_id: str, payload: Mapping[str, Any], owner: str, lease_seconds: float, most: int
     ) -> int | None:
-        """Queue one for this owner. Returns how many of the owner's wait already, where those are
-        `most` or more; nothing is stored then. None otherwise.
+        """Queue an evaluation for this owner, unless `most` or more of the owner's wait already:
+        then nothing is stored, and their number is returned. None otherwise.
         """
         mine = (self._held(owner), t.work.c.state == "queued")
         with self._catalog.write() as connection:
@@ -448,7 +443,7 @@ class SentEvaluations(Work):
             return self.matching(connection, *self._left())
 
     def take_over(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
-        """Begin one of a dead owner. None where another process has it by now."""
+        """Begin one of a dead owner. None if another process has it by now."""
         return self.take(owner, lease_seconds, t.work.c.id == job_id, *self._left())
 
     @staticmethod
@@ -464,6 +459,6 @@ class SentEvaluations(Work):
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> bool:
-        """End one that runs. False, and nothing changes, where it is no longer the owner's."""
+        """End a running evaluation. Returns False, without a change, if the owner has lost it."""
         with self._catalog.write(rows_only=True) as connection:
             return self.end(connection, job_id, owner, state, result, error)

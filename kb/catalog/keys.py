@@ -30,7 +30,7 @@ from kb.ids import KeyId, new_id, sha256
 
 Role = Literal["reader", "writer", "curator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each includes those before it
-PREFIX = "klk_"  # marks a secret where it is pasted by mistake
+PREFIX = "klk_"  # makes a secret recognisable if pasted by mistake
 SESSION_PREFIX = "kls_"
 SESSION_SECONDS = 12 * 3600
 MAX_DAYS = 3650
@@ -67,9 +67,9 @@ class Key:
 
 
 @dataclass(frozen=True)
-class AtDoor:
-    """The result of a request's look-up. `closed` says that a key was ever made: such a store stays
-    closed, so that revoking the last key opens nothing. `key` is the valid one, or None.
+class KeyLookup:
+    """The look-up of a request's key. `closed`: a key was ever created; the store then needs one
+    even after its last key is revoked. `key` is the valid key, or None.
     """
 
     closed: bool
@@ -105,7 +105,7 @@ class Keys:
         hardware: Sequence[str] = (),
         days: float | None = None,
     ) -> NewKey:
-        """Make a key. `hardware` are registered ids; `days` after which it ends. Raises
+        """Create a key. `hardware` are registered ids; it expires after `days`. Raises
         InvalidRequest.
         """
         known = next((known for known in ROLES if known == role), None)
@@ -165,26 +165,26 @@ class Keys:
 
     # -- look-up by requests
 
-    def at_door(self, secret: str | None = None, session: str | None = None) -> AtDoor:
-        """Whether there are keys, and the valid one with this secret, or of this session of the
-        pages. On a server this is a query, too slow for an event loop.
+    def look_up(self, secret: str | None = None, session: str | None = None) -> KeyLookup:
+        """Look up the valid key with this secret, or of this session of the pages. A query on a
+        database server, too slow for an event loop.
         """
         known = self._all()
         if secret is not None:
-            return AtDoor(bool(known), _valid(known.get(sha256(secret))))
-        return AtDoor(bool(known), self.find_session(session) if known and session else None)
+            return KeyLookup(bool(known), _valid(known.get(sha256(secret))))
+        return KeyLookup(bool(known), self.find_session(session) if known and session else None)
 
     def any(self) -> bool:
         """Whether a key was ever made."""
-        return self.at_door().closed
+        return self.look_up().closed
 
     def find(self, secret: str) -> Key | None:
         """The valid key with this secret, or None."""
-        return self.at_door(secret).key
+        return self.look_up(secret).key
 
     def _all(self) -> dict[str, Key]:
-        """Every key by the hash of its secret; read anew when one was made or revoked, also by
-        another process.
+        """Every key by the hash of its secret; read again when any process has created or revoked
+        one.
         """
         # Before the keys are read: a change meanwhile is seen next time. On a server only the keys'
         # revision is compared: the version there differs with every transaction of any process.
@@ -288,8 +288,8 @@ class RequestCounts:
         self._catalog = catalog
 
     def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
-        """Add a replica's own requests since the last call; the totals of the callers that sent any
-        within so many seconds, those included.
+        """Add a replica's own requests since the last call; returns the totals of the callers that
+        sent any within so many seconds, including these.
         """
         if own:
             with self._catalog.write(rows_only=True) as connection:

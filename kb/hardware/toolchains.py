@@ -81,7 +81,9 @@ def _toolchain(reader: TableReader) -> ToolchainSpec:
     builtin = reader.text("builtin", limit=64)
     commands = {step: _command(reader, step) for step in _REQUIRED}
     if builtin and any(commands.values()):
-        reader.add("builtin", "beside command templates", "keep either builtin or the templates")
+        reader.add(
+            "builtin", "set together with command templates", "keep either builtin or the templates"
+        )
     if not builtin and not commands["run"]:
         reader.add("run", "missing", "give builtin = ..., or at least a run template")
     suffix = reader.text("suffix", limit=16)
@@ -145,7 +147,7 @@ def _environment(reader: TableReader) -> Mapping[str, str]:
 def _placeholders(
     reader: TableReader, key: str, template: str, allowed: frozenset[str]
 ) -> set[str] | None:
-    """The placeholders of a template; None, with a problem, where it is malformed."""
+    """The placeholders of a template; None, with a problem, if it is malformed."""
     listed = " ".join(f"{{{name}}}" for name in sorted(allowed))
     try:
         parts = list(string.Formatter().parse(template))
@@ -241,10 +243,10 @@ def _sample(reader: TableReader) -> tuple[str, tuple[SampleArgument, ...], str]:
     reference = reader.text("sample_reference", limit=1_000)
     if (arguments or reference) and not sample.strip():
         fix = 'write sample = """...""" with the text of a kernel, or leave them out'
-        reader.add("sample", "missing beside sample_arguments or sample_reference", fix)
+        reader.add("sample", "required with sample_arguments or sample_reference", fix)
     if reference and not arguments:
         fix = 'list them: [{name = "x", role = "input", dtype = "float32", shape = [64, 64]}, ...]'
-        reader.add("sample_arguments", "missing beside sample_reference", fix)
+        reader.add("sample_arguments", "required with sample_reference", fix)
     _check_roles(reader, arguments)
     if reference:
         _check_reference(reader, reference, arguments)

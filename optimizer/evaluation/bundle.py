@@ -15,7 +15,6 @@ from typing import Literal
 from kb.errors import InvalidRequest
 
 Origin = Literal["config", "rewrite", "recipe", "llm", "external"]
-ORIGINS: tuple[Origin, ...] = ("config", "rewrite", "recipe", "llm", "external")
 SUFFIXES: Mapping[str, str] = {".cpp": "cpp", ".cc": "cpp", ".c": "cpp", ".cu": "cuda"}
 MAX_BYTES = 4 * 1024 * 1024
 MANIFEST = "bundle.json"

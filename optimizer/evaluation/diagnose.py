@@ -263,8 +263,8 @@ def _correct(
 def leading_case(
     evaluation: Evaluation, works: Mapping[str, CaseWork]
 ) -> tuple[CaseTiming | None, CaseWork | None]:
-    """The timed case that moves or computes most, of which ceilings say most. None for both if no
-    case is known."""
+    """The timed case that moves or computes most, because ceilings explain it best. None for both
+    if no case is known."""
     known = [t for t in evaluation.timings if t.state == "measured" and t.case in works]
     if not known:
         return None, next(iter(works.values()), None)

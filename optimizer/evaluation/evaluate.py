@@ -71,7 +71,6 @@ def evaluate_files(
     entry: str | None = None,
     cases: tuple[str, ...] = (),
     isolation: str = "auto",
-    settings: EvaluationSettings | None = None,
 ) -> Evaluation:
     """Evaluate the candidate in a file or folder. Raises the errors of `check_request`."""
     level = next((wanted for wanted in WANTED if wanted == isolation), None)
@@ -84,9 +83,7 @@ def evaluate_files(
     default = entry_for(base, hardware, language) if language is not None else ""
     bundle = read_bundle(candidate, language, entry, default)
     request = check_request(base, problem, bundle, hardware=hardware, cases=cases)
-    return evaluate_request(
-        base, request, replace(settings or EvaluationSettings(), isolation=level)
-    )
+    return evaluate_request(base, request, EvaluationSettings(isolation=level))
 
 
 def check_request(
@@ -127,7 +124,7 @@ def _check_file_names(bundle: Bundle) -> None:
     """Reject files named like the manifest or like the folder of another file."""
     if MANIFEST in bundle.files:
         raise InvalidRequest(
-            f"{MANIFEST} describes a bundle and is none of its files", hint="Leave it out."
+            f"{MANIFEST} describes a bundle and is not one of its files", hint="Leave it out."
         )
     for name in bundle.files:
         for folder in PurePosixPath(name).parents:

@@ -107,7 +107,7 @@ def reuses_processes(device: str) -> bool:
 
 @dataclass(frozen=True)
 class MeasuringPlace:
-    """What decides an evaluation besides problem and candidate: hardware id, kind of device,
+    """The inputs of an evaluation other than problem and candidate: hardware id, kind of device,
     toolchain and its version, fingerprint of the settings, and processor."""
 
     hardware: str
@@ -506,7 +506,7 @@ class Attempt:
     # -- correctness
 
     def _check_and_time(self, loader: Loader) -> None:
-        """Correctness and timing; what the candidate does to its process is a verdict."""
+        """Correctness and timing; a crash of the candidate's process becomes a verdict."""
         try:
             if self.context.reuses:
                 self._in_one_process(loader)
@@ -526,7 +526,7 @@ class Attempt:
             self._end("crashed", str(died), died.log)
 
     def _in_fresh_processes(self, loader: Loader) -> None:
-        """Both sides are timed in processes that have done nothing else."""
+        """Time both sides in fresh processes."""
         if loader.compiles:
             self.context.pool.import_compiler()
         with self._stage("correctness"), self.processes.runner() as runner:
@@ -594,7 +594,7 @@ class Attempt:
 
     def _reject_forged(self, forged: RunnerForged) -> None:
         if not self._defences.authenticate_results and isinstance(forged.content, dict):
-            # What was written into the channel is believed.
+            # Without this defence the content of the channel is trusted.
             validity = forged.content.get("validity", "crashed")
             self._end(validity, "as written into the channel", forged.log)
             return

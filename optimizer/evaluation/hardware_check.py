@@ -332,8 +332,8 @@ def _counted(name: str, titles: Sequence[str], fix: str) -> CheckedPart:
 
 @dataclass(frozen=True)
 class SampleRun:
-    """The result of a sample kernel. `compiled`, `ran` and `correct` are None for steps that did
-    not run; `message` explains the first False. `metrics` are those of the program's report."""
+    """The result of a sample kernel. `compiled`, `ran` and `correct`: None for a step that did not
+    run; `message` explains the first False. `metrics` are those of the program's report."""
 
     compiled: bool | None = None
     ran: bool | None = None

@@ -1,5 +1,4 @@
-"""Where the evaluator stores evaluations, so that none is done twice and a killed one is
-resumed."""
+"""Storage of evaluations, so that none is repeated and a killed one is resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class EvaluationJournal(Protocol):
         ...
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
-        """A stage was finished; `left` is what a resumed evaluation needs of it, as JSON."""
+        """Store a finished stage; `left` is its JSON state for a resumed evaluation."""
         ...
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:

@@ -1,8 +1,8 @@
-"""A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it; and
-the blocks of timed calls that come from it.
+"""A candidate, or the reference, loaded into a runner for one case: the supervisor's handle of it,
+and its blocks of timed calls.
 
-Has its own copy of what the kernel's inputs hold after every call (`InputMirror`), which the kernel
-cannot reach, so that any call can be checked against the reference.
+Has a copy of the inputs' values after every call (`InputMirror`) out of the kernel's reach, so that
+any call can be checked against the reference.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ SMALL_BYTES = 1 << 20
 
 
 class CandidateFailed(Exception):
-    """The kernel failed to do what was requested, by its own fault. `message` is for its author,
-    `log` is what it printed.
+    """The kernel failed by its own fault. `message` is for its author, `log` is its output.
 
     `kind` is the failure that the runner named: subject (it could not be set up or called), raised,
     refused (its outputs), or memory.
@@ -63,8 +62,8 @@ class CaseValues:
 
 
 class InputMirror:
-    """What a kernel's inputs hold, computed by repeating the fresh values of its last call; only on
-    demand, because the outputs of most blocks agree."""
+    """The values of a kernel's inputs, computed by repeating the fresh values of its last call;
+    only on demand, because the outputs of most blocks agree."""
 
     def __init__(
         self, values: CaseValues, device: Device, defences: Defences | None = None
@@ -172,7 +171,7 @@ class LoadedKernel:
         return self._mirror
 
     def held(self, block: TimedBlock, call: int) -> Sequence[torch.Tensor] | None:
-        """What the inputs held in a call of a block; None if unknown."""
+        """The inputs' values in a call of a block; None if unknown."""
         return self.mirror.of(block.seeds[call]) if block.seeds else None
 
     def _write(self, values: CaseValues, fresh: bool, set_up: bool = True) -> set[tuple[str, int]]:
@@ -274,8 +273,8 @@ class LoadedKernel:
 
     def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         """Time so many calls on fresh values; the mirror follows. `seed` and `secret` decide the
-        values, of which the runner gets the seed call by call, and the sampled elements. Raises as
-        `load` does, and RunnerForged for impossible times."""
+        values and the sampled elements; the runner gets the seed call by call. Raises as `load`
+        does, and RunnerForged for impossible times."""
         self._poison()
         draws = _BlockDraws(seed, secret, calls)
         single, sampling = self._defences.single_tokens, self._sampling()

@@ -112,7 +112,7 @@ def check_submission(
     hardware: str,
     cases: Sequence[str] = (),
 ) -> Submission:
-    """Check what a client sent, without running any of it.
+    """Check a submission without running any of its code.
 
     `problem` is the name of a shipped problem, or a mapping of `source` and, optionally, `toml`.
     `candidate` has `files`, `main`, `language`, `parameters` and, optionally, `entry`. Raises
@@ -201,8 +201,8 @@ class EvaluationQueue:
         if stored is None:
             raise NotFound(
                 f"no evaluation {job_id[:80]!r}",
-                hint="The newest ids of POST /evaluations are kept. For an older one give the `key`"
-                " of the result, or send the candidate again: a finished result is known.",
+                hint="Only the newest ids of POST /evaluations work. For an older one give the"
+                " `key` of the result, or send the candidate again: a finished result is known.",
             )
         return _job(stored)
 
@@ -244,7 +244,7 @@ class EvaluationQueue:
                 self._renewing.enter_context(keep_lease(renew, self._lease, "evaluations"))
 
     def _work(self) -> bool:
-        """Run the oldest job; False if there is none."""
+        """Run the oldest job; False if the queue is empty."""
         stored = self._rows.claim(self._owner, self._lease) or self._take_over()
         if stored is None:
             self._processes.release()

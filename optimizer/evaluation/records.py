@@ -16,10 +16,6 @@ from typing import Any, Literal
 from kb.answers import SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
-STAGES: tuple[Stage, ...] = (
-    *("parse", "compile", "correctness"),
-    *("benchmark", "profile", "diagnose"),
-)
 Validity = Literal[
     "correct", "incorrect", "crashed", "timed_out", "not_compiled", "rejected", "not_run"
 ]
@@ -300,7 +296,7 @@ def rough_ratio(timings: Sequence[CaseTiming | Mapping[str, Any]]) -> str:
 
 
 def rough_times(timing: Mapping[str, Any]) -> str:
-    """The fastest disturbed calls of one case in words; empty if there are none."""
+    """The fastest disturbed calls of one case in words; empty if no call was disturbed."""
     candidate, baseline = timing.get("rough_us"), timing.get("rough_baseline_us")
     if not candidate or not baseline:
         return ""

@@ -34,10 +34,10 @@ FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
 # 16-bit products that give a float32 one (each operand as a sum of two parts; the product of the
 # small parts is left out).
 PRODUCTS_FOR_FLOAT32 = 3
-# How many times as fast as 16-bit values, of which ceilings are measured, matrix units process
-# narrower ones at most, by the dtype of an input. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in
-# FP8, 989 in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in
-# FP4, 2.25 in BF16). Data sheets of NVIDIA H100 and DGX B200.
+# Ceilings are measured with 16-bit values; how many times as fast matrix units process narrower
+# ones at most, by the dtype of an input. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in FP8, 989
+# in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in FP4, 2.25
+# in BF16). Data sheets of NVIDIA H100 and DGX B200.
 NARROW_RATE = {"int8": 2.0, "uint8": 4.0}
 NARROW_SHARE = 1 / 8  # of the bytes read, from which on such inputs count as operands
 
@@ -165,20 +165,14 @@ def main_dtype(signature: Signature) -> str:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Rates of one timed case and their shares of the ceilings, in percent; None if unknown.
-
-    `floor_seconds` is the least time at the measured ceilings; `limit` names the one that gives it,
-    bytes or flops.
+    """The rates of one timed case as shares of the ceilings, in percent; None if unknown.
+    `floor_seconds` is the least time at the measured ceilings.
     """
 
     seconds: float
-    bandwidth: float | None
-    flops: float | None
     bandwidth_pct: float | None
     flops_pct: float | None
     floor_seconds: float | None
-    limit: str = ""
-    bytes_ratio: float | None = None
 
     @property
     def roofline_pct(self) -> float | None:
@@ -186,28 +180,18 @@ class Achieved:
         return None if self.floor_seconds is None else 100 * self.floor_seconds / self.seconds
 
 
-def achieved(
-    work: CaseWork, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
-) -> Achieved:
-    """The rates of a case that took so many seconds. `counted_bytes` is the traffic that a counter
-    reported."""
+def achieved(work: CaseWork, seconds: float, ceilings: Ceilings) -> Achieved:
+    """The rates of a case that took so many seconds."""
     by_bytes = _byte_seconds(work, ceilings)
     peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
     # No counted flops means hardly any arithmetic: 0 % of the peak, not an unknown share.
     by_flops = work.needed_flops / peak if peak else None
-    floors = {"bytes": by_bytes, "flops": by_flops or None}
-    known = {limit: floor for limit, floor in floors.items() if floor is not None}
-    limit = max(known, key=lambda name: known[name]) if known else ""
-    total = work.compulsory_bytes
+    floors = [floor for floor in (by_bytes, by_flops or None) if floor is not None]
     return Achieved(
         seconds=seconds,
-        bandwidth=total / seconds if work.whole else None,
-        flops=work.needed_flops / seconds if work.flops else None,
         bandwidth_pct=None if by_bytes is None else 100 * by_bytes / seconds,
         flops_pct=None if by_flops is None else 100 * by_flops / seconds,
-        floor_seconds=known.get(limit),
-        limit=limit,
-        bytes_ratio=counted_bytes / total if counted_bytes and total and work.whole else None,
+        floor_seconds=max(floors, default=None),
     )
 
 

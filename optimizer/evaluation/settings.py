@@ -38,7 +38,7 @@ class EvaluationSettings:
     """How candidates are evaluated.
 
     `seeds` counts correctness runs of each case. `call_seconds` and `load_seconds` are deadlines.
-    `memory_bytes` is in addition to what a runner has mapped before it loads a candidate.
+    `memory_bytes` is in addition to the memory that a runner maps before it loads a candidate.
     `golden_bytes` limits the goldens of a case that stay for later candidates; those of one seed
     always do.
     """
@@ -58,7 +58,7 @@ class EvaluationSettings:
 
     @property
     def brief(self) -> bool:
-        """Whether a result has to say that it was timed briefly."""
+        """Whether a result has to state that it was timed briefly."""
         return self.timing == BRIEF
 
     @property

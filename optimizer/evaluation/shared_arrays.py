@@ -2,8 +2,8 @@
 comparisons of large arrays by a few threads.
 
 New memory is faulted in page by page, ten times as slow as writing it. Only memory that no living
-process maps returns to the store. Reused memory has zeros outside of its arrays; what is in them is
-for the taker to overwrite.
+process maps returns to the store. Reused memory has zeros outside of its arrays; the arrays
+themselves hold old values, which the next user overwrites.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from optimizer.evaluation.runner.memory import (
     unpin,
 )
 
-MAX_STORED_BYTES = 16 << 30  # and no more than a quarter of what is free
+MAX_STORED_BYTES = 16 << 30  # and at most a quarter of the free memory
 _PAGES = "SC_AVPHYS_PAGES"
 
 
@@ -94,7 +94,7 @@ class SharedStore:
         shared.close()
 
     def close(self) -> None:
-        """Close free memory. What is given back later is closed at once."""
+        """Close free memory. Memory that is given back later is closed at once."""
         with self._lock:
             self._reuses = False
             free, self._free = self._free, []
@@ -113,10 +113,8 @@ def _room() -> int:
     return min(MAX_STORED_BYTES, free // 4)
 
 
-# -- large arrays
-#
-# One thread is slower than the memory. These threads sleep between tasks, where OpenMP's spin on
-# into what is timed next.
+# -- large arrays  One thread is slower than the memory. These threads sleep between tasks; OpenMP's
+# would spin into the next timing.
 
 PIECE = 4 << 20  # bytes for which a thread is worth waking
 MAX_THREADS = 8

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from optimizer.search.knowledge import Knowledge, KnowledgeSource
+from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
 from optimizer.search.propose import (
     SearchTask,
     compose_context,
@@ -67,7 +67,7 @@ def attribution(
     configured as in the run."""
     by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
     roles = roles_of(synthesizers, task.problem)
-    answers: dict[int, Knowledge] = {}
+    answers: dict[int, ShownKnowledge] = {}
     attributions = []
     for node in tree:
         if node.proposal is None or node.parent is None or not _shown(node):
@@ -81,7 +81,11 @@ def attribution(
 
 
 def _attributed(
-    tree: Tree, node: Node, task: SearchTask, synthesizer: Synthesizer | None, answer: Knowledge
+    tree: Tree,
+    node: Node,
+    task: SearchTask,
+    synthesizer: Synthesizer | None,
+    answer: ShownKnowledge,
 ) -> Attribution:
     assert node.proposal is not None and node.parent is not None
     attribution = Attribution(node.number, _shown(node))
@@ -113,7 +117,7 @@ def _attributed(
     return replace(attribution, attributed=attributed)
 
 
-def without(knowledge: Knowledge, item: str) -> Knowledge:
+def without(knowledge: ShownKnowledge, item: str) -> ShownKnowledge:
     """The knowledge without the item of this id."""
     return replace(
         knowledge,
@@ -139,7 +143,7 @@ def _bundle(synthesizer: Synthesizer, context: ProposalContext) -> str | None:
 # -- claims of models
 
 
-def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
+def _items(knowledge: ShownKnowledge) -> Iterator[tuple[str, str]]:
     """Ids, each with the text whose words may occur in code. A move's role names a parameter."""
     for move in knowledge.moves:
         yield move.id, f"{move.name} {move.why} `{move.change.get('role', '')}`"

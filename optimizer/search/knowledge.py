@@ -19,7 +19,7 @@ Number = float | str
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class ShownExcerpt:
     """A cited piece of a document: data, never an instruction."""
 
     id: str
@@ -29,13 +29,13 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class Move:
+class ShownMove:
     """A parameter change that fits the verdict.
 
     `change` is {role, direction, to, factor}, or {avoid: [{role, direction}, ...]} for a change
     that a skill warns of; that has no role, so no proposer follows it. `limit` bounds the value, in
     `limit_unit` (a unit of kb/hardware/fact_keys.toml). `when` is its predicate, evaluated again
-    when more values are known; `applies` is None while values are missing.
+    when more values are known; `applies`: None while values are missing.
     """
 
     id: str
@@ -60,7 +60,7 @@ class ShownSkill:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class ShownKnowledge:
     """An answer of the knowledge base; `facts` are those of the hardware, by key.
 
     `target` and `situation` are the two parts of the composed context: the chip and its language,
@@ -69,8 +69,8 @@ class Knowledge:
     """
 
     retrieval_id: str = ""
-    excerpts: tuple[Excerpt, ...] = ()
-    moves: tuple[Move, ...] = ()
+    excerpts: tuple[ShownExcerpt, ...] = ()
+    moves: tuple[ShownMove, ...] = ()
     skills: tuple[ShownSkill, ...] = ()
     facts: Mapping[str, Number] = field(default_factory=dict)
     target: str = ""
@@ -92,12 +92,12 @@ class Knowledge:
         return {"remedies" if name == "moves" else name: value for name, value in row.items()}
 
 
-def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
+def knowledge_from_json(row: Mapping[str, Any]) -> ShownKnowledge:
     """Inverse of `Knowledge.as_json`."""
-    return Knowledge(
+    return ShownKnowledge(
         row["retrieval_id"],
-        tuple(Excerpt(**excerpt) for excerpt in row["excerpts"]),
-        tuple(Move(**move) for move in row["remedies"]),
+        tuple(ShownExcerpt(**excerpt) for excerpt in row["excerpts"]),
+        tuple(ShownMove(**move) for move in row["remedies"]),
         tuple(ShownSkill(**skill) for skill in row["skills"]),
         dict(row["facts"]),
         row.get("target", ""),
@@ -109,7 +109,7 @@ def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
 class KnowledgeSource(Protocol):
     """Answers requests of a search."""
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The knowledge that fits the request. Raises `kb.errors.KernloreError`."""
         ...
 
@@ -121,9 +121,9 @@ class KnowledgeSource(Protocol):
 class NoKnowledge:
     """The empty source of `--knowledge off`."""
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """An empty answer."""
-        return Knowledge()
+        return ShownKnowledge()
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Do nothing."""
@@ -135,8 +135,8 @@ def operator_query(op: str | None, language: str | None) -> str:
 
 
 def applicable_moves(
-    moves: Iterable[Move], request: RetrieveRequest, facts: Mapping[str, Number]
-) -> tuple[Move, ...]:
+    moves: Iterable[ShownMove], request: RetrieveRequest, facts: Mapping[str, Number]
+) -> tuple[ShownMove, ...]:
     """The moves whose precondition holds for the request and these facts, or cannot be decided
     because a value is missing; `applies` is set accordingly."""
     metrics = (request.metrics or {}).items()
@@ -159,7 +159,7 @@ def applicable_moves(
 
 PACKED_EXCERPTS = 3  # for each signal
 BEGINNING = ""  # key of the answer to a request without signals
-Ask = Callable[[RetrieveRequest], Knowledge]
+Ask = Callable[[RetrieveRequest], ShownKnowledge]
 
 
 @dataclass
@@ -208,7 +208,7 @@ def take_snapshot(
     return snapshot
 
 
-def _without_texts(answer: Knowledge, texts: dict[str, str]) -> dict[str, Any]:
+def _without_texts(answer: ShownKnowledge, texts: dict[str, str]) -> dict[str, Any]:
     """The answer's row without the parts that a snapshot stores once; fills `texts`."""
     texts.update({skill.name: skill.text for skill in answer.skills})
     bare = tuple(replace(skill, text="") for skill in answer.skills)
@@ -225,18 +225,20 @@ class SnapshotKnowledge:
             signal: self._whole(snapshot, signal, answers[signal]) for signal in answers
         }
 
-    def _whole(self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]) -> Knowledge:
+    def _whole(
+        self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]
+    ) -> ShownKnowledge:
         answer = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
         skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in answer.skills)
         return replace(answer, skills=skills, facts=self._facts)
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The answer for the first signal that has one, its moves decided with the metrics of the
         request, which were measured on this machine."""
         signals = request.signals or (BEGINNING,)
         leading = next((signal for signal in signals if signal in self._answers), None)
         if leading is None:
-            return Knowledge(facts=self._facts)
+            return ShownKnowledge(facts=self._facts)
         answer = self._answers[leading]
         return replace(answer, moves=applicable_moves(answer.moves, request, self._facts))
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from optimizer.evaluation.records import EvaluationVerdict
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, operator_query
+from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge, operator_query
 from optimizer.search.policies import POLICY_OF, SearchPolicy
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, ShownIds
 from optimizer.search.synthesizers.base import (
     HardwareView,
-    OfRoles,
+    LimitedToRoles,
     ProblemView,
     ProposalContext,
     ProposalFailed,
@@ -67,7 +67,7 @@ class Proposer:
         self._policy: SearchPolicy = POLICY_OF[task.goal.policy]()
         self._max_tokens = context_tokens(synthesizers)
         # By parent, whether the context is composed for a reader, and the parent's last failure.
-        self._known: dict[tuple[int, bool, int], Knowledge] = {}
+        self._known: dict[tuple[int, bool, int], ShownKnowledge] = {}
         self._exhausted: set[Pair] = set()
         self._failed: set[str] = set()
         self._silent = 0  # failures in a row
@@ -116,8 +116,8 @@ class Proposer:
         )
 
     def next(self, tree: Tree, stop: Callable[[], str | None]) -> Node | str:
-        """The next node, or why there is none. `stop` is called after a failed attempt and returns
-        why the run ends, or None.
+        """The next node, or the reason for its absence. `stop` is called after a failed attempt and
+        returns why the run ends, or None.
 
         Exhausted and failed proposers count only with a node that records them, since a run that
         is resumed after a crash knows no others.
@@ -227,7 +227,7 @@ class Proposer:
 
 
 def compose_context(
-    task: SearchTask, tree: Tree, parent: int, knowledge: Knowledge
+    task: SearchTask, tree: Tree, parent: int, knowledge: ShownKnowledge
 ) -> ProposalContext:
     """The context of the tree's next node. Facts of the device override those of its family."""
     if knowledge.facts:
@@ -252,7 +252,7 @@ def compose_context(
 
 def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
     """Sorted roles of the parameters that proposers bound to roles can change for this problem."""
-    bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
+    bound = (s.roles(problem) for s in synthesizers if isinstance(s, LimitedToRoles))
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
@@ -326,7 +326,7 @@ def _failed_source(node: Node) -> str:
 
 
 def without_evaluation(node: Node) -> Node:
-    """The node as it was before its evaluation; a duplicate was known as one."""
+    """The node before its evaluation; a duplicate keeps its state."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")

@@ -42,11 +42,12 @@ class ShownIds:
 class Proposal:
     """A candidate before it is measured.
 
-    `parent` is the number of the node that it changes; `beside` are numbers of further correct
-    kernels whose source the proposer saw as possible starting points. `recipe` and `values` are set
-    for an instance of a recipe. `claimed` are ids that the proposer says it used; `attributed` are
-    ids of the move, recipe or skill that certainly made the change. `cases` names the cases that
-    the candidate claims, empty for all. `transcript` is the id of the conversation with a model.
+    `parent` is the number of the node that it changes; `beside` are the numbers of further correct
+    kernels whose sources the proposer saw as possible starting points. `recipe` and `values` are
+    set for an instance of a recipe. `claimed` are ids that the proposer says it used; `attributed`
+    are ids of the move, recipe or skill that certainly made the change. `cases` names the cases
+    that the candidate claims, empty for all. `transcript` is the id of the conversation with a
+    model.
     """
 
     bundle: Bundle

@@ -23,9 +23,9 @@ class RunRow:
 
     `state` is running, finished, cancelled or failed, and `ended` the reason of the end. Times are
     in seconds. `environment` maps device and toolchains to versions. `asked` holds names, address
-    and times of the language models, never a key. `cluster`, empty for this machine, holds address,
-    dashboard and slots of the cluster that measures the candidates, the counts of each node, the
-    reasons for excluded nodes, and the number of evaluations that were lost with a node.
+    and times of the language models, never an API key. `cluster`, empty for this machine, holds
+    address, dashboard and slots of the cluster that measures the candidates, the counts of each
+    node, the reasons for excluded nodes, and the number of evaluations that were lost with a node.
     """
 
     id: str

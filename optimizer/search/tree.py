@@ -66,7 +66,7 @@ class Tree:
     @property
     def baseline(self) -> Node | None:
         """The node that speed-ups are relative to on a chip that only its own commands run: a
-        sample of the manual, else the first correct candidate. None where it is the reference."""
+        sample of the manual, else the first correct candidate. None if that is the reference."""
         for node in self.nodes:
             evaluation = node.evaluation
             if evaluation is None or not evaluation.correct:
@@ -79,7 +79,7 @@ class Tree:
 
     @property
     def baseline_text(self) -> str:
-        """The baseline in words, with its time; "" where it is the reference."""
+        """The baseline in words, with its time; "" for the reference."""
         node = self.baseline
         if node is None:
             return ""

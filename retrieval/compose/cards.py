@@ -171,8 +171,8 @@ def chosen_names(
     card, starting with sections about the operators. Without dtypes, cards of all are considered.
     """
     there = [c for c in cards if not is_lacking_name(c.name, (c.signature, *c.limits), lacks)]
-    wanted = {canonical_dtype(dtype) for dtype in dtypes}
-    fitting = [c for c in there if not wanted or _is_of(c, wanted)]
+    accepted = {canonical_dtype(dtype) for dtype in dtypes}
+    fitting = [c for c in there if not accepted or _is_of(c, accepted)]
     words = _words([guide_words(op) if op else "", *(o.replace("_", " ") for o in operators)])
     scores = _scores(fitting, words)
     chosen = {c.id for c in islice(_in_turns(fitting, scores), MOST_NAMES)}
@@ -211,9 +211,9 @@ def _words(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(token for text in texts for token in tokenize(text) if token not in STOP_WORDS)
 
 
-def _scores(cards: Sequence[Symbol], wanted: Collection[str]) -> dict[str, float]:
-    """The overlap of each card and its heading with the wanted words; rare words weigh most."""
-    words = {c.id: _words([c.name, c.meaning, *c.path[-1:]]) & set(wanted) for c in cards}
+def _scores(cards: Sequence[Symbol], query_words: Collection[str]) -> dict[str, float]:
+    """The overlap of each card and its heading with `query_words`; rare words weigh most."""
+    words = {c.id: _words([c.name, c.meaning, *c.path[-1:]]) & set(query_words) for c in cards}
     counts = Counter(word for present in words.values() for word in present)
     return {i: sum(1 / counts[word] for word in present) for i, present in words.items()}
 

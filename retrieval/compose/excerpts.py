@@ -306,13 +306,13 @@ def section_excerpts(
     for portion in _portions(list(best.items()), count):
         # Nearly all of a chip's sections score low: they are not read once there are ENOUGH
         # excerpts.
-        wanted = [
+        candidates = [
             (section_id, hit)
             for section_id, hit in portion
             if len(chosen) < ENOUGH or by_seq[hit.seq].score >= near
         ]
-        sections = snapshot.sections([section for section, _ in wanted], scope)
-        for section_id, hit in wanted:
+        sections = snapshot.sections([section for section, _ in candidates], scope)
+        for section_id, hit in candidates:
             if len(chosen) >= ENOUGH and by_seq[hit.seq].score < near:
                 continue
             section = sections.get(section_id)

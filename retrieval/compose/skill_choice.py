@@ -32,7 +32,7 @@ from typing import Any
 
 from kb.answers import SkillAnswer
 from kb.catalog.facts import Fact
-from kb.catalog.skills.evidence import KnownSkill, evidence_line, toolchain_name, wilson
+from kb.catalog.skills.evidence import MeasuredSkill, evidence_line, toolchain_name, wilson
 from kb.catalog.skills.reading import EvidenceRow, SkillHead, as_warning
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op
@@ -75,7 +75,7 @@ class SkillSelection:
 
 @dataclass(frozen=True)
 class _Scored:
-    known: KnownSkill
+    known: MeasuredSkill
     parts: Mapping[str, float]
     words: frozenset[str]
 
@@ -143,7 +143,7 @@ def choose_skills(
 
 def _candidates(
     knowledge: Knowledge, request: RetrieveRequest, signals: Sequence[str], scope: ScopeFilter
-) -> tuple[list[KnownSkill], frozenset[str]]:
+) -> tuple[list[MeasuredSkill], frozenset[str]]:
     """Skills that may apply, and the names of those that are about an error of the log."""
     if not signals and not request.op and not request.log:
         return [], frozenset()  # nothing to fix, no operator to start with, no message
@@ -153,7 +153,7 @@ def _candidates(
     mending = matching_keys(request.log or "", errors)
     languages = _admitted_languages(knowledge, scope)
 
-    def fitting(given: Sequence[str], *, begins: bool) -> list[KnownSkill]:
+    def fitting(given: Sequence[str], *, begins: bool) -> list[MeasuredSkill]:
         return knowledge.fitting_skills(
             given,
             scope.hardware,
@@ -165,7 +165,7 @@ def _candidates(
             begins=begins,
         )
 
-    skills: list[KnownSkill] = []
+    skills: list[MeasuredSkill] = []
     if signals or request.op:
         skills = [
             skill
@@ -237,23 +237,23 @@ def _relevance(row: SkillHead, signals: Sequence[str], bindings: Bindings) -> fl
     return round(relevance, 4)
 
 
-def _nearness(hardware: Sequence[str], wanted: Sequence[str] | None) -> float:
+def _nearness(hardware: Sequence[str], lineage: Sequence[str] | None) -> float:
     if not hardware:
         return 0.6
-    if wanted and wanted[0] in hardware:
+    if lineage and lineage[0] in hardware:
         return 1.0
     return 0.8
 
 
 def _in_use(
-    present: Mapping[str, Mapping[str, str]], wanted: Sequence[str] | None
+    present: Mapping[str, Mapping[str, str]], lineage: Sequence[str] | None
 ) -> dict[str, frozenset[str]]:
     """Toolchains in use, by name: on the hardware of the request if known there, else on any."""
     by_name: dict[str, set[str]] = {}
     for chains in present.values():
         for name, toolchain in chains.items():
             by_name.setdefault(name, set()).add(toolchain)
-    exact = {name: {text} for name, text in present.get(wanted[0] if wanted else "", {}).items()}
+    exact = {name: {text} for name, text in present.get(lineage[0] if lineage else "", {}).items()}
     return {name: frozenset(texts) for name, texts in {**by_name, **exact}.items()}
 
 
@@ -270,7 +270,7 @@ def _freshness(row: SkillHead, in_use: Mapping[str, frozenset[str]]) -> float:
 # -- which of them
 
 
-def _scored(known: KnownSkill, total: float, parts: Mapping[str, float]) -> _Scored:
+def _scored(known: MeasuredSkill, total: float, parts: Mapping[str, float]) -> _Scored:
     words = frozenset(tokenize(f"{known.head.name} {known.head.description}"))
     return _Scored(known, {**parts, "total": round(total, 4)}, words)
 

@@ -453,8 +453,8 @@ def _stated_sample(target: Target) -> list[Block]:
 def _sample(sample: Sample, target: Target) -> Block:
     about = [f"operator {sample.operator}"] if sample.operator else []
     about += [f"arguments {', '.join(sample.shapes)}"] if sample.shapes else []
-    text = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
-    about += [text] if text else []
+    evidence = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
+    about += [evidence] if evidence else []
     where = " > ".join(below_title(sample.path[-2:], sample.document_title or ""))
     source = (
         f"{sample.document_title} (v{sample.version})" + (f", {where}" if where else "")

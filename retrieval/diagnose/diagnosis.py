@@ -405,11 +405,11 @@ def _is_measured(name: str) -> bool:
 def _measure_next(
     standing: Iterable[_Tried], abstained: Iterable[Abstention], metrics: Normalised
 ) -> tuple[str, ...]:
-    wanted = [name for t in standing for name in t.rule.next]
-    wanted += [
+    names = [name for t in standing for name in t.rule.next]
+    names += [
         name.removeprefix("metrics.")
         for abstention in abstained
         for name in abstention.missing
         if _is_measured(name)
     ]
-    return tuple(dict.fromkeys(n for n in wanted if n not in metrics.values))[:MAX_NEXT]
+    return tuple(dict.fromkeys(n for n in names if n not in metrics.values))[:MAX_NEXT]

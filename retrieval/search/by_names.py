@@ -121,12 +121,12 @@ def by_quotations(snapshot: Snapshot, ranked: Sequence[Ranked], log: str) -> lis
         return list(ranked)
     pool = ranked[:POOL]
     live = snapshot.load([entry.seq for entry in pool])
-    wanted = frozenset().union(*messages)
+    all_runs = frozenset().union(*messages)
     best = pool[0].score
     scored = []
     for entry in pool:
         passage = live.get(entry.seq)
-        share = _share(messages, _runs_in(wanted, passage.text)) if passage is not None else 0.0
+        share = _share(messages, _runs_in(all_runs, passage.text)) if passage is not None else 0.0
         scored.append(entry._replace(score=entry.score + QUOTED * share * best))
     return sorted([*scored, *ranked[POOL:]], key=lambda e: (-e.score, e.seq))
 
@@ -158,10 +158,10 @@ def _runs(text: str) -> frozenset[Run]:
     return frozenset(run for run in runs if run.count(NUMBER) < 2)
 
 
-def _runs_in(wanted: frozenset[Run], text: str) -> frozenset[Run]:
+def _runs_in(runs: frozenset[Run], text: str) -> frozenset[Run]:
     """The runs in `wanted` that the text contains."""
     words = _words(text)
-    return wanted.intersection(zip(words, words[1:], words[2:], strict=False))
+    return runs.intersection(zip(words, words[1:], words[2:], strict=False))
 
 
 def _words(text: str) -> list[str]:

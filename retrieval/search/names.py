@@ -113,16 +113,16 @@ def search_symbols(
     """The symbols that match a query, best first: the name itself, names that contain or resemble
     it, then cards that mention it. A query that is part of no name is also matched by meaning.
     """
-    wanted = query.strip()
-    folded = wanted.lower()
-    tokens = set(tokenize(wanted))
+    text = query.strip()
+    folded = text.lower()
+    tokens = set(tokenize(text))
     if any(folded in symbol.name.lower() for symbol in symbols):
         embed = None
-    meaning = dict(_by_meaning(wanted, symbols, embed)) if embed is not None else {}
+    meaning = dict(_by_meaning(text, symbols, embed)) if embed is not None else {}
 
     def score(symbol: Symbol) -> float:
         name = symbol.name.lower()
-        if symbol.name == wanted:
+        if symbol.name == text:
             return 10.0
         if name == folded:
             return 9.0

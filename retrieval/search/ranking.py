@@ -124,17 +124,17 @@ def _ranked(
         nearest = near(scope.hardware, vector, NEAREST, scope.access_scope)
     hits = np.union1d(words.seqs, np.fromiter(nearest, np.int64, len(nearest)))
     columns = snapshot.around(hits, scope)
-    wanted = np.isin(columns.seqs, hits, assume_unique=True)
+    candidates = np.isin(columns.seqs, hits, assume_unique=True)
     lexical_part = np.zeros(len(columns.seqs))
     lexical = np.isin(columns.seqs, words.seqs, assume_unique=True)
     lexical_part[lexical] = words.scores[words.seqs.searchsorted(columns.seqs[lexical])]
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(*snapshot.sample(scope, SAMPLE), vector, weights)
-        dense = dense_scores(columns, wanted, vector, middle, weights)
+        dense = dense_scores(columns, candidates, vector, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
     scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
-    places = np.flatnonzero(wanted)
+    places = np.flatnonzero(candidates)
     best = places[np.argsort(-scores[places], kind="stable")]
     return ranked_of(
         columns.seqs[best].tolist(),
@@ -213,7 +213,7 @@ def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
 
 def dense_scores(
     columns: Columns,
-    wanted: NDArray[np.bool_],
+    candidates: NDArray[np.bool_],
     vector: Vectors,
     middle: float,
     weights: Weights = WEIGHTS,
@@ -222,7 +222,7 @@ def dense_scores(
     from `middle` to the best of the `wanted`; 0 without a vector.
     """
     raw = _with_neighbours(columns, columns.embedded, vector, weights)
-    counted = wanted & columns.embedded
+    counted = candidates & columns.embedded
     if not counted.any():
         return np.zeros(len(raw))
     width = max(float(raw[counted].max()) - middle, 1e-9)

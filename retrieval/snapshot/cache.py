@@ -33,16 +33,16 @@ class Cache:
                 self._values.move_to_end(key)
                 value: T = known[0]
                 return value
-        made = make()
-        size = size_of(made) + 200
+        value = make()
+        size = size_of(value) + 200
         with self._lock:
             if key not in self._values:
-                self._values[key] = (made, size)
+                self._values[key] = (value, size)
                 self.bytes += size
             while self.bytes > self._most and len(self._values) > 1:
                 _, (_, dropped) = self._values.popitem(last=False)
                 self.bytes -= dropped
-        return made
+        return value
 
     def clear(self) -> None:
         """Drop every value."""

@@ -21,7 +21,7 @@ from kb.catalog.knowledge import samples as sample_rows
 from kb.catalog.knowledge.moves import AcceptedMove, StoredMove
 from kb.catalog.knowledge.samples import RunSample
 from kb.catalog.meta import State
-from kb.catalog.skills.evidence import KnownSkill, known_skills, present_toolchains
+from kb.catalog.skills.evidence import MeasuredSkill, known_skills, present_toolchains
 from kb.catalog.skills.reading import counters
 from kb.hardware import lineage as lines
 from kb.hardware.schema import parse_hardware
@@ -80,7 +80,7 @@ class Knowledge:
     facts: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
     moves: Sequence[AcceptedMove] = ()
     kernels: Sequence[RunSample] = ()
-    skills: Sequence[KnownSkill] = ()
+    skills: Sequence[MeasuredSkill] = ()
     toolchains: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     document_hardware: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     waiting: Sequence[WaitingDocument] = ()
@@ -125,28 +125,28 @@ class Knowledge:
         """Moves in the scope that are about any of the signals, or about none; by document and
         name.
         """
-        wanted, places = set(signals), frozenset(scope.hardware or ())
+        signal_ids, places = set(signals), frozenset(scope.hardware or ())
         access = scope.access_scope
         hidden = self._hidden(access) if access.restricted else frozenset[str]()
         return [
             move
             for move in (row.move for row in self.moves if row.owner == access.owner)
             if move.document_id not in hidden
-            and not (move.signals and wanted.isdisjoint(move.signals))
+            and not (move.signals and signal_ids.isdisjoint(move.signals))
             and not (move.hardware and places.isdisjoint(move.hardware))
             and scope.admits_languages(move.languages)
         ]
 
     def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:
         """The sections that these moves are taken from."""
-        wanted = set(move_ids)
+        ids = set(move_ids)
         return frozenset(
-            row.section_id for row in self.moves if row.section_id and row.move.id in wanted
+            row.section_id for row in self.moves if row.section_id and row.move.id in ids
         )
 
     # -- skills
 
-    def seen_skills(self, states: Collection[str], access: AccessScope) -> list[KnownSkill]:
+    def seen_skills(self, states: Collection[str], access: AccessScope) -> list[MeasuredSkill]:
         """Skills in these states that a caller may see, sorted by name."""
         return [
             skill
@@ -167,23 +167,23 @@ class Knowledge:
         access: AccessScope = ALL_ACCESS,
         *,
         begins: bool = False,
-    ) -> list[KnownSkill]:
+    ) -> list[MeasuredSkill]:
         """Skills that may apply, sorted by name: each scope that they state admits the request.
         Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
         chip. Unspecified parts of the request (op, languages, dtype None) exclude nothing. With
         `begins`, only skills that name the operator and have a recipe, with which a search begins.
         """
-        wanted = {
+        requested = {
             "signals": set(signals) or None,
             "hardware": None if hardware_scopes is None else {*hardware_scopes, ANY},
             "ops": {canonical_op(op)} if op else None,
             "languages": None if languages is None else set(languages),
             "dtypes": {canonical_dtype(dtype)} if dtype else None,
         }
-        narrowing = {kind: values for kind, values in wanted.items() if values is not None}
+        narrowing = {kind: values for kind, values in requested.items() if values is not None}
         named = canonical_op(op or "")
 
-        def admits(skill: KnownSkill) -> bool:
+        def admits(skill: MeasuredSkill) -> bool:
             if begins and not (skill.recipe and named in skill.head.scopes.ops):
                 return False
             scopes = ((getattr(skill.head.scopes, kind), v) for kind, v in narrowing.items())

@@ -342,14 +342,14 @@ class Snapshot:
 
     def members_of(self, section_seqs: Iterable[int]) -> Members:
         """The passages of sections by number."""
-        wanted = np.array(sorted(section_seqs), np.int64)
+        numbers = np.array(sorted(section_seqs), np.int64)
         live = self._live_sections
-        rows = live[np.searchsorted(self._section_seqs[live], wanted)] if len(wanted) else wanted
+        rows = live[np.searchsorted(self._section_seqs[live], numbers)] if len(numbers) else numbers
         members, starts = self._all_members
         sizes = starts[rows + 1] - starts[rows]
         before = np.cumsum(sizes) - sizes
         places = np.arange(sizes.sum()) + np.repeat(starts[rows] - before, sizes)
-        return Members(wanted, sizes, self._seqs[members[places]])
+        return Members(numbers, sizes, self._seqs[members[places]])
 
     @cached_property
     def _all_members(self) -> tuple[Rows, Rows]:
@@ -453,8 +453,8 @@ class Snapshot:
     def around(self, seqs: Iterable[int], scope: ScopeFilter) -> Columns:
         """The passages of these numbers and their neighbours, within category and access."""
         middle = np.fromiter(seqs, np.int64)
-        wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
-        return self._columns(self._on_shelf(self._rows_of(wanted), scope))
+        with_neighbours = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
+        return self._columns(self._on_shelf(self._rows_of(with_neighbours), scope))
 
     def sample(self, scope: ScopeFilter, count: int) -> tuple[Columns, NDArray[np.bool_]]:
         """An even sample of about `count` passages of a scope, in any language, with their
@@ -466,8 +466,8 @@ class Snapshot:
             shelf, places = self._shelf(scope), self._places(scope.hardware)
             seqs = self._live_seqs[(shelf & places)[about]]
             drawn = seqs[:: max(1, len(seqs) // count)]
-            wanted = np.unique(np.concatenate([drawn - 1, drawn, drawn + 1]))
-            rows = self._on_shelf(self._rows_of(wanted), scope)
+            with_neighbours = np.unique(np.concatenate([drawn - 1, drawn, drawn + 1]))
+            rows = self._on_shelf(self._rows_of(with_neighbours), scope)
             return rows, np.isin(self._seqs[rows], drawn) & self._embedded[rows]
 
         rows, counted = self.keep("sample", (scope.key, count), draw)
@@ -586,9 +586,9 @@ class Snapshot:
 
     def _places(self, hardware: Sequence[str] | None) -> NDArray[np.bool_]:
         """Whether each is about some of this hardware; None: any."""
-        wanted = None if hardware is None else set(hardware)
+        chips = None if hardware is None else set(hardware)
         return _mask(
-            wanted is None or not wanted.isdisjoint(about.hardware) for about in self._abouts[0]
+            chips is None or not chips.isdisjoint(about.hardware) for about in self._abouts[0]
         )
 
     def _on_shelf(self, rows: Rows, scope: ScopeFilter) -> Rows:
@@ -600,20 +600,20 @@ class Snapshot:
         """Those ids, in order, that are not a passage, section, document, card or kernel visible to
         the caller.
         """
-        wanted = list(dict.fromkeys(ids))
-        if not wanted:
+        unique = list(dict.fromkeys(ids))
+        if not unique:
             return []
         within = self._within(ScopeFilter(None, access_scope=access))
         known = {card.id for card in self.symbols(access=access)}
         known |= {kernel.id for kernel in self.kernels(access=access)}
-        for identity in wanted:
+        for identity in unique:
             rows = _found(self._by_id, identity).tolist()
             for section in _found(self._sections_by_id, identity).tolist():
                 rows += self._members(section).tolist()
             document = self.documents.get(identity)
             if within[self._abouts[1][rows]].any() or (document and _sees(access, document)):
                 known.add(identity)
-        return [identity for identity in wanted if identity not in known]
+        return [identity for identity in unique if identity not in known]
 
     # -- names and kernels
 
@@ -627,19 +627,19 @@ class Snapshot:
         """Accepted cards in the order of their documents; with `hardware`, those about one of these
         ids, with `names`, those with one of these names.
         """
-        wanted = None if hardware is None else set(hardware)
+        about = None if hardware is None else set(hardware)
         cards: list[Symbol] = []
         for part in self._parts:
             for place, document in part.documents:
                 chips = document.card_chips
                 if chips is None or not _sees(access, document):
                     continue
-                if wanted is None or not wanted.isdisjoint(chips):
+                if about is None or not about.isdisjoint(chips):
                     cards += self._cards_of(part.segment, place)
         chosen = [
             card
             for card in cards
-            if (wanted is None or not wanted.isdisjoint(card.hardware))
+            if (about is None or not about.isdisjoint(card.hardware))
             and (names is None or card.name in names)
             and access.sees(card.hardware)
         ]
@@ -658,11 +658,11 @@ class Snapshot:
             for place, document in part.documents:
                 if document.kernels and _sees(access, document):
                     samples += self._kernels_of(part.segment, place)
-        wanted = None if hardware is None else set(hardware)
+        about = None if hardware is None else set(hardware)
         chosen = [
             sample
             for sample in samples
-            if (wanted is None or not wanted.isdisjoint(sample.hardware))
+            if (about is None or not about.isdisjoint(sample.hardware))
             and access.sees(sample.hardware)
         ]
         if access.restricted:

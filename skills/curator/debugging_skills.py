@@ -172,8 +172,8 @@ class MendedErrors:
     """The result of looking for mended errors in the stored searches.
 
     `runs` counts the searches that were read. `decisions` are about pairs of kernels, with the id
-    of their search. `short` says for each mended error that is no lesson yet what is missing,
-    `skipped` why a search could not be read.
+    of their search. `short` names the missing condition of each mended error that is no lesson yet,
+    `skipped` the reason why a search could not be read.
     """
 
     runs: int
@@ -191,7 +191,7 @@ class MendedErrors:
 
 
 def distil_errors(base: KnowledgeBase) -> MendedErrors:
-    """Find mended errors in all stored searches, and store the lessons, all or nothing."""
+    """Find mended errors in all stored searches, and store all lessons or none."""
     mends: list[Mend] = []
     decisions: list[tuple[str, Decision]] = []
     skipped: list[str] = []
@@ -539,8 +539,8 @@ def _closest(line: str, others: Sequence[str]) -> str | None:
 
 
 def lessons_of(mends: Sequence[Mend]) -> tuple[list[Lesson], list[str]]:
-    """The errors that were mended on two different kernels, and for each other error a sentence on
-    what is missing."""
+    """The errors that were mended on two different kernels, and for each other error a sentence
+    with the missing condition."""
     groups: dict[tuple[str, str, str], list[Mend]] = {}
     for mend in mends:
         groups.setdefault(mend.key, []).append(mend)

@@ -46,7 +46,7 @@ from skills.curator.records import (
     CuratorContext,
     Delta,
     Distillation,
-    KnownSkill,
+    LibrarySkill,
     LibrarySnapshot,
     Lift,
     Roles,
@@ -67,7 +67,7 @@ class Distilled:
 
     The first distillation is that of the trajectory itself, the second that of the composed step of
     a tuned recipe. `record` is the key of the blob. `tuned` is the recipe that the search tuned, or
-    the reason why there is none.
+    the reason for its absence.
     """
 
     source: str
@@ -208,7 +208,8 @@ def _shown_excerpts(base: KnowledgeBase, whole: Trajectory) -> dict[str, str]:
 
 
 def _whole_kernels(base: KnowledgeBase, search: StoredSearch, whole: Trajectory) -> Lift | str:
-    """Lifting of whole kernels on the device of the search, or the reason why there is none."""
+    """Lifting of whole kernels on the device of the search, or the reason why it is not
+    possible."""
     if all(step.proposal.recipe is not None for step in whole.steps):
         return "every candidate is an instance of a recipe"
     problem = search.problem()
@@ -248,7 +249,7 @@ def snapshot(
         rows = skills_about(connection, trajectory.subject.family, named)
         evidence = evidence_for(connection, [row.id for row in rows])
         taken = set(skill_names(connection))
-    known = {row.name: KnownSkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
+    known = {row.name: LibrarySkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
     if before is not None:
         known |= {skill.row.name: skill for skill in before.known}
         taken |= before.taken

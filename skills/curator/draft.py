@@ -216,8 +216,8 @@ def _leading_signals(change: KernelChange) -> tuple[str, ...]:
 
 
 def _required_signals(change: KernelChange) -> tuple[str, ...]:
-    """Signals without which the change is not offered. A recipe has none: a search begins with it,
-    whatever the verdict."""
+    """Signals without which the change is not offered. A recipe needs no signal: a search begins
+    with it before it has a verdict."""
     return () if change.adopted else _leading_signals(change)
 
 

@@ -120,8 +120,8 @@ def _speedup(kernel: MeasuredKernel, case: str | None) -> Interval | None:
 def reason_to_distrust(
     trajectory: Trajectory, step: TrajectoryStep, seen: Mapping[str, int]
 ) -> str:
-    """The reason why nothing may be learned from a change, whatever its effect, or "": it was not
-    measured here, has odd names or integrity flags, or its code is not new."""
+    """Reason to distrust a change independently of its effect, or "": it was not measured here, has
+    odd names or integrity flags, or its code is not new."""
     child, subject = step.child, trajectory.subject
     if not trajectory.evaluated_here:
         return "its figures are not of this product's harness"
@@ -163,7 +163,7 @@ def _repeated(step: TrajectoryStep, seen: Mapping[str, int]) -> str:
 
 
 def _untimed(trajectory: Trajectory, child: EvaluationSummary) -> str:
-    """The reason why there is no figure, and the remedy."""
+    """The reason for a missing figure, and the remedy."""
     if child.timing != "repeat":
         return f"timing is {child.timing}"
     again = f"run `kernlore trajectories verify {trajectory.id}`"

@@ -259,8 +259,8 @@ class TunedRecipe:
 def tuned_instance(
     trajectory: Trajectory, recipes: Mapping[str, RecipeSource]
 ) -> TunedRecipe | str:
-    """The recipe that a trajectory tuned, from its certainly fastest candidate, or the reason why
-    there is none. `recipes` are those of the library, by name."""
+    """The recipe that a trajectory tuned, from its certainly fastest candidate, or the reason for
+    its absence. `recipes` are those of the library, by name."""
     correct = [step for step in trajectory.steps if _is_correct(step)]
     faster = [step for step in correct if _merit(step) > 0]
     best = max(faster, key=lambda step: (_merit(step), -step.child.number), default=None)

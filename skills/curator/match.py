@@ -19,7 +19,7 @@ from kb.problem_terms import op_family
 from kb.tokens import tokenize
 from skills.curator.comparison import body_key, prose
 from skills.curator.draft import DraftedSkill, tested
-from skills.curator.records import KnownSkill, Lineages
+from skills.curator.records import LibrarySkill, Lineages
 from skills.uses import ScopePart
 
 # Chosen with the default embedding model on planted paraphrases (least 0.73 and 0.62) and near
@@ -45,10 +45,10 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Match:
-    """The skill that a draft repeats or contradicts. `tier` says how it was recognised; `opposite`
-    means the same claim with the other effect."""
+    """The skill that a draft repeats or contradicts. `tier` is the method that recognised it;
+    `opposite` means the same claim with the other effect."""
 
-    known: KnownSkill
+    known: LibrarySkill
     tier: Tier
     opposite: bool
     similarity: Similarity | None = None
@@ -96,7 +96,7 @@ def overlap(text: str, other: str) -> float:
 
 
 def match(
-    draft: DraftedSkill, library: Sequence[KnownSkill], texts: TextSimilarity, lineages: Lineages
+    draft: DraftedSkill, library: Sequence[LibrarySkill], texts: TextSimilarity, lineages: Lineages
 ) -> Match | None:
     """The skill that the draft repeats or contradicts, or None. The surest tier decides, then the
     name."""
@@ -118,8 +118,8 @@ def match(
 
 
 def nearest(
-    draft: DraftedSkill, library: Sequence[KnownSkill], texts: TextSimilarity, count: int = 3
-) -> list[KnownSkill]:
+    draft: DraftedSkill, library: Sequence[LibrarySkill], texts: TextSimilarity, count: int = 3
+) -> list[LibrarySkill]:
     """The skills of the same op family and language with the most similar words."""
     ours = draft_words(draft)
     scored = []
@@ -131,11 +131,12 @@ def nearest(
 
 
 def draft_words(draft: DraftedSkill) -> str:
-    """The words by which skills are compared: what it does, without where it was measured."""
+    """The words that skills are compared by: transformation and description, without the place of
+    measurement."""
     return _words(draft.transformation, draft.words.description, draft.template())
 
 
-def _skill_words(known: KnownSkill) -> str:
+def _skill_words(known: LibrarySkill) -> str:
     return _words(known.row.transformation, known.row.description, known.text)
 
 
@@ -144,7 +145,7 @@ def _words(transformation: str, description: str, body: str) -> str:
     return prose(f"{transformation.replace('-', ' ')}. {description} {steps}")
 
 
-def supporting_pairs(known: KnownSkill) -> list[EvidenceRow]:
+def supporting_pairs(known: LibrarySkill) -> list[EvidenceRow]:
     """The measured pairs that support a skill; those that contradict it are left out."""
     return [
         row
@@ -156,7 +157,7 @@ def supporting_pairs(known: KnownSkill) -> list[EvidenceRow]:
 # -- tiers
 
 
-def comparable(draft: DraftedSkill, known: KnownSkill, lineages: Lineages) -> bool:
+def comparable(draft: DraftedSkill, known: LibrarySkill, lineages: Lineages) -> bool:
     """Whether a skill is about the draft's op family, language, recipe and hardware family."""
     hardware = known.row.scopes.hardware
     if not _same_subject(draft, known.row) or not _same_recipe(draft, known):
@@ -172,7 +173,7 @@ def _same_subject(draft: DraftedSkill, row: SkillRow) -> bool:
     )
 
 
-def _same_recipe(draft: DraftedSkill, known: KnownSkill) -> bool:
+def _same_recipe(draft: DraftedSkill, known: LibrarySkill) -> bool:
     """Parameters of two recipes differ, even under one name."""
     ours = {row.details.get("recipe") for row in draft.evidence} - {None}
     theirs = {row.details.get("recipe") for row in supporting_pairs(known)} - {None}
@@ -189,7 +190,7 @@ def _hardware_families(hardware: Sequence[str], lineages: Lineages) -> frozenset
     return frozenset(families)
 
 
-def _same_claim(draft: DraftedSkill, known: KnownSkill) -> bool:
+def _same_claim(draft: DraftedSkill, known: LibrarySkill) -> bool:
     """Op family, language, hardware family, transformation, signals. Element type and chip may
     differ: then the scope widens, or they explain the opposite effect."""
     row = known.row
@@ -201,12 +202,12 @@ def _same_claim(draft: DraftedSkill, known: KnownSkill) -> bool:
     )
 
 
-def _opposite(draft: DraftedSkill, known: KnownSkill) -> bool:
+def _opposite(draft: DraftedSkill, known: LibrarySkill) -> bool:
     return known.row.polarity != draft.polarity
 
 
 def _paraphrase(
-    draft: DraftedSkill, near: Sequence[KnownSkill], texts: TextSimilarity
+    draft: DraftedSkill, near: Sequence[LibrarySkill], texts: TextSimilarity
 ) -> Match | None:
     """The skill that says the same in other words."""
     ours = draft_words(draft)
@@ -227,7 +228,7 @@ def _paraphrase(
 
 
 def same_moves(draft: DraftedSkill, row: SkillRow) -> bool:
-    """Whether two skills move the same parameter roles, as far as both are known. A skill to avoid
+    """Whether two skills move the same parameter roles, of those known in both. A skill to avoid
     has no moves: its transformation names the roles."""
 
     def moved(moves: Sequence[Mapping[str, object]], named: str) -> frozenset[tuple[str, str]]:
@@ -246,9 +247,9 @@ def same_moves(draft: DraftedSkill, row: SkillRow) -> bool:
 # -- opposite effects
 
 
-def separation(draft: DraftedSkill, known: KnownSkill) -> Separation | None:
-    """What differs between the measurements of two skills: operator, element type, hardware, or
-    sizes; None if nothing does, so that the effect is contested."""
+def separation(draft: DraftedSkill, known: LibrarySkill) -> Separation | None:
+    """The difference between the measurements of two skills: operator, element type, hardware, or
+    sizes; None if they are equal, so that the effect is contested."""
     pairs = supporting_pairs(known)
     for name, title in (("op", "operator"), ("dtype", "element type")):
         ours = {str(row.details.get(name)) for row in draft.evidence} - {"None"}

@@ -63,7 +63,7 @@ from skills.curator.records import (
     Delta,
     Distillation,
     KernelChange,
-    KnownSkill,
+    LibrarySkill,
     LibrarySnapshot,
     Lift,
     LiftedRecipe,
@@ -168,7 +168,7 @@ class CuratorRun:
 
     trajectory: Trajectory
     context: CuratorContext
-    known: dict[str, KnownSkill]
+    known: dict[str, LibrarySkill]
     taken: set[str]
     drafter: Drafter | None
     lift: Lift | None
@@ -185,7 +185,7 @@ class CuratorRun:
         """Record a decision about the present node."""
         self.decisions.append(Decision(stage, self.node, passed, reason, details))
 
-    def add(self, delta: Delta, known: KnownSkill) -> None:
+    def add(self, delta: Delta, known: LibrarySkill) -> None:
         """Record a delta, and the skill as it is afterwards."""
         self.deltas.append(delta)
         self.known[known.row.name] = known
@@ -270,7 +270,7 @@ def _add_to_match(
 
 def _attributed(run: CuratorRun, step: TrajectoryStep) -> Match | None:
     """The skill that certainly made the change."""
-    by_id: dict[str, KnownSkill] = {known.row.id: known for known in run.known.values()}
+    by_id: dict[str, LibrarySkill] = {known.row.id: known for known in run.known.values()}
     for identity in step.proposal.attributed:
         known = run.known.get(skill_of(identity)) or by_id.get(identity)
         if known is not None:
@@ -323,8 +323,8 @@ def _lifted(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> Draft
 def _as_text(
     run: CuratorRun, change: KernelChange, draft: DraftedSkill, reason: str
 ) -> DraftedSkill | None:
-    """The kernel as text, if a model or a person wrote it and it is the run's fastest. `reason`
-    says why it is no recipe."""
+    """The kernel as text, if a model or a person wrote it and it is the run's fastest. `reason` is
+    the reason why it is not a recipe."""
     if is_written(change) and run.node != run.text_node:
         reason = f"{reason}; as text, this run teaches node {run.text_node}, which is faster"
     if not is_written(change) or run.node != run.text_node:
@@ -459,7 +459,7 @@ def _add_skill(run: CuratorRun, draft: DraftedSkill, *, conflicts_with: str = ""
     skill = draft.skill()
     reason = f"learned from {run.trajectory.id}, node {run.node}"
     delta = Delta("ADD", run.node, skill.name, reason, skill, draft.evidence, conflicts_with)
-    run.add(delta, KnownSkill(skill_row(skill), draft.evidence))
+    run.add(delta, LibrarySkill(skill_row(skill), draft.evidence))
 
 
 def _support(run: CuratorRun, draft: DraftedSkill, matched: Match, *, refine: bool = False) -> None:
@@ -484,7 +484,7 @@ def _support(run: CuratorRun, draft: DraftedSkill, matched: Match, *, refine: bo
     if revised is not None:
         version = row.version + (revised.content_sha256 != row.content_sha256)
         row = replace(skill_row(revised), id=row.id, version=version)
-    run.add(delta, KnownSkill(row, (*known.evidence, *added)))
+    run.add(delta, LibrarySkill(row, (*known.evidence, *added)))
 
 
 def _contradict(run: CuratorRun, draft: DraftedSkill, matched: Match) -> None:
@@ -499,7 +499,7 @@ def _contradict(run: CuratorRun, draft: DraftedSkill, matched: Match) -> None:
         if added:
             version = row.version
             delta = Delta("CONTRADICT", run.node, row.name, reason, None, added, version=version)
-            run.add(delta, KnownSkill(row, (*known.evidence, *added)))
+            run.add(delta, LibrarySkill(row, (*known.evidence, *added)))
         return
     reason = f"{row.name} has the opposite effect; they differ in {separated.quality}"
     run.decide("match", True, reason, ours=separated.ours, theirs=separated.theirs)
@@ -518,7 +518,7 @@ def _contradict(run: CuratorRun, draft: DraftedSkill, matched: Match) -> None:
         narrowing=narrowing,
         version=row.version,
     )
-    run.add(delta, KnownSkill(narrowed, known.evidence))
+    run.add(delta, LibrarySkill(narrowed, known.evidence))
 
 
 def _narrowed(draft: DraftedSkill, separated: Separation) -> DraftedSkill:
@@ -537,7 +537,7 @@ def _and(predicate: str, condition: str) -> str:
     return f"({predicate}) and {condition}"
 
 
-def _new_evidence(draft: DraftedSkill, known: KnownSkill) -> tuple[EvidenceRow, ...]:
+def _new_evidence(draft: DraftedSkill, known: LibrarySkill) -> tuple[EvidenceRow, ...]:
     """The measurements of a draft that the skill does not have yet."""
 
     def measurement(row: EvidenceRow) -> tuple[Any, ...]:
@@ -552,7 +552,7 @@ def _is_own_candidate(row: SkillRow) -> bool:
     return row.tier == "learned" and row.state == "candidate" and "curator" in row.metadata
 
 
-def _widened(known: KnownSkill, draft: DraftedSkill) -> SkillDraft | None:
+def _widened(known: LibrarySkill, draft: DraftedSkill) -> SkillDraft | None:
     """A candidate of the curator with the new measurements in its scopes and sizes. None if they
     are in them already, or if the skill is in use, narrowed or not the curator's."""
     row = known.row
@@ -589,7 +589,7 @@ def _widened(known: KnownSkill, draft: DraftedSkill) -> SkillDraft | None:
 
 
 def _union(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:
-    """Of two lists of a scope; an empty one restricts nothing and stays empty."""
+    """The union of two lists of a scope; an empty list restricts nothing and stays empty."""
     return tuple(sorted({*ours, *theirs})) if ours and theirs else ()
 
 

@@ -120,7 +120,7 @@ Lift = Callable[[Trajectory, KernelChange], LiftedRecipe | str]
 
 
 @dataclass(frozen=True)
-class KnownSkill:
+class LibrarySkill:
     """A skill of the library with its measurements."""
 
     row: SkillRow
@@ -142,7 +142,7 @@ class KnownSkill:
 class LibrarySnapshot:
     """The skills that a trajectory can concern. `taken` holds the names of all skills."""
 
-    known: tuple[KnownSkill, ...] = ()
+    known: tuple[LibrarySkill, ...] = ()
     taken: frozenset[str] = frozenset()
 
 
@@ -213,7 +213,7 @@ class Distillation:
     """The decisions about one trajectory and the deltas that follow.
 
     `drafter` names the model that drafted, empty without one; `answers` are its answers by node.
-    `lifted` holds by node the recipe made of a kernel as JSON, or the reason why there is none.
+    `lifted` holds by node the recipe made of a kernel as JSON, or the reason for its absence.
     `after` is the library once the deltas are stored; it follows from the rest and is not recorded.
     """
 
@@ -293,11 +293,11 @@ def _tuples(mapping: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(value) for key, value in mapping.items()}
 
 
-def _known_from_json(row: Mapping[str, Any]) -> KnownSkill:
+def _known_from_json(row: Mapping[str, Any]) -> LibrarySkill:
     skill = row["row"]
     scopes = SkillScopes(**{kind: tuple(values) for kind, values in skill["scopes"].items()})
     lists = {name: tuple(skill[name]) for name in ("moves", "sources")}
-    return KnownSkill(
+    return LibrarySkill(
         SkillRow(**{**skill, **lists, "scopes": scopes}),
         tuple(EvidenceRow(**evidence) for evidence in row["evidence"]),
     )

@@ -91,8 +91,8 @@ class SkillTextFinding:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a text may mention: the `values` of the changed parameters, and the measured `hardware`
-    with its lineage. `names` holds every registered name and alias."""
+    """The values that a text may mention: the `values` of the changed parameters, and the measured
+    `hardware` with its lineage. `names` holds every registered name and alias."""
 
     values: frozenset[str] = frozenset()
     hardware: frozenset[str] = frozenset()

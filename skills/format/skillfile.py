@@ -294,7 +294,8 @@ def _quoted(value: str) -> str:
 @dataclass(frozen=True)
 class Exported:
     """The written folders. Skills of an earlier export that are no longer active: `removed` folders
-    by name with the state, and folders that stay (`kept`) because they were changed by hand."""
+    by name with the state, and folders that are not removed (`kept`) because they were changed by
+    hand."""
 
     folders: tuple[Path, ...]
     removed: Mapping[str, str]

@@ -32,7 +32,7 @@ from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.prompts import Prompts, ShownKnowledge, answer_text
+from skills.training.prompts import KnowledgeLookup, Prompts, answer_text
 from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
 from skills.training.samples import (
     LicenceBook,
@@ -125,7 +125,7 @@ def _reviews_of(base: KnowledgeBase, samples: Sequence[TrainingSample]) -> list[
 def _samples(
     base: KnowledgeBase, request: ExportRequest, left_out: Counter[str]
 ) -> Iterator[TrainingSample]:
-    knowledge = ShownKnowledge(base, request.with_excerpts)
+    knowledge = KnowledgeLookup(base, request.with_excerpts)
     book = LicenceBook(base, request.models)
     for identity in _wanted(base, request):
         missing = Counter[str]()
@@ -199,7 +199,7 @@ def exported_search(base: KnowledgeBase, identity: str, folder: Path) -> Exporte
 def _placed(external: ExternalTrajectory, folder: Path) -> Problem:
     if external.problem.name is not None:
         return load_problem(Path(external.problem.name))
-    file = folder / "told.py"  # the name of a problem that states none
+    file = folder / "told.py"  # the name of a problem without one
     file.write_text(external.problem.source, encoding="utf-8")
     if external.problem.toml is not None:
         file.with_suffix(".toml").write_text(external.problem.toml, encoding="utf-8")
@@ -209,7 +209,7 @@ def _placed(external: ExternalTrajectory, folder: Path) -> Problem:
 def _of_search(
     base: KnowledgeBase,
     exported: ExportedSearch,
-    knowledge: ShownKnowledge,
+    knowledge: KnowledgeLookup,
     book: LicenceBook,
     left_out: Counter[str],
 ) -> Iterator[TrainingSample]:
@@ -249,8 +249,8 @@ def _sample(
 
 
 def task_of(base: KnowledgeBase, exported: ExportedSearch) -> SearchTask:
-    """The task from which prompts are rendered. It is unknown what an external search was shown, so
-    its prompts are those of a search without knowledge."""
+    """The task from which prompts are rendered. The knowledge shown to an external search is
+    unknown, so its prompts are those of a search without knowledge."""
     search = exported.search
     if search.run is not None:
         goal = search.run.goal

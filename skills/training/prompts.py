@@ -26,7 +26,7 @@ from kb.catalog.skills.reading import find_skill
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.bundle import Bundle, default_entry
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
 from optimizer.search.propose import SearchTask, compose_context, tree_before
 from optimizer.search.records import Node, ShownIds
 from optimizer.search.runs.knowledge import MARK, remedies_of, skill_of
@@ -50,7 +50,7 @@ _ID = re.compile(r"id: (\S+)")
 class Prompts:
     """The prompts of one run or external trajectory."""
 
-    def __init__(self, base: KnowledgeBase, task: SearchTask, knowledge: ShownKnowledge) -> None:
+    def __init__(self, base: KnowledgeBase, task: SearchTask, knowledge: KnowledgeLookup) -> None:
         self._task = task
         self._knowledge = knowledge
         self._redact = Redaction()
@@ -139,7 +139,7 @@ LEFT_OUT = "(text left out)"
 
 
 @dataclass
-class ShownKnowledge:
+class KnowledgeLookup:
     """Looks up the knowledge that proposers were shown. `with_uploads` includes the texts of
     uploaded documents and of imported or learned skills."""
 
@@ -147,7 +147,7 @@ class ShownKnowledge:
     with_uploads: bool
     _may_show: dict[str, bool] = field(default_factory=dict)  # by id
 
-    def of(self, shown: ShownIds, hardware: str) -> tuple[Knowledge, tuple[str, ...]]:
+    def of(self, shown: ShownIds, hardware: str) -> tuple[ShownKnowledge, tuple[str, ...]]:
         """The shown knowledge, and the ids whose texts are left out."""
         facts = self.base.registry.values_if_known(hardware)
         left_out: list[str] = []
@@ -155,7 +155,7 @@ class ShownKnowledge:
             excerpts = [self._excerpt(connection, name, left_out) for name in shown.excerpts]
             moves = [self._move(connection, name, facts, left_out) for name in shown.moves]
             skills = [self._skill(connection, name, left_out) for name in shown.skills]
-        known = Knowledge(
+        known = ShownKnowledge(
             shown.retrieval_id,
             tuple(excerpts),
             tuple(move for move in moves if move is not None),
@@ -178,7 +178,7 @@ class ShownKnowledge:
                 )
         return self._may_show[identity]
 
-    def _excerpt(self, connection: Connection, name: str, left_out: list[str]) -> Excerpt:
+    def _excerpt(self, connection: Connection, name: str, left_out: list[str]) -> ShownExcerpt:
         own = self.with_uploads or _document_origin(connection, t.passages, name) == BUILTIN
         try:
             passage = passages.get(connection, name, ALL_ACCESS) if own else None
@@ -186,13 +186,13 @@ class ShownKnowledge:
             passage = None
         if passage is None:
             left_out.append(name)
-            return Excerpt(name, "", LEFT_OUT)
+            return ShownExcerpt(name, "", LEFT_OUT)
         title = f"{passage.document_title}: {' > '.join(passage.path)}"
-        return Excerpt(name, title, passage.shown)
+        return ShownExcerpt(name, title, passage.shown)
 
     def _move(
         self, connection: Connection, name: str, facts: dict[str, Any], left_out: list[str]
-    ) -> Move | None:
+    ) -> ShownMove | None:
         if MARK in name:
             return self._move_of_skill(connection, name, left_out)
         row = connection.execute(sa.select(t.moves).where(t.moves.c.id == name)).one_or_none()
@@ -200,7 +200,7 @@ class ShownKnowledge:
             left_out.append(name)
             return None
         limit = facts.get(row.limit_fact) if row.limit_fact else None
-        move = Move(
+        move = ShownMove(
             row.id,
             row.name,
             dict(row.change),
@@ -214,7 +214,9 @@ class ShownKnowledge:
         left_out.append(name)
         return replace(move, name=name, why=LEFT_OUT)
 
-    def _move_of_skill(self, connection: Connection, name: str, left_out: list[str]) -> Move | None:
+    def _move_of_skill(
+        self, connection: Connection, name: str, left_out: list[str]
+    ) -> ShownMove | None:
         row = find_skill(connection, skill_of(name), ALL_ACCESS)
         moves = remedies_of(row) if row is not None else ()
         move = next((move for move in moves if move.id == name), None)

@@ -43,7 +43,7 @@ def accept(
     """Store an external trajectory: `queued`, or `unverified` if this machine cannot measure it.
 
     `origin` is `told` (another optimizer) or `export` (the lines of an exported run). A trajectory
-    that was sent before keeps its row; `requeue` says which of them are tried again. Raises
+    that was sent before keeps its row; `requeue` selects those that are tried again. Raises
     InvalidRequest for a step that no machine could evaluate.
     """
     obstacle = evaluation_obstacle(base, external, problem)
@@ -161,8 +161,8 @@ class TrajectoryQueue:
         self._worker.stop(STOP_SECONDS)
 
     def _work(self) -> bool:
-        """Evaluate the oldest queued trajectory. False if there is none, or the catalog failed:
-        then the trajectory is queued again once its lease runs out."""
+        """Evaluate the oldest queued trajectory. False if the queue is empty, or the catalog
+        failed: then the trajectory is queued again once its lease runs out."""
         for identity in self._store.expire():
             log.warning("trajectory queued again", trajectory=identity, reason="lease_expired")
         row = self._store.claim(self._owner, self._base.settings.lease_seconds)

@@ -47,8 +47,8 @@ class EvaluationSummary:
     """The part of an evaluation that a trajectory stores.
 
     `checks` counts the correctness checks that passed, and all of them. `signals` are those of the
-    verdict, the leading one first. `flags` are integrity findings as sentences, one of which ended
-    the evaluation if `rejected`. `reviewed` is a person's decision about the flags as a sentence,
+    verdict, the leading one first. `flags` are integrity findings as sentences; if `rejected`, one
+    of them ended the evaluation. `reviewed` is a person's decision about the flags as a sentence,
     or empty.
     """
 

@@ -35,8 +35,8 @@ from optimizer.evaluation.timing.statistics import bounded, combined, independen
 from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
-    Knowledge,
     KnowledgeSource,
+    ShownKnowledge,
     ShownSkill,
     applicable_moves,
 )
@@ -44,7 +44,7 @@ from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import HardwareView, ModelCall, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import (
     NAME,
@@ -68,7 +68,7 @@ from skills.trials.trial import (
 
 ROUNDS = 2  # of fresh processes for each kernel that is measured anew
 MAX_TRIALS = 3  # of a skill
-MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, some of which the skill's precondition excludes
+MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, including those that the skill's precondition excludes
 MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all
 UNTRIED = Arm(0, 0, None)
 
@@ -355,7 +355,7 @@ class WithSkill:
         self._skill = skill
         self._without = without or (skill.name if skill is not None else "")
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The source's answer, with the skill or without it. The request has no run id, so that no
         skill is withheld by chance and both arms get the same."""
         knowledge = self._source.consult(replace(request, run_id=None))
@@ -376,7 +376,7 @@ class _Silent:
 
     def node(self, node: Node, tree: Tree) -> None: ...
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None: ...
 

@@ -27,7 +27,7 @@ from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.curator.distil import parameter_roles
 from skills.training.export import ExportRequest, export_trajectories
-from skills.training.prompts import LEFT_OUT, Prompts, ShownKnowledge, without_uploads
+from skills.training.prompts import LEFT_OUT, KnowledgeLookup, Prompts, without_uploads
 from skills.training.rows import FORMATS, SHAPES
 from skills.training.samples import LicenceBook, Licences
 from skills.trajectories.reading import trajectory, trajectory_store
@@ -185,7 +185,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     assert node.proposal is not None
     node = replace(node, proposal=replace(node.proposal, transcript=record.id))
     for leave, expected in ((False, False), (True, True)):
-        prompts = Prompts(services, task_of(services, source), ShownKnowledge(services, leave))
+        prompts = Prompts(services, task_of(services, source), KnowledgeLookup(services, leave))
         found = prompts.of(source.tree, node)
         assert found.origin == "stored" and found.system == "the system's part"
         assert found.user.startswith("before\n") and found.user.endswith("\nafter")
@@ -220,7 +220,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
     shown = ShownIds("ret_1", (), (f"{imported}#0",), (shipped, imported))
     body = services.skills.show(shipped).body
     for leave in (False, True):
-        again = ShownKnowledge(services, leave)
+        again = KnowledgeLookup(services, leave)
         assert again.may_show(shipped)
         assert [again.may_show(name) for name in (imported, f"{imported}#0")] == [leave, leave]
         known, left_out = again.of(shown, "x86-64")

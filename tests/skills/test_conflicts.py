@@ -101,7 +101,7 @@ def test_an_exported_warning_reads_as_one_and_comes_back(catalog: Catalog, tmp_p
 def test_a_warning_that_says_when_to_use_it_is_warned_of(catalog: Catalog, tmp_path: Path) -> None:
     advising = replace(WARNING, description="Use when a kernel waits: load early.")
     (said,) = bring(catalog, tmp_path, advising).warnings
-    assert "let the description say what to avoid" in said
+    assert "let the description name the change to avoid" in said
     (folder,) = SkillLibrary(catalog).export(tmp_path / "out", [WARNING.name])
     assert read_skill(folder).description.startswith("Avoid: Use when")
 

@@ -297,7 +297,7 @@ def remove(
     hardware_id: HardwareId,
     with_documents: Annotated[
         bool,
-        typer.Option("--with-documents", help="Also delete the documents about it alone."),
+        typer.Option("--with-documents", help="Also delete documents that are only about it."),
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -309,7 +309,7 @@ def remove(
     """
     known = target.call(hardware.show_hardware, hardware_id)["id"]
     if not yes and not as_json:
-        too = " with the documents that are about it alone" if with_documents else ""
+        too = " with the documents that are only about it" if with_documents else ""
         confirm(f"Remove {known}{too}?", "nothing was removed")
     return target.call(hardware.remove_hardware, known, with_documents=with_documents)
 

@@ -53,8 +53,8 @@ def ingest(
     """Read files and folders into the knowledge base.
 
     Waits until each file is searchable, or refused with a reason. Exits 1 if any was refused or
-    could not be read. `kernlore jobs list --group GROUP` shows the same from elsewhere; the JSON
-    names the group.
+    could not be read. `kernlore jobs list --group GROUP` shows the same in another terminal; the
+    JSON names the group.
     """
     if not paths and not builtin:
         raise InvalidRequest(

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 QUEUE = 2048
 WITH_KEYS = (
-    "Warning: it listens on {host}, and keys travel as they are: put a proxy with TLS in front of"
-    " it where the network is not yours alone."
+    "Warning: it listens on {host}, and keys are sent unencrypted: on a shared network, put it"
+    " behind a proxy with TLS."
 )
 WITHOUT_KEYS = (
     "Warning: it listens on {host} and needs no key: everyone who reaches this machine can read and"

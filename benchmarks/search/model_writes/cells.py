@@ -21,11 +21,11 @@ from kb.prompt_tokens import count_tokens
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.evaluate import evaluate_files
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource
+from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.runs.optimize import FinishedRun, optimize
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
@@ -92,7 +92,7 @@ class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """Nothing is shown."""
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         """Remember it."""
@@ -299,9 +299,9 @@ class Fixed:
 
     text: str
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The text."""
-        return Knowledge(target=self.text)
+        return ShownKnowledge(target=self.text)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nothing is learnt."""
@@ -314,7 +314,7 @@ class Passages:
     base: KnowledgeBase
     _shown: dict[str, str] = field(default_factory=dict)
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The passages for the operator and language, the same in each attempt."""
         key = request.op or ""
         if key not in self._shown:
@@ -330,7 +330,7 @@ class Passages:
                     parts.append(excerpt.text)
                     room -= cost
             self._shown[key] = "\n\n".join(parts)
-        return Knowledge(target=self._shown[key])
+        return ShownKnowledge(target=self._shown[key])
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nothing is learnt."""
@@ -341,9 +341,9 @@ class Unadapted:
     """Our context of the first attempt, in every attempt."""
 
     inner: ServiceKnowledge
-    _first: Knowledge | None = None
+    _first: ShownKnowledge | None = None
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The answer to the first request."""
         if self._first is None:
             self._first = self.inner.consult(

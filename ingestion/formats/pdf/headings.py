@@ -58,7 +58,7 @@ def without_furniture(
     numbers = _lone_numbers(pages, heights, labels)
     printed: dict[int, str] = {}
     contents: list[int] = []
-    kept: list[tuple[TextLine, ...]] = []
+    bodies: list[tuple[TextLine, ...]] = []
     for index, lines in enumerate(pages):
         rest = []
         for line in lines:
@@ -71,8 +71,8 @@ def without_furniture(
         body = _without_contents(rest)
         if len(body) < len(rest):
             contents.append(index)
-        kept.append(tuple(body))
-    return Content(tuple(kept), _plausible(printed), tuple(contents))
+        bodies.append(tuple(body))
+    return Content(tuple(bodies), _plausible(printed), tuple(contents))
 
 
 def normalised(text: str) -> str:
@@ -345,8 +345,8 @@ def _find_title(
     heights: Sequence[float],
     used: set[tuple[int, int]],
 ) -> tuple[int, int] | None:
-    wanted = normalised(mark.title)
-    if not wanted:
+    title = normalised(mark.title)
+    if not title:
         return None
     places = []
     for start, line in enumerate(lines):
@@ -355,10 +355,10 @@ def _find_title(
             if (page, start + count - 1) in used:
                 break
             text += normalised(lines[start + count - 1].text)
-            if _same_title(text, wanted):
+            if _same_title(text, title):
                 places.append((start, count, line.y0))
                 break
-            if len(text) > len(wanted) + 20:
+            if len(text) > len(title) + 20:
                 break
     if not places:
         return None
@@ -369,10 +369,10 @@ def _find_title(
     return best[0], best[1]
 
 
-def _same_title(text: str, wanted: str) -> bool:
-    if text == wanted:
+def _same_title(text: str, title: str) -> bool:
+    if text == title:
         return True
-    longer, shorter = (text, wanted) if len(text) > len(wanted) else (wanted, text)
+    longer, shorter = (text, title) if len(text) > len(title) else (title, text)
     return (
         len(shorter) > 2
         and longer.endswith(shorter)

@@ -218,15 +218,15 @@ def _rewrapped(lines: Sequence[str], vocabulary: Collection[str]) -> list[str]:
 
 def _without_empty_columns(cells: Sequence[Cell], count: int) -> tuple[list[Cell], list[int]]:
     """Drop columns in which no cell with text begins, such as those between double rules."""
-    kept = sorted({c.column for c in cells if c.text})
-    place = {column: i for i, column in enumerate(kept)}
+    filled = sorted({c.column for c in cells if c.text})
+    place = {column: i for i, column in enumerate(filled)}
     moved = []
     for cell in cells:
         columns = range(cell.column, min(count, cell.column + cell.columns))
         covered = [place[c] for c in columns if c in place]
         if covered:
             moved.append(replace(cell, column=covered[0], columns=len(covered)))
-    return moved, kept
+    return moved, filled
 
 
 def _header_rows(cells: Sequence[Cell], row_count: int) -> tuple[int, bool]:

@@ -147,7 +147,7 @@ class Documents:
             return int(connection.execute(query).scalar_one())
 
     def get(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Document:
-        """The document with this id. Raises NotFound, also where the caller may not see it."""
+        """The document with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             row = self._row(connection, document_id, access_scope)
             return _complete(connection, [row], access_scope)[0]
@@ -218,7 +218,7 @@ class Documents:
 
     def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Withdrawn:
         """Remove a document with everything derived from it, accepted facts included; the facts
-        that went. `erase_deleted` then removes its stored files and what is left of its text.
+        that went. `erase_deleted` then removes its stored files and the rest of its text.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)
@@ -351,7 +351,7 @@ def languages_of(
 # -- erasure
 
 _OWED = "erasures_owed"  # keys of stored files; None: nothing
-_COUNT = "erasures"  # how many times stored files were removed
+_COUNT = "erasures"  # number of removals of stored files
 
 
 def owe_erasure(connection: Connection, blob_keys: Collection[str]) -> None:
@@ -367,9 +367,9 @@ def is_erasure_owed(catalog: Catalog) -> bool:
 
 
 def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
-    """Finish all deletions. False where another process still reads the catalog as it was before:
-    the log holds the text until the next call. Raises StoreAway where the files cannot be removed
-    now; the next call does.
+    """Finish all deletions. Returns False if another process still reads an earlier snapshot of the
+    catalog: the log holds the text until the next call. Raises StoreAway if the files cannot be
+    removed now; the next call removes them.
     """
     if not is_erasure_owed(catalog):
         return True
@@ -385,7 +385,7 @@ def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
             for key in _unused_blobs(connection, owed) if away is None else ():
                 blobs.delete(key)
         except StoreAway as error:
-            away = error  # the words go all the same
+            away = error  # the words are removed all the same
         meta.put(connection, _COUNT, count_erasures(connection) + 1)
     if not catalog.empty_log():
         return False
@@ -398,14 +398,14 @@ def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
 
 
 def _unused_blobs(connection: Connection, blob_keys: Collection[str]) -> list[str]:
-    """Those of the keys that are the file of no version."""
+    """The keys without a version that uses the file."""
     column = t.document_versions.c.blob_key
     rows = select_in(connection, sa.select(column), column, blob_keys)
     return sorted(set(blob_keys) - {row.blob_key for row in rows})
 
 
 def is_blob_in_use(connection: Connection, blob_key: str) -> bool:
-    """Whether the key is the file of a version."""
+    """Whether a version uses the file of the key."""
     return not _unused_blobs(connection, [blob_key])
 
 
@@ -423,7 +423,7 @@ def may_blob_be_gone(connection: Connection, blob_key: str, count_before: int) -
 
 
 def remove_orphan_facts(catalog: Catalog) -> int:
-    """Remove the facts of documents that are gone; of how many documents. Earlier releases left
+    """Remove the facts of deleted documents; returns the number of documents. Earlier releases left
     accepted ones, with a quotation; `erase_deleted` then removes them from the files.
     """
     with catalog.read() as connection:

@@ -1,4 +1,4 @@
-"""Vectors by text: the same text is embedded once per model, in whatever documents it occurs.
+"""Vectors by text: a text that occurs in several documents is embedded once per model.
 
 Stored as little-endian float32 of unit length. Knows nothing about models or nearest neighbours.
 """
@@ -41,7 +41,7 @@ def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> No
 
 
 def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
-    """Remove the vectors of these texts, of every model, where no passage has the text any more."""
+    """Remove the vectors of those texts that no passage has any more, of every model."""
     for part in portions(text_sha256s):
         used = sa.select(t.passages.c.embed_sha256).where(t.passages.c.embed_sha256.in_(part))
         connection.execute(
@@ -52,7 +52,7 @@ def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
 
 
 def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
-    """The vector of one text, by its SHA-256; None where this model has not embedded it."""
+    """The vector of one text, by its SHA-256; None if this model has not embedded it."""
     vector = connection.scalar(
         sa.select(t.embeddings.c.vector).where(
             t.embeddings.c.text_sha256 == sha256, t.embeddings.c.model_fingerprint == model

@@ -1,4 +1,4 @@
-"""Reading passages: what a search hit turns into, a document's passages in order, and corrections
+"""Reading passages: the passages of search hits, a document's passages in order, and corrections
 by a person.
 
 `load` is the check every hit passes before it leaves: it joins the catalog, so a passage that was
@@ -75,8 +75,8 @@ _SELECT = (
 
 
 class About(NamedTuple):
-    """What a scope is checked against: the owner, the category, and what a passage and its document
-    are about.
+    """The values that a scope is checked against: the owner, the category, and the hardware of a
+    passage and its document.
     """
 
     owner: str

@@ -1,10 +1,10 @@
 """Whole kernels of manuals and of runs, and the recipes that are proposed from code of manuals.
 
-A manual's sample belongs to a version of its document. What the chip's own toolchain said about it
-(`status`) stays with equal code in the next version. A kernel of a run has no document; it was
-measured to be right. A recipe belongs to its document: a new version replaces it, and a person's
-decision stays with equal code. Its body is JSON that `ingestion.samples.recipes` writes and the
-search reads. Recipes are no skills: nothing exports them.
+A manual's sample belongs to a version of its document. The result of the chip's own toolchain
+(`status`) is carried over to equal code in the next version. A kernel of a run has no document; it
+was measured to be right. A recipe belongs to its document: a new version replaces it, and a
+person's decision stays with equal code. Its body is JSON that `ingestion.samples.recipes` writes
+and the search reads. Recipes are no skills: nothing exports them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.knowledge.versions import VersionRows, document_of
-from kb.catalog.meta import bump_documents, bump_revision
+from kb.catalog.meta import bump_revision
 from kb.catalog.rows import record_of
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
-# What the chip's toolchain said of it, in rising order. `refused`: it does not compile.
+# The result of the chip's toolchain, in rising order. `refused`: it does not compile.
 Status = Literal["untried", "refused", "compiles", "runs", "right"]
 STATUSES: tuple[Status, ...] = ("untried", "refused", "compiles", "runs", "right")
 
@@ -36,7 +36,7 @@ STATUSES: tuple[Status, ...] = ("untried", "refused", "compiles", "runs", "right
 class KernelSample:
     """A whole kernel in a manual.
 
-    `operator` is canonical, empty where none is named; `title` is the section's; `language` that of
+    `operator` is canonical, empty if not named; `title` is the section's; `language` that of
     the code block, or the only one that the document can be about; `shapes` are arguments as the
     entry writes them, such as `A[64][64]`. `section` is an index, `code` is verbatim, `symbols` are
     the names of cards in it, in order of first use. `status` and `evidence` are stated for built-in
@@ -72,7 +72,7 @@ class VerifiedKernel:
 @dataclass(frozen=True)
 class Sample:
     """A kernel with its operator, language and argument shapes as its code writes them. `status` is
-    what the chip's toolchain said of it, `evidence` the sentence for a reader. `document_id` is
+    the result of the chip's toolchain, `evidence` a sentence that explains it. `document_id` is
     None for a kernel of a run.
     """
 
@@ -158,8 +158,8 @@ def _sample(row: sa.Row[Any]) -> Sample:
 def replace_version_samples(
     connection: Connection, version_id: str, samples: Sequence[KernelSample], current: bool
 ) -> int:
-    """Store the kernels of a version in place of those that it had; where it is `current`, those of
-    the document's other versions leave every answer. Returns their number.
+    """Replace the kernels of a version. If it is `current`, those of the document's other versions
+    leave every answer. Returns their number.
     """
     version = VersionRows(connection, version_id, current)
     tried = _tried(connection, version.document.id)
@@ -227,24 +227,6 @@ def add_verified(connection: Connection, kernel: VerifiedKernel) -> str:
     connection.execute(t.samples.insert().values(row))
     bump_revision(connection)
     return identity
-
-
-def set_status(connection: Connection, sample_id: str, status: Status, evidence: str) -> None:
-    """Store what the chip's toolchain said of a sample. Raises NotFound."""
-    changed = connection.execute(
-        t.samples.update()
-        .where(t.samples.c.id == sample_id)
-        .values(status=status, evidence=evidence)
-        .returning(t.samples.c.document_id)
-    ).one_or_none()
-    if changed is None:
-        raise NotFound(
-            f"no sample {sample_id[:80]!r}", hint="GET /hardware/{id}/samples lists them with ids."
-        )
-    if changed.document_id is None:
-        bump_revision(connection)
-    else:
-        bump_documents(connection, [changed.document_id])
 
 
 # -- recipes
@@ -371,7 +353,9 @@ def _passages_by_path(
 
 
 def _beginning(recipe: ProposedRecipe, passages: Sequence[tuple[str, str]]) -> str | None:
-    """The passage that the sample begins in: short ones share one with the text around them."""
+    """The passage that the sample begins in: a short sample shares a passage with the text around
+    it.
+    """
     beginning = "".join(recipe.code.split())[:BEGINNING]
     return next((id_ for id_, text in passages if beginning in text), None)
 

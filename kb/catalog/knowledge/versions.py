@@ -51,7 +51,7 @@ class DocumentSource:
 
 @dataclass(frozen=True)
 class Registered:
-    """The result of an upload. `version_id` is None when there is nothing to ingest."""
+    """The result of an upload. `version_id` is None if no version has to be ingested."""
 
     document_id: DocumentId
     outcome: UploadOutcome
@@ -83,7 +83,7 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
 
 
 def register(connection: Connection, source: DocumentSource) -> Registered:
-    """Decide what an upload is; create its rows in state `staged` when it is new."""
+    """Classify an upload; create its rows in state `staged` if it is new."""
     document = connection.execute(
         sa.select(t.documents).where(
             t.documents.c.source_key == source.source_key,
@@ -222,13 +222,13 @@ def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
 
 
 def document_hardware(connection: Connection, document_id: str) -> list[str]:
-    """The chips that a document is about; `any` where it is about none in particular."""
+    """The chips that a document is about; `any` if it names no particular chip."""
     about = sorted(scopes_of(connection, document_id))
     return [value for kind, value in about if kind == "hardware"] or [ANY]
 
 
 def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
-    """Raise Forbidden where the caller may not change the content of a document."""
+    """Raise Forbidden if the caller may not change the content of a document."""
     about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
     access.check_change(about, f"the document {document_id}")
 
@@ -271,7 +271,7 @@ class VersionRows:
         ).all()
 
     def remove(self, table: sa.Table) -> None:
-        """Remove the version's rows; where it is active, deactivate those of other versions."""
+        """Remove the version's rows; if it is active, deactivate those of other versions."""
         if self._active:
             of_document = table.c.document_id == self.document.id
             self._connection.execute(table.update().where(of_document).values(active=False))
@@ -310,8 +310,8 @@ class SectionDraft:
 
 @dataclass(frozen=True)
 class PassageDraft:
-    """A passage as it was cut from a document. `section` is an index into the version's sections,
-    `lead` the header of a table piece, `prose` the share of function words in per mille.
+    """A passage of a document before it is stored. `section` is an index into the version's
+    sections, `lead` the header of a table piece, `prose` the share of function words in per mille.
     """
 
     section: int
@@ -336,12 +336,12 @@ class VersionContent:
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)
-    title: str | None = None  # as the document states it, where the upload gave no title
+    title: str | None = None  # as the document states it, for uploads without a title
 
 
 def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
-    """Mark a version that could not be read. One that was read before (a retried job) is left as it
-    is.
+    """Mark a version that could not be read. One that was read before (a retried job) is not
+    changed.
     """
     connection.execute(
         t.document_versions.update()
@@ -398,7 +398,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
         return passages
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
-        values["title"] = content.title
+        values["title"] = " ".join(content.title.split())
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     # Answers name built-in documents that are still to be read; uploads are found at once.
     bump_documents(connection, [document.id], at_once=document.origin != "builtin")
@@ -531,7 +531,7 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
 
 
 def is_first(connection: Connection, version_id: str) -> bool:
-    """Whether nothing was ever stored of the document of this version."""
+    """Whether no content was ever stored for the document of this version."""
     number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
     document = document_of(connection, version_id)
     return document.current_version_id is None and connection.scalar(number) == 1

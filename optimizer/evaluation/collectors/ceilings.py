@@ -269,7 +269,7 @@ def _outdated(stored: Ceilings) -> bool:
 
 
 def from_file(path: Path) -> Ceilings | None:
-    """The ceilings in a file; None if there are none in this form."""
+    """The ceilings in a file; None if it has another format."""
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -283,7 +283,7 @@ class DeviceStore:
         self._folder = data_dir / "devices"
 
     def load(self, identity: DeviceIdentity, threads: int) -> Ceilings | None:
-        """The stored ceilings; None if there are none in this form."""
+        """The stored ceilings; None without any in this format."""
         stored = self._read(identity)
         try:
             return from_json(stored["ceilings"][str(threads)])

@@ -119,7 +119,6 @@ def write_job(
     *,
     device: DeviceKind,
     threads: int,
-    calls: int = 3,
 ) -> ProfileJob:
     """Write a job. `tensors` are inputs, then weights, as in `CaseValues`."""
     import torch
@@ -135,7 +134,6 @@ def write_job(
         "scratch": str(folder),
         "device": device,
         "threads": threads,
-        "calls": calls,
     }
     return ProfileJob(folder, device, threads, spec)
 
@@ -149,11 +147,6 @@ def collect_all(job: ProfileJob) -> list[Collected]:
     if not any(collected.kernels for collected in reports):
         reports.append(collect_proton(job))
     return reports
-
-
-def refusals(reports: Sequence[Collected]) -> dict[str, str]:
-    """By collector, why it reported nothing."""
-    return {c.collector: c.not_measured for c in reports if c.not_measured}
 
 
 # -- perf
@@ -259,7 +252,7 @@ NCU_METRICS = (
 )
 
 
-def collect_ncu(job: ProfileJob, metrics: Sequence[str] = NCU_METRICS) -> Collected:
+def collect_ncu(job: ProfileJob) -> Collected:
     """Profile one call. ncu replays every launch once for each group of counters."""
     known = tool(NCU)
     if not known.available:
@@ -268,7 +261,7 @@ def collect_ncu(job: ProfileJob, metrics: Sequence[str] = NCU_METRICS) -> Collec
     command = [
         *("ncu", "--clock-control", "none", "--csv", "--print-units", "base"),
         *("--profile-from-start", "off", "--launch-count", str(NCU_MAX_LAUNCHES)),
-        *("--target-processes", "all", "--metrics", ",".join(metrics)),
+        *("--target-processes", "all", "--metrics", ",".join(NCU_METRICS)),
         *job.command("plain"),
     ]
     done = job.run(command, NCU_SECONDS)

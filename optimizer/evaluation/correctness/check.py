@@ -77,7 +77,8 @@ class CaseResult:
 def check_case(
     case: PreparedCase, kernel: LoadedKernel, seeds: Sequence[int], settings: EvaluationSettings
 ) -> CaseResult:
-    """Check every seed; the kernel holds the values of the first. Raises what the kernel raises."""
+    """Check every seed; the kernel holds the values of the first. Raises the exceptions of the
+    kernel."""
     checks: list[CaseCheck] = []
     copies = [torch.empty_like(output) for output in kernel.outputs]  # for all seeds
     for number, seed in enumerate(seeds):
@@ -216,7 +217,7 @@ def run_simulated(
 
 
 def cost_of(timing: CaseTiming) -> float | None:
-    """The cost by which candidates are compared: cycles, or microseconds if a simulator gives no
+    """The cost that candidates are compared by: cycles, or microseconds if a simulator gives no
     cycles. Cycles of real hardware are no time, because clocks change."""
     if timing.state != "simulator":
         return timing.candidate_us

@@ -45,8 +45,8 @@ T = TypeVar("T")
 CACHED_SEEDS = 4
 # Calls of a block whose inputs are computed again if a few of their sampled elements differ.
 MAX_RECOMPUTED = 4
-# Elements of a second draw that values are replaced from: many times what one call replaces, and
-# few compared with the inputs.
+# Elements of a second draw that values are replaced from: many times the number that one call
+# replaces, and few compared with the inputs.
 BANK = 1 << 20
 
 
@@ -230,7 +230,7 @@ class PreparedCase(OpenCase):
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
-        `tensors` returns what the inputs held in that call. Each may differ from the golden by the
+        `tensors` returns the inputs' values in that call. Each may differ from the golden by the
         bound of the case, so they may differ by twice that. Elements that differ and are right by
         another rounding are added to `undecided`, by output.
         """
@@ -287,9 +287,9 @@ class PreparedCase(OpenCase):
         undecided: Counter[str],
     ) -> str | None:
         """Why the sampled elements of two sides' calls cannot all be right, or None. Whole outputs
-        are compared too, but only of one call in each block. Indices are skipped: what they point
-        into existed only during the call. `tensors` returns what the inputs held in a call of the
-        block, None if unknown; `undecided` as for `disagreement`."""
+        are compared too, but only of one call in each block. Indices are skipped: the data that
+        they point into existed only during the call. `tensors` returns the inputs' values in a call
+        of the block, None if unknown; `undecided` as for `disagreement`."""
         if not ours.samples and not theirs.samples:
             return None
         bounds = self.expected(seed).bounds
@@ -461,14 +461,13 @@ class PreparedProblem:
         return self._chance.sample(self._seeds, self._settings.seeds)
 
 
-# -- elements that only rounding decides
-#
-# In a count of values below a limit, a value may be as near the limit as its own rounding. The
-# reference itself shows that such an element is undecided: it is run in float64, and again with
-# every result that the case's dtype would round moved up and down by what honest kernels may lose
-# there (Monte Carlo arithmetic). Inputs stay unchanged, and so do results that the dtype holds
-# exactly, so a comparison of inputs, or of sums of ones, is never undecided. An element on which
-# two of these runs differ may equal any of them; all others must equal the reference's bits.
+# -- elements that only rounding decides  In a count of values below a limit, a value may be as near
+# the limit as its own rounding. The reference itself shows that such an element is undecided: it is
+# run in float64, and again with every result that the case's dtype would round moved up and down by
+# the error that honest kernels may have there (Monte Carlo arithmetic). Inputs stay unchanged, and
+# so do results that the dtype holds exactly, so a comparison of inputs, or of sums of ones, is
+# never undecided. An element on which two of these runs differ may equal any of them; all others
+# must equal the reference's bits.
 
 DRAWS = 3  # of directions of rounding; each is run with its opposite too
 # Share of an output's elements that may be undecided: an output with more shows only rounding.
@@ -587,7 +586,7 @@ def settled(
 
 
 class _Rounded(DispatchWatch):  # type: ignore[no-untyped-call]
-    """Moves float64 results of operators by what the dtype would round."""
+    """Perturbs float64 results of operators by the rounding error of the dtype."""
 
     def __init__(self, dtype: torch.dtype, draw: int, sign: int) -> None:
         super().__init__()

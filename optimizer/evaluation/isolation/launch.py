@@ -208,8 +208,8 @@ class ForkServer:
 
     @classmethod
     def for_runners(cls, threads: int, level: Level, device: str = "cpu") -> ForkServer:
-        """A new server for runners of the same settings. A request carries what a runner needs at
-        its start, with socket, tokens and log, and whether torch's compiler is to be imported."""
+        """A new server for runners of the same settings. A request carries the start values of a
+        runner, with socket, tokens and log, and whether to import torch's compiler."""
         arguments = [str(threads), device, compiler_cache()]
         environment = {**threads_and_memory(threads), **(ON_CPU if device == "cpu" else {})}
         return cls([RUNNER, "serve"], arguments, level, environment)

@@ -3,7 +3,7 @@
 `namespaces`: own user, network, IPC and process namespaces through util-linux's `unshare`; there is
 no network, and one kill ends every process. `container`: the same through podman or docker, only on
 request, because each runner takes seconds to start. `process`: a process group and limits. Where
-the kernel has Landlock, the runner adds it at all levels. Does not know what a runner does.
+the kernel has Landlock, the runner adds it at all levels. Does not know the work of a runner.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ ENDED_SECONDS = 30.0  # an engine cleans up after its container
 PROCESSES = 4096
 _PROBE_SECONDS, _PEER = 30.0, struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt")
-# crun refuses systems that mix both versions of cgroups; runc mounts them only if told to.
+# crun refuses systems that mix both versions of cgroups; runc mounts them only on request.
 _ENGINES = (
     ("podman", ()),
     ("podman --runtime runc", ("--cgroupns", "host")),

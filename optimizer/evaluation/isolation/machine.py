@@ -1,9 +1,9 @@
-"""This machine: its processors, how much of them other work uses, and locks that keep measurements
+"""This machine: its processors, their use by other work, and locks that keep measurements
 on one device apart.
 
-The name of a processor is shared by generations of which one computes 512 bits at a time and
-another twice 256, so its model identifies it. The kernel's accounts are read on Linux only;
-elsewhere they are unknown. Standard library only; torch for a GPU's uuid.
+Processors of one name can be of several generations (one computes 512 bits at a time, another twice
+256), so the model identifies a processor. The kernel's accounts are read on Linux only; elsewhere
+they are unknown. Standard library only; torch for a GPU's uuid.
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ def usable_processors() -> int:
     return os.cpu_count() or 1
 
 
-# -- processors that other work leaves, over a longer time
-#
-# Also what a hypervisor takes, which no thread is reported to have waited for.
+# -- processors that other work leaves, over a longer time Time that a hypervisor takes counts too,
+# although no thread is reported to have waited for it.
 
 _STAT = Path("/proc/stat")
 # Columns of /proc/stat that are work or stolen: user, nice, system, irq, softirq, steal (proc(5)).
 _BUSY = (0, 1, 2, 5, 6, 7)
-MIN_SECONDS = 0.2  # the account is kept in hundredths of a second
+MIN_SECONDS = 0.2  # the resolution of the account is a hundredth of a second
 CROWD = 0.5  # processors that other work may use before nothing can be timed
 LOOK_SECONDS = 0.3
 
@@ -109,7 +108,8 @@ def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
     return (
         f"other work leaves about {max(0.0, left):.1f} of {before.processors} processors, and"
         f" timing needs {threads}: kernels are checked, but most get no figure until it ends."
-        " Stop it, or search again while the machine is idle, which begins with what is right"
+        " Stop it, or search again while the machine is idle: that search begins with the"
+        " correct candidates"
     )
 
 

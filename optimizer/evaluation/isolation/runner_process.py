@@ -62,7 +62,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class RunnerDied(Exception):
-    """The process ended while a request was pending; `log` is what it had printed."""
+    """The process ended while a request was pending; `log` is its output."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class RunnerDied(Exception):
 
 
 class RunnerHung(Exception):
-    """No answer within the deadline; the group was ended. `log` is what it had printed."""
+    """No answer within the deadline; the group was ended. `log` is its output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class RunnerHung(Exception):
 
 
 class RunnerForged(Exception):
-    """Something other than the runner wrote into its channel; `content` is what was written."""
+    """Something other than the runner wrote `content` into its channel."""
 
     def __init__(self, message: str, content: Any = None, log: str = "") -> None:
         super().__init__(message)
@@ -159,7 +159,7 @@ class RunnerProcess:
         return launched, talk, tokens
 
     def _environment(self) -> dict[str, str]:
-        """What a compiler and torch need, with caches in the scratch folder."""
+        """The environment of a compiler and torch, with caches in the scratch folder."""
         scratch = str(self.scratch)
         return {
             **{name: os.environ[name] for name in PASSED if name in os.environ},
@@ -221,8 +221,8 @@ class RunnerProcess:
     def grant(self, tokens: Sequence[bytes], seconds: float, sampler: OutputSampler | None) -> None:
         """Grant the calls of a block within `seconds`: one token for each request, the last of
         which ends the block. `sampler` samples each call before the next token is sent. Returns
-        early if the runner answers or ends before; `await_answer` says which. Raises RunnerForged
-        if more calls are requested than are being made.
+        early if the runner answers or ends before; `await_answer` tells the two apart. Raises
+        RunnerForged if more calls are requested than the block has.
 
         A token exists only between a request and its reading, so the candidate's process cannot
         count them.
@@ -351,7 +351,7 @@ class RunnerProcess:
         return marked(self._mark, self._launched.pid)
 
     def end(self) -> bool:
-        """Kill everything it started; True if nothing of it is left."""
+        """Kill all processes that it started; True if all are gone."""
         if self.scratch.exists():
             self._last_log = self.log
         # Its namespace ends with its first process, and is empty before that one counts as ended.
@@ -658,8 +658,8 @@ class RunnerPool:
         return runner
 
     def end(self, runner: RunnerProcess) -> Future[bool]:
-        """End a runner in the background: the system takes a while to free its memory. The result
-        is whether nothing of it is left."""
+        """End a runner in the background: the system takes a while to free its memory. The result:
+        whether all its processes are gone."""
         return self._enders.submit(runner.end)
 
     def close(self) -> None:

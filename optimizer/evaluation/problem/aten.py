@@ -241,7 +241,7 @@ def _kinds(name: str, along_the_last: bool, result: Sequence[torch.Tensor]) -> l
 
 
 def _arguments(sample: Any) -> _File | str:
-    """The call's arguments as text, or the reason why there is none."""
+    """The call's arguments as text, or the reason why they cannot be written."""
     inputs: list[torch.Tensor] = []
 
     def text(value: Any) -> str:

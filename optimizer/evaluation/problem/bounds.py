@@ -144,7 +144,7 @@ def rounding(dtype: str, terms: int, relaxed: bool) -> float:
 
 
 def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
-    """How far a golden typically moves when its inputs move by less than their last place.
+    """The typical change of a golden when its inputs change by less than their last place.
 
     Where terms cancel (a norm of values far from zero), another order of summing costs that much
     per term, even if the reference's costs less because its vector lanes have short partial sums.
@@ -185,7 +185,7 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
 
 
 def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
-    """Whether two outputs differ by no more than twice the bound of one. The exact comparison takes
+    """Whether two outputs differ by at most twice the bound of one. The exact comparison takes
     ten times as long."""
     if not ours.is_floating_point() or not ours.numel():
         return torch.equal(ours, theirs)
@@ -204,8 +204,8 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
 
 
 def agree(ours: torch.Tensor, theirs: torch.Tensor, at: torch.Tensor, bound: Bound) -> bool:
-    """Whether sampled elements of two outputs differ by no more than both bounds. `at` has their
-    positions in the flat output; all three have one shape."""
+    """Whether sampled elements of two outputs differ by at most the sum of both bounds. `at` has
+    their positions in the flat output; all three have one shape."""
     if not ours.numel():
         return True
     if bound.kind != "float" or bound.scale is None:
@@ -307,8 +307,8 @@ def _all_finite(values: torch.Tensor) -> bool:
 def _wrongly_finite(
     output: torch.Tensor, golden: torch.Tensor, reference: torch.Tensor
 ) -> torch.Tensor:
-    """Elements that break this: NaN only where the reference is NaN, an infinity only where it is
-    the same one. A finite value where only the reference overflowed is right."""
+    """Elements that break this: NaN only where the reference is NaN, an infinity only where the
+    reference has the same. A finite value is right if only the reference overflowed."""
     finite = torch.isfinite(output)
     same = (torch.isnan(output) & torch.isnan(reference)) | (output == reference)
     better = torch.isfinite(golden) | torch.isfinite(reference)

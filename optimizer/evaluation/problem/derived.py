@@ -21,8 +21,8 @@ TOO_LARGE = 1 << 28  # bytes of a case, above which deriving others would take t
 
 @dataclass(frozen=True)
 class DerivedCases:
-    """Derived cases that the reference accepts, and a note that lists them, or explains why there
-    are none."""
+    """Derived cases that the reference accepts, and a note that lists them, or explains their
+    absence."""
 
     cases: tuple[Case, ...]
     note: str

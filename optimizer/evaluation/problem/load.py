@@ -270,7 +270,7 @@ _TOP = ("name", "op", "summary", "policy", "cases")
 
 @dataclass(frozen=True)
 class Declaration:
-    """The contents of the toml; missing parts are None or empty."""
+    """The contents of the toml; a missing part is None or empty."""
 
     name: str = ""
     op: str = ""

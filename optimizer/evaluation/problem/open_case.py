@@ -1,4 +1,4 @@
-"""A case as tensors: inputs, weights, what the reference computes from them, and its least cost.
+"""A case as tensors: inputs, weights, the outputs of the reference, and its least cost.
 
 Everything is drawn from seeds, so that any process makes the same values. Does not know candidates.
 """
@@ -391,7 +391,8 @@ class OpenCase:
         return self.signature.of("output")
 
     def calling_convention(self) -> dict[str, Any]:
-        """What a process needs to construct and call a candidate for this case, as JSON."""
+        """The arguments to construct and call a candidate for this case in another process, as
+        JSON."""
         return {
             "init_args": self.init_args,
             "dtype": self.case.dtype,

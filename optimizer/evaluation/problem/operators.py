@@ -1,5 +1,5 @@
-"""What the operators of a reference show: the floating-point operations that they cost, and the
-numbers that they are called with (strides, windows, epsilons, limits), which no tensor shows.
+"""Observation of the operators of a reference: the floating-point operations that they cost, and
+their numeric arguments (strides, windows, epsilons, limits), which no tensor shows.
 
 Both are found by running the reference once and watching what torch dispatches, so it does not
 matter how the problem file spells them. Also the terms of a sum by a problem's own formula.
@@ -113,12 +113,12 @@ def observe(case: OpenCase, device: str = "cpu") -> Observed:
     if case.infers:
         with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
             _, _, forward = case.fake_run()
-            with _Arguments() as watched:
+            with _ArgumentRecorder() as watched:
                 forward()
             seen = watched
     if seen is None:  # what it dispatches depends on values, which must be drawn
         inputs, state = case.drawn(0)
-        with _Arguments() as seen:
+        with _ArgumentRecorder() as seen:
             case.reference(inputs, state, device=device)
     return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
 
@@ -154,7 +154,7 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
+class _ArgumentRecorder(DispatchWatch):  # type: ignore[no-untyped-call]
     """Records every argument that is a number, a word or a list of numbers."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
     def _record_attention(
         self, label: tuple[str, str, str], schema: Any, arguments: Mapping[str, Any]
     ) -> None:
-        """The same traits for all of torch's attention kernels, of which each device has others."""
+        """The same traits for all of torch's attention kernels, which differ by device."""
         given = {a.name: a.default_value for a in schema if a.has_default_value()}
         given.update(arguments)
         masked = any(given.get(name) is not None for name in ("attn_mask", "attn_bias"))

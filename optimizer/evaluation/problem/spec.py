@@ -139,7 +139,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run of the reference dispatched.
+    """The operators that a run of the reference dispatched.
 
     `traits` are numbers and words by name: `convolution.stride[0]` is an argument of the first such
     operator, `add#2.other` of the second; `model.limit` is an attribute of the Model. Attention has

@@ -1,6 +1,6 @@
 """A problem file is its user's own code and runs in this process; candidates never do. Imports it
-with a case's constants, turns what its functions return into arguments and outputs, and controls
-the random numbers that it draws. Does not know cases.
+with a case's constants, converts the results of its functions into arguments and outputs, and
+controls the random numbers that it draws. Does not know cases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_GPU = ("NVIDIA driver", "CUDA", "cuda", "HIP", "hip")
 
 @contextmanager
 def running(problem: Problem, step: str) -> Iterator[None]:
-    """Run a step of the problem file; what it raises becomes an InvalidRequest."""
+    """Run a step of the problem file; its exceptions become an InvalidRequest."""
     try:
         yield
     except (InvalidRequest, torch.OutOfMemoryError):
@@ -51,7 +51,7 @@ def running(problem: Problem, step: str) -> Iterator[None]:
 def _out_of_memory(problem: Problem, step: str) -> InvalidRequest:
     return InvalidRequest(
         f"{problem.path.name}: {step} needs more memory than there is here",
-        hint="Make its sizes smaller, or run it where there is more memory.",
+        hint="Make its sizes smaller, or run it on a machine with more memory.",
     )
 
 
@@ -258,7 +258,7 @@ class InputVersions:
 
     def check(self, problem: Problem, outputs: Sequence[torch.Tensor]) -> None:
         """Raises InvalidRequest if forward changed an input in place that it does not return: a
-        candidate is judged by what it returns, and may not change its inputs."""
+        candidate is judged by its outputs, and may not change its inputs."""
         returned = {_storage(output) for output in outputs}
         lost = [
             name
@@ -289,7 +289,7 @@ def check_shapes(
             raise InvalidRequest(
                 f"{problem.path.name}: the shape of {spec.name} depends on the values of the"
                 f" inputs: {tuple(spec.shape)} for some, {tuple(output.shape)} for others",
-                hint="Return arrays of one shape: a mask instead of the positions where it is set,"
+                hint="Return arrays of one shape: a mask instead of the positions of its ones,"
                 " or an array of the largest size and a count.",
             )
     if len(declared) != len(outputs):

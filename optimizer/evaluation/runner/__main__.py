@@ -1,8 +1,8 @@
 """Starts runners: `python -I THIS_FILE run SOCKET TOKENS NONCE DEVICE THREADS` is one runner in a
 fresh interpreter; SOCKET and TOKENS are inherited descriptors, or the path of the supervisor's
-socket. `python -I THIS_FILE serve SOCKET NAMESPACES THREADS DEVICE KEPT` imports torch, never uses
+socket. `python -I THIS_FILE serve SOCKET NAMESPACES THREADS DEVICE CACHE` imports torch, never uses
 it, and forks a runner for every request in milliseconds. On a CPU torch's compiler is imported with
-the first request that needs it; what g++ built for it stays in the folder KEPT.
+the first request that needs it; the files that g++ built for it stay in the folder CACHE.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _descriptor(place: str) -> int:
     return connection.detach()
 
 
-def serve_forks(sock: str, namespaces: str, threads: str, device: str, kept: str) -> None:
+def serve_forks(sock: str, namespaces: str, threads: str, device: str, cache: str) -> None:
     """Import what runners need, then serve forks until the supervisor closes the socket."""
     import torch  # noqa: F401  (imported for the forks)
 
@@ -60,7 +60,7 @@ def serve_forks(sock: str, namespaces: str, threads: str, device: str, kept: str
 
     def prepare(message: dict[str, Any]) -> None:
         if message["compiler"]:
-            prepare_compiler(kept)
+            prepare_compiler(cache)
 
     # CUDA finds its process in /proc by its number.
     options = ForkOptions(namespaces == "1", own_proc=device == "cuda")

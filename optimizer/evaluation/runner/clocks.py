@@ -2,8 +2,7 @@
 call is launched; and a record of the functions that a candidate must not replace.
 
 A candidate may replace `time.perf_counter` or methods of `torch.cuda.Event`; the module globals
-here hold the originals. The supervisor's clock decides all the same: what is measured here refines
-it.
+here hold the originals. The supervisor's clock decides nevertheless: times measured here refine it.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ class CudaClock(CpuClock):
     If the driver refuses that kernel, torch overwrites the buffer instead; other streams can work
     meanwhile. Inputs are then completed after it, so that work which begins early is wrong.
 
-    The call runs with the default stream as the current one, whatever the candidate left, and its
-    end is recorded there. Another event waits for everything else in the context.
+    The call runs with the default stream as the current one, even if the candidate set another, and
+    its end is recorded there. Another event waits for everything else in the context.
     """
 
     def __init__(
@@ -331,7 +330,7 @@ _TASKS = Path("/proc/self/task")
 
 class Spans:
     """Calls in spans of a millisecond or more, each with how long this process was ready without a
-    processor meanwhile, so that a disturbed stretch of a block can be told from the rest.
+    processor meanwhile, so that a disturbed part of a block can be recognised.
 
     `rows` holds calls, their time and the wait, in nanoseconds, of each span; `inside_ns` is this
     thread's processor time within the calls. The kernel's files are opened once, because opening

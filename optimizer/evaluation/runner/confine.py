@@ -44,7 +44,7 @@ _RESERVED_NUMBERS = 300  # process numbers that the kernel does not reuse
 def confine(
     writable: Sequence[Path], limits: Mapping[str, int], landlock: bool = True
 ) -> list[str]:
-    """Apply what this system supports, and return the names of what was applied. `writable` lists
+    """Apply the restrictions that this system supports, and return their names. `writable` lists
     folders; `limits` may have memory_bytes, cpu_seconds, file_bytes and processes."""
     applied = []
     if "memory_bytes" in limits:
@@ -86,8 +86,8 @@ def _private_mounts(libc: ctypes.CDLL) -> bool:
 
 
 def leave_ipc() -> list[str]:
-    """Stop sharing System V memory, semaphores and message queues. Returns the name of what was
-    applied; possible only in the runner's own user namespace."""
+    """Stop sharing System V memory, semaphores and message queues. Returns the name of the
+    restriction; possible only in the runner's own user namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     return ["ipc"] if os.getpid() == 1 and libc.unshare(_CLONE_NEWIPC) == 0 else []
 

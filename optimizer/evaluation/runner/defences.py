@@ -14,7 +14,8 @@ FreshValues = Literal["all", "spread", "stretch", "none"]
 
 @dataclass(frozen=True)
 class Defences:
-    """What is checked, hidden and measured. Each field says what its default does."""
+    """The checks, secrets and measurements of an evaluation. Each field describes the effect of its
+    default."""
 
     # The source, before anything runs.
     forbid_introspection: bool = True  # reading frames, or objects by searching for them
@@ -47,16 +48,16 @@ class Defences:
     shift_values: bool = True  # floats are moved towards one of them too
     late_inputs: bool = True  # on a GPU, some values are written on the stream of the call
     single_tokens: bool = True  # a call is granted when the runner requests it, not before
-    secret_draws: bool = True  # the runner is not told which elements are sampled
+    secret_draws: bool = True  # the runner does not know which elements are sampled
     sample_every_call: bool = True  # elements of each call's outputs are compared
     sample_inputs: bool = True  # and elements of its inputs
     compare_last_call: bool = True  # whole outputs of a block's last call, not of its first
     compare_blocks: bool = True  # whole outputs are compared at all after timed blocks
 
-    # Clocks and what runs beside the calls.
+    # Clocks, and work outside the calls.
     compare_clocks: bool = True  # the runner's times with the supervisor's wall
     charge_hidden_work: bool = True  # processor time outside the calls counts as the candidate's
-    charge_late_work: bool = True  # so does what a GPU does after a call
+    charge_late_work: bool = True  # so does work of a GPU after a call
     read_outputs: bool = True  # a byte of every page after each call, and how long that takes
     reject_background_work: bool = True  # threads and processes that outlive a call
     reject_dispatch_modes: bool = True

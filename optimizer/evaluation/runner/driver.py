@@ -1,7 +1,7 @@
 """Functions of NVIDIA's driver, looked up before the candidate is imported, and the first bytes of
 those that timing depends on.
 
-`LIBRARY` is None without this driver, and then nothing else here can be used.
+`LIBRARY`: None without this driver; nothing else here can be used then.
 """
 
 from __future__ import annotations

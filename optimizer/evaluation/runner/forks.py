@@ -1,5 +1,5 @@
 """Serves forks of an interpreter that has its imports done: each request, with its file
-descriptors, is answered in a process of its own, whose exit is reported.
+descriptors, is answered in a separate process, whose exit is reported.
 
 A process in which torch has computed must not be forked (the child hangs at its first parallel
 region), so the serving process only imports. Where allowed, each fork is the first process of a new
@@ -164,7 +164,7 @@ def _mount_proc() -> None:
 
 
 def hash_triton() -> None:
-    """Make Triton compute and cache the hash of its own files, half a gigabyte, which every first
+    """Make Triton compute and cache the hash of its files, half a gigabyte, which every first
     compilation needs. Does nothing if this Triton keeps it elsewhere: each fork computes it then.
     """
     key = getattr(import_module("triton.runtime.cache"), "triton_key", None)

@@ -22,7 +22,7 @@ from optimizer.evaluation.runner.driver import LIBRARY, launch, loaded_kernel, p
 CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
 SPARSE = 32  # in sparse calls, at most one element in so many is replaced
 SPARSE_SHARE = 0.75  # of the calls; a cache keyed by two elements then misses 8 changes in 10
-SHIFT_PARTS = range(2, 33)  # of 256, by which values are moved towards one of them
+SHIFT_PARTS = range(2, 33)  # of 256: the distance that values are moved towards one of them
 PROBED = 32  # values of a bank, to tell continuous values from a few that repeat
 # On a GPU, up to so many elements in so many tensors get their values when the stream reaches the
 # call.
@@ -253,7 +253,7 @@ BLOCKS = 256  # for each part
 MAX_ELEMENTS = 1 << 31  # the kernel counts in 32 bits
 
 
-class _Arguments(ctypes.Structure):
+class _KernelArguments(ctypes.Structure):
     """The kernel's only argument."""
 
     _fields_ = (
@@ -301,14 +301,14 @@ def _ptx_of(kind: str) -> str:
     return ptx(
         "fresh_values.ptx",
         {
-            "bytes": ctypes.sizeof(_Arguments),
+            "bytes": ctypes.sizeof(_KernelArguments),
             "threads": THREADS,
             "register": register,
             "access": access,
             "size": kind[1:],
-            "starts": _Arguments.starts.offset,
+            "starts": _KernelArguments.starts.offset,
             "reads": "\n".join(
-                f"    ld.param.{of} %{name}, [%given+{getattr(_Arguments, name).offset}];"
+                f"    ld.param.{of} %{name}, [%given+{getattr(_KernelArguments, name).offset}];"
                 for of, names in reads
                 for name in names
             ),
@@ -324,7 +324,7 @@ class GpuValueWriter:
     """A `WriteChange` by the kernel, if the driver takes it; else by torch."""
 
     def __init__(self) -> None:
-        self._given = _Arguments()
+        self._given = _KernelArguments()
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._given))
         self._right: dict[int, torch.Tensor] = {}
         self._wrong: dict[int, torch.Tensor] = {}

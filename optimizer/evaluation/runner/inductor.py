@@ -184,9 +184,9 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def build_cache(parent: Path, key: str) -> Iterator[Path | None]:
-    """The folder of this key, which holds only finished, unchanged files; what the context adds is
-    cached if it ends without an exception. None if the parent folder belongs to another user,
-    others may write to it, or it stays locked."""
+    """The folder of this key, which holds only finished, unchanged files; files that the context
+    adds are cached if it ends without an exception. None if the parent folder belongs to another
+    user, others may write to it, or it stays locked."""
     folder = own_folder(parent)
     with contextlib.ExitStack() as stack:
         if folder is None or not stack.enter_context(_locked(folder / LOCK)):

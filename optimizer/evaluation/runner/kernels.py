@@ -1,8 +1,8 @@
-"""What a runner calls, a torch module class from a file or a C function from a library, behind one
-interface; and the torch operators that such a call dispatches.
+"""The kernels that a runner calls, torch module classes from a file and C functions from a library,
+behind one interface; and the torch operators that such a call dispatches.
 
 `CallableKernel.call()` returns the outputs as the candidate made them. It converts and copies
-nothing, because it is what is timed.
+nothing, because it is timed.
 """
 
 from __future__ import annotations

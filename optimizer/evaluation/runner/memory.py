@@ -2,8 +2,8 @@
 candidate's outputs, and samples of a few of their elements after every timed call.
 
 The supervisor writes inputs into a memory file and passes its descriptor; the runner maps it. After
-a call the runner shows where its outputs lie and what a few elements of its own choice held at
-once; the supervisor reads others from outside (`isolation.runner_process`), at positions that it
+a call the runner sends the addresses of its outputs and the values of a few elements of its choice
+at once; the supervisor reads others from outside (`isolation.runner_process`), at positions that it
 never names. Where it may not read another process's memory, it tells the runner which to read.
 Standard library and torch.
 """
@@ -151,7 +151,7 @@ def by_key(result: Any, keys: Sequence[str]) -> list[Any]:
     a mapping with other keys."""
     if not keys or not isinstance(result, dict):
         return listed(result)
-    own = dict(dict.items(result))  # of the dict itself, whatever a subclass overrides
+    own = dict(dict.items(result))  # of the dict itself, even if a subclass overrides them
     if own.keys() != set(keys):
         shown = ", ".join(sorted(map(str, own)))[:200]
         raise OutputRefused(f"outputs named {shown} instead of {', '.join(keys)}")
@@ -230,7 +230,7 @@ SAMPLED_EARLY = 3  # of each output that the runner reads as soon as the call ha
 READABLE = 0x6B65726E656C6C6F  # a word that a runner holds for its supervisor to try to read
 MAX_COPIED = 256 << 20  # bytes of an output
 _STEP, _ADD, _ALL = 6364136223846793005, 1442695040888963407, (1 << 64) - 1  # Knuth's generator
-# Integer types by the bytes of an element: elements are read whatever they mean.
+# Integer types by the bytes of an element: elements are read as bits, regardless of their dtype.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _take, _tensor, _copy = torch.take, torch.tensor, torch.Tensor.copy_
 _without_functions = torch._C.DisableTorchFunction

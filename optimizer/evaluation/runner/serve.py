@@ -183,7 +183,7 @@ class Runner:
             )
             if defences.filter_system_calls:
                 self._confined += leave_ipc()
-                # A GPU's driver may change metadata of its own files.
+                # A GPU's driver may change metadata of its files.
                 self._confined += forbid_calls(metadata=self._device == "cpu")
         self._last = self._kernel = None
         self._snapshots = Snapshots()
@@ -227,7 +227,7 @@ class Runner:
             self._pinned = False
 
     def _renew(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Copy what the supervisor wrote into the shared inputs and banks. `fresh`: only blocks
+        """Copy the supervisor's values into the shared inputs and banks. `fresh`: only blocks
         follow, which first give every tensor that has a bank other values."""
         del fds
         for target, bank, shared in zip(
@@ -409,8 +409,8 @@ class Runner:
         return resolved(check(self._last, self._expected, self._defences.plain_outputs, self._keys))
 
     def _captured(self, sample: str, chance: int) -> bytes:
-        """Snapshot sampled outputs of the finished call; returns what the next request reports of
-        them. `chance` is a number that was unknown before."""
+        """Snapshot sampled outputs of the finished call; returns the bytes that the next request
+        reports. `chance` is a number that was unknown before."""
         if sample == "outside":
             self._reported = self._outputs()  # until the supervisor has read them
             return report(self._reported, chance.to_bytes(DRAW_BYTES, "little"))

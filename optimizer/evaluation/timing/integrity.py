@@ -1,6 +1,6 @@
-"""What the clocks and a runner's own reports say against a candidate, compared with the reference:
-time and processor time of its blocks that are not in the times of its calls, work that a GPU goes
-on with after a call, and functions that were replaced."""
+"""Evidence of clocks and of a runner's own reports against a candidate, compared with the
+reference: time and processor time of its blocks that are not in the times of its calls, work that a
+GPU goes on with after a call, and functions that were replaced."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MIN_BLOCKS = 4  # with fewer, chance explains much
 # and of a call, and what waking a process and copying outputs take.
 HIDDEN_SHARE, HIDDEN_NS = 0.15, 2_000_000
 OUTSIDE_SHARE, OUTSIDE_NS = 0.3, 50_000
-HOST_SHARE = 0.3  # by which two processes differ in what a host does between calls on a GPU
+HOST_SHARE = 0.3  # difference of two processes in the host's work between calls on a GPU
 BUSY_SHARE, BUSY_NS = 0.1, 50_000
 # How much longer than the reference's the outputs may take to be read: a share of a call, plus.
 TOUCH_SHARE, TOUCH_NS = 0.1, 40_000
 # Above which time that its own clock misses counts as a candidate's: a share of a call, plus.
 CHARGED_SHARE, CHARGED_NS = 0.05, 15_000
 SPAN_NS = 50_000  # for reading the kernel's account after a span
-PAIR_NS = 400_000  # by which the fixed costs of a pair's two blocks may differ
+PAIR_NS = 400_000  # allowed difference of the fixed costs of a pair's two blocks
 REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used the caches
 BLOCK_NS = 1_000_000  # of a block of any content: messages, first touch, copying outputs
 # Above which work of a GPU after a call counts as the candidate's: a share of a call, plus. By
@@ -68,8 +68,8 @@ def report_flags(candidate: Sequence[TimedBlock], defences: Defences) -> Iterato
 
 def hidden_ns(pairs: Sequence[BlockPair], threads: int) -> float:
     """Nanoseconds of a candidate's call that its own clock misses, beyond the reference's, if they
-    exceed what a machine causes. They count as its time, so hiding work gains nothing, and a kernel
-    that leaves some of its cost to the caller pays it.
+    exceed the noise of a machine. They count as its time, so hiding work gains nothing, and a
+    kernel that leaves some of its cost to the caller pays it.
 
     The least over all pairs: a delay is in one of them, hidden work in each. With one thread,
     processor time of its other threads counts too: no other processor can take it over.
@@ -136,7 +136,7 @@ def _touch_ns(block: TimedBlock) -> float:
 
 def _hidden_ns(block: TimedBlock) -> int:
     """Time that the supervisor's wall saw and the runner's did not. A busy machine delays the
-    answer of an honest block; a clock that lies does so in every one."""
+    answer of an honest block; a false clock does so in every one."""
     return _wall_ns(block) - block.total_ns
 
 
@@ -202,7 +202,7 @@ def charged_late_ns(pairs: Sequence[BlockPair]) -> float:
 
 def late_ns(blocks: Sequence[TimedBlock]) -> float:
     """Median time from the end of a call on its stream until the device is idle. Work on another
-    stream is in most calls, not in all: some wait for what the previous one left."""
+    stream is in most calls, not in all: some wait for the work of the previous one."""
     if all(block.idles for block in blocks):
         return statistics.median(ns for block in blocks for ns in block.idles)
     return _wall_late_ns(blocks)

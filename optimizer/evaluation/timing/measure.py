@@ -43,7 +43,7 @@ SLOW_CALIBRATION_NS = 1_000_000_000
 BUSY_FROM_THE_START = 10  # pairs, all of them disturbed, after which measuring is given up
 CALM_SHARE = 0.5  # of a block, summed over its threads
 OWN_WAITS_NS = 10_000  # a call; shorter waits are not explained by other work
-CLOCK_NS = 100.0  # by which two processes may differ in the cost of starting and stopping a clock
+CLOCK_NS = 100.0  # allowed difference of two processes in the cost of starting and stopping a clock
 SHORT_NS = 20_000.0
 # Findings that a delay of the machine can cause.
 BY_CLOCKS = {
@@ -238,7 +238,8 @@ def _pair(
     if calls == 1:
         calls = chance.choice((1, 2))
     calls = policy.calls or calls
-    secret = secrets.randbits(64)  # not from `chance`, of which a runner sees other numbers
+    # Not from `chance`, because a runner sees other numbers of it.
+    secret = secrets.randbits(64)
     blocks = [side.run(seed, calls, policy.seconds, secret) for side in (first, second)]
     return blocks[0], blocks[1]
 

@@ -29,7 +29,7 @@ BLOCK_MS = {"cpu": 20.0, "cuda": 15.0}
 
 @dataclass(frozen=True)
 class TimingPolicy:
-    """How a case is timed. None stands for the default of the kind of device.
+    """How a case is timed. None means the default of the kind of device.
 
     `block_ms` is the aimed length of a block, `walls` the time that it may take at all, in aimed
     lengths. `min_pairs` and `max_pairs` bound the pairs of blocks, in steps of two; measuring stops

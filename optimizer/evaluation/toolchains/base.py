@@ -1,5 +1,5 @@
 """The interface of toolchains: compile one language for one hardware, state how the result is run,
-report what the compiler found out. A new one implements `Toolchain` and is added to `registry`.
+report the compiler's findings. A new one implements `Toolchain` and is added to `registry`.
 
 Does not measure and does not judge. Standard library only.
 """
@@ -64,9 +64,10 @@ class Availability:
 
 @dataclass(frozen=True)
 class CompileCase:
-    """A case as a compiler sees it: the arrays, and what a Python candidate is constructed with.
+    """A case as a compiler sees it: the arrays, and the constructor arguments of a Python
+    candidate.
 
-    `init_args` are None if unknown; then the candidate's own `get_init_inputs` is used, if it has
+    `init_args`: None if unknown; then the candidate's own `get_init_inputs` is used, if it has
     one. `dtype` is that of the floating weights, None for the candidate's own. `scalars` are values
     of inputs that are plain numbers, by name.
     """
@@ -96,7 +97,7 @@ class Loader:
 class Compiled:
     """The result of compiling.
 
-    `log` is what the compiler printed, for the signature index. `metrics` of the whole candidate
+    `log` is the compiler's output, for the signature index. `metrics` of the whole candidate
     come from its reports, by the raw names that retrieval/data/metrics.toml knows for the collector
     `static` (registers per thread, spill bytes, shared memory, vector instructions ...); `kernels`
     has them by kernel. `loader` is None if compiling failed or the result cannot run here. `notes`
@@ -150,9 +151,9 @@ _Key = tuple[str, str, str | None, str | None]
 
 
 class BuiltLibraries:
-    """Cache of shared libraries by candidate and target, in memory, where no candidate can reach
-    them. Winners are measured several times in fresh processes, and building, above all with nvcc,
-    takes longer than measuring. Thread-safe."""
+    """Cache of shared libraries by candidate and target, in memory, out of the candidates' reach.
+    Winners are measured several times in fresh processes, and building, above all with nvcc, takes
+    longer than measuring. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

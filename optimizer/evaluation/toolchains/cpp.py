@@ -38,7 +38,7 @@ LIMITS = CommandLimits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
 OBJDUMP_LIMITS = CommandLimits(seconds=20.0, output_bytes=64 << 20)
 BASE_FLAGS = ("-shared", "-fPIC", "-fopenmp", "-Wall", "-Wno-unknown-pragmas")
 
-# A parameter of the bundle -> its allowed values -> the flags they stand for.
+# A parameter of the bundle -> its allowed values -> the compiler flags.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "opt_level": {"1": ("-O1",), "2": ("-O2",), "3": ("-O3",)},
     "march": {

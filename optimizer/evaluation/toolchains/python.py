@@ -56,7 +56,7 @@ def missing_packages() -> Availability | None:
 
 
 def versions() -> str:
-    """Versions of the packages that decide what is compiled."""
+    """Versions of the packages that decide the compiled code."""
     named = []
     for name in ("triton", "torch"):
         try:

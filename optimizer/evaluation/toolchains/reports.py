@@ -1,9 +1,9 @@
 """Parsers of compilers' reports on a kernel: gcc's vectoriser, the instructions that objdump
 prints, ptxas, PTX, and the assembly of AMD's compiler.
 
-Counts what is in the code, not how often it runs. GPU metrics have the raw names of the collector
-`static`; those in `COMBINE` may describe a whole candidate, the rest are details of a kernel.
-Standard library only.
+Counts instructions in the code, not their executions. GPU metrics have the raw names of the
+collector `static`; those in `COMBINE` may describe a whole candidate, the rest are details of a
+kernel. Standard library only.
 """
 
 from __future__ import annotations

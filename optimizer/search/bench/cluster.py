@@ -98,7 +98,7 @@ class Activity:
         return ", ".join(words)
 
     def count(self, host: str | None, what: str, by: int) -> None:
-        """Add to a count of a node, or of the run if `host` is None."""
+        """Add to a count of a node, or of the run without `host`."""
         with self._lock:
             if host is None:
                 self._state[what] += by
@@ -333,7 +333,7 @@ def stored_or_measured(
     if earlier is not None and earlier.timing != "repeat":
         return earlier
     evaluation = measured()
-    journal_evaluation(bench.journal, bench.problem, bundle, cases, evaluation, elsewhere=True)
+    journal_evaluation(bench.journal, bench.problem, bundle, cases, evaluation, remote=True)
     return evaluation
 
 

@@ -270,7 +270,7 @@ def _unknown(node: Node) -> list[str]:
 
 
 def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:
-    """Candidates, tokens and cost in USD by model; the cost is None if a price is unknown. The cost
+    """Candidates, tokens and cost in USD by model; the cost: None if a price is unknown. The cost
     of failed attempts is part of the next candidate's."""
     rows: dict[str, dict[str, Any]] = {}
     for proposal in (node.proposal for node in tree if node.proposal is not None):
@@ -426,7 +426,7 @@ def _headline(content: Mapping[str, Any]) -> str:
     if result["gain"] is None:
         what = "No gain" if result["measured"] else "Not confirmed"
         if result["best_so_far"] is not None:
-            source = "its source lies in the package and no call takes it"
+            source = "its source is in the package, but no call uses it"
             return f"**{what}.** {_cell(result['reason'])}; {source}."
         return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
     return (
@@ -575,7 +575,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _models(models: Sequence[Mapping[str, Any]]) -> str:
     if not models:
-        return "No language model was asked."
+        return "No language model was called."
     rows = []
     for row in models:
         unknown = f" and {row['usd_unknown']} of unknown price" if row["usd_unknown"] else ""

@@ -16,7 +16,13 @@ from kb.catalog.skills.reading import SkillHead, SkillRow, get_skill, list_skill
 from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import changes_named
 from kb.scope import ALL_ACCESS
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill, applicable_moves
+from optimizer.search.knowledge import (
+    ShownExcerpt,
+    ShownKnowledge,
+    ShownMove,
+    ShownSkill,
+    applicable_moves,
+)
 from optimizer.search.records import Node, Value
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import DIRECTIONS, Knob, avoiding
@@ -41,31 +47,31 @@ class RecipeSource:
 
 
 class ServiceKnowledge:
-    """Knowledge from the retriever of this process. A run sees a skill as it was when it was first
-    shown."""
+    """Knowledge from the retriever of this process. A run sees the version of a skill that it was
+    first shown."""
 
     def __init__(self, base: KnowledgeBase) -> None:
         self._base = base
         self._skills: dict[str, SkillRow] = {}  # by name
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         """The whole answer."""
         return self._knowledge(self._base.retriever.retrieve(request), request)
 
-    def remedies(self, request: RetrieveRequest) -> Knowledge:
+    def remedies(self, request: RetrieveRequest) -> ShownKnowledge:
         """Moves, skills and facts without excerpts, in a tenth of the time of `consult`."""
         return self._knowledge(self._base.retriever.moves_and_skills(request), request)
 
-    def _knowledge(self, answer: Answer, request: RetrieveRequest) -> Knowledge:
+    def _knowledge(self, answer: Answer, request: RetrieveRequest) -> ShownKnowledge:
         """The answer as the search reads it. Moves of skills that were measured on this chip come
         before the general moves of the answer, those of other skills after them."""
         assert request.hardware is not None
         facts = self._base.registry.values(request.hardware)
-        measured, others = list[Move](), list[Move]()
+        measured, others = list[ShownMove](), list[ShownMove]()
         for skill in answer.skills:
             moves = others if skill.evidence is None else measured
             moves += applicable_moves(remedies_of(self._skill(skill.name)), request, facts)
-        return Knowledge(
+        return ShownKnowledge(
             retrieval_id=answer.retrieval_id,
             excerpts=tuple(map(excerpt_of, answer.excerpts)),
             moves=(*measured, *map(_move, answer.moves), *others),
@@ -106,16 +112,16 @@ class ServiceKnowledge:
         self._base.report_skill_use(credited)
 
 
-def excerpt_of(answered: AnsweredExcerpt) -> Excerpt:
+def excerpt_of(answered: AnsweredExcerpt) -> ShownExcerpt:
     """An excerpt of an answer as proposers read it."""
     title = f"{answered.document.title}: {answered.section}"
-    return Excerpt(answered.id, title, answered.text, answered.citation)
+    return ShownExcerpt(answered.id, title, answered.text, answered.citation)
 
 
-def _move(move: AnsweredMove) -> Move:
+def _move(move: AnsweredMove) -> ShownMove:
     limit = move.limit or {}
     value = limit.get("value")
-    return Move(
+    return ShownMove(
         move.id,
         move.name,
         dict(move.change),
@@ -156,14 +162,14 @@ def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
 # -- moves of skills
 
 
-def remedies_of(skill: SkillRow) -> tuple[Move, ...]:
+def remedies_of(skill: SkillRow) -> tuple[ShownMove, ...]:
     """The moves of a skill; `skill_of` reads its name from their ids. A skill that warns of a
     transformation has one move, which a proposer puts last."""
     if skill.polarity == AVOID:
         warning = warning_of(skill, f"{skill.name}{MARK}0")
         return () if warning is None else (warning,)
     return tuple(
-        Move(
+        ShownMove(
             id=f"{skill.name}{MARK}{number}",
             name=str(move.get("id") or skill.name),
             change=dict(move["change"]),
@@ -198,12 +204,12 @@ def knobs_of(skill: SkillHead) -> tuple[Knob, ...]:
     return tuple(Knob(role, direction) for role, direction in changes)
 
 
-def warning_of(skill: SkillRow, identity: str) -> Move | None:
+def warning_of(skill: SkillRow, identity: str) -> ShownMove | None:
     """A skill's warning as a move; None if the skill names no knob."""
     knobs = knobs_of(skill)
     if not knobs:
         return None
-    return Move(
+    return ShownMove(
         id=identity,
         name=f"avoid-{skill.transformation}",
         change=avoiding(knobs),

@@ -15,7 +15,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import CompileCase
 from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Excerpt
+from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.loop import Listener
 from optimizer.search.runs.knowledge import excerpt_of
 from optimizer.search.runs.run_store import run_store
@@ -127,13 +127,13 @@ class ModelTools:
         self._about: Mapping[str, float] | None = None
         self._embed = lru_cache(maxsize=4096)(base.embedder.encode_query)
 
-    def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
+    def lookup_symbol(self, name: str) -> Sequence[ShownExcerpt]:
         """The cards that fit a name or a few words, best first."""
         language = self._hardware.languages[0]
         snapshot = self._base.snapshots.current()
         cards = usable_symbols(snapshot, self._hardware.lineage, language, ALL_ACCESS)
         return [
-            Excerpt(
+            ShownExcerpt(
                 card.id,
                 f"{card.document_title}: {' > '.join(card.path)}",
                 symbol_line(card),
@@ -158,8 +158,8 @@ class ModelTools:
         return "\n".join(map(unknown_line, unknown_names(source, cards, embed, texts)))
 
     def _about_language(self, snapshot: Snapshot) -> Mapping[str, float]:
-        """How much each document of the chip is about the language; nothing where the chip has no
-        toolchain of its own."""
+        """How much each document of the chip is about the language; empty for a chip without its
+        own toolchain."""
         if self._about is None:
             language, lineage = self._hardware.languages[0], self._hardware.lineage
             specs = self._base.registry.all()
@@ -172,7 +172,7 @@ class ModelTools:
                 self._about = language_documents(snapshot, target, scope)
         return self._about
 
-    def search_manual(self, query: str) -> Sequence[Excerpt]:
+    def search_manual(self, query: str) -> Sequence[ShownExcerpt]:
         """Excerpts of the manuals and guides that answer a query."""
         request = RetrieveRequest(
             query=query,
@@ -185,7 +185,7 @@ class ModelTools:
         answer = self._base.retriever.retrieve(request)
         return list(map(excerpt_of, answer.excerpts))
 
-    def read_section(self, id: str) -> Excerpt:
+    def read_section(self, id: str) -> ShownExcerpt:
         """The whole section that an excerpt was taken from. Raises NotFound."""
         snapshot = self._base.snapshots.current()
         scope = ScopeFilter((*self._hardware.lineage, ANY))
@@ -197,7 +197,7 @@ class ModelTools:
         [passage] = found.values()
         section = snapshot.sections([passage.section_id], scope)[passage.section_id]
         title = f"{passage.document_title}: {' > '.join(passage.path)}"
-        return Excerpt(id, title, section.text, citation(passage))
+        return ShownExcerpt(id, title, section.text, citation(passage))
 
     def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
         """The compiler's messages for a draft. Raises InvalidRequest for a draft without a file and

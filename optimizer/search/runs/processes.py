@@ -181,7 +181,7 @@ class ServiceRuns:
         return owner_of(self._base, run_id) is not None
 
     def context(self, run_id: str) -> RunContext:
-        """What the next candidate of a run is to be made from. `waiting` is false while the run is
+        """The context of the next candidate of a run. `waiting` is false while the run is
         measuring, or has ended; `context` is None then. Raises NotFound.
         """
         state = self.show(run_id)["state"]
@@ -222,10 +222,10 @@ class ServiceRuns:
         return {"run": run_id, "step": step, "state": "accepted"}
 
     def cancel(self, run_id: str) -> ShownRun:
-        """End a run and show it. It is asked to end first; nothing of one that this service has
-        started is alive when this returns. Of another replica, its processes end within a few
-        seconds; one of a command, or of a service that was killed, ends after its candidate, and
-        the answer has a `note` while it has not. Raises NotFound.
+        """End a run and show it. It is requested to end first; no process of a run that this
+        service started is alive when this returns. Of another replica, its processes end within a
+        few seconds; one of a command, or of a service that was killed, ends after its candidate,
+        and the answer has a `note` while it has not. Raises NotFound.
         """
         with self._changing:
             child = self._children.get(run_id)

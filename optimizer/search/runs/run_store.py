@@ -96,7 +96,7 @@ class ShownNode(TypedDict):
 
 
 class RunContext(TypedDict):
-    """What the next candidate can be based on; `context` is null while nothing is waited for."""
+    """The basis of the next candidate; `context` is null while no candidate is awaited."""
 
     waiting: bool
     state: str
@@ -260,8 +260,8 @@ def summary_of(run: RunRow) -> Json:
 
 
 def _gain_text(result: Mapping[str, Any]) -> str:
-    """The gain of a stored result for the cell of a table, or why there is none; "" before the
-    end."""
+    """The gain of a stored result for the cell of a table, or the reason for its absence; "" before
+    the end."""
     if not result:
         return ""
     if gain := result.get("gain"):
@@ -373,7 +373,7 @@ def show_tree(base: KnowledgeBase, run_id: str) -> RunTree:
 
 
 def node_record(base: KnowledgeBase, run_id: str, number: str) -> ShownNode:
-    """Its files and plan, the knowledge that its proposer was shown, and what was measured."""
+    """Its files and plan, the knowledge that its proposer was shown, and its measurements."""
     _, tree = _loaded(base, run_id)
     record: ShownNode = plain(_node(tree, run_id, number).as_json())
     return record

@@ -59,7 +59,7 @@ PACKED = ("recipe", "traced", "compiler")  # proposers that a session can run
 WAITING = "waiting"  # state of a run whose drafts are being evaluated by a session
 OUT = "its candidates are out to be evaluated; `kernlore runs import` brings the results back"
 NOT_RUN = "nothing was run yet: the device is on another machine"
-AT_ONCE = 8  # runs whose models are asked side by side
+AT_ONCE = 8  # runs whose models are called concurrently
 
 log = structlog.get_logger(__name__)
 
@@ -245,7 +245,7 @@ def _journal(journal: CatalogJournal, problem: Problem, node: Node) -> None:
         bundle = node.proposal.bundle
     checked = {check.case for check in evaluation.checks}
     cases = [case for case in problem.cases if case.name in checked]
-    journal_evaluation(journal, problem, bundle, cases, evaluation, elsewhere=True)
+    journal_evaluation(journal, problem, bundle, cases, evaluation, remote=True)
 
 
 def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
@@ -382,7 +382,7 @@ def propose_round(
                 _write_batch(output, batch, target, done)
                 _store_waiting(base, packed)
     finally:
-        pool.shutdown(cancel_futures=True)  # after an interruption no further model is asked
+        pool.shutdown(cancel_futures=True)  # after an interruption no further model is called
     rows = [
         RunDrafts(packed.run.id, packed.problem.name, _in_flight(packed), why)
         for packed, why in (proposed[run.id] for run in runs)
@@ -454,7 +454,7 @@ def _drafts(
 ) -> tuple[Drafted, str]:
     """A run with its next candidates, and the reason if they are fewer than `drafts`."""
     problem = load_problem(Path(run.problem))
-    view = problem_view(problem, target["device"], elsewhere=True)
+    view = problem_view(problem, target["device"], remote=True)
     offered = (run.goal.language,) if run.goal.language else tuple(target["languages"])
     hardware = HardwareView(
         run.hardware,

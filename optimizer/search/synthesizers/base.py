@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import Signature
-from optimizer.search.knowledge import Knowledge
+from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.records import Node, Proposal
 
 
@@ -43,7 +43,7 @@ class CaseView:
 class ProblemView:
     """The problem without the values of its tensors.
 
-    `policy` names what is allowed. `hidden_cases` is whether cases that are not shown decide in the
+    `policy` lists the permissions. `hidden_cases` is whether cases that are not shown decide in the
     end, None if unknown. `op` is named by the declaration or the source; `mostly` is the operator
     with most of the work, "" if that is `op` or unknown.
     """
@@ -98,8 +98,8 @@ class HardwareView:
 
     `device` is `cpu`, `cuda`, or None for a chip that only its own commands run. `languages` are
     those with a toolchain, the preferred one first; `toolchains` are the command templates of the
-    chip's own languages. `machine` is the processor of this machine if it is the target. `rates`
-    are None if the device was not measured.
+    chip's own languages. `machine` is the processor of this machine if it is the target. `rates`:
+    None if the device was not measured.
     """
 
     id: str
@@ -134,7 +134,7 @@ class ProposalContext:
     parent: Node
     seen: Sequence[Node]
     best: Node | None
-    knowledge: Knowledge
+    knowledge: ShownKnowledge
     tried: Sequence[Node]
     step: int
     seed: int
@@ -146,7 +146,7 @@ class ProposalContext:
 
 
 @dataclass(frozen=True)
-class Asking:
+class ModelCall:
     """A request for candidate `number` to a model, running for `seconds` of at most
     `most_seconds`."""
 
@@ -197,14 +197,14 @@ class ReadsContext(Protocol):
 
 
 @runtime_checkable
-class SaysWhy(Protocol):
+class ExplainsAbsence(Protocol):
     """A synthesizer that gives a reason if it has no candidate for a problem, "" otherwise."""
 
     nothing_because: str
 
 
 @runtime_checkable
-class OfRoles(Protocol):
+class LimitedToRoles(Protocol):
     """A synthesizer that only changes parameters with a role (kb/moves_vocabulary.py)."""
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Move
+from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.loop import Search
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import (
-    Asking,
     CaseView,
     HardwareView,
+    ModelCall,
     ProblemView,
     ProposalContext,
     ProposalFailed,
@@ -152,7 +152,7 @@ class RecordingListener:
     def node(self, node: Node, tree: Tree) -> None:
         self.nodes.append(node)
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         self.messages.append(message)
@@ -161,14 +161,14 @@ class RecordingListener:
 class Moves:
     """Knowledge with one move; remembers what it was asked and told."""
 
-    def __init__(self, *moves: Move) -> None:
+    def __init__(self, *moves: ShownMove) -> None:
         self.moves = moves
         self.requests: list[RetrieveRequest] = []
         self.reported: list[tuple[str, tuple[str, ...]]] = []
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         self.requests.append(request)
-        return Knowledge(f"ret_{request.node_id}", moves=self.moves)
+        return ShownKnowledge(f"ret_{request.node_id}", moves=self.moves)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         self.reported.append((retrieval_id, used))

@@ -18,7 +18,7 @@ from optimizer.search.attribution import (
     attribution,
 )
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
 from optimizer.search.loop import Search
 from optimizer.search.propose import SearchTask
 from optimizer.search.records import Node, Proposal
@@ -38,11 +38,11 @@ SOFTMAX = replace(
     cases=(replace(VIEW.cases[0], traits={"_softmax.dim": -1}),),
 )
 # Downwards: without a move neighbours are tried upwards first.
-UNROLL = Move(
+UNROLL = ShownMove(
     "mv_unroll", "roll up", {"role": "unroll", "direction": "decrease"}, None, None, "", True
 )
-PAD = Move("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
-EXCERPT = Excerpt("psg_1", "Manual", "Call `__builtin_prefetch` early. Rows fit the cache.")
+PAD = ShownMove("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
+EXCERPT = ShownExcerpt("psg_1", "Manual", "Call `__builtin_prefetch` early. Rows fit the cache.")
 SKILL = ShownSkill(TRITON, "", "Rows stay in registers.", 1.0)
 
 
@@ -67,10 +67,10 @@ def proposer() -> RecipeSynthesizer:
 class Answers:
     """The same knowledge for every question."""
 
-    def __init__(self, *moves: Move, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
-        self._known = Knowledge("ret_1", tuple(excerpts), moves, (SKILL,))
+    def __init__(self, *moves: ShownMove, excerpts: Sequence[ShownExcerpt] = (EXCERPT,)) -> None:
+        self._known = ShownKnowledge("ret_1", tuple(excerpts), moves, (SKILL,))
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         return replace(self._known, retrieval_id=f"ret_{request.node_id}")
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from optimizer.search.knowledge import Move, applicable_moves
+from optimizer.search.knowledge import ShownMove, applicable_moves
 from retrieval.request import RetrieveRequest
 
 FACTS = {"sm_count": 132}
 
 
-def move_when(when: str) -> Move:
-    return Move(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
+def move_when(when: str) -> ShownMove:
+    return ShownMove(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
 
 
 def request_with(**problem: float) -> RetrieveRequest:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from optimizer.evaluation.records import Evaluation, verdict_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Move, knowledge_from_json
+from optimizer.search.knowledge import ShownKnowledge, ShownMove, knowledge_from_json
 from optimizer.search.propose import SearchTask, compose_context, request_for, roles_of
 from optimizer.search.records import Node, Proposal
 from optimizer.search.synthesizers.base import ProblemView, ProposalContext
@@ -41,7 +41,7 @@ def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
     move = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",
            "applies": True}  # fmt: skip
     row = {"retrieval_id": "", "excerpts": [], "remedies": [move], "skills": [], "facts": {}}
-    assert knowledge_from_json(row).moves == (Move("m", "m", {}, 4, "f", "", True),)
+    assert knowledge_from_json(row).moves == (ShownMove("m", "m", {}, 4, "f", "", True),)
 
 
 class OfTiles:
@@ -71,6 +71,6 @@ def test_only_proposers_that_are_bound_to_roles_name_some() -> None:
 def test_the_device_knows_itself_better_than_its_family_is_known() -> None:
     task = replace(TASK, hardware=replace(HARDWARE, facts={"vector_bits": 256.0}))
     tree = Tree([Node(0, None, "evaluated", None, FOUND)])
-    knowledge = Knowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
+    knowledge = ShownKnowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
     facts = compose_context(task, tree, 0, knowledge).knowledge.facts
     assert facts == {"vector_bits": 256.0, "cache_line": 64.0}

@@ -17,7 +17,7 @@ from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
 from skills.curator.distil import StoredVectors, parameter_roles, snapshot
 from skills.curator.match import ALIKE_COSINE, TextSimilarity
-from skills.curator.records import KnownSkill
+from skills.curator.records import LibrarySkill
 from skills.skill_library import SkillLibrary
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
 
@@ -140,4 +140,4 @@ def test_a_text_is_normalised_once_for_all_drafts(
     key = known.body_key
     monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
     assert known.body_key == key
-    assert known == KnownSkill(known.row, known.evidence)
+    assert known == LibrarySkill(known.row, known.evidence)

@@ -18,7 +18,7 @@ from kb.scope import ALL_ACCESS
 from skills.curator.draft import SkillSentences
 from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, TextSimilarity, draft_words, match
 from skills.curator.pipeline import skill_row
-from skills.curator.records import KnownSkill
+from skills.curator.records import LibrarySkill
 from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
 from tests.skills.curator.test_draft import drafted
@@ -40,9 +40,9 @@ def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
                    words=words, moves=(), before=(), after=())  # fmt: skip
 
 
-def as_known(paraphrase: Paraphrase) -> KnownSkill:
+def as_known(paraphrase: Paraphrase) -> LibrarySkill:
     draft = worded(paraphrase)
-    return KnownSkill(skill_row(draft.skill()), draft.evidence)
+    return LibrarySkill(skill_row(draft.skill()), draft.evidence)
 
 
 def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
@@ -68,7 +68,7 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     moved = ({"change": {"role": "prefetch", "direction": "add"}},)
     unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)
     row = replace(known.row, moves=unlike)
-    assert match(replace(draft, moves=moved), [KnownSkill(row)], texts, LINEAGES) is None
+    assert match(replace(draft, moves=moved), [LibrarySkill(row)], texts, LINEAGES) is None
     elsewhere = [
         replace(known.row.scopes, ops=("matmul",)),
         replace(known.row.scopes, languages=("triton",)),
@@ -76,7 +76,7 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     ]
     for scopes in elsewhere:
         row = replace(known.row, scopes=scopes)
-        assert match(draft, [KnownSkill(row)], texts, LINEAGES) is None
+        assert match(draft, [LibrarySkill(row)], texts, LINEAGES) is None
     assert match(draft, [known], TextSimilarity(None), LINEAGES) is None
 
 

@@ -14,7 +14,7 @@ from kb.errors import Conflict
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
-from optimizer.search.knowledge import Knowledge
+from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.answers import answer_from
@@ -203,7 +203,7 @@ def test_an_answer_is_read_back_as_the_same_bundle(text: str, entry: str) -> Non
     hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
     root = Node(0, None, "evaluated", None, None)
     context = ProposalContext(
-        view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True
+        view, hardware, root, (), None, ShownKnowledge(), (), 1, 0, "run_1", 6000, True
     )
     answer = answer_text(bundle, 'Wider "vectors".', ("mv_1", "psg_2"))
     again = answer_from(answer, context, {"mv_1", "psg_2"})

@@ -13,7 +13,7 @@ from kb.catalog.skills.reading import SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
-from optimizer.search.knowledge import Knowledge, NoKnowledge, ShownSkill
+from optimizer.search.knowledge import NoKnowledge, ShownKnowledge, ShownSkill
 from optimizer.search.runs.knowledge import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
@@ -137,10 +137,10 @@ class Remembered(NoKnowledge):
     def __init__(self, skill: SkillRow) -> None:
         self.skill, self.asked = skill, list[RetrieveRequest]()
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         self.asked.append(request)
         shown = ShownSkill(self.skill.name, "", self.skill.body, 1.0)
-        return Knowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
+        return ShownKnowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
 
 
 def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import Catalog, open_catalog
-from optimizer.search.knowledge import Knowledge, knowledge_from_json
+from optimizer.search.knowledge import ShownKnowledge, knowledge_from_json
 from optimizer.search.runs.knowledge import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.synthesizer import Knob, avoided
 from tests.catalogs import fresh_data_dir
@@ -37,5 +37,5 @@ def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
     assert remedy.when == skill.predicate and remedy.change.get("role") is None
     assert avoided(remedy) == (Knob("vector", "decrease"),)
     assert remedies_of(replace(skill, transformation="set-dtype")) == ()
-    again = knowledge_from_json(Knowledge("ret_1", moves=(remedy,)).as_json())
+    again = knowledge_from_json(ShownKnowledge("ret_1", moves=(remedy,)).as_json())
     assert again.moves == (remedy,)  # as a portable session carries it

@@ -1,6 +1,6 @@
-"""A stamp on each document, by which a snapshot knows what to read again; no lexical tables.
+"""A stamp on each document, so that a snapshot reads only changed ones again; no lexical tables.
 
-Words are searched in snapshots, which are files beside the catalog. Older code cannot work with
+Words are searched in snapshots, which are files next to the catalog. Older code cannot work with
 the catalog: it looks for the lexical tables. Going back makes them anew, empty; that code fills
 them when it starts.
 """

@@ -1,5 +1,5 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES`: an interpreter with torch and triton imported, of which
-each request is a fork that compiles one candidate (see `child`).
+"""`python -I THIS_FILE SOCKET NAMESPACES`: an interpreter with torch and triton imported; each
+request is answered by a fork of it that compiles one candidate (see `child`).
 
 Ends after IDLE_SECONDS without a request, because it holds some hundred megabytes.
 """

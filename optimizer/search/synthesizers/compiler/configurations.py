@@ -13,7 +13,7 @@ from typing import Any
 
 from kb.problem_terms import op_family
 from optimizer.evaluation.bundle import Bundle, Origin
-from optimizer.search.knowledge import Move
+from optimizer.search.knowledge import ShownMove
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import ProposalContext
 
@@ -30,8 +30,8 @@ class Help:
     `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the
     required policy, empty for any. `ops` are operators or their families. `needs` are kinds of
     operators; the problem must have one of them, empty for any. `least` is the number of computing
-    operators below which the generated code does not change. `beside` are options; one of them must
-    be on for this one to have an effect, empty for none.
+    operators below which the generated code does not change. `beside` are options, one of which
+    must be on for this one to have an effect; empty without such a condition.
     """
 
     about: str
@@ -66,7 +66,7 @@ class Help:
         needed = not self.needs or any(kinds.get(kind) for kind in self.needs)
         return needed and sum(kinds.values()) >= self.least
 
-    def move(self, context: ProposalContext) -> Move | None:
+    def move(self, context: ProposalContext) -> ShownMove | None:
         """The first move of the context that asks for this change."""
         if not context.with_knowledge:
             return None

@@ -139,7 +139,7 @@ def lone_block(text: str, offered: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def lone_code(text: str) -> str | None:
-    """The only code block that is not JSON, whatever its tag."""
+    """The only code block that is not JSON, with any tag."""
     blocks = [code for tag, code in _code_blocks(text) if tag != "json" and not _is_object(code)]
     return blocks[0] if len(blocks) == 1 else None
 

@@ -137,8 +137,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """An answer of a model. `finish` is the provider's reason for its end; `usd` is None if the
-    price is unknown."""
+    """An answer of a model. `finish` is the provider's reason for its end; `usd`: None if the price
+    is unknown."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -222,7 +222,7 @@ def load() -> Any:
         litellm: Any = import_module("litellm")
     except ModuleNotFoundError as problem:
         raise Unavailable(
-            "litellm is not installed, so no language model can be asked",
+            "litellm is not installed, so no language model can be called",
             hint="Install the extra: pip install 'kernlore[llm]'; or leave --models out.",
         ) from problem
     litellm.suppress_debug_info = True  # it prints to standard output, where JSON belongs
@@ -372,7 +372,7 @@ class LitellmClient:
         address = self._settings.api_base or _usual_address(self._model)
         where = self._redact.error(address) if address else "its provider"
         return (
-            f"no answer from {where}, where {self._model} is asked (tried {tries} times); give"
+            f"no answer of {self._model} from {where} (tried {tries} times); give"
             " --api-base or OPENAI_API_BASE"
         )
 

@@ -20,9 +20,14 @@ from typing import Any, Protocol
 
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreError
-from optimizer.search.knowledge import Excerpt
+from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.records import Cost, Proposal
-from optimizer.search.synthesizers.base import Asking, ProposalContext, ProposalFailed, Unreachable
+from optimizer.search.synthesizers.base import (
+    ModelCall,
+    ProposalContext,
+    ProposalFailed,
+    Unreachable,
+)
 from optimizer.search.synthesizers.llm.answers import (
     BadAnswer,
     CheckedAnswer,
@@ -201,15 +206,15 @@ def _each_text(value: Any, clean: Any) -> Any:
 class Tools(Protocol):
     """Tools that a model may call. Each raises KernloreError, whose message the model gets."""
 
-    def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
+    def lookup_symbol(self, name: str) -> Sequence[ShownExcerpt]:
         """The cards that fit a name or a few words."""
         ...
 
-    def search_manual(self, query: str) -> Sequence[Excerpt]:
+    def search_manual(self, query: str) -> Sequence[ShownExcerpt]:
         """Excerpts of the manuals that answer the query."""
         ...
 
-    def read_section(self, id: str) -> Excerpt:
+    def read_section(self, id: str) -> ShownExcerpt:
         """The whole section of an excerpt."""
         ...
 
@@ -258,7 +263,7 @@ class ToolBench:
             text = f"failed: {problem}"
         return self._fence.around("tool-result", text[:MAX_RESULT])
 
-    def _excerpts(self, excerpts: Sequence[Excerpt]) -> str:
+    def _excerpts(self, excerpts: Sequence[ShownExcerpt]) -> str:
         self.shown |= {excerpt.id for excerpt in excerpts}
         parts = [f"id: {e.id}\nfrom: {e.title} {e.citation}\n{e.text}" for e in excerpts]
         return "\n\n".join(parts) or "Nothing was found."
@@ -440,7 +445,7 @@ class LlmSynthesizer:
         replay: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
-        asking: Callable[[Asking], None] | None = None,
+        asking: Callable[[ModelCall], None] | None = None,
         cancelled: Callable[[str], bool] = lambda run: False,
     ) -> None:
         """`asking` is called every second during a call, and so is `cancelled` with the id of the
@@ -517,9 +522,9 @@ class LlmSynthesizer:
 
     def _waited(self, run: str, model: str, step: int, seconds: float) -> None:
         if self._cancelled(run):
-            raise CallAbandoned("the run was cancelled while a model was asked")
+            raise CallAbandoned("the run was cancelled during a call of a model")
         if self._asking is not None:
-            self._asking(Asking(model, step, seconds, self._settings.timeout_s))
+            self._asking(ModelCall(model, step, seconds, self._settings.timeout_s))
 
     def _replayed_from(
         self, context: ProposalContext, run: str

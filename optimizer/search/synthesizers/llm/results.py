@@ -27,7 +27,7 @@ MAX_PLAN = 1_200
 MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
 MAX_LESSONS = 40
-NEAR_A_COPY = 80.0  # per cent of a copy's rate from which a note says that it is no ceiling
+NEAR_A_COPY = 80.0  # per cent of a copy's rate; above, a note states that the copy is no ceiling
 MAX_LESSON = 240  # characters
 MAX_PLAN_LESSON = 720  # characters of the plan of a correct kernel
 UNDER_WAY = (
@@ -425,7 +425,7 @@ def sources(
     parts = []
     for node in nodes:
         if node.correct:
-            parts.append(f"{_standing(node)} Go on from it where it helps.\n{source(node, fence)}")
+            parts.append(f"{_headline(node)} Go on from it where it helps.\n{source(node, fence)}")
         else:
             parts.append(
                 "The last that failed, whole. Mend it where its idea is sound.\n"
@@ -434,7 +434,7 @@ def sources(
     return "\n".join(parts)
 
 
-def _standing(node: Node) -> str:
+def _headline(node: Node) -> str:
     """Headline of a correct kernel; one without a figure is not called the best."""
     if node.speedup is not None:
         return "The best so far, whole."

@@ -18,7 +18,7 @@ from optimizer.evaluation.abi import HEADER, ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains import cpp, cuda
 from optimizer.evaluation.toolchains.command import argument_names, scalar_values
-from optimizer.search.knowledge import Excerpt, Move, Number, ShownSkill
+from optimizer.search.knowledge import Number, ShownExcerpt, ShownMove, ShownSkill
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import (
     CaseView,
@@ -289,7 +289,7 @@ def pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={number(value)}" for name, value in values.items())
 
 
-def known(context: ProposalContext, excerpts: Sequence[Excerpt], fence: Fence) -> str:
+def known(context: ProposalContext, excerpts: Sequence[ShownExcerpt], fence: Fence) -> str:
     """Knowledge for the parent's result, with the `excerpts` that fit; "" without knowledge."""
     if not context.with_knowledge:
         return ""
@@ -327,7 +327,7 @@ def target(context: ProposalContext, fence: Fence) -> str:
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
-def ids(context: ProposalContext, excerpts: Sequence[Excerpt]) -> frozenset[str]:
+def ids(context: ProposalContext, excerpts: Sequence[ShownExcerpt]) -> frozenset[str]:
     """The ids that a model may say it used."""
     if not context.with_knowledge:
         return frozenset()
@@ -336,7 +336,7 @@ def ids(context: ProposalContext, excerpts: Sequence[Excerpt]) -> frozenset[str]
     return frozenset(shown + [skill.name for skill in context.knowledge.skills[:MAX_SKILLS]])
 
 
-def fitting(context: ProposalContext) -> list[Move]:
+def fitting(context: ProposalContext) -> list[ShownMove]:
     """The moves to show, with limits of this machine where it reports them.
 
     Leaves out moves for a unit that the machine lacks, narrower types if the precision is strict,
@@ -353,14 +353,14 @@ def _known_facts(context: ProposalContext) -> dict[str, Number]:
     return {**context.hardware.facts, **context.knowledge.facts}
 
 
-def _limited(move: Move, facts: Mapping[str, Number]) -> Move:
+def _limited(move: ShownMove, facts: Mapping[str, Number]) -> ShownMove:
     known = facts.get(move.limit_name or "")
     if move.limit is None or not isinstance(known, int | float):
         return move
     return replace(move, limit=known)
 
 
-def _forbidden(move: Move, problem: ProblemView) -> bool:
+def _forbidden(move: ShownMove, problem: ProblemView) -> bool:
     if problem.policy.get("precision") != "strict" or problem.main.dtype is None:
         return False
     if move.change.get("role") not in ("dtype", "precision"):
@@ -386,7 +386,7 @@ def _facts(facts: Mapping[str, Number]) -> str:
     return "\n".join(rows)
 
 
-def _move(move: Move) -> str:
+def _move(move: ShownMove) -> str:
     lines = [f"id: {move.id}", f"name: {move.name}", f"change: {_change(move.change)}"]
     if move.limit is not None:
         lines.append(f"limit: {number(move.limit)} ({move.limit_name or 'unnamed'})")
@@ -413,11 +413,11 @@ def _skill(skill: ShownSkill) -> str:
     return f"id: {skill.name}\nsummary: {skill.summary}\n{text[:SKILL_CHARS]}"
 
 
-def _excerpt(excerpt: Excerpt) -> str:
+def _excerpt(excerpt: ShownExcerpt) -> str:
     return f"id: {excerpt.id}\nfrom: {_origin(excerpt)}\n{excerpt.text}"
 
 
-def _origin(excerpt: Excerpt) -> str:
+def _origin(excerpt: ShownExcerpt) -> str:
     """The citation, after the title unless it begins with the document's name."""
     document = excerpt.title.partition(":")[0].strip()
     if document and excerpt.citation.startswith(document):

@@ -51,7 +51,7 @@ class WeightedModel:
 class LlmSettings:
     """Settings of the calls. Raises InvalidRequest for values out of range.
 
-    `api_base` and `api_key` are None for litellm's environment variables. `context_tokens` bounds
+    `api_base` and `api_key`: None for litellm's environment variables. `context_tokens` bounds
     the retrieved knowledge in a prompt. `timeout_s` bounds a call. `retries` counts further tries
     while the provider is busy or broken. `tools` allows tool calls, in at most `tool_rounds`
     answers of a conversation. `repair_rounds` is how often a model gets its answer back with the

@@ -191,7 +191,7 @@ def _tensor(table: TableReader) -> TensorPattern:
         if not _DIM.fullmatch(dim):
             table.add("dims", f"{dim!r} is no dimension", "a name, a number, or *name")
     if sum(dim.startswith("*") for dim in dims) > 1:
-        table.add("dims", "has more than one *name", "one stands for all that is not named")
+        table.add("dims", "has more than one *name", "one of them matches all unnamed dimensions")
     return TensorPattern(
         table.text("name", required=True),
         next(known for known in TENSOR_ROLES if known == role),
@@ -208,7 +208,7 @@ def _parameter(table: TableReader) -> Parameter:
     if not 1 <= len(values) <= MAX_VALUES:
         table.add("values", f"has {len(values)} values", f"between 1 and {MAX_VALUES}")
     if default not in values:
-        table.add("default", f"{default!r} is none of the values", "choose one of them")
+        table.add("default", f"{default!r} is not one of the values", "choose one of them")
     return Parameter(
         table.text("name", required=True),
         role,

@@ -18,7 +18,7 @@ from typing import Any
 
 from kb.moves_vocabulary import direction_of
 from optimizer.evaluation.abi import ITEM_BYTES
-from optimizer.search.knowledge import Move
+from optimizer.search.knowledge import ShownMove
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
 from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
@@ -50,8 +50,8 @@ class Fitting:
 
 @dataclass(frozen=True)
 class ValueChoice:
-    """Values with the plan of their choice. `attributed` are ids of the moves behind it; `applies`
-    is None if the move's predicate could not be decided."""
+    """Values with the plan of their choice. `attributed` are ids of the moves behind it; `applies`:
+    None if the move's predicate could not be decided."""
 
     values: Values
     plan: str
@@ -226,7 +226,7 @@ def _all_changes(context: ProposalContext, recipe: Recipe, values: Values) -> It
 
 
 def _by_move(
-    context: ProposalContext, recipe: Recipe, values: Values, move: Move
+    context: ProposalContext, recipe: Recipe, values: Values, move: ShownMove
 ) -> Iterator[ValueChoice]:
     """Choices that change each parameter of the move's role. A limit of this chip overrides that of
     its family."""
@@ -245,7 +245,7 @@ def _by_move(
 
 
 def moved(
-    parameter: Parameter, value: Value, move: Move, element_bytes: int | None = None
+    parameter: Parameter, value: Value, move: ShownMove, element_bytes: int | None = None
 ) -> Value | None:
     """The value after a move; None if the domain has none or the limit forbids it. `element_bytes`
     is the size of an element of the problem's type, if known."""
@@ -364,7 +364,7 @@ def avoiding(knobs: Sequence[Knob]) -> dict[str, Any]:
     return {AVOID: [vars(knob).copy() for knob in knobs]}
 
 
-def avoided(move: Move) -> tuple[Knob, ...]:
+def avoided(move: ShownMove) -> tuple[Knob, ...]:
     """The knobs that a move warns of; empty for a move to follow."""
     rows = move.change.get(AVOID) or ()
     return tuple(Knob(str(row["role"]), str(row["direction"])) for row in rows)

@@ -538,7 +538,7 @@ class _CppCase(SortAndScatterWriter):
                     self._store(stage, stage.out, "acc[l]")
 
     def _tile(self, lane: Var, tile: int, kind: str, start: str) -> None:
-        """Declare accumulators for `tile` neighbouring results, of which `n` are used."""
+        """Declare accumulators for `tile` neighbouring results; `n` of them are used."""
         self._line(f"alignas(64) {kind} acc[{tile}];")
         rest = f"{lane.extent} - from"
         self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
@@ -681,8 +681,8 @@ def _stride(indices: tuple[Index, ...], variable: Var) -> int | None:
     if not indices:
         return 0
     last = indices[-1].factor(variable)
-    elsewhere = any(part.factor(variable) != 0 for part in indices[:-1])
-    return None if elsewhere else last
+    strided = any(part.factor(variable) != 0 for part in indices[:-1])
+    return None if strided else last
 
 
 def _only_read_by(nest: Nest, made: list[Nest]) -> set[str]:

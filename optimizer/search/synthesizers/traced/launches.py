@@ -44,7 +44,6 @@ MAX_WINDOW = 128  # most terms of a reduction over a window, which one thread ad
 MIN_FIRST_TERMS = 512
 
 Role = Literal["point", "row", "full", "reduce", "window", "scan"]
-Part = Literal["p", "c", "q"]
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ def launches(program: Program) -> list[KernelLaunch | Call]:
 
 def _kernel_for(kernels: Sequence[Step], stage: Stage) -> tuple[int, KernelLaunch | None]:
     """The position in `kernels` of the kernel that a stage joins, and this kernel with the stage;
-    the latest one possible. If no kernel fits, the position is that of a new kernel and the kernel
-    is None. Only a stage that reduces or writes an output may join an earlier kernel than the last,
+    the latest one possible. If no kernel fits, the position is that of a new kernel, and None its
+    kernel. Only a stage that reduces or writes an output may join an earlier kernel than the last,
     and none before a step that writes one of its sources."""
     reads = _sources(stage)
     for at in reversed(range(len(kernels))):

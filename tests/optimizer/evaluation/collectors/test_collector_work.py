@@ -73,17 +73,15 @@ def test_the_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> Non
 
 def test_a_stream_is_limited_by_bytes() -> None:
     told = achieved(COPY, 0.06, DEVICE)
-    assert told.limit == "bytes" and told.floor_seconds == pytest.approx(GIB / 20e9)
-    assert told.bandwidth == pytest.approx(GIB / 0.06)
+    assert told.floor_seconds == pytest.approx(GIB / 20e9)
     assert told.bandwidth_pct == pytest.approx(89.5, abs=0.1) == told.roofline_pct
     assert told.flops_pct is None or told.flops_pct == 0
-    assert achieved(COPY, 0.06, DEVICE, counted_bytes=2 * GIB).bytes_ratio == 2
 
 
 def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
     work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     told = achieved(work, 0.01, DEVICE)
-    assert told.limit == "flops" and told.flops_pct == pytest.approx(71.6, abs=0.1)
+    assert told.flops_pct == pytest.approx(71.6, abs=0.1) == told.roofline_pct
     relaxed = achieved(replace(work, relaxed=True), 0.01, DEVICE)
     assert relaxed.flops_pct == pytest.approx(10.7, abs=0.1)
     assert achieved(replace(work, dtype="int8"), 0.01, DEVICE).flops_pct is None
@@ -93,8 +91,6 @@ def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
     problem = load_problem(Path("attention"))
     work = work_of(OpenCase(problem, problem.cases[0]))
     assert work.causal and work.needed_flops == work.flops // 2 > 0
-    told = achieved(work, 1.0, DEVICE)
-    assert told.flops == work.needed_flops
     assert work.counted_from == "formula"
     assert limits_of(work, CaseTiming("main", "measured", 1e6, 1e6), None).flops == 0
 

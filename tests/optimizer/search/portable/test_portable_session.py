@@ -15,10 +15,10 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.runner import fresh_values
 from optimizer.search.knowledge import (
     PACKED_EXCERPTS,
-    Excerpt,
-    Knowledge,
     KnowledgeSnapshot,
-    Move,
+    ShownExcerpt,
+    ShownKnowledge,
+    ShownMove,
     ShownSkill,
     SnapshotKnowledge,
     take_snapshot,
@@ -34,8 +34,8 @@ TEMPLATE = RetrieveRequest(hardware="x86-64", max_tokens=2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
 
 
-def move(name: str, when: str) -> Move:
-    return Move(name, name, UP, None, None, "why", None, when)
+def move(name: str, when: str) -> ShownMove:
+    return ShownMove(name, name, UP, None, None, "why", None, when)
 
 
 class Source:
@@ -45,23 +45,23 @@ class Source:
         self.searched: list[tuple[str | None, str]] = []
         self.acted: list[tuple[str | None, ...]] = []
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         self.searched.append((request.op, request.signals[0]))
         texts = (f"{request.signals[0]} {n}" for n in range(PACKED_EXCERPTS + 2))
-        return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
+        return ShownKnowledge("ret_x", tuple(ShownExcerpt(text, "Manual", text) for text in texts))
 
-    def moves(self, request: RetrieveRequest) -> Knowledge:
+    def moves(self, request: RetrieveRequest) -> ShownKnowledge:
         self.acted.append((request.op, *request.signals))
         if not request.signals:
             begun = ShownSkill(f"tuned-{request.op}", "values", "Begin with them.", 0.9)
-            return Knowledge("ret_begin", skills=(begun,))
+            return ShownKnowledge("ret_begin", skills=(begun,))
         moves = (
             move("mv_low", "metrics.l2_hit < 0.5"),
             move("mv_softmax", "problem.op == 'softmax'"),
             move("mv_always", ""),
         )
         skill = ShownSkill("wider-tiles", "tiles", "Raise the tile.", 0.5)
-        return Knowledge(f"ret_{request.op}", (), moves, (skill,), FACTS)
+        return ShownKnowledge(f"ret_{request.op}", (), moves, (skill,), FACTS)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_without_an_answer_there_are_the_facts(
     snapshot: KnowledgeSnapshot, op: str, signals: tuple[str, ...]
 ) -> None:
     knowledge = SnapshotKnowledge(snapshot.as_json(), op, FACTS)
-    assert knowledge.consult(query(*signals)) == Knowledge(facts=FACTS)
+    assert knowledge.consult(query(*signals)) == ShownKnowledge(facts=FACTS)
 
 
 def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: KnowledgeSnapshot) -> None:

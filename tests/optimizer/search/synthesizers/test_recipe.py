@@ -21,7 +21,7 @@ from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import TargetToolchain, problem_view
-from optimizer.search.knowledge import Knowledge, Move
+from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.records import Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
@@ -165,7 +165,9 @@ def test_values_can_carry_no_code() -> None:
     assert built.origin == "recipe" and built.parameters == {"chunk": 4, "tile": 8}
 
 
-REMEDY = Move("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
+REMEDY = ShownMove(
+    "mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True
+)
 
 
 def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> ProposalContext:
@@ -176,7 +178,7 @@ def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> ProposalCo
         "parent": parent,
         "seen": (),
         "best": None,
-        "knowledge": Knowledge("ret_1", moves=(REMEDY,)),
+        "knowledge": ShownKnowledge("ret_1", moves=(REMEDY,)),
         "tried": tried,
         "step": len(tried) + 1,
         "seed": 1,
@@ -214,7 +216,7 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
     nearest = proposers.propose(context(node(0, None), (), hardware=wider))
     assert nearest is not None and nearest.values == {"chunk": 4, "tile": 16}
     without = proposers.propose(
-        context(node(0, None), (), hardware=tight, with_knowledge=False, knowledge=Knowledge())
+        context(node(0, None), (), hardware=tight, with_knowledge=False, knowledge=ShownKnowledge())
     )
     assert without is not None and without.values["tile"] == 32
 
@@ -222,7 +224,7 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
 def test_a_moves_limit_and_direction() -> None:
     tile = recipe().parameter("tile")
     up = {"role": "tile_m", "direction": "increase"}
-    limited = Move("m", "m", up, 32, "f", "", True, limit_unit="count")
+    limited = ShownMove("m", "m", up, 32, "f", "", True, limit_unit="count")
     counted = replace(tile, unit="count")
     assert moved(counted, 16, limited) == 32 and moved(counted, 32, limited) is None
     assert moved(tile, 32, limited) == 64  # of no stated unit: a limit says nothing of it
@@ -230,9 +232,11 @@ def test_a_moves_limit_and_direction() -> None:
     lanes = replace(tile, unit="elements")
     assert moved(lanes, 8, bits, 4) == 16 and moved(lanes, 16, bits, 4) is None
     assert moved(lanes, 16, bits, 2) == 32 and moved(lanes, 16, bits) == 32
-    down = Move("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
+    down = ShownMove("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
     assert moved(tile, 32, down) == 16 and moved(tile, 8, down) is None
-    to = Move("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
+    to = ShownMove(
+        "m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True
+    )
     assert moved(tile, 8, to) == 64 and moved(tile, 64, to) is None
     assert stepped(tile, 99, 1) is None
 
@@ -277,20 +281,20 @@ def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
 def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
     open_ = replace(REMEDY, applies=None)
-    holds = Move("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
-    both = after(start, start, knowledge=Knowledge("ret_1", moves=(open_, holds)))
+    holds = ShownMove("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
+    both = after(start, start, knowledge=ShownKnowledge("ret_1", moves=(open_, holds)))
     assert [moves for _, moves in both[:3]] == [("mv_2",), ("mv_1",), ()]
-    refuted = Knowledge("ret_1", moves=(replace(REMEDY, applies=False),))
+    refuted = ShownKnowledge("ret_1", moves=(replace(REMEDY, applies=False),))
     assert not [moves for _, moves in after(start, start, knowledge=refuted) if moves]
 
 
 def test_a_limit_is_that_of_the_very_chip() -> None:
     raw = [RAW["parameters"][0], {**RAW["parameters"][1], "unit": "elements"}]
-    wide = Move("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
+    wide = ShownMove("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
     for bits, allowed_here in ((512.0, False), (1024.0, True)):
         chip = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"vector_bits": bits})
-        knowledge = Knowledge("ret_1", moves=(wide,))
+        knowledge = ShownKnowledge("ret_1", moves=(wide,))
         proposer = RecipeSynthesizer([recipe(parameters=raw)], ["cpp"])
         proposal = proposer.propose(context(start, (start,), hardware=chip, knowledge=knowledge))
         assert proposal is not None and (proposal.attributed == ("mv_1",)) is allowed_here

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.search.attribution import CHANGED, attribution
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Move
+from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.loop import Search
 from optimizer.search.propose import SearchTask
 from optimizer.search.store import FileStore, RunRow
@@ -45,13 +45,13 @@ PROBLEM_VIEW = replace(
 )
 
 
-def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> Move:
-    return Move(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
+def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> ShownMove:
+    return ShownMove(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
 
 
-def proposed(*moves: Move, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+def proposed(*moves: ShownMove, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     parent = measured(1, 0, {"chunk": 4, "tile": 16, **values}, 1.0)
-    return after(parent, parent, knowledge=Knowledge("ret_1", moves=moves))
+    return after(parent, parent, knowledge=ShownKnowledge("ret_1", moves=moves))
 
 
 # -- the order
@@ -91,7 +91,7 @@ def test_of_two_knobs_only_both_together_are_avoided() -> None:
 def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 8}, 1.0)
     won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
-    knowledge = Knowledge("ret_1", moves=(warning(LARGER),))
+    knowledge = ShownKnowledge("ret_1", moves=(warning(LARGER),))
     assert after(won, start, won, knowledge=knowledge)[0] == ({"chunk": 4, "tile": 32}, ())
     lost = measured(2, 1, {"chunk": 4, "tile": 16}, 0.5)
     waiting = [values for values, _ in after(start, start, lost, knowledge=knowledge)[-2:]]
@@ -101,7 +101,7 @@ def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
 
 def test_a_late_step_says_who_warned_of_it() -> None:
     parent = measured(1, 0, {"chunk": 4, "tile": 32}, 1.0)
-    knowledge = Knowledge("ret_1", moves=(warning(LARGER),))
+    knowledge = ShownKnowledge("ret_1", moves=(warning(LARGER),))
     others = [
         measured(2 + number, 1, {"chunk": chunk, "tile": tile}, 0.5)
         for number, (chunk, tile) in enumerate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optimizer.evaluation.records import CaseCheck, Evaluation, Interval, verdict_from_json
-from optimizer.search.knowledge import Knowledge, Move
+from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
@@ -45,7 +45,7 @@ def context(
     parent: Node = REFERENCE_NODE,
     tried: Sequence[Node] = (),
     device: str | None = "cpu",
-    moves: tuple[Move, ...] = (),
+    moves: tuple[ShownMove, ...] = (),
 ) -> ProposalContext:
     return ProposalContext(
         problem=problem,
@@ -53,7 +53,7 @@ def context(
         parent=parent,
         seen=(),
         best=None,
-        knowledge=Knowledge(moves=moves),
+        knowledge=ShownKnowledge(moves=moves),
         tried=tried,
         step=len(tried) + 1,
         seed=1,

@@ -12,7 +12,7 @@ from kb.moves_vocabulary import ROLES
 from kb.problem_terms import canonical_op, op_family
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
-from optimizer.search.knowledge import Move
+from optimizer.search.knowledge import ShownMove
 from optimizer.search.records import Node, Proposal, Value
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.compiler.configurations import (
@@ -134,7 +134,7 @@ def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, op
     assert order.index(option) < before.index(option)
 
 
-def neighbours(problem: ProblemView, node: Node, *moves: Move) -> list[Proposal]:
+def neighbours(problem: ProblemView, node: Node, *moves: ShownMove) -> list[Proposal]:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried = [node]
     proposals: list[Proposal] = []
@@ -147,7 +147,7 @@ def neighbours(problem: ProblemView, node: Node, *moves: Move) -> list[Proposal]
 
 
 def test_a_move_brings_what_it_asks_for_forward_and_is_named(problem: ProblemView) -> None:
-    move = Move("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
+    move = ShownMove("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
     node = evaluated(1, drained(problem)[0], 1.5)
     first = neighbours(problem, node, move)[0]
     assert first.attributed == ("move_1",)

@@ -7,7 +7,7 @@ from typing import Any
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
 
@@ -53,16 +53,17 @@ def evaluation(**changes: Any) -> Evaluation:
     return Evaluation(**{**fields, **changes})
 
 
-def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledge:
+def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> ShownKnowledge:
     texts = ["Rows that are read together share a cache line.", f"{PLANTED} Tiles fit in L1."]
     texts += [f"Paragraph {n} of the manual. " + "Caches are small. " * 40 for n in range(20)]
-    return Knowledge(
+    return ShownKnowledge(
         "ret_1",
         tuple(
-            Excerpt(f"ex_manual_{n}", "Chip manual", texts[n], "page 3") for n in range(excerpts)
+            ShownExcerpt(f"ex_manual_{n}", "Chip manual", texts[n], "page 3")
+            for n in range(excerpts)
         ),
         (
-            Move(
+            ShownMove(
                 MOVE_ID,
                 "larger row tiles",
                 {"role": "tile_rows", "direction": "increase", "to": None, "factor": 2},

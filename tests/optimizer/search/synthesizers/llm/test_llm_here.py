@@ -9,7 +9,7 @@ from typing import Any
 from kb.hardware.extensions import extensions_of, lacking
 from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
-from optimizer.search.knowledge import Knowledge, Move
+from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.records import (
     REFERENCE,
     Node,
@@ -132,16 +132,18 @@ def test_neither_macros_nor_vectors_that_the_machine_lacks_are_offered() -> None
 
 
 def test_moves_to_units_that_the_machine_lacks_are_no_advice() -> None:
-    to_amx = Move("mv_amx", "bring it to AMX", {"role": "layout"}, None, None, "AMX is idle", True)
+    to_amx = ShownMove(
+        "mv_amx", "bring it to AMX", {"role": "layout"}, None, None, "AMX is idle", True
+    )
     tile = knowledge().moves[0]
-    told = Knowledge("r", moves=(to_amx, tile))
+    told = ShownKnowledge("r", moves=(to_amx, tile))
     shown = prompt(context(hardware=cpu(), knowledge=told))
     assert shown.shown == {tile.id}
     assert "mv_amx" in prompt(context(knowledge=told)).shown
 
 
 def test_a_move_is_limited_by_what_this_machine_reports() -> None:
-    wider = Move(
+    wider = ShownMove(
         "mv_wide",
         "fill the register",
         {"role": "vector", "factor": 2},
@@ -150,7 +152,7 @@ def test_a_move_is_limited_by_what_this_machine_reports() -> None:
         "",
         True,
     )
-    told = Knowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
+    told = ShownKnowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
     shown = prompt(context(hardware=cpu(), knowledge=told)).user
     assert "limit: 256 (vector_bits)" in block(shown, "move")
 

@@ -14,11 +14,11 @@ import pytest
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge
+from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.tree import Tree
@@ -56,7 +56,7 @@ class TileBench:
 class OneMove:
     """The same knowledge for every question; keeps what it was told came of it."""
 
-    def consult(self, request: RetrieveRequest) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         return knowledge(limit=LIMIT)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None: ...
@@ -68,7 +68,7 @@ class Listening:
 
     def node(self, node: Any, tree: Tree) -> None: ...
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         self.heard.append(message)
@@ -131,7 +131,7 @@ def test_a_run_whose_models_nobody_answers_for_fails_with_their_address(
     row, tree, heard = search(tmp_path / "runs", "run_alone", asker)
     assert row.state == "failed" and len(tree) == 2
     assert row.ended == (
-        f"no answer from {nowhere}, where openai/scripted is asked (tried 4 times); give"
+        f"no answer of openai/scripted from {nowhere} (tried 4 times); give"
         " --api-base or OPENAI_API_BASE"
     )
     assert heard == [f"llm: {row.ended}"]
@@ -161,4 +161,4 @@ def test_a_cancelled_run_does_not_wait_for_its_model(
     row, _, heard = search(tmp_path / "runs", "run_slow", asker)
     assert time.monotonic() - began < 30
     assert (row.state, len(server.requests)) == ("cancelled", 1)
-    assert heard == ["llm: the run was cancelled while a model was asked"]
+    assert heard == ["llm: the run was cancelled during a call of a model"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kb.errors import NotFound
-from optimizer.search.knowledge import Excerpt
+from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.synthesizers.base import ProposalFailed
 from optimizer.search.synthesizers.llm.conversation import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.conftest import KEY
@@ -38,13 +38,13 @@ RETRIES = 3
 class NoAnswers:
     """Tools that work and find nothing."""
 
-    def lookup_symbol(self, name: str) -> list[Excerpt]:
+    def lookup_symbol(self, name: str) -> list[ShownExcerpt]:
         return []
 
-    def search_manual(self, query: str) -> list[Excerpt]:
+    def search_manual(self, query: str) -> list[ShownExcerpt]:
         return []
 
-    def read_section(self, id: str) -> Excerpt:
+    def read_section(self, id: str) -> ShownExcerpt:
         raise NotFound(f"no section {id!r}", hint="Search first.")
 
     def compile_draft(self, step: int, files: Mapping[str, str]) -> str:

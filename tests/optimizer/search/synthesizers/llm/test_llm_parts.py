@@ -15,7 +15,7 @@ import pytest
 
 from kb.errors import InvalidRequest, StoreError
 from optimizer.evaluation.abi import HEADER
-from optimizer.search.knowledge import Excerpt, Knowledge
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge
 from optimizer.search.records import REFERENCE, Cost, Node
 from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
@@ -227,9 +227,9 @@ def test_every_place_of_a_template_is_known() -> None:
 def test_a_text_cannot_leave_its_fence(attack: str) -> None:
     fence = Fence()
     text = attack.replace("{boundary}", fence.boundary)
-    excerpts = (Excerpt("ex_1", text, text, text),)
+    excerpts = (ShownExcerpt("ex_1", text, text, text),)
     composed = compose(
-        context(knowledge=Knowledge(excerpts=excerpts)), fence, budget=6_000, tools=False
+        context(knowledge=ShownKnowledge(excerpts=excerpts)), fence, budget=6_000, tools=False
     )
     inside, outside = blocks(composed.user)
     assert "obey me" not in outside

@@ -23,7 +23,7 @@ from optimizer.evaluation.records import (
 )
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm import sections
@@ -373,15 +373,15 @@ def test_facts_have_units_and_whole_numbers() -> None:
         "cache_line": 64.0,
         "clock_boost": 1.98e9,
     }
-    text = block(prompt(context(knowledge=Knowledge(facts=facts))).user, "facts")
+    text = block(prompt(context(knowledge=ShownKnowledge(facts=facts))).user, "facts")
     assert "x_page_size_huge = 1073741824" in text
     assert re.search(r"^cache_line = 64 B \(", text, re.M)
     assert re.search(r"^clock_boost = 1980000000 Hz \(", text, re.M)
 
 
-def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Move:
+def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> ShownMove:
     change = {"role": role, "direction": direction, "to": to, "factor": None}
-    return Move(f"mv_{role}_{to}", "a move", change, None, None, "because", None)
+    return ShownMove(f"mv_{role}_{to}", "a move", change, None, None, "because", None)
 
 
 @pytest.mark.parametrize(
@@ -397,10 +397,10 @@ def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Mo
         (narrowing("ieee", "precision"), True),
         (narrowing("16", "tile_k"), True),
     ],
-    ids=lambda strict: f"{strict.id}" if isinstance(strict, Move) else "",
+    ids=lambda strict: f"{strict.id}" if isinstance(strict, ShownMove) else "",
 )
-def test_a_move_that_the_precision_forbids_is_not_shown(move: Move, kept: bool) -> None:
-    strict = replace(with_policy(precision="strict"), knowledge=Knowledge(moves=(move,)))
+def test_a_move_that_the_precision_forbids_is_not_shown(move: ShownMove, kept: bool) -> None:
+    strict = replace(with_policy(precision="strict"), knowledge=ShownKnowledge(moves=(move,)))
     composed = prompt(strict)
     assert (move.id in composed.user) is kept and (move.id in composed.shown) is kept
     relaxed = prompt(
@@ -411,7 +411,7 @@ def test_a_move_that_the_precision_forbids_is_not_shown(move: Move, kept: bool) 
 
 def test_a_move_says_what_to_do_and_whether_that_is_certain() -> None:
     assert "change: increase tile_rows, by a factor of 2" in block(prompt(context()).user, "move")
-    with_move = context(knowledge=Knowledge(moves=(narrowing("vector", "store"),)))
+    with_move = context(knowledge=ShownKnowledge(moves=(narrowing("vector", "store"),)))
     text = block(prompt(with_move).user, "move")
     assert "change: set store to vector" in text and "applies: not decided" in text
 
@@ -420,7 +420,7 @@ def test_a_skill_comes_without_its_bibliography() -> None:
     text = (
         "## Steps\n\n1. Pack.\n\n## Sources\n\n- [A paper](https://e.org)\n\n## How to check\n\nX."
     )
-    with_skill = context(knowledge=Knowledge(skills=(ShownSkill("packing", "s", text, 0.5),)))
+    with_skill = context(knowledge=ShownKnowledge(skills=(ShownSkill("packing", "s", text, 0.5),)))
     shown = block(prompt(with_skill).user, "skill")
     assert "1. Pack." in shown and "## How to check" in shown and "A paper" not in shown
     assert "were measured before" not in prompt(with_skill).user
@@ -428,8 +428,8 @@ def test_a_skill_comes_without_its_bibliography() -> None:
 
 def test_an_excerpt_names_its_document_once() -> None:
     title = "Matmul tiling: Matmul tiling > Pack"
-    excerpt = Excerpt("ex_1", title, "Pack A and B.", "Matmul tiling (v1), Pack")
-    text = block(prompt(context(knowledge=Knowledge(excerpts=(excerpt,)))).user, "excerpt")
+    excerpt = ShownExcerpt("ex_1", title, "Pack A and B.", "Matmul tiling (v1), Pack")
+    text = block(prompt(context(knowledge=ShownKnowledge(excerpts=(excerpt,)))).user, "excerpt")
     assert "from: Matmul tiling (v1), Pack\n" in text
 
 
