@@ -87,7 +87,7 @@ LOG_TIMEOUT_MS = 1_000
 CACHE_KIB = 8 * 1024  # page cache of a connection; the system caches the file as well
 NAME = "catalog.sqlite"
 _HAS_TABLES = 64 * 1024  # bytes that an empty catalog never has
-_STORE_FOLDERS = ("blobs", "runs", "transcripts", "snapshot", "chroma")
+_STORE_FOLDERS = ("blobs", "runs", "snapshot", "chroma")
 
 
 class SqliteFile(Database):

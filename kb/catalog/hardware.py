@@ -188,8 +188,7 @@ class HardwareRegistry:
                 hint="Remove it with a key that is not restricted.",
             )
 
-    @staticmethod
-    def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
+    def _check(self, spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
         if spec.id in _RESERVED:
             raise InvalidKnowledge(
                 f"the id `{spec.id}` {_RESERVED[spec.id]}", hint="Choose another id."
@@ -207,6 +206,12 @@ class HardwareRegistry:
         clashing = [alias for alias in spec.aliases if lines.folded_name(alias) in ids]
         problems = lines.registry_problems(known)
         problems += [f"the alias {a} is the id of {ids[lines.folded_name(a)]}" for a in clashing]
+        if problems and self._access.restricted:
+            raise InvalidKnowledge(
+                f"{spec.id} does not fit the registered hardware: a parent or an alias is taken or"
+                " cannot be used",
+                hint="Change its parent or aliases.",
+            )
         if problems:
             raise InvalidKnowledge(
                 f"{spec.id} does not fit the registered hardware: {problems[0]}",

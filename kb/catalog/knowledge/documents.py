@@ -294,7 +294,7 @@ def _complete(
     return [
         Document(
             row.id,
-            row.source_key,
+            _visible_key(row.source_key, scopes.get((row.id, "hardware"), ()), access),
             row.title,
             row.category,
             row.origin,
@@ -308,6 +308,16 @@ def _complete(
         )
         for row in rows
     ]
+
+
+def _visible_key(key: str, hardware: Sequence[str], access: AccessScope) -> str:
+    """The source key, without its first part where that may name hardware that the caller does not
+    see: that of the document, or of the key with which it was uploaded.
+    """
+    first, _, rest = key.rpartition("/")
+    hidden = len(access.visible_hardware(tuple(hardware))) < len(hardware)
+    uploader = access.restricted and "+" in first and first != "+".join(sorted(access.own))
+    return rest if hidden or uploader else key
 
 
 def _named(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:

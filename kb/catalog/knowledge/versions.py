@@ -63,7 +63,8 @@ class Registered:
 
 def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSource:
     """The source with a key that no document of another caller has. Else a restricted caller could
-    replace a document that it may not see, or learn that one exists.
+    replace a document that it may not see. It is the same whether such a document exists or not, so
+    that the caller does not learn that either.
     """
     access = source.access_scope
     if not access.restricted:
@@ -74,12 +75,13 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
             t.documents.c.access_scope == access.owner,
         )
     )
-    if known is None:
-        return source
-    about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
-    if about and about <= access.own:
-        return source
-    return replace(source, source_key=f"{'+'.join(sorted(access.own))}/{source.source_key}")
+    if known is not None:
+        about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
+        if about and about <= access.own:
+            return source
+    prefix = f"{'+'.join(sorted(access.own))}/"
+    key = source.source_key
+    return replace(source, source_key=key if key.startswith(prefix) else f"{prefix}{key}")
 
 
 def register(connection: Connection, source: DocumentSource) -> Registered:
