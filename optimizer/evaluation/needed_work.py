@@ -55,6 +55,7 @@ MEMORY_FACTOR = 6  # free memory that is required, in sizes of all intermediate 
 RECOGNISED = 0.9  # share of the formulas' operations that the graph must show, else it hides some
 CERTAIN_SHARE = 0.5
 WINOGRAD = 4  # multiplications of a convolution over those of Winograd's F(4x4, 3x3)
+FAR = 200.0  # below a row's largest bias, from which a softmax gives no weight
 HISTOGRAM = 1 << 24  # elements that are sorted into bins at once
 
 # Name of an autograd node of a product -> places of its operands, and names of the saved ones.
@@ -75,6 +76,7 @@ MOVES = frozenset(
         *("Contiguous", "Unfold"),
     }
 )
+REPEATING = frozenset({"Expand", "Unfold"})
 ELEMENTWISE = frozenset(
     {
         *("Relu", "Gelu", "Silu", "Sigmoid", "Tanh", "Exp", "Abs", "Sqrt", "Rsqrt", "Log", "Erf"),
@@ -231,9 +233,11 @@ class _Graph:
             return
         for source in left | right:
             self._join(node, source)
-        sizes = _operand_sizes(member)
-        both = zip((left, right), sizes, strict=True)
-        structured = any(self._elements(sources) < size for sources, size in both)
+        operands = zip(places, (left, right), _operand_shapes(member), strict=True)
+        structured = any(
+            self._repeats(node.next_functions[place][0], sources, shape)
+            for place, sources, shape in operands
+        )
         member.free = structured or (self._frozen is not None and self._constant(left | right))
 
     def _sources(self, edges: Sequence[Any]) -> Iterator[Any]:
@@ -273,6 +277,18 @@ class _Graph:
             for one, two in ((node, other), (other, node)):
                 if one in self._members:
                     self._members[one].linked.add(two)
+
+    def _repeats(self, operand: Any, sources: frozenset[Any], shape: tuple[int, ...]) -> bool:
+        """Whether the matrix of an operand has fewer values than elements. A matrix that is only
+        repeated for each member of a batch has not."""
+        copied = None
+        while operand is not None and _name(operand) in MOVES and len(operand.next_functions) == 1:
+            if _name(operand) == "Expand":
+                copied = math.prod(operand._saved_self_sym_sizes)
+                if copied < math.prod(shape[-2:]):
+                    return True
+            operand = operand.next_functions[0][0]
+        return self._elements(sources) < (math.prod(shape) if copied is None else copied)
 
     def _elements(self, sources: frozenset[Any]) -> float:
         """Elements of all sources, so that an operand with more must repeat some."""
@@ -321,7 +337,7 @@ class _Graph:
         if product.name == "Convolution":
             left, right = product.node._saved_input, product.node._saved_weight
             multiply = _convolution(product.node)
-            size = _operand_sizes(product)[1]
+            size = right.numel()
             channels = product.results // max(1, derivative.shape[0] * derivative[0, 0].numel())
             product.depth = size // max(1, channels)
             product.by_fft = _by_fft(product.node)
@@ -426,8 +442,8 @@ def _name(node: Any) -> str:
 
 
 def _origin(node: Any) -> Any:
-    """The node that a value is moved or copied from."""
-    while node is not None and _name(node) in MOVES and len(node.next_functions) == 1:
+    """The node that a value is moved or copied from, without repeating it."""
+    while node is not None and _name(node) in MOVES - REPEATING and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     return node
 
@@ -441,17 +457,19 @@ def _saved(node: Any, name: str) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def _operand_sizes(product: _Product) -> tuple[int, int]:
-    """Elements of both operands, 0 if unknown."""
+def _operand_shapes(product: _Product) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of both operands; (0,) if unknown."""
     named = PRODUCTS.get(product.name)
-    sizes = []
-    for name in named[1] if named is not None else ("input", "weight"):
-        shape = getattr(product.node, f"_saved_{name}_sym_sizes", None)
-        value = _saved(product.node, name)
-        if shape is None:
-            shape = () if value is None else value.shape
-        sizes.append(math.prod(shape) if len(shape) else 0)
-    return sizes[0], sizes[1]
+    left, right = named[1] if named is not None else ("input", "weight")
+    return _shape(product.node, left), _shape(product.node, right)
+
+
+def _shape(node: Any, name: str) -> tuple[int, ...]:
+    shape = getattr(node, f"_saved_{name}_sym_sizes", None)
+    value = _saved(node, name)
+    if shape is None and value is not None:
+        shape = value.shape
+    return (0,) if shape is None else tuple(shape)
 
 
 def _depth(product: _Product, left: torch.Tensor | None, right: torch.Tensor | None) -> int:
@@ -504,8 +522,10 @@ def _attention_terms(node: Any, derivative: torch.Tensor) -> tuple[int, int]:
     if node._saved_is_causal:
         admitted = torch.arange(1, length + 1, device=rows.device).clamp(max=keys)
     elif mask is not None:
-        lowest = 0 if mask.dtype == torch.bool else torch.finfo(mask.dtype).min / 2
-        admitted = (mask > lowest).expand(*mask.shape[:-1], keys).sum(dim=-1)
+        seen = mask
+        if mask.dtype != torch.bool:  # torch's kernels turn a mask of booleans into numbers
+            seen = mask > mask.amax(dim=-1, keepdim=True) - FAR
+        admitted = seen.expand(*mask.shape[:-1], keys).sum(dim=-1)
     width = int(query.shape[-1] + value.shape[-1])
     pairs = int((rows * admitted).sum(dtype=torch.float64))
     return rows.numel() * keys * width, pairs * width

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.correctness.prepared import PreparedProblem
-from optimizer.evaluation.needed_work import least_share, needed_read_bytes
+from optimizer.evaluation.needed_work import dependence, least_share, needed_read_bytes
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.settings import EvaluationSettings
@@ -108,3 +108,125 @@ def test_the_share_is_the_lower_end_of_an_interval() -> None:
     assert least_share(24, 24) == 1.0
     assert least_share(0, 24) == 0.0
     assert 0.3 < least_share(12, 24) < 0.5
+
+
+PRODUCTS = """
+import torch
+import torch.nn.functional as F
+
+i = torch.arange(64)
+near = (i[:, None] - i).abs() < 4
+
+
+class Model(torch.nn.Module):
+    def forward(self, q, k, v):
+        {body}
+
+
+def get_inputs():
+    return [torch.{draw} for _ in range(3)]
+
+
+def get_init_inputs():
+    return []
+"""
+PAIRS, NEAR = 64 * 64, 64 * 7 - 2 * (3 + 2 + 1)
+FUSED = "return F.scaled_dot_product_attention(q, k, v, "
+
+
+def products(folder: Path, body: str, draw: str = "randn(2, 64, 16)") -> OpenCase:
+    path = folder / "products.py"
+    path.write_text(PRODUCTS.replace("{body}", body).replace("{draw}", draw), encoding="utf-8")
+    problem = load_problem(path)
+    return OpenCase(problem, problem.cases[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "pairs"),
+    [
+        (f"{FUSED})", PAIRS),
+        (f"{FUSED}is_causal=True)", 64 * 65 // 2),
+        (f"{FUSED}attn_mask=near)", NEAR),
+        (f"{FUSED}attn_mask=torch.where(near, 0.0, -65536.0))", NEAR),
+        (f"{FUSED}attn_mask=near)[:, :1]", 4),
+        ("return (q @ k.mT).masked_fill(~near, -torch.inf).softmax(-1) @ v", NEAR),
+        ("return (q @ k.mT - 1e9 * ~near).softmax(-1) @ v", NEAR),
+        ("return (q @ k.mT).tril() @ v", 64 * 65 // 2),
+        ("return torch.einsum('btd,bsd->bts', q, k).tril() @ v", 64 * 65 // 2),
+    ],
+)
+def test_only_admitted_pairs_are_needed(tmp_path: Path, body: str, pairs: int) -> None:
+    case = products(tmp_path, body)
+    assert case.flops == 2 * 2 * PAIRS * 2 * 16
+    found = dependence(case, "cpu", 1, 1e-6).operations
+    assert found is not None and found.certain == 0
+    # The softmax of a row with one admitted pair does not depend on it.
+    assert found.needed == pytest.approx(2 * 2 * pairs * 2 * 16, rel=1e-3)
+    assert found.fewest <= found.needed
+
+
+@pytest.mark.parametrize(
+    ("body", "draw"),
+    [
+        ("return q.float() @ k.float().mT", "randint(-3, 3, (64, 64))"),  # no derivative
+        ("return (q @ k.mT).argmax(-1)", "randn(64, 64)"),
+        ("with torch.no_grad():\n            p = q @ k\n        return p + v", "randn(64, 64)"),
+        ("return (q.detach() @ k.detach()) + v @ v[:, :1]", "randn(64, 64)"),
+    ],
+)
+def test_what_autograd_does_not_show_is_not_counted(tmp_path: Path, body: str, draw: str) -> None:
+    case = products(tmp_path, body, draw)
+    assert case.flops >= 2 * 64**3
+    assert dependence(case, "cpu", 1, 1e-6).operations is None
+
+
+def test_without_memory_for_the_graph_nothing_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = products(tmp_path, "return q @ k.mT")
+    monkeypatch.setattr("optimizer.evaluation.needed_work.free_memory", lambda: 100_000)
+    assert dependence(case, "cpu", 1, 1e-6) == (None, (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("body", "certain"),
+    [
+        ("return q @ k", 1.0),
+        ("return torch.tanh(q @ k.mT / 64) * 2 + v", 1.0),
+        ("return torch.addmm(v, q, k)", 1.0),
+        ("return (q @ k).tril()", 65 / 128),
+        ("return q @ q.mT", 0.5),
+        ("return q @ k @ v", 0.0),
+        ("return (q @ k).sum(1)", 0.0),
+        ("return q @ k + v @ v", 0.0),  # an output of two products may be one of sums
+        ("return q @ k[:1].expand(64, 64)", 0.0),
+        ("return (q @ k)[:, :16].cumsum(0)", 0.0),
+        ("return q @ torch.relu(k)", 0.0),
+    ],
+)
+def test_only_a_product_of_inputs_bounds_every_algorithm(
+    tmp_path: Path, body: str, certain: float
+) -> None:
+    found = dependence(products(tmp_path, body, "randn(64, 64)"), "cpu", 1, 0.0).operations
+    assert found is not None and found.certain == int(0.5 * certain * 2 * 64**3)
+
+
+def test_weights_that_a_kernel_may_know_need_not_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(TABLE.replace("self.table(x)", "self.table.weight * x[0]"), encoding="utf-8")
+    whole = load_problem(path)
+    assert needed_read_bytes(OpenCase(whole, whole.cases[0]), "cpu", seed=1) == 4 * 8 * 100_000
+    (tmp_path / "problem.toml").write_text('[policy]\nweights = "frozen"\n')
+    frozen = load_problem(path)
+    assert needed_read_bytes(OpenCase(frozen, frozen.cases[0]), "cpu", seed=1) == 0
+
+
+def test_frozen_weights_are_the_same_for_all_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(TABLE, encoding="utf-8")
+    for policy, same in (("varying", False), ("frozen", True)):
+        (tmp_path / "problem.toml").write_text(f'[policy]\nweights = "{policy}"\n')
+        problem = load_problem(path)
+        case = PreparedProblem(problem, "cpu", EvaluationSettings()).case(problem.cases[0])
+        first, second = (case.values(seed).tensors[-1] for seed in (3, 4))
+        assert first.equal(second) is same
