@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,11 +27,13 @@ class Dependence(NamedTuple):
     """What the outputs of one run depend on, by their derivatives.
 
     `operations` is None if they could not be counted. `read_bytes` has a lower bound for each input
-    and weight, in the order of the ABI, in whole lines; 0 where nothing is known.
+    and weight, in the order of the ABI, in whole lines; 0 where nothing is known. `views` are the
+    numbers of outputs that may be views of an input, for which nothing is read or written.
     """
 
     operations: NeededOperations | None
     read_bytes: tuple[int, ...]
+    views: frozenset[int] = frozenset()
 
 
 # -- operations
@@ -136,7 +138,11 @@ def _dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Dep
         raise torch.OutOfMemoryError
     first, other = case.drawn(seed), case.second_draw(seed)
     outputs, leaves = case.differentiable(first, device)
-    roots = [out for out in outputs if out.requires_grad and out.is_floating_point()]
+    views = frozenset(n for n, out in enumerate(outputs) if _is_view(out))
+    computed = [out for n, out in enumerate(outputs) if n not in views]
+    roots = [out for out in computed if out.requires_grad and out.is_floating_point()]
+    if views and not roots:
+        return Dependence(None, (0,) * len(leaves), views)
     with torch.no_grad():
         units = [float(out.float().square().mean().sqrt()) or 1.0 for out in roots]
     budget = tolerance * sum(out.numel() for out in roots)
@@ -152,7 +158,15 @@ def _dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Dep
     by_leaf = dict(zip(map(id, wanted), derivatives, strict=True))
     with torch.no_grad():
         read = tuple(_line_bytes(leaf, by_leaf.get(id(leaf)), budget) for leaf in leaves)
-        return Dependence(graph.operations(case.replaceable(first, other)), read)
+        return Dependence(graph.operations(case.replaceable(first, other)), read, views)
+
+
+def _is_view(output: torch.Tensor) -> bool:
+    """Whether an output holds elements of one input in another order, and nothing else."""
+    node = output.grad_fn
+    while node is not None and _name(node) in MOVES - {"ToCopy"} and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is not None and _name(node) == LEAF
 
 
 def _available(device: str) -> int:
@@ -570,7 +584,7 @@ def needed_read_bytes(
     for where, numbers in probed.items():
         # The reference is user code, on values that it may never have been tried with.
         try:
-            shares = _probed(case, where, seed, numbers)
+            shares = _probed(case, where, seed, numbers, found.views if found else frozenset())
         except Exception:
             continue
         for number, share in shares.items():
@@ -586,14 +600,20 @@ def _worth_probing(case: OpenCase, number: int, value: torch.Tensor) -> bool:
     return bool(value.isfinite().all()) and bool(value.max() > value.min())
 
 
-def _probed(case: OpenCase, device: str, seed: int, numbers: Sequence[int]) -> dict[int, float]:
+def _probed(
+    case: OpenCase, device: str, seed: int, numbers: Sequence[int], views: frozenset[int]
+) -> dict[int, float]:
     """The least share of some inputs and weights that the outputs depend on; empty if that takes
     too long or the reference does not repeat its result."""
     inputs, state = [value.to(device) for value in case.inputs(seed)], case.state(seed)
     tensors = [*inputs, *state.values()]
+
+    def computed() -> list[torch.Tensor]:
+        outputs = case.reference(inputs, state, device=device)
+        return [output for number, output in enumerate(outputs) if number not in views]
+
     began = time.monotonic()
-    first = case.reference(inputs, state, device=device)
-    again = case.reference(inputs, state, device=device)
+    first, again = computed(), computed()
     calls = 2 * PROBES * len(numbers)
     if any(map(_differ, again, first)) or calls * (time.monotonic() - began) / 2 > SECONDS:
         return {}
@@ -601,9 +621,7 @@ def _probed(case: OpenCase, device: str, seed: int, numbers: Sequence[int]) -> d
     shares = {}
     for number in numbers:
         lines = list(_lines(tensors[number], chance))
-        hits = sum(
-            _needed(case, inputs, state, tensors[number], line, first, device) for line in lines
-        )
+        hits = sum(_is_needed(tensors[number], line, first, computed) for line in lines)
         shares[number] = least_share(hits, len(lines))
     return shares
 
@@ -627,14 +645,11 @@ def _lines(value: torch.Tensor, chance: random.Random) -> Iterator[slice]:
         yield slice(start, start + width)
 
 
-def _needed(
-    case: OpenCase,
-    inputs: Sequence[torch.Tensor],
-    state: Mapping[str, torch.Tensor],
+def _is_needed(
     value: torch.Tensor,
     line: slice,
     first: Sequence[torch.Tensor],
-    device: str,
+    computed: Callable[[], Sequence[torch.Tensor]],
 ) -> bool:
     """Whether any output differs when one line of an input or weight has other values."""
     flat = value.view(-1)
@@ -643,8 +658,7 @@ def _needed(
     try:
         for extreme in extremes:
             flat[line] = extreme
-            outputs = case.reference(inputs, state, device=device)
-            if any(map(_differ, outputs, first)):
+            if any(map(_differ, computed(), first)):
                 return True
         return False
     finally:

@@ -63,8 +63,9 @@ class CaseWork:
     `relaxed`: lower precision inside is allowed. `causal`: attention in which a position sees only
     itself and earlier ones; the formulas count all pairs. `shape` comes from `shape_quantities`.
     `narrow_rate` is how many times as fast as 16-bit values matrix units may process its operands.
-    `operations` and `needed_read_bytes` (a lower bound) are found by running the reference; None if
-    that was not tried or not possible.
+    `operations`, `needed_read_bytes` (a lower bound) and `view_bytes` (of outputs that may be views
+    of an input) are found by running the reference; None and 0 if that was not tried or not
+    possible.
     """
 
     op: str
@@ -79,6 +80,7 @@ class CaseWork:
     narrow_rate: float = 1.0
     operations: NeededOperations | None = None
     needed_read_bytes: int | None = None
+    view_bytes: int = 0
 
     @property
     def needed_flops(self) -> int:
@@ -249,18 +251,20 @@ def limits_of(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> 
 
     Ceilings of a busy machine, or ceilings that the reference itself beats, set no limit.
     """
-    read = work.needed_read_bytes or 0
+    moved = (work.needed_read_bytes or 0) * work.whole + work.written_bytes - work.view_bytes
     flops = work.operations.certain if work.operations is not None else 0
-    return _limits(work, read, flops, timing, ceilings)
+    return _limits(work, moved, flops, timing, ceilings)
 
 
 def doubtful_us(work: CaseWork, timing: CaseTiming, ceilings: Ceilings) -> float:
     """A time in microseconds below which a person should look: at half of the time that the
     ceilings of the case's dtype give, or at the fastest rates. What is not known to be needed is
     counted by the formulas, so this bound may be wrong; that of a work with known `operations` and
-    `needed_read_bytes` is never higher."""
+    `needed_read_bytes` is never higher. An output is expected to be written, even if it may be a
+    view."""
     read = work.read_bytes if work.needed_read_bytes is None else work.needed_read_bytes
-    fastest = _limits(work, read, work.fewest_flops, timing, ceilings)
+    moved = read * work.whole + work.written_bytes
+    fastest = _limits(work, moved, work.fewest_flops, timing, ceilings)
     seconds = work.fewest_flops / peak if (peak := _likely_peak(work, ceilings)) else 0.0
     if work.whole and read + work.written_bytes:
         seconds = max(seconds, ceilings.stream_seconds(read, work.written_bytes))
@@ -278,9 +282,8 @@ def _likely_peak(work: CaseWork, ceilings: Ceilings) -> float | None:
 
 
 def _limits(
-    work: CaseWork, read: int, flops: int, timing: CaseTiming, ceilings: Ceilings | None
+    work: CaseWork, total: int, flops: int, timing: CaseTiming, ceilings: Ceilings | None
 ) -> DeviceLimits:
-    total = work.written_bytes + (read if work.whole else 0)
     unbound = DeviceLimits(total, flops)
     if ceilings is None or not ceilings.trusted:
         return unbound

@@ -430,10 +430,12 @@ class PreparedProblem:
         found by running the reference: for the rare time that seems too short."""
         if case.name not in self._needed:
             found, prepared = self._dependence(case), self.case(case)
+            read = needed_read_bytes(prepared, self._device, self._seeds[0], found)
             self._needed[case.name] = replace(
                 self.work(case),
                 operations=found.operations,
-                needed_read_bytes=needed_read_bytes(prepared, self._device, self._seeds[0], found),
+                needed_read_bytes=read,
+                view_bytes=sum(prepared.outputs[number].bytes for number in found.views),
             )
         return self._needed[case.name]
 

@@ -104,6 +104,15 @@ def test_the_work_of_a_case_that_skips_most_inputs_is_smaller(tmp_path: Path) ->
     assert needed.needed_read_bytes == 4 * 8 * 1024 and needed.written_bytes == whole.written_bytes
 
 
+def test_an_output_that_may_be_a_view_moves_no_bytes(tmp_path: Path) -> None:
+    for result, viewed in (("x[:, ::4].t()", 256 * 256), ("x[:8] * 1", 0), ("x.half()", 0)):
+        case = opened(tmp_path, result)
+        prepared = PreparedProblem(case.problem, "cpu", EvaluationSettings())
+        work = prepared.needed_work(case.case)
+        assert work.view_bytes == 4 * viewed
+        assert work.needed_read_bytes == 0 if viewed else work.needed_read_bytes
+
+
 def test_the_share_is_the_lower_end_of_an_interval() -> None:
     assert least_share(24, 24) == 1.0
     assert least_share(0, 24) == 0.0
@@ -185,7 +194,7 @@ def test_without_memory_for_the_graph_nothing_is_counted(
 ) -> None:
     case = products(tmp_path, "return q @ k.mT")
     monkeypatch.setattr("optimizer.evaluation.needed_work.free_memory", lambda: 100_000)
-    assert dependence(case, "cpu", 1, 1e-6) == (None, (0, 0, 0))
+    assert dependence(case, "cpu", 1, 1e-6) == (None, (0, 0, 0), frozenset())
 
 
 @pytest.mark.parametrize(

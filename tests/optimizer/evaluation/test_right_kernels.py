@@ -436,6 +436,12 @@ def test_a_product_of_inputs_in_half_of_its_operations_is_refused(
     assert flag.severity == "reject"
 
 
+def test_a_view_of_an_input_is_shown_to_a_person(tmp_path: Path) -> None:
+    given = Right({"x": "torch.randn(512, 512)"}, "return x.t().contiguous()", "return x.t()", 0, 0)
+    (flag,), _ = flags_at(problem_in(tmp_path, given), 0.01)
+    assert flag.severity == "review"
+
+
 def test_limits_without_ceilings_are_none(tmp_path: Path) -> None:
     problem = load_problem(problem_in(tmp_path, RIGHT["windowed attention"]))
     prepared = PreparedProblem(problem, "cpu", EvaluationSettings())
