@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -136,7 +137,7 @@ def dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Depe
 def _dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Dependence:
     if MEMORY_FACTOR * case.cost.result_bytes > _available(device):
         raise torch.OutOfMemoryError
-    first, other = case.drawn(seed), case.second_draw(seed)
+    first = case.drawn(seed)
     outputs, leaves = case.differentiable(first, device)
     views = frozenset(n for n, out in enumerate(outputs) if _is_view(out))
     computed = [out for n, out in enumerate(outputs) if n not in views]
@@ -146,19 +147,22 @@ def _dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Dep
     with torch.no_grad():
         units = [float(out.float().square().mean().sqrt()) or 1.0 for out in roots]
     budget = tolerance * sum(out.numel() for out in roots)
-    graph = _Graph([out.grad_fn for out in roots], case, first, leaves, budget)
-    generator = torch.Generator().manual_seed(seed)
-    signs = [torch.randint(0, 2, out.shape, generator=generator) * 2 - 1 for out in roots]
+    graph = _Graph([out.grad_fn for out in roots], case, seed, first, leaves, budget)
+    generator = torch.Generator(device).manual_seed(seed)
     directions = [
-        (sign.to(out.device, torch.float32) / unit).to(out.dtype)
-        for out, sign, unit in zip(roots, signs, units, strict=True)
+        torch.empty_like(out, requires_grad=False)
+        .bernoulli_(generator=generator)
+        .mul_(2)
+        .sub_(1)
+        .div_(unit)
+        for out, unit in zip(roots, units, strict=True)
     ]
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     derivatives = torch.autograd.grad(roots, wanted, directions, allow_unused=True)
     by_leaf = dict(zip(map(id, wanted), derivatives, strict=True))
     with torch.no_grad():
         read = tuple(_line_bytes(leaf, by_leaf.get(id(leaf)), budget) for leaf in leaves)
-        return Dependence(graph.operations(case.replaceable(first, other)), read, views)
+        return Dependence(graph.operations(), read, views)
 
 
 def _is_view(output: torch.Tensor) -> bool:
@@ -208,11 +212,13 @@ class _Graph:
         self,
         roots: Sequence[Any],
         case: OpenCase,
+        seed: int,
         values: DrawnValues,
         leaves: Sequence[torch.Tensor | None],
         budget: float,
     ) -> None:
         self._roots, self._budget = roots, budget
+        self._case, self._seed, self._values = case, seed, values
         self._formula = case.cost.flops
         self._places = {id(leaf): n for n, leaf in enumerate(leaves) if leaf is not None}
         self._frozen = len(case.scalars) if case.problem.policy.weights == "frozen" else None
@@ -374,13 +380,13 @@ class _Graph:
 
     # -- after it
 
-    def operations(self, replaceable: Sequence[bool]) -> NeededOperations | None:
+    def operations(self) -> NeededOperations | None:
         """The counts; None if the graph does not show most of what the formulas count."""
         products = self._members.values()
         if not products or 2 * sum(p.total for p in products) < RECOGNISED * self._formula:
             return None
         needed = 2 * sum(product.needed for product in products)
-        proven = (self._proven(root, replaceable) for root in self._roots)
+        proven = [self._proven(root) for root in self._roots]
         certain = max((p.fewest for p in proven if p is not None), default=0)
         return NeededOperations(needed, self._fewest(), int(CERTAIN_SHARE * certain))
 
@@ -412,7 +418,12 @@ class _Graph:
         fused = 2 * min(results) * min(product.depth for product in members)
         return min(fused, *(product.fewest for product in members))
 
-    def _proven(self, root: Any, replaceable: Sequence[bool]) -> _Product | None:
+    @cached_property
+    def _replaceable(self) -> tuple[bool, ...]:
+        """Whether the elements of each input and weight vary independently."""
+        return self._case.replaceable(self._values, self._case.second_draw(self._seed))
+
+    def _proven(self, root: Any) -> _Product | None:
         """The only product that an output is a function of, element by element, if its operands
         are inputs or weights whose elements vary independently."""
         found, seen, stack = set(), set(), [root]
@@ -436,7 +447,7 @@ class _Graph:
         for place in PRODUCTS[product.name][0]:
             origin = _origin(product.node.next_functions[place][0])
             number = None if origin is None else self._place(origin)
-            if number is None or not replaceable[number]:
+            if number is None or not self._replaceable[number]:
                 return None
         return product
 
