@@ -26,6 +26,7 @@ from starlette.routing import Route
 from api.http import errors
 from api.http.admission import Admission
 from api.http.authorisation import Authorisation
+from api.http.bodies import BodyDeadline
 from api.http.callers import FromWorkers, KnownCallers
 from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
@@ -96,6 +97,7 @@ def create_app(
         trusted=services is not None,  # the user of a command owns the data directory
     )
     app.add_middleware(KnownCallers, settings=settings)
+    app.add_middleware(BodyDeadline, seconds=settings.body_seconds)
     app.add_middleware(RequestLog, metrics=metrics)  # it logs refusals too
     if settings.workers > 1:
         app.add_middleware(FromWorkers)

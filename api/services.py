@@ -24,11 +24,12 @@ from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded
 from ingestion.builtin.precomputed import ShippedReadings, put_shipped
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import RegisteredHardware, register_hardware
+from ingestion.limits import DocumentLimits
 from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserProcess
 from ingestion.read import DocumentReader, LocalReader, pipeline_fingerprint, pipeline_parts
 from ingestion.uploads import Uploads, read_again
-from ingestion.worker import Worker, WorkerParts
+from ingestion.worker import READS_AT_ONCE, Worker, WorkerParts
 from kb.audit import AuditLog
 from kb.catalog.database import FREE
 from kb.catalog.jobs import Jobs
@@ -220,8 +221,9 @@ class Services(KnowledgeBase):
         """Reads and embeds in this process, with a parser process within the limits of the
         settings.
         """
-        with ParserProcess(self._parse_limits) as parser:
-            yield LocalReader(self.embedder, self.tagger, parser.parse_bytes)
+        limits = self._parse_limits
+        with ParserProcess(limits, children=READS_AT_ONCE) as parser:
+            yield LocalReader(self.embedder, self.tagger, parser.parse_bytes, limits.document)
 
     @property
     def _parse_limits(self) -> ParseLimits:
@@ -229,6 +231,7 @@ class Services(KnowledgeBase):
             memory_mib=self.settings.parse_memory_bytes // MIB,
             cpu_seconds=int(self.settings.parse_seconds),
             wall_seconds=self.settings.parse_seconds,
+            document=DocumentLimits.of(self.settings),
         )
 
     def cluster_reader(self, cluster: Cluster, log: Callable[[str], None]) -> ClusterReader:

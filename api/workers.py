@@ -117,7 +117,9 @@ class Forward:
     def __init__(self, settings: Settings) -> None:
         import httpx
 
-        transport = httpx.AsyncHTTPTransport(uds=str(socket_path(settings)))
+        # Connections have no limit, because each is held as long as its client sends a body.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        transport = httpx.AsyncHTTPTransport(uds=str(socket_path(settings)), limits=limits)
         self._client = httpx.AsyncClient(transport=transport, timeout=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,11 +223,13 @@ def _main(descriptor: int) -> None:
     import uvicorn
 
     from api.app import create_app
+    from api.http.bodies import BodyDeadline
 
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     configure_logs(settings.log_level)
     listening = socket.socket(fileno=descriptor)
-    app = OwnPaths(create_app(settings, lifespan=worker_lifespan), Forward(settings))
+    others = BodyDeadline(Forward(settings), settings.body_seconds)
+    app = OwnPaths(create_app(settings, lifespan=worker_lifespan), others)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=10, lifespan="on"
     )

@@ -192,7 +192,9 @@ def read_file(
     if differences:
         yield DifferentPipeline(*_node(), ", ".join(differences))
         return
-    reader = LocalReader(embedder, pipeline.tagger, _parsers(pipeline.limits).parse_bytes)
+    limits = pipeline.limits
+    parse = _parsers(limits).parse_bytes
+    reader = LocalReader(embedder, pipeline.tagger, parse, limits.document)
     try:
         yield reader.read(file, specs)
     except KernloreError as error:

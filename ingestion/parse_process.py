@@ -3,10 +3,11 @@
 A child of a `ParserProcess` reads one document after the other. This module is also the child:
 `python -m ingestion.parse_process ENTRY MEMORY FOLDER`.
 
-Protocol, one line of JSON each way: the parent writes {"path", "name", "result", "cpu_seconds"};
-the child writes the file `result` and answers {"result"}, or {"error"}. If the child is killed, out
-of memory, too slow or breaks the protocol, the parent raises `ParseFailed` with the reason and
-starts another child.
+Protocol, one line of JSON each way: the parent writes {"path", "name", "result", "cpu_seconds",
+"document"}; the child writes the file `result` and answers {"result"}, or {"error"}. If the child
+is out of memory, too slow or breaks the protocol, the parent raises `ParseFailed` with the reason
+and starts another child. A child that was killed may not be the fault of its document, which is
+read again, KILLED_TRIES times in all.
 
 A child is started, not forked: the parent has libraries with threads. It leads a process group,
 which is killed on overrun and when the parent ends. Without RLIMIT_AS (macOS) the memory of a child
@@ -28,12 +29,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import kb.errors
 from ingestion.elements import ParsedDocument, document_from_json, document_to_json
+from ingestion.limits import DocumentLimits
 from kb import telemetry
 from kb.errors import KernloreError, ParseFailed, Unavailable
 
@@ -42,8 +44,9 @@ _MIB = 1024 * 1024
 _ROOT = Path(__file__).resolve().parent.parent
 _STDERR_TAIL = 4000
 _SPLIT_HINT = "Split the document into parts, or raise the limits of the parser."
+KILLED_TRIES = 3  # of a document whose parser was killed by a signal
 
-ParserEntry = Callable[[bytes, str], ParsedDocument]
+ParserEntry = Callable[[bytes, str, DocumentLimits], ParsedDocument]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class ParseLimits:
     wall_seconds: float = 600.0
     recycle_after: int = 50
     recycle_mib: int = 1024
+    document: DocumentLimits = field(default_factory=DocumentLimits)
+
+
+class _ParserKilled(ParseFailed):
+    """The child was killed by a signal, by its document or from outside."""
 
 
 def memory_is_enforced() -> bool:
@@ -65,15 +73,20 @@ def memory_is_enforced() -> bool:
 
 
 class ParserProcess:
-    """A parser child, started when needed and reused. Any thread may call `parse`; one document is
-    read at a time. `entry` names the parser, a function of (bytes, name), as "module:function".
+    """Parser children, started when needed and reused. Any thread may call `parse`; `children`
+    documents are read at a time. `entry` names the parser, a function of (bytes, name, limits of a
+    document), as "module:function".
     """
 
-    def __init__(self, limits: ParseLimits | None = None, *, entry: str = DEFAULT_ENTRY) -> None:
+    def __init__(
+        self, limits: ParseLimits | None = None, *, entry: str = DEFAULT_ENTRY, children: int = 1
+    ) -> None:
         self._limits = limits or ParseLimits()
         self._entry = entry
-        self._lock = threading.Lock()  # protects the child, and _closed
-        self._child: _Child | None = None
+        self._places = threading.Semaphore(children)
+        self._lock = threading.Lock()  # protects the children, and _closed
+        self._idle: list[_Child] = []
+        self._busy: set[_Child] = set()
         self._closed = False
 
     def __enter__(self) -> ParserProcess:
@@ -91,29 +104,56 @@ class ParserProcess:
             return self.parse(path, name)
 
     def parse(self, path: Path, name: str) -> ParsedDocument:
-        """Read one file. Raises the error of the parser, or ParseFailed if the child was lost."""
+        """Read one file. Raises the error of the parser, and ParseFailed if the child was lost."""
+        with self._places:
+            for _ in range(KILLED_TRIES):
+                try:
+                    return self._parse(path, name)
+                except _ParserKilled as error:
+                    killed = error
+            raise ParseFailed(
+                f"{killed.message}, each of {KILLED_TRIES} times",
+                hint="The document probably ends its parser: convert or split it. If this machine"
+                " has little free memory, upload it again later.",
+            )
+
+    def _parse(self, path: Path, name: str) -> ParsedDocument:
         with self._lock:
-            if self._closed:
-                raise Unavailable("the parser is closed", hint="Open a new ParserProcess.")
-            child = self._child = self._child or _Child(self._entry, self._limits)
-            try:
-                return child.parse(path, name)
-            except KernloreError:
-                raise
-            except BaseException:
-                child.kill()
-                raise
-            finally:
-                if child.worn:
+            self._check_open()
+            child = self._idle.pop() if self._idle else _Child(self._entry, self._limits)
+            self._busy.add(child)
+        try:
+            return child.parse(path, name)
+        except _ParserKilled:
+            with self._lock:
+                self._check_open()
+            raise
+        except KernloreError:
+            raise
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            with self._lock:
+                self._busy.discard(child)
+                if child.worn or self._closed:
                     child.close()
-                    self._child = None
+                else:
+                    self._idle.append(child)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the parser is closed", hint="Open a new ParserProcess.")
 
     def close(self) -> None:
-        """End the child once its document is read."""
+        """End the children; a document that is being read raises Unavailable."""
         with self._lock:
             self._closed = True
-            if self._child is not None:
-                self._child.close()
+            for child in self._busy:
+                child.kill_process()
+            for child in self._idle:
+                child.close()
+            self._idle.clear()
 
 
 class _Child:
@@ -155,6 +195,7 @@ class _Child:
             "name": name,
             "result": str(result),
             "cpu_seconds": self.limits.cpu_seconds,
+            "document": asdict(self.limits.document),
         }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `_answer` finds the reason
@@ -210,16 +251,18 @@ class _Child:
             return _out_of_memory(self.limits.memory_mib)
         if code < 0:
             name = signal.Signals(-code).name
-            return _failure(
-                f"the parser was killed ({name}), perhaps by the system for want of memory"
-            )
+            return _ParserKilled(f"the parser was killed ({name})", hint=_SPLIT_HINT)
         last = log.strip().splitlines()[-1:] or ["no message"]
         return _failure(f"the parser ended with status {code}: {last[0]}")
 
-    def kill(self) -> None:
-        """Kill the child and all that it started."""
+    def kill_process(self) -> None:
+        """Kill the child and all that it started; a thread that waits for its answer goes on."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the child and all that it started, and close its pipes."""
+        self.kill_process()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -312,8 +355,10 @@ def _limit_cpu(seconds: int) -> None:
 
 
 def _answer_to(parse: ParserEntry, request: dict[str, Any], memory_mib: int) -> dict[str, Any]:
+    limits = DocumentLimits(**request["document"])
     try:
-        document = parse(Path(request["path"]).read_bytes(), request["name"])
+        data = Path(request["path"]).read_bytes()
+        document = parse(data, request["name"], limits)
         Path(request["result"]).write_text(document_to_json(document), encoding="utf-8")
     except KernloreError as error:
         return {"error": error_to_json(error)}

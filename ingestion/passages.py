@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestion.elements import Box, Element, Table, render_table
+from ingestion.limits import LINE_CHARS, PASSAGE_CHARS, DocumentLimits
 from kb.catalog.knowledge.versions import PassageDraft
 from kb.embedding import Embedder, header_text
 
 MAX_HEADING = 300  # characters; a longer title is a paragraph that a parser took for a heading
 MAX_CHARS = 400
-MAX_CODE_CHARS = 800
-LINE_CHARS = 40_000  # about 100 passages; prose has ten pages without a line end
+MAX_CODE_CHARS = PASSAGE_CHARS
 
 _FENCE = re.compile(r"^```[\w.+-]*$", re.MULTILINE)
 _SENTENCE_END = re.compile(
@@ -96,18 +96,28 @@ def split_sections(elements: Sequence[Element]) -> list[ParsedSection]:
 
 
 def cut_passages(
-    sections: Sequence[ParsedSection], count_tokens: CountTokens, window: int
+    sections: Sequence[ParsedSection],
+    count_tokens: CountTokens,
+    window: int,
+    limits: DocumentLimits | None = None,
 ) -> list[PassageDraft]:
     """All passages of a document in reading order, without tags and prose. `count_tokens` counts
-    tokens of the embedder, `window` is the most that it reads.
+    tokens of the embedder, `window` is the most that it reads. Raises ParseFailed beyond `limits`.
     """
+    limits = limits or DocumentLimits()
+    clock = limits.clock()
     passages: list[PassageDraft] = []
     for index, section in enumerate(sections):
         budget = window - count_tokens(header_text(section.path) + ".")
         fits = partial(_fits, count_tokens, budget)
-        pieces = [p for element in section.elements for p in _cut_element(index, element, fits)]
+        pieces: list[PassageDraft] = []
+        for element in section.elements:
+            pieces += _cut_element(index, element, fits)
+            clock.check()
         for piece in _merge(pieces, fits):
             passages.extend(_fit(piece, count_tokens, budget))
+            limits.check_passages(len(passages))
+            clock.check()
     return passages
 
 

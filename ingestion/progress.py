@@ -157,7 +157,8 @@ def list_jobs(
     with parts.catalog.read() as connection:
         rows = [job_from(row) for row in connection.execute(ordered)]
         page = rows[:limit]
-        documents = _documents(connection, [job.subject_id for job in page if job.subject_id])
+        subjects = [job.subject_id for job in page if job.subject_id]
+        documents = _documents(connection, subjects, parts.access)
         counts = _counts(connection, about)
     listed = tuple(_with_document(job, documents) for job in page)
     return JobPage(listed, counts, _cursor(page[-1]) if len(rows) > limit else None)
@@ -175,7 +176,7 @@ def retry_job(parts: Parts, job_id: str) -> DocumentJob:
 
 def _shown(parts: Parts, job: Job) -> DocumentJob:
     with parts.catalog.read() as connection:
-        documents = _documents(connection, [job.subject_id] if job.subject_id else [])
+        documents = _documents(connection, [job.subject_id] if job.subject_id else [], parts.access)
     return _with_document(job, documents)
 
 
@@ -213,7 +214,9 @@ def _counts(connection: Connection, about: Sequence[sa.ColumnElement[bool]]) -> 
     )
 
 
-def _documents(connection: Connection, ids: Sequence[str]) -> dict[str, JobDocument]:
+def _documents(
+    connection: Connection, ids: Sequence[str], access: AccessScope
+) -> dict[str, JobDocument]:
     titles = connection.execute(
         sa.select(t.documents.c.id, t.documents.c.title).where(t.documents.c.id.in_(ids))
     )
@@ -225,7 +228,10 @@ def _documents(connection: Connection, ids: Sequence[str]) -> dict[str, JobDocum
     hardware: dict[str, tuple[str, ...]] = {}
     for document_id, chip in scopes:
         hardware[document_id] = (*hardware.get(document_id, ()), chip)
-    return {row.id: JobDocument(row.id, row.title, hardware.get(row.id, ())) for row in titles}
+    return {
+        row.id: JobDocument(row.id, row.title, access.visible_hardware(hardware.get(row.id, ())))
+        for row in titles
+    }
 
 
 def _with_document(job: Job, documents: Mapping[str, JobDocument]) -> DocumentJob:

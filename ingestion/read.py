@@ -26,6 +26,7 @@ from ingestion.findings.scopes import (
     template_languages,
 )
 from ingestion.findings.tags import Tagger
+from ingestion.limits import DocumentLimits
 from ingestion.passages import (
     MAX_CHARS,
     MAX_CODE_CHARS,
@@ -117,15 +118,17 @@ class LocalReader:
         embedder: Embedder,
         tagger: Tagger,
         parse: Callable[[bytes, str], ParsedDocument],
+        limits: DocumentLimits | None = None,
     ) -> None:
         self._embedder = embedder
         self._tagger = tagger
         self._parse = parse
+        self._limits = limits
 
     def read(self, file: DocumentFile, specs: Mapping[str, HardwareSpec]) -> ReadDocument:
         """The content of a file. Raises the error of its parser."""
         parsed = self._parse(file.data, file.name)
-        return read_document(parsed, file, self._embedder, self._tagger, specs)
+        return read_document(parsed, file, self._embedder, self._tagger, specs, limits=self._limits)
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
         """One vector for each text, of any length."""
@@ -164,14 +167,18 @@ def read_document(
     embedder: Embedder,
     tagger: Tagger,
     registry: Mapping[str, HardwareSpec],
+    limits: DocumentLimits | None = None,
 ) -> ReadDocument:
     """The content of a parsed document; `embedder` only counts tokens. Raises InvalidKnowledge if
-    the front matter has a move that cannot be used.
+    the front matter has a move that cannot be used, and ParseFailed for a document that is larger
+    than `limits`.
     """
+    limits = limits or DocumentLimits()
     front = parsed.front_matter
     elements, cut = bounded(parsed.elements)
     sections = split_sections(elements)
-    passages = cut_passages(sections, embedder.count_tokens, embedder.window)
+    limits.check_passages(len(sections), "sections")
+    passages = cut_passages(sections, embedder.count_tokens, embedder.window, limits)
     lost = lost_sections(sections, passages)
     passages = passages or _headings_only(sections)
     report = _report(parsed, sections, passages, lost, cut)

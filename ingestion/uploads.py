@@ -153,7 +153,7 @@ class Uploads:
         key = self._store_blob(upload)
         source = DocumentSource(
             source_key=self._source_key(upload, name, category, hardware),
-            title=(upload.title or "").strip() or title_from_name(name),
+            title=" ".join((upload.title or "").split()) or title_from_name(name),
             category=category,
             hardware=hardware,
             languages=_languages(upload.languages),

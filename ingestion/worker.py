@@ -6,6 +6,9 @@ Reading and embedding alternate every few seconds. `kb.catalog.jobs` decides whi
 next; which texts are embedded next is decided here. Built-in documents whose readings ship are
 stored without reading them. Knows nothing about file formats: `ingestion.read` is the reader.
 
+A document that takes longer than PATIENCE to read is finished in a thread while the worker goes on
+with others, SLOW_READS of them at a time.
+
 One worker per process; several processes may work on one catalog, because a job belongs to the
 owner of its lease."""
 
@@ -15,7 +18,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,10 +65,13 @@ from kb.ids import new_id
 from kb.workers import keep_lease
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
+PATIENCE = 10.0  # seconds before a document is read beside others
+SLOW_READS = 2
+READS_AT_ONCE = SLOW_READS + 1  # of a reader, at most
+SLOW_LOOK_SECONDS = 0.5
 COUNT_SECONDS = 30.0  # after which new vectors of a document that is being embedded take part
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
 LOOK_SECONDS = 5.0  # between looks for work, at most: a lease that expires does not change a row
-ATTEMPTS = 3  # of a job whose worker was killed, perhaps by the document
 SHIPPED_AT_ONCE = 16  # documents in a transaction, half a second for which an upload waits
 STORED = ("current", "superseded")  # states of a version whose passages are stored
 MAX_NAMED = 12  # headings without a card, in a remark
@@ -75,6 +83,15 @@ EMBED_SECONDS = 3.0
 FIRST_BATCH, LARGEST_BATCH = 64, 512  # texts
 OLDEST = 4  # one of so many texts of a share is for the oldest document
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _SlowRead:
+    """A document that is being read in a thread."""
+
+    job: Job
+    version: sa.Row[Any]
+    read: Future[ReadDocument]
 
 
 @dataclass(frozen=True)
@@ -108,6 +125,7 @@ class Worker:
         self._lease = lease_seconds
         self._on_vectors = on_vectors or (lambda scopes: None)
         self._owner = new_id(f"worker{os.getpid()}")
+        self._slow: dict[str, _SlowRead] = {}  # by job
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
         self._span_ends: dict[str, Callable[[], None]] = {}  # of waiting jobs
         self._fresh: set[str] = set()  # documents with vectors that are not counted yet
@@ -127,7 +145,7 @@ class Worker:
         with self.alive():
             while not stop.is_set():
                 try:
-                    worked = not idle.unchanged() and self._step()
+                    worked = (bool(self._slow) or not idle.unchanged()) and self._step()
                 except Exception as error:  # the job boundary: recorded, never swallowed
                     log.exception("ingestion step failed")
                     self._give_up(error)
@@ -163,7 +181,9 @@ class Worker:
         """
         with self.alive():
             self._expire()
-            while not stop.is_set() and has_room_to_read(self._data_dir) and self._read_queued(0.0):
+            while not stop.is_set() and has_room_to_read(self._data_dir):
+                if not self._read_queued(0.0) and not self._finish_slow():
+                    return
                 if until_upload and self._upload_waits():
                     return
 
@@ -215,13 +235,15 @@ class Worker:
             return False
         fill_reserve(self._data_dir)
         if self._unsettled:
-            self._parts.jobs.give_back(self._owner, but=self._waiting)
+            self._give_back()
             self._unsettled = False
         self._expire()
         read = self._files_answer() and self._read_queued(uploads_alone=True)
         embedded = self._embed_batch()
+        worked = (read and self._away is None) or embedded
+        slow = self._finish_slow(0.0 if worked else SLOW_LOOK_SECONDS)
         self._finish_embedded()
-        return (read and self._away is None) or embedded
+        return worked or slow
 
     def _files_answer(self) -> bool:
         """Whether files can be read, which is checked again after reading one has failed."""
@@ -240,7 +262,7 @@ class Worker:
         take_over(self._parts.catalog, self._parts.jobs)
         if not self._expired_once:
             self._expired_once = True
-            _retry_stored(self._parts.catalog, self._parts.jobs)
+            _retry_expired(self._parts.jobs)
             remove_dead_marks(self._data_dir)
 
     # -- reading
@@ -279,36 +301,25 @@ class Worker:
         return bool(stored)
 
     def _may_read(self) -> bool:
-        return self._away is None and not self._released.is_set()
+        free = len(self._slow) < READS_AT_ONCE
+        return free and self._away is None and not self._released.is_set()
 
     def _upload_waits(self) -> bool:
         """Whether an upload of a person was read here and is not embedded yet."""
         return not all(job.behind for job in self._waiting.values())
 
     def _read(self, job: Job, version_id: str) -> None:
-        """Read the document of a job, or fail the job."""
-        try:
-            self._read_version(job, version_id)
-        except Conflict as error:  # another worker has the job, because the lease expired
-            log.warning("job lost", job=job.id, reason=error.message)
-        except StoreAway as error:  # not the fault of the document
-            log.warning("reading waits", job=job.id, reason=error.message)
-            self._away = error
-            self._parts.jobs.give_back(self._owner, but=self._waiting)
-        except KernloreError as error:
-            self._fail(job, version_id, error.as_json())
-        except Exception as error:  # the job boundary: recorded, never swallowed
-            log.exception("ingestion failed", job=job.id)
-            self._fail(job, version_id, self._error_of(error))
-
-    def _read_version(self, job: Job, version_id: str) -> None:
-        parts = self._parts
-        with parts.catalog.read() as connection:
-            version = _versions(connection, [job]).get(version_id)
-        if version is None:
-            raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
-        progress = checkpoint_of(job)
-        if progress is None or version.state not in STORED:
+        """Read the document of a job, or fail the job. A slow one is read on in a thread."""
+        with self._job_boundary(job, version_id):
+            parts = self._parts
+            with parts.catalog.read() as connection:
+                version = _versions(connection, [job]).get(version_id)
+            if version is None:
+                raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
+            progress = checkpoint_of(job)
+            if progress is not None and version.state in STORED:
+                self._stored(job, progress)
+                return
             file = DocumentFile(
                 parts.blobs.get(version.blob_key),
                 version.file_name,
@@ -316,13 +327,62 @@ class Worker:
                 tuple(version.declared["languages"]),
                 with_facts=version.origin != "builtin",  # whose facts are in hardware.toml
             )
-            read = parts.reader.read(file, parts.registry.all())
-            if not read.content.passages:
-                self._fail(job, version_id, _nothing_read(read.content.report))
-                return
-            progress = self._store(job, version, read)
-        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress, progress["passages"])
-        self._start_waiting(parts.jobs.get(job.id))
+            specs = parts.registry.all()
+            slow = _SlowRead(job, version, _in_thread(lambda: parts.reader.read(file, specs)))
+            if wait([slow.read], PATIENCE).not_done:
+                self._slow[job.id] = slow
+            else:
+                self._store_read(slow)
+
+    def _finish_slow(self, seconds: float = SLOW_LOOK_SECONDS) -> bool:
+        """Store the slow documents that have been read, waiting for one at most so long; False if
+        none is being read.
+        """
+        slow = dict(self._slow)
+        if not slow:
+            return False
+        wait([item.read for item in slow.values()], seconds, FIRST_COMPLETED)
+        for job_id, item in slow.items():
+            if item.read.done():
+                del self._slow[job_id]
+                with self._job_boundary(item.job, item.version.id):
+                    self._store_read(item)
+        return True
+
+    @contextmanager
+    def _job_boundary(self, job: Job, version_id: str) -> Iterator[None]:
+        """Errors of one document end its job, not the worker."""
+        try:
+            yield
+        except Conflict as error:  # another worker has the job, because the lease expired
+            log.warning("job lost", job=job.id, reason=error.message)
+        except StoreAway as error:  # not the fault of the document
+            log.warning("reading waits", job=job.id, reason=error.message)
+            self._away = error
+            self._give_back()
+        except KernloreError as error:
+            self._fail(job, version_id, error.as_json())
+        except Exception as error:  # the job boundary: recorded, never swallowed
+            log.exception("ingestion failed", job=job.id)
+            self._fail(job, version_id, self._error_of(error))
+
+    def _give_back(self) -> None:
+        """Queue again the jobs of this worker that are neither read nor being read."""
+        self._parts.jobs.give_back(self._owner, but=[*self._waiting, *self._slow])
+
+    def _store_read(self, slow: _SlowRead) -> None:
+        """Store a document that has been read. Raises the error of its reader."""
+        read = slow.read.result()
+        if read.content.passages:
+            self._stored(slow.job, self._store(slow.job, slow.version, read))
+        else:
+            self._fail(slow.job, slow.version.id, _nothing_read(read.content.report))
+
+    def _stored(self, job: Job, progress: Mapping[str, Any]) -> None:
+        """The passages of a job's document are in the catalog: they wait for their vectors."""
+        jobs = self._parts.jobs
+        jobs.heartbeat(job.id, self._owner, self._lease, progress, progress["passages"])
+        self._start_waiting(jobs.get(job.id))
 
     @telemetry.traced("job: store")
     def _store(self, job: Job, version: sa.Row[Any], read: ReadDocument) -> Mapping[str, Any]:
@@ -467,6 +527,21 @@ class Worker:
             log.warning("job lost", job=job.id, reason=error.message)
 
 
+def _in_thread(call: Callable[[], ReadDocument]) -> Future[ReadDocument]:
+    """Start a call in a thread that does not keep the process alive."""
+    result: Future[ReadDocument] = Future()
+    context = copy_context()  # the trace of the job
+
+    def run() -> None:
+        try:
+            result.set_result(context.run(call))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="read document").start()
+    return result
+
+
 def _versions(connection: Connection, jobs: Sequence[Job]) -> dict[str, sa.Row[Any]]:
     """The versions of these jobs with the origin of their document, by id."""
     rows = connection.execute(
@@ -512,7 +587,7 @@ def store_version(
     if job.payload.get("title_given"):  # by its sender, so it wins
         read = replace(read, content=replace(read.content, title=None))
     uploaded = version.origin != "builtin"
-    earlier = likeness.before(connection, version.document_id) if uploaded else None
+    earlier = likeness.earlier_document(connection, version.document_id) if uploaded else None
     first = versions.is_first(connection, version.id)  # then there is nothing to replace
     passages = versions.activate(connection, version.id, read.content)
     current = versions.is_current(connection, version.id)
@@ -770,31 +845,13 @@ class _Idle:
 
 
 def take_over(catalog: Catalog, jobs: Jobs) -> None:
-    """Queue the jobs of dead workers again, on this machine and on others. After ATTEMPTS such
-    attempts a job fails, in one transaction with its version: else a version could count as failed
-    while its job is tried again, and the next start would queue the same file a second time.
-    """
-    jobs.expire(lambda owner: is_alive(catalog.data_dir, owner), _fail_version, ATTEMPTS)
+    """Queue the jobs of dead workers again, on this machine and on others."""
+    jobs.requeue_abandoned(lambda owner: is_alive(catalog.data_dir, owner))
 
 
-def _fail_version(connection: Connection, job: Job) -> None:
-    """Fail the version of a failed job, so that the same file can be uploaded and read again."""
-    report = {"error": dict(job.error or {})}
-    versions.fail_version(connection, str(job.payload.get("version_id")), report)
-
-
-def _retry_stored(catalog: Catalog, jobs: Jobs) -> None:
-    """Queue jobs again that failed although their document was read: earlier versions left them
-    when a process was stopped while it embedded.
-    """
-    with catalog.read() as connection:
-        stored = set(
-            connection.execute(
-                sa.select(t.document_versions.c.id).where(t.document_versions.c.state.in_(STORED))
-            ).scalars()
-        )
+def _retry_expired(jobs: Jobs) -> None:
+    """Queue jobs again that earlier versions failed because their process was killed."""
     for job in jobs.in_state("failed"):
-        expired = (job.error or {}).get("code") == "lease_expired"
-        if expired and job.payload.get("version_id") in stored:
+        if (job.error or {}).get("code") == "lease_expired":
             with suppress(Conflict):  # another replica was first
                 jobs.retry(job.id)

@@ -48,8 +48,9 @@ def from_here(host: str) -> str:
 
 
 def from_elsewhere(host: str) -> str:
-    """The host of a URL with which other machines reach a service that listens on `host`. If that
-    is every address: the one that this machine sends from, or its name without a network.
+    """The host of a URL with which other machines reach a service that listens on `host`. For a
+    service on every address, it is the address that this machine sends from, or its host name
+    without a network.
     """
     if not is_every(host):
         return in_url(host)

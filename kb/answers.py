@@ -1,6 +1,6 @@
 """Records of the service's answers. The JSON forms are the HTTP contract.
 
-Knows nothing about how an answer is made.
+Does not know how an answer is computed.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
-    make a better answer. Outcomes are reported against `retrieval_id`.
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
+    improve the request. Outcomes are reported under `retrieval_id`.
 
     `task` is the purpose of the context. Its first `context_stable` characters stay equal in every
     request about the same chip, language, operator and budget that excludes nothing (0 if a small

@@ -20,7 +20,7 @@ import sqlite3
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
@@ -126,8 +126,8 @@ class BackupContents:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that was written. `bytes` is the size of the file; `left_out` are the names in the
-    data directory that Kernlore does not know.
+    """A written backup. `bytes` is the size of the file; `left_out` are unknown names in the data
+    directory, which it does not contain.
     """
 
     path: Path
@@ -141,11 +141,12 @@ class _BlobDeleted(Exception):
 
 
 def write_backup(settings: Settings, output: Path, progress: Progress = lambda _: None) -> Backup:
-    """Write a backup to the new file `output`, or into the folder `output` under a name made of the
-    time. A name that ends in .gz or .tgz selects compression. The file appears once it is complete.
+    """Write a backup to the new file `output`, or into the folder `output` under a name made from
+    the time. A name that ends in .gz or .tgz selects compression. The file appears once it is
+    complete.
 
-    Raises NotFound without a catalog, Conflict where the file exists, StoreError for a damaged
-    catalog, Unavailable where the disk is too small, InvalidRequest for a catalog on a server.
+    Raises NotFound without a catalog, Conflict if the file exists, StoreError for a damaged
+    catalog, Unavailable if the disk is too small, InvalidRequest for a catalog on a server.
     """
     check_embedded(settings)
     source = settings.data_dir.absolute() / CATALOG
@@ -306,6 +307,11 @@ def _read_copy(copy: sqlite3.Connection) -> CatalogCopy:
 
 
 def _blob_keys(copy: sqlite3.Connection, tables: set[str]) -> Iterator[str]:
+    return (key for key in stated_keys(copy, tables) if KEY.fullmatch(key))
+
+
+def stated_keys(copy: sqlite3.Connection, tables: Iterable[str]) -> Iterator[str]:
+    """Every key of a blob in a catalog, as its rows state it."""
     selects = [
         f"SELECT json_extract({column}, '{path}') FROM {table}"
         for table, column, path in _KEYS_IN_JSON
@@ -316,7 +322,7 @@ def _blob_keys(copy: sqlite3.Connection, tables: set[str]) -> Iterator[str]:
         if "blob_key" in columns:
             selects.append(f"SELECT blob_key FROM {table}")
     for select in selects:
-        yield from (key for (key,) in copy.execute(select) if key and KEY.fullmatch(key))
+        yield from (str(key) for (key,) in copy.execute(select) if key)
 
 
 def _write_archive(
@@ -328,7 +334,7 @@ def _write_archive(
     blobs: Blobs,
     sizes: Mapping[str, int],
 ) -> BackupContents:
-    """Raises _BlobDeleted where a blob of the catalog disappears meanwhile."""
+    """Raises _BlobDeleted if a blob of the catalog disappears meanwhile."""
     damaged = set(manifest.missing)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
@@ -440,8 +446,8 @@ def verify_backup(path: Path) -> BackupContents:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a backup for reading. Raises NotFound without a file, and StoreError where what the
-    block reads of it is damaged.
+    """Open a backup for reading. Raises NotFound without a file, and StoreError if data that the
+    block reads is damaged.
     """
     if not path.is_file():
         raise NotFound(f"no file {path}", hint="Give a file that `kernlore backup` wrote.")

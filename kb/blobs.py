@@ -41,8 +41,8 @@ class Blobs:
     """A store of blobs. A crash leaves no incomplete blob."""
 
     def __init__(self, url: str) -> None:
-        """Does not connect. Raises InvalidRequest for a URL that is not of a store, Unavailable
-        where its package is not installed.
+        """Does not connect. Raises InvalidRequest for a URL that does not name a store, Unavailable
+        if its package is not installed.
         """
         self.name = without_password(url)
         protocol = fsspec.core.split_protocol(url)[0] or "file"
@@ -58,6 +58,12 @@ class Blobs:
         self._fs, self._root = _open_file_system(url, self.name, protocol)
 
     def _path(self, key: str) -> str:
+        """The place of a blob. Raises NotFound for a key that is no hash: it may be a path."""
+        if not KEY.fullmatch(key):
+            raise NotFound(
+                f"no stored file {key[:12]!r}: it is no hash",
+                hint="The catalog was changed from outside; restore it from a backup.",
+            )
         return f"{self._root}/{key[:2]}/{key}"
 
     def put(self, data: bytes) -> str:
@@ -135,7 +141,7 @@ class Blobs:
         self.check()  # the bucket may be missing too
 
     def check(self) -> None:
-        """Raise StoreAway where a store on a server cannot be read."""
+        """Raise StoreAway if a store on a server cannot be read."""
         if self.is_local:
             return
         try:

@@ -61,7 +61,7 @@ class SentTask:
 
     def wait_for_value(self, seconds: float) -> bool:
         """Wait at most `seconds` for the next value or error. Returns whether there is one. Raises
-        WorkLost where the connection is closed.
+        WorkLost if the connection is closed.
         """
         try:
             ready, _ = self._ray.wait([self._stream], timeout=seconds)
@@ -70,7 +70,7 @@ class SentTask:
         return bool(ready)
 
     def next(self) -> Any:
-        """The next value. Raises StopIteration at the end, WorkLost where the node or process has
+        """The next value. Raises StopIteration at the end, WorkLost if the node or process has
         ended, InternalError for an error that the generator raised.
         """
         errors = self._ray.exceptions
@@ -164,7 +164,7 @@ class Cluster:
         return self._remote_functions[key]
 
     def finish(self, sent: SentTask) -> None:
-        """Release a task whose values are not needed any more, and cancel it where it still runs.
+        """Release a task whose values are not needed any more, and cancel it if it still runs.
 
         A task that has yielded its last value is given a moment to end, because cancelling kills
         the process, which has modules loaded and may already run the next task.
@@ -410,7 +410,7 @@ def declared_hardware(nodes: Sequence[ClusterNode], resolve: Resolver) -> set[st
 
 
 def _resource(node: ClusterNode, label: str) -> str:
-    """The resource that counts the chips of a label, or "" where the node has none of it."""
+    """The resource that counts the chips of a label, or "" if the node has none of it."""
     if label in _GPU_LABELS:
         return "GPU" if node.resources.get("GPU", 0) >= 1 else ""
     if node.resources.get(label, 0) >= 1:

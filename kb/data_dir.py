@@ -69,7 +69,7 @@ def access_of_others(folder: Path) -> str | None:
 
 def fill_reserve(data_dir: Path) -> None:
     """Create the reserve: a file that is deleted when the disk is full, so that states of jobs can
-    still be written. Does nothing where it exists or the disk is nearly full.
+    still be written. Does nothing if it exists or the disk is nearly full.
     """
     path = data_dir / RESERVE
     if path.exists() or not has_room_to_read(data_dir):

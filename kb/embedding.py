@@ -258,7 +258,7 @@ class LocalEmbedder:
         return self._exporting
 
     def _await_export(self) -> None:
-        """Wait for the export. Raises Unavailable where it fails."""
+        """Wait for the export. Raises Unavailable if it fails."""
         begun_before = self._exporting is not None
         process, self._exporting = self._begin_export(), None
         with process:  # closes its pipes and waits

@@ -1,5 +1,5 @@
-"""Typed ids: text with a prefix for the kind of object; derived from content where a repetition of
-the work must find the same row.
+"""Typed ids: text with a prefix for the kind of object; derived from content if repeated work must
+find the same row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ MoveId = NewType("MoveId", str)  # mv_
 SkillId = NewType("SkillId", str)  # sk_
 JobId = NewType("JobId", str)  # job_
 KeyId = NewType("KeyId", str)  # key_
-HardwareId = NewType("HardwareId", str)  # the registry's own short names, no prefix
 
 
 def new_id(prefix: str) -> str:

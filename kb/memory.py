@@ -32,7 +32,7 @@ def collect_once_and_freeze() -> None:
 
 
 def return_freed_memory() -> None:
-    """Collect, and return freed memory to the system where the C library is glibc."""
+    """Collect, and return freed memory to the system if the C library is glibc."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

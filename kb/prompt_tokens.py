@@ -28,7 +28,7 @@ _LINES = re.compile(r"(?<=\n)(?=[ \t]*[!-~])")
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def count_tokens(text: str) -> int:
-    """Number of tokens of a text; control tokens count as plain text. Raises Unavailable where the
+    """Number of tokens of a text; control tokens count as plain text. Raises Unavailable if the
     tokenizer is not installed.
 
     The sum over its lines is exact; for a text of cached lines it takes a sixth of encoding it.
@@ -37,7 +37,7 @@ def count_tokens(text: str) -> int:
 
 
 def count_once(text: str) -> int:
-    """`count_tokens` without caching the text itself, for one that is not counted again."""
+    """`count_tokens` without caching the text itself, for a text that is counted once."""
     return sum(map(_tokens_of_line, _LINES.split(text)))
 
 

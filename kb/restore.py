@@ -30,12 +30,13 @@ from kb.backup import (
     check_embedded,
     open_archive,
     read_archive,
+    stated_keys,
 )
-from kb.blobs import Blobs
+from kb.blobs import KEY, Blobs
 from kb.catalog import meta
 from kb.catalog.engine import Catalog, open_catalog
 from kb.catalog.jobs import Jobs
-from kb.catalog.schema import check_revision
+from kb.catalog.schema import check_revision, foreign_object
 from kb.catalog.tables import runs, work
 from kb.data_dir import ServiceLock
 from kb.errors import Conflict, Unavailable
@@ -64,7 +65,7 @@ def restore_backup(file: Path, settings: Settings, progress: Progress = lambda _
     blobs into the blob store of the settings.
 
     Raises, before anything is written: Conflict for a directory that is not empty, NotFound without
-    the file, StoreError for a damaged file or one of a newer version, Unavailable where the disk is
+    the file, StoreError for a damaged file or one of a newer version, Unavailable if the disk is
     too small.
     """
     check_embedded(settings)
@@ -181,7 +182,8 @@ def _unpack(tar: tarfile.TarFile, staging: Path, blob_url: str | None) -> None:
 
 
 def _check_catalog(file: Path, catalog: Path, schema: str) -> None:
-    """Raise StoreError unless the file is a catalog of this schema. SQLite would treat a damaged
+    """Raise StoreError unless the file is a catalog of exactly this schema, whose keys of stored
+    files are hashes. SQLite would treat a damaged
     file of a few bytes as an empty database, and opening it would create the tables.
     """
     try:
@@ -191,6 +193,16 @@ def _check_catalog(file: Path, catalog: Path, schema: str) -> None:
         raise broken_archive(file, f"its catalog cannot be opened: {error}") from error
     if row != (schema,):
         raise broken_archive(file, "the schema of its catalog differs from its manifest")
+    # A trigger would act within the migrations, and then with every change.
+    foreign = foreign_object(catalog, schema)
+    if foreign:
+        raise broken_archive(file, f"its catalog has {foreign}")
+    with closing(sqlite3.connect(catalog)) as connection:
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        keys = stated_keys(connection, {name for (name,) in rows.fetchall()})
+        wrong = next((key for key in keys if not KEY.fullmatch(key)), None)
+    if wrong is not None:
+        raise broken_archive(file, f"its catalog names a stored file {wrong[:40]!r}, no hash")
 
 
 def _migrate(staging: Path, before: str, now: Path) -> tuple[str, int]:

@@ -99,17 +99,38 @@ class Settings(BaseSettings):
     )
     max_log_bytes: int = Field(8 * MIB, ge=1, description="Largest posted log, in bytes.")
     max_body_bytes: int = Field(16 * MIB, ge=1, description="Largest JSON body, in bytes.")
+    body_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="Longest time in which the body of a request arrives, in seconds; a second more"
+        " for every 16 KiB.",
+    )
     parse_seconds: float = Field(
         300.0, gt=0, description="Longest time for parsing one file, in seconds."
     )
     parse_memory_bytes: int = Field(
         3072 * MIB, ge=1, description="Most memory for parsing one file, in bytes."
     )
+    max_unpacked_bytes: int = Field(
+        256 * MIB,
+        ge=1,
+        description="Most bytes that the archive of one DOCX, XLSX, PPTX, EPUB or ODT file may"
+        " unpack to.",
+    )
+    max_document_parts: int = Field(
+        1_000_000, ge=1, description="Most paragraphs and table cells of one document."
+    )
+    max_passages: int = Field(
+        100_000,
+        ge=1,
+        description="Most passages, and most sections, of one document; its text may have 800"
+        " characters for each.",
+    )
     lease_seconds: float = Field(
         60.0,
         gt=0,
-        description="Seconds without a renewal by its worker after which a job fails, and a"
-        " trajectory is queued again.",
+        description="Seconds without a renewal by its worker after which a job or a trajectory is"
+        " queued again.",
     )
 
     # Answers

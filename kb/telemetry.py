@@ -21,7 +21,6 @@ from kb.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
@@ -38,7 +37,6 @@ IN_ENVIRONMENT = {"traceparent": "TRACEPARENT", "tracestate": "TRACESTATE"}
 
 _OFF = nullcontext()
 _tracer: Tracer | None = None
-_provider: TracerProvider | None = None
 
 
 def wanted() -> bool:
@@ -49,10 +47,10 @@ def wanted() -> bool:
 
 
 def start() -> None:
-    """Start exporting spans, where the environment configures a collector. Raises Unavailable where
+    """Start exporting spans if the environment configures a collector. Raises Unavailable if
     the extra is not installed, and InvalidRequest for an unknown protocol.
     """
-    global _tracer, _provider
+    global _tracer
     if _tracer is not None or not wanted():
         return
     try:
@@ -70,9 +68,9 @@ def start() -> None:
     about = {"service.version": product_version()}
     if "OTEL_SERVICE_NAME" not in os.environ:
         about["service.name"] = "kernlore"
-    _provider = TracerProvider(resource=Resource.create(about))  # flushes when the process ends
-    _provider.add_span_processor(BatchSpanProcessor(exporter))
-    _tracer = _provider.get_tracer("kernlore", product_version())
+    provider = TracerProvider(resource=Resource.create(about))  # flushes when the process ends
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    _tracer = provider.get_tracer("kernlore", product_version())
 
 
 def _exporter() -> SpanExporter:
@@ -91,14 +89,6 @@ def _exporter() -> SpanExporter:
         f"traces cannot be sent by {protocol!r}",
         hint="Set OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf or grpc.",
     )
-
-
-def stop() -> None:
-    """Export the remaining spans and stop."""
-    global _tracer, _provider
-    if _provider is not None:
-        _provider.shutdown()
-    _tracer = _provider = None
 
 
 def on() -> bool:

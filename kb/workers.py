@@ -144,8 +144,8 @@ class ChildProcess:
         return self._process.poll()
 
     def answer(self, seconds: float) -> tuple[str, str]:
-        """Wait for the end and return standard output and error. Raises TimeoutError where it takes
-        longer than `seconds`; the process goes on then.
+        """Wait for the end and return standard output and error. Raises TimeoutError if it takes
+        longer than `seconds`; the process continues then.
         """
         try:
             out, err = self._process.communicate(timeout=seconds)
@@ -159,7 +159,7 @@ class ChildProcess:
             self._process.wait(seconds)
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """Kill the process group, after SIGTERM and `grace_seconds` where they are given.
+        """Kill the process group, after SIGTERM and `grace_seconds` if given.
 
         Processes that left the group may survive; those of candidates end with their parent.
         """

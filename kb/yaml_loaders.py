@@ -1,5 +1,5 @@
-"""Selects PyYAML's loader for a text: the one in C where PyYAML was built with libyaml, which takes
-a fifth of the time.
+"""Selects PyYAML's loader for a text: the one in C if PyYAML was built with libyaml, which takes a
+fifth of the time.
 
 The loader in C crashes the process on deep nesting, where the one in Python raises RecursionError,
 so the latter reads texts that could be deeply nested.

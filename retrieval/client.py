@@ -206,8 +206,8 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
-    make a better answer. Outcomes are reported against `retrieval_id`.
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
+    improve the request. Outcomes are reported under `retrieval_id`.
 
     `task` is the purpose of the context. Its first `context_stable` characters stay equal in every
     request about the same chip, language, operator and budget that excludes nothing (0 if a small

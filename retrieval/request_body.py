@@ -23,6 +23,7 @@ from pydantic import (
 
 from kb.errors import invalid_fields
 from kb.scope import ALL_ACCESS, AccessScope
+from retrieval.diagnose.metrics import load_metrics
 from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
 
 MAX_METRIC_TEXT = 500
@@ -144,8 +145,9 @@ def request_of(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> RetrieveRequest:
     """The request of a body. `defaults` are those of `k` and `max_tokens`; blank fields count as
-    left out.
+    left out. Raises MetricNotANumber.
     """
+    load_metrics().check_numbers(vars(body).get("metrics") or {})
     values: dict[str, Any] = dict(defaults or {})
     for name, value in body.model_dump(exclude_none=True).items():
         blank = not value.strip() if isinstance(value, str) else value in ([], {})

@@ -83,7 +83,7 @@ def change_state(
     force: bool = False,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillEvent:
-    """Bring a skill into the state that a person wants.
+    """Set the state of a skill on a person's behalf.
 
     A learned skill becomes active only if trials support its present text, or by `force`, which the
     event states. `restored` brings a skill back as active if it was that and needs no new
@@ -290,8 +290,8 @@ def known_uses(connection: Connection, skill: SkillHead) -> list[SkillUse]:
 
 def retire_unused(catalog: Catalog, retrievals: int = UNUSED_RETRIEVALS) -> list[str]:
     """Retire learned skills in use that the last `retrievals` answers for their hardware made no
-    use of; returns their names. Skills that came into use since then are left. So are warnings:
-    they are heeded by leaving a change out, which is not seen as a use."""
+    use of; returns their names. Skills that came into use since then are left. So are warnings: a
+    proposer follows them by omitting a change, which is not recorded as a use."""
     registry = HardwareRegistry(catalog)
     chips = {chip: registry.lineage(chip) for chip in registry.all()}
     retired = []

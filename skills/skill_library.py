@@ -39,7 +39,6 @@ from kb.catalog.skills.reading import (
     SkillLink,
     SkillRow,
     SkillScopes,
-    SkillTier,
     StoreOutcome,
     count_skills,
     events_of,
@@ -287,13 +286,14 @@ class SkillLibrary:
             conflicts = self._conflicts(connection, row, access_scope)
             revision = revision_of(connection, name, access_scope)
             revised = find_skill(connection, row.revises, access_scope) if row.revises else None
+        seen = _as_seen(row, access_scope)
         line = evidence_line(evidence)
         if line == NOT_MEASURED and row.tier == "curated" and _CLAIM.search(row.body):
             line = AUTHORS_FIGURES
         return SkillDetail(
-            summary=_summary(row, line),
+            summary=_summary(row, line, access_scope),
             id=row.id,
-            front_matter=_front_matter(marked(skill_file(row, evidence))),
+            front_matter=_front_matter(marked(skill_file(seen, evidence))),
             body=row.body,
             predicate=row.predicate,
             moves=row.moves,
@@ -358,7 +358,6 @@ class SkillLibrary:
         folder: Path,
         *,
         actor: str,
-        tier: SkillTier = "learned",
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. A candidate or
@@ -367,7 +366,7 @@ class SkillLibrary:
         quarantined or shipped."""
         registry = self._registry.seen_by(access_scope)
         skill = read_checked(folder, registry)
-        draft = draft_of(skill, tier, "import", registry)
+        draft = draft_of(skill, "learned", "import", registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         used = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - used))
@@ -423,17 +422,25 @@ class SkillLibrary:
             else:
                 rows = list_skills(connection, states=("active",), access_scope=access_scope)
             evidence = evidence_for(connection, [row.id for row in rows], access_scope)
-        return [marked(skill_file(row, evidence.get(row.id, []))) for row in rows]
+        seen = [_as_seen(row, access_scope) for row in rows]
+        return [marked(skill_file(row, evidence.get(row.id, []))) for row in seen]
+
+
+def _as_seen(row: SkillRow, access_scope: AccessScope) -> SkillRow:
+    """The skill without hardware that the caller may not see."""
+    seen = access_scope.visible_hardware(tuple(row.scopes.hardware))
+    return replace(row, scopes=replace(row.scopes, hardware=seen))
 
 
 def _summaries(
     connection: Connection, rows: Sequence[SkillHead], access_scope: AccessScope
 ) -> list[SkillSummary]:
     evidence = evidence_lines(connection, [row.id for row in rows], access_scope)
-    return [_summary(row, evidence[row.id]) for row in rows]
+    return [_summary(row, evidence[row.id], access_scope) for row in rows]
 
 
-def _summary(row: SkillHead, evidence: str) -> SkillSummary:
+def _summary(row: SkillHead, evidence: str, access_scope: AccessScope) -> SkillSummary:
+    seen = access_scope.visible_hardware(tuple(row.scopes.hardware))
     return SkillSummary(
         name=row.name,
         description=row.description,
@@ -441,7 +448,7 @@ def _summary(row: SkillHead, evidence: str) -> SkillSummary:
         state=row.state,
         polarity=row.polarity,
         version=row.version,
-        scopes=row.scopes,
+        scopes=replace(row.scopes, hardware=seen),
         evidence=evidence,
         updated_at=row.updated_at,
     )

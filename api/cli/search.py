@@ -21,7 +21,7 @@ from api.cli.target import cluster_at
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.tree import Tree, rough_best
 
 if TYPE_CHECKING:
@@ -107,9 +107,10 @@ def places_on(
     if address is None:
         yield None
         return
+    from optimizer.search.portable.packing import PACKAGES
     from optimizer.search.runs.places import cluster_places
 
-    with cluster_at(address, ("kb", "retrieval", "optimizer")) as cluster:
+    with cluster_at(address, PACKAGES) as cluster:
         nodes = cluster_places(base, cluster, hardware, language, note)
         note(
             f"{nodes.slots.count} places for {nodes.hardware} on {', '.join(nodes.hosts)}"
@@ -148,7 +149,7 @@ def remarks() -> Listener:
 class _Remarks:
     def node(self, node: Node, tree: Tree) -> None: ...
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         note(message)
@@ -175,7 +176,7 @@ class _Plain(_Remarks):
         self._last = time.monotonic()
         note(status(tree, self._goal, self._last - self._began, self._activity))
 
-    def asking(self, asking: Asking) -> None:
+    def asking(self, asking: ModelCall) -> None:
         """A line for each candidate, and then every CALL_EVERY seconds of a call."""
         first = (asking.model, asking.number) != self._call
         if asking.seconds == 0.0:  # another call
@@ -210,7 +211,7 @@ class _Live:
         seconds = time.monotonic() - self._began
         self._status.update(status(tree, self._goal, seconds, self._activity))
 
-    def asking(self, asking: Asking) -> None:
+    def asking(self, asking: ModelCall) -> None:
         now = time.monotonic() - self._began
         before = f"{status(self._tree, self._goal, now)} | " if self._tree is not None else ""
         self._status.update(f"{before}{asking}")

@@ -8,9 +8,12 @@ once with a time to retry, so that a loaded service still answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import inspect
+from collections.abc import AsyncIterator, Callable
+from functools import wraps
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request, Response
 
 from kb.errors import Overloaded
 from kb.settings import Settings
@@ -53,10 +56,34 @@ def _refused(reason: str) -> Overloaded:
 
 
 async def admitted(request: Request) -> AsyncIterator[None]:
-    """FastAPI dependency: hold a place while the route runs."""
+    """FastAPI dependency: hold a place while the route runs. For requests without a body."""
     admission: Admission = request.app.state.admission
     await admission.enter()
     try:
         yield
     finally:
         admission.leave()
+
+
+# With this scope it ends when the function of the route does: no place is held while a client reads
+# the response.
+Place = Annotated[None, Depends(admitted, scope="function")]
+
+
+def with_place(endpoint: Callable[..., Response]) -> Callable[..., Response]:
+    """The function of a route, which holds a place while it runs. The place is its last dependency:
+    none is held while a client sends the body.
+    """
+
+    @wraps(endpoint)
+    def holding(*, place_of_request: None, **given: Any) -> Response:
+        return endpoint(**given)
+
+    signature = inspect.signature(endpoint, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    place = inspect.Parameter("place_of_request", keyword, annotation=Place)
+    parameters = [p.replace(kind=keyword) for p in signature.parameters.values()]
+    holding.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*parameters, place]
+    )
+    return holding

@@ -1,4 +1,4 @@
-"""Read the body of an HTTP request within a limit.
+"""Read the body of an HTTP request within a limit, and within a time.
 
 The framework's parsing is not used, because it accepts bodies of any size, and NaN.
 `api.strict_json` checks the content.
@@ -6,16 +6,80 @@ The framework's parsing is not used, because it accepts bodies of any size, and 
 
 from __future__ import annotations
 
-from fastapi import Request
+import asyncio
+import time
 
-from kb.errors import PayloadTooLarge
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.http.errors import respond
+from kb.errors import KernloreError, PayloadTooLarge
 from kb.settings import MIB
 
 # Bytes beyond a limit that are read and dropped, so that the client sees the answer, not a reset.
 DRAIN = 64 * MIB
 # Entry of the ASGI scope: the name of the request's key.
 SIGNER = "kernlore.signer"
+# A body that arrives faster than this, in bytes a second, is never late.
+LEAST_RATE = 16 * 1024
 UNSIGNED = ("api", "http", "web")  # placeholder actors, which name no person
+
+
+class LateBody(KernloreError):
+    """The body of a request did not arrive in time."""
+
+    code, status = "request_timeout", 408
+
+
+class BodyDeadline:
+    """Middleware: the body of every request arrives within `seconds`, plus the time that its bytes
+    take at LEAST_RATE, or the request ends with LateBody.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app = app
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, received, complete, begun = time.monotonic(), 0, False, False
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:  # what follows is only the end of the connection
+                return await receive()
+            end = started + self._seconds + received / LEAST_RATE
+            try:
+                message = await asyncio.wait_for(receive(), end - time.monotonic())
+            except TimeoutError:
+                raise self._late() from None
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            if message["type"] == "http.response.start" and not complete:
+                # The rest of the body would be read as the next request.
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        try:
+            await self._app(scope, limited, noted)
+        except LateBody as error:  # of an application without the handlers of errors
+            if begun:
+                raise
+            await respond(error)(scope, receive, noted)
+
+    def _late(self) -> LateBody:
+        return LateBody(
+            f"the body of the request did not arrive within {self._seconds:g} s",
+            hint="Send the request again. On a slow network send smaller files, or raise"
+            " KERNLORE_BODY_SECONDS.",
+        )
 
 
 async def read_limited(request: Request, limit: int, what: str, setting: str) -> bytes:

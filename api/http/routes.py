@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, TypeAdapter, create_model
 
-from api.http.admission import admitted
+from api.http.admission import with_place
 from api.http.bodies import is_json, media_type, read_limited, signed
 from api.http.dependencies import Parts, access_scope, from_this_machine, known_parameters
 from api.http.multipart import UploadForm, read_form
@@ -37,8 +37,7 @@ def router_of(operations: tuple[Operation[Any, Any], ...]) -> APIRouter:
 
 def add_route(router: APIRouter, operation: Operation[Any, Any]) -> None:
     """Add the route of an operation."""
-    more = [Depends(admitted)] if operation.computes else []
-    more += [Depends(from_this_machine)] if operation.runs_code else []
+    more = [Depends(from_this_machine)] if operation.runs_code else []
     statuses = {operation.status, *operation.responses}
     router.add_api_route(
         operation.path,
@@ -89,7 +88,7 @@ def _endpoint(operation: Operation[Any, Any]) -> Callable[..., Response]:
     endpoint.__signature__ = inspect.Signature([services, *parameters])  # type: ignore[attr-defined]
     endpoint.__name__ = operation.name
     endpoint.__doc__ = operation.description
-    return endpoint
+    return with_place(endpoint) if operation.computes else endpoint
 
 
 def _keyword(

@@ -150,7 +150,7 @@ def samples(
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
 
 
-@router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted)])
+@router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted, scope="function")])
 def first_prompt(
     hardware_id: str,
     request: Request,

@@ -24,7 +24,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from sqlalchemy.exc import DBAPIError
 
-from api.http.admission import admitted
+from api.http.admission import with_place
 from api.http.authorisation import is_session
 from api.http.bodies import media_type, read_limited, signed
 from api.http.dependencies import from_this_machine
@@ -191,10 +191,10 @@ def form_route(
     router: APIRouter, path: str, operation: Operation[Any, Any]
 ) -> Callable[[Callable[..., Response]], Callable[..., Response]]:
     """The route of a form that carries out an operation, with the same rules as its own route."""
-    checks = [Depends(admitted)] if operation.computes else []
-    checks += [Depends(from_this_machine)] if operation.runs_code else []
+    checks = [Depends(from_this_machine)] if operation.runs_code else []
     FORMS[f"POST {router.prefix}{path}"] = operation
-    return router.post(path, dependencies=checks)
+    route = router.post(path, dependencies=checks)
+    return lambda f: route(with_place(f) if operation.computes else f)
 
 
 def carry_out(

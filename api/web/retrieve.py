@@ -29,7 +29,7 @@ router = page_router("/ui/retrieve")
 Text = Annotated[str, Query()]
 
 
-@router.get("", dependencies=[Depends(admitted)])
+@router.get("", dependencies=[Depends(admitted, scope="function")])
 def ask(request: Request, services: Parts) -> HTMLResponse:
     """The form, and the answer to a given question."""
     given = {name: request.query_params.get(name, "") for name in (*FIELDS, "max_tokens")}

@@ -40,7 +40,7 @@ from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import builtin
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Asking, HardwareView
+from optimizer.search.synthesizers.base import HardwareView, ModelCall
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import ReplayBench
 
@@ -297,7 +297,7 @@ class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """Ignored."""
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         """Ignored."""

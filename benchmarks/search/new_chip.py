@@ -28,7 +28,7 @@ from optimizer.search.records import Node
 from optimizer.search.runs.optimize import FinishedRun, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import AS_IT_STANDS, manual_samples
-from optimizer.search.synthesizers.base import Asking, Synthesizer
+from optimizer.search.synthesizers.base import ModelCall, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree
 
@@ -221,7 +221,7 @@ class _Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The rows say it."""
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         say(message)

@@ -11,15 +11,21 @@ from pathlib import PurePath
 
 from ingestion.elements import Element, ParsedDocument
 from ingestion.formats.detect import Format, code_language, decode, detect, extension_format
+from ingestion.limits import DocumentLimits
 from kb.errors import ParseFailed
 
 __all__ = ["Format", "detect", "parse"]
 
 
-def parse(data: bytes, name: str) -> ParsedDocument:
-    """Read one file. Its name counts only if the bytes do not tell the format."""
+def parse(data: bytes, name: str, limits: DocumentLimits | None = None) -> ParsedDocument:
+    """Read one file. Its name counts only if the bytes do not tell the format. Raises ParseFailed
+    for a file that becomes more than `limits`, before or while it is read where that can be told.
+    """
+    limits = limits or DocumentLimits()
+    limits.check_archive(data)
     kind = detect(data, name)
-    document = _parse_binary(kind, data, name) or _parse_text(kind, data, name)
+    document = _parse_binary(kind, data, name, limits) or _parse_text(kind, data, name)
+    limits.check_document(document)
     warnings = list(document.warnings)
     promised = extension_format(name)
     if promised is not None and promised is not kind:
@@ -30,7 +36,9 @@ def parse(data: bytes, name: str) -> ParsedDocument:
     return replace(document, warnings=tuple(warnings))
 
 
-def _parse_binary(kind: Format, data: bytes, name: str) -> ParsedDocument | None:
+def _parse_binary(
+    kind: Format, data: bytes, name: str, limits: DocumentLimits
+) -> ParsedDocument | None:
     """The document of a binary format; None for a text format."""
     match kind:
         case Format.PDF:
@@ -40,11 +48,11 @@ def _parse_binary(kind: Format, data: bytes, name: str) -> ParsedDocument | None
         case Format.DOCX:
             from ingestion.formats.docx import parse_docx
 
-            return parse_docx(data)
+            return parse_docx(data, limits)
         case Format.OTHER:
             from ingestion.formats.office import parse_other
 
-            return parse_other(data, name)
+            return parse_other(data, name, limits)
     return None
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingestion.elements import Element, ParsedDocument, make_table, metadata_title, table_element
+from ingestion.limits import DocumentLimits
 from kb.errors import ParseFailed, UnsupportedFormat
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -24,6 +25,7 @@ _LIST_STYLE = re.compile(r"^list|bullet", re.I)
 _CONTENTS_STYLE = re.compile(r"^toc(?:\s|heading|\d|$)", re.I)
 _MONO = re.compile(r"mono|courier|consol|menlo|typewriter", re.I)
 _MAX_LEVEL = 6
+_MAX_SPAN = 63  # columns: the most that Word itself writes
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ class _Paragraph:
     depth: int = 0
 
 
-def parse_docx(data: bytes) -> ParsedDocument:
-    """Read a DOCX file; raises ParseFailed when it is damaged."""
+def parse_docx(data: bytes, limits: DocumentLimits | None = None) -> ParsedDocument:
+    """Read a DOCX file; raises ParseFailed when it is damaged or larger than `limits`."""
     document = _open(data)
     styles = {style.style_id: style for style in document.styles if style.style_id}
-    elements = _elements(document, styles) + _footnotes(document)
+    elements = _elements(document, styles, limits or DocumentLimits()) + _footnotes(document)
     properties = document.core_properties
     first = next((e.text for e in elements if e.kind == "title"), None)
     return ParsedDocument(tuple(elements), title=metadata_title(properties.title) or first)
@@ -63,11 +65,12 @@ def _open(data: bytes) -> Any:
         raise ParseFailed(f"the XML inside this DOCX is damaged: {error}", hint=hint) from error
 
 
-def _elements(document: Any, styles: dict[str, Any]) -> list[Element]:
+def _elements(document: Any, styles: dict[str, Any], limits: DocumentLimits) -> list[Element]:
     """Elements in order. List items in a row are one element, and so are lines of code."""
     elements: list[Element] = []
     pending: list[_Paragraph] = []
-    for node in _blocks(document.element.body):
+    for number, node in enumerate(_blocks(document.element.body)):
+        limits.check_parts(number)
         paragraph = _classified(node, styles) if node.tag == f"{_W}p" else None
         if paragraph is not None and not paragraph.text.strip():
             if pending and pending[0].kind == "code":
@@ -217,7 +220,7 @@ def _cells(row: Any, above: list[str], *, spread: bool) -> list[str]:
         if merge is not None and merge.get(f"{_W}val") != "restart" and len(texts) < len(above):
             text = above[len(texts)]
         span = cell.find(f"{_W}tcPr/{_W}gridSpan")
-        width = int(span.get(f"{_W}val", "1")) if span is not None else 1
+        width = min(int(span.get(f"{_W}val", "1")), _MAX_SPAN) if span is not None else 1
         texts += [text] + [text if spread else ""] * (width - 1)
     return texts
 

@@ -33,6 +33,7 @@ from typing import Any
 
 from ingestion.elements import Box, Element, ElementKind, ParsedDocument, make_table, table_element
 from ingestion.formats.detect import container
+from ingestion.limits import DocumentLimits
 from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
 
 _EXTRA = "pip install 'kernlore[unstructured]'"
@@ -91,7 +92,7 @@ _MAX_REASON = 200  # characters of another library's error
 _NO_MEMORY = re.compile(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
 
 
-def parse_other(data: bytes, name: str) -> ParsedDocument:
+def parse_other(data: bytes, name: str, limits: DocumentLimits | None = None) -> ParsedDocument:
     """Read a file by its content if that tells its format (RTF, office files), else by its
     extension.
 
@@ -109,7 +110,7 @@ def parse_other(data: bytes, name: str) -> ParsedDocument:
     elements = list(_ARRANGED.get(extension, _elements)(parts))
     if not elements:
         raise _nothing(extension)
-    attached, warnings = _attachments(_attached_files(data, extension))
+    attached, warnings = _attachments(_attached_files(data, extension), limits)
     title = _stated_title(data, extension) if reader.pandoc else None
     if extension not in _WORKBOOKS:  # a sheet's name is no title: the file's is one
         title = title or next((e.text for e in elements if e.kind == "title"), None)
@@ -407,7 +408,9 @@ def _attached_files(data: bytes, extension: str) -> Iterator[tuple[str, bytes | 
             yield attachment.file_name or "attachment", attachment.file_bytes
 
 
-def _attachments(files: Iterable[tuple[str, bytes | None]]) -> tuple[list[Element], list[str]]:
+def _attachments(
+    files: Iterable[tuple[str, bytes | None]], limits: DocumentLimits | None
+) -> tuple[list[Element], list[str]]:
     """The attachments of a mail, each under its file name, read by `parse`, with a warning for each
     that cannot be read. unstructured would skip those silently.
     """
@@ -419,7 +422,7 @@ def _attachments(files: Iterable[tuple[str, bytes | None]]) -> tuple[list[Elemen
         try:
             if content is None:
                 raise UnsupportedFormat("it is a message itself", hint=_CONVERT)
-            document = parse(content, name)
+            document = parse(content, name, limits)
         except KernloreError as error:
             warnings.append(f"attachment {name} was not read: {error.message}")
             continue

@@ -37,7 +37,7 @@ class Database(ABC):
 
     @abstractmethod
     def engine(self) -> Engine:
-        """Connections to it. Raises KernloreError where it cannot be opened."""
+        """Connections to it. Raises KernloreError if it cannot be opened."""
 
     def admit(self, engine: Engine) -> None:
         """Query properties of the server, once."""
@@ -45,34 +45,34 @@ class Database(ABC):
 
     @abstractmethod
     def begin_read(self, connection: Connection) -> None:
-        """Begin a transaction that sees the catalog as it is now, until it ends."""
+        """Begin a read transaction on a snapshot of the catalog."""
 
     @abstractmethod
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
-        """Begin a transaction that is the only one that writes; with `rows_only`, the only one that
-        writes the rows that it locks.
+        """Begin a transaction with the write lock of the catalog; with `rows_only`, with locks on
+        the rows that it changes.
         """
 
     @abstractmethod
     def version(self, engine: Engine) -> Hashable:
-        """A value that changes with any change by any process."""
+        """A version that changes with every change by any process."""
 
     @abstractmethod
     def check(self, engine: Engine, most_bytes: int | None) -> str:
-        """The result of an integrity check, "ok" for a sound one; "" where it has more than
+        """The result of an integrity check, "ok" if intact; "" if the catalog is larger than
         `most_bytes`.
         """
 
     @abstractmethod
     def empty_log(self, engine: Engine) -> bool:
-        """Whether no write is left in a log that this program has to empty."""
+        """Whether the write-ahead log is empty, or emptied by the server."""
 
     @abstractmethod
     def fault(self, error: Exception) -> KernloreError:
-        """The error to show where it cannot be opened."""
+        """The error for a database that cannot be opened."""
 
     def close(self) -> None:
-        """Close connections that the engine does not know."""
+        """Close connections outside the engine's pool."""
         return None
 
 
@@ -84,8 +84,10 @@ def _cannot_be_opened(name: str, fault: KernloreError) -> KernloreError:
 
 BUSY_TIMEOUT_MS = 15_000
 LOG_TIMEOUT_MS = 1_000
-CACHE_KIB = 8 * 1024  # of pages, of each connection; the system has the file in its memory as well
+CACHE_KIB = 8 * 1024  # page cache of a connection; the system caches the file as well
 NAME = "catalog.sqlite"
+_HAS_TABLES = 64 * 1024  # bytes that an empty catalog never has
+_STORE_FOLDERS = ("blobs", "runs", "snapshot", "chroma")
 
 
 class SqliteFile(Database):
@@ -116,8 +118,23 @@ class SqliteFile(Database):
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
 
+    def admit(self, engine: Engine) -> None:
+        """Refuse an empty catalog where files of a store are left: it would start as a new store
+        without a word. Raises StoreError.
+        """
+        if self.file.exists() and self.file.stat().st_size > _HAS_TABLES:
+            return
+        with engine.connect() as connection:
+            tables = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar()
+        left = None if tables else _file_of_a_store(self.file.parent)
+        if left is not None:
+            raise StoreError(
+                f"the catalog {self.file} is empty or was lost: the file {left} belongs to a store",
+                hint=RESTORE,
+            )
+
     def begin_read(self, connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")  # else every statement sees another catalog
+        connection.exec_driver_sql("BEGIN")  # else each statement has its own snapshot
 
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -157,6 +174,15 @@ class SqliteFile(Database):
                 self._watch = None
 
 
+def _file_of_a_store(folder: Path) -> Path | None:
+    """A file that only a service with a catalog writes, or None."""
+    for name in _STORE_FOLDERS:
+        for path in (folder / name).rglob("*"):
+            if path.is_file():
+                return path
+    return None
+
+
 def _create_private(path: Path) -> None:
     """Create the file for this user alone; SQLite gives its other files the same rights. Raises
     StoreError in a directory that cannot be written to.
@@ -172,13 +198,13 @@ def _create_private(path: Path) -> None:
 
 def _immutable(path: Path) -> str:
     """The URI of a catalog in a directory that cannot be written to, so that SQLite cannot create
-    its lock file. Raises StoreError where its log holds writes that are not in the file yet.
+    its lock file. Raises StoreError if its log holds writes that are not in the file yet.
     """
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size:
         raise StoreError(
             f"the data directory {path.parent} is read-only, and its last writes are in {wal.name}",
-            hint="Run any command once where it may be written to, then it can be read here.",
+            hint="Run any command once with write access to it; it can be read here afterwards.",
         )
     return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
@@ -203,7 +229,7 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 EXAMPLE = "postgresql+psycopg://USER:PASSWORD@HOST:5432/DATABASE"
 LOCK_TIMEOUT_MS = 15_000
 CONNECT_SECONDS = 10
-ANSWER_MS = 15_000  # that sent data may stay unacknowledged; the system's default is minutes
+ANSWER_MS = 15_000  # until sent data must be acknowledged; the system's default is minutes
 OLDEST = 13  # version; pg_current_snapshot came with it
 _WRITE_LOCK = 0x6B65726E  # the number of the advisory lock of writers: "kern"
 _DRIVERS = ("postgresql", "postgresql+psycopg")
@@ -276,8 +302,8 @@ class PostgresServer(Database):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
 
     def version(self, engine: Engine) -> Hashable:
-        """The snapshot of a transaction that would begin now. The position of the write-ahead log
-        would not do: it counts changes that are not visible yet.
+        """The snapshot of a transaction that begins now. The position of the write-ahead log is no
+        version: it includes changes that are not visible yet.
         """
         with engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -363,8 +389,8 @@ RESTORE = (
     " again: the uploaded files are whole, under the folder blobs."
 )
 FREE = (
-    "Free some space on the disk of the data directory. Reading goes on by itself then; retry what"
-    " failed (`kernlore jobs retry JOB`), or send it again."
+    "Free some space on the disk of the data directory. Reading continues by itself then; retry"
+    " what failed (`kernlore jobs retry JOB`), or send it again."
 )
 SERVER = (
     "Start the PostgreSQL server that KERNLORE_CATALOG names, or see its message; Kernlore connects"
@@ -377,8 +403,8 @@ _FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def store_fault(error: BaseException) -> KernloreError | None:
-    """The error to show in place of one of SQLite, SQLAlchemy or the file system; None where the
-    store is not at fault.
+    """The public error for one of SQLite, SQLAlchemy or the file system; None if the store is not
+    the cause.
     """
     if isinstance(error, StoreError):
         return error

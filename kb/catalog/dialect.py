@@ -126,7 +126,7 @@ def insert_new(connection: Connection, table: sa.Table) -> sa.Insert:
 
 
 def row_order(connection: Connection) -> sa.ColumnElement[int]:
-    """A column that orders rows as they were inserted, where they never change."""
+    """A column that orders rows that never change by insertion."""
     return sa.literal_column("ctid" if is_postgresql(connection) else "rowid")
 
 

@@ -21,7 +21,7 @@ from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, StoreError
 
-MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
+MOST_CHECKED = 512 << 20  # bytes; 1 s a GB if the file is in memory
 
 
 class Catalog:
@@ -59,8 +59,8 @@ class Catalog:
         return self._database.read_only
 
     def version(self) -> Hashable:
-        """A value that changes with any change by any process, in microseconds (on a server: one
-        query). For caches that are checked at each request.
+        """A version that changes with every change by any process, read in microseconds (on a
+        server: one query). For caches that are validated at each request.
         """
         return self._database.version(self._engine)
 
@@ -78,9 +78,9 @@ class Catalog:
     def write(self, *, rows_only: bool = False) -> Iterator[Connection]:
         """One transaction that takes the write lock at its start: all of it is stored, or nothing.
 
-        With `rows_only`, it locks only the rows that it changes, where the database has such locks.
-        Raises Unavailable where a newer Kernlore has migrated the catalog so that this code must
-        not write to it.
+        With `rows_only`, it locks only the rows that it changes, if the database supports row
+        locks. Raises Unavailable if a newer Kernlore has migrated the catalog so that this code
+        must not write to it.
         """
         with self._writing(rows_only) as connection:
             check_writable(connection, self.name)
@@ -88,7 +88,7 @@ class Catalog:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """As `write`, of a catalog that may have no tables yet, or those of another revision."""
+        """As `write`, for a catalog without tables or with a schema of another revision."""
         with self._writing(rows_only=False) as connection:
             yield connection
 
@@ -111,8 +111,8 @@ class Catalog:
             return state_of(connection)
 
     def check(self, most_bytes: int = MOST_CHECKED) -> None:
-        """Read every page of an embedded catalog of at most so many bytes. Raises StoreError for a
-        damaged page, else requests would fail one by one.
+        """Read every page of an embedded catalog of at most `most_bytes`. Raises StoreError for a
+        damaged page, which would otherwise fail single requests.
         """
         try:
             verdict = self._database.check(self._engine, most_bytes)
@@ -126,8 +126,8 @@ class Catalog:
         return self._database.check(self._engine, None)
 
     def store_id(self) -> str:
-        """Names this catalog on servers that hold data of several: twelve hex digits, stored when
-        they are first needed.
+        """Id of this catalog on servers that hold data of several: twelve hex digits, stored at
+        first use.
         """
         with self.read() as connection:
             known = get(connection, STORE_ID)
@@ -141,8 +141,8 @@ class Catalog:
 
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page in it holds
-        deleted text. False where a reader still needs it after a second. The log of a server is
-        left to the server.
+        deleted text. Returns False if a reader still needs it after a second. A server empties its
+        log itself.
         """
         return self._database.empty_log(self._engine)
 

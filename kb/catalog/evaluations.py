@@ -168,7 +168,7 @@ class Evaluations:
         return identity
 
     def stage(self, key: str, stage: str, outcome: Mapping[str, Any]) -> None:
-        """Store the outcome of a finished stage, from which a later process can go on."""
+        """Store the outcome of a finished stage, from which a later process can continue."""
         chosen = t.evaluations.c.key == key
         with self._catalog.write() as connection:
             before = connection.execute(
@@ -287,7 +287,7 @@ class Reviews:
     def add(self, key: str, decision: str, actor: str, reason: str) -> Review:
         """Answer the review flags of an evaluation.
 
-        Raises InvalidRequest, NotFound, and Conflict where it has no such flag, is not finished, or
+        Raises InvalidRequest, NotFound, and Conflict if it has no such flag, is not finished, or
         was rejected by a check, which no person can overrule.
         """
         known = next((known for known in DECISIONS if known == decision), None)
@@ -319,7 +319,7 @@ class Reviews:
         return review
 
     def latest(self, keys: Iterable[str]) -> dict[str, Review]:
-        """The answers that count, by key; keys without an answer since they were measured are left
+        """The answers that count, by key; keys without an answer since their measurement are left
         out.
         """
         rows = t.evaluation_reviews
@@ -410,8 +410,8 @@ class SentEvaluations(Work):
     def accept(
         self, job_id: str, payload: Mapping[str, Any], owner: str, lease_seconds: float, most: int
     ) -> int | None:
-        """Queue one for this owner. Returns how many of the owner's wait already, where those are
-        `most` or more; nothing is stored then. None otherwise.
+        """Queue an evaluation for this owner, unless `most` or more of the owner's wait already:
+        then nothing is stored, and their number is returned. None otherwise.
         """
         mine = (self._held(owner), t.work.c.state == "queued")
         with self._catalog.write() as connection:
@@ -443,7 +443,7 @@ class SentEvaluations(Work):
             return self.matching(connection, *self._left())
 
     def take_over(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
-        """Begin one of a dead owner. None where another process has it by now."""
+        """Begin one of a dead owner. None if another process has it by now."""
         return self.take(owner, lease_seconds, t.work.c.id == job_id, *self._left())
 
     @staticmethod

@@ -3,7 +3,7 @@
 A decision is a person's, a quotation is the document's. So a new version of a document keeps the
 facts that were accepted from the version before, and reports what it states differently
 (`outdated_facts`). With a deleted document its facts and every quotation of it go; a value that a
-person set stays, without a source. Knows nothing about how facts are read, and which of them hold.
+person set stays, without a source. Does not know how facts are read, and which of them are valid.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fact:
     owner.
 
     `subject` names the subject of a value that was read from a document, `subject_kind` whether
-    that is the owner itself, a family above it, or not clear; None where it was not determined.
+    that is the owner itself, a family above it, or not clear; None if it was not determined.
     """
 
     id: str
@@ -79,7 +79,7 @@ class Fact:
 
     @property
     def holds_for_owner(self) -> bool:
-        """False where the value is about a variant ("PCIe") or its subject is not clear."""
+        """False if the value is about a variant ("PCIe") or its subject is unclear."""
         known = self.subject_kind in ("chip", "family")
         return known or not self.subject or self.origin == "person"
 
@@ -133,10 +133,9 @@ def effective_facts(
 
 
 def add_read_facts(connection: Connection, proposals: Sequence[Fact]) -> int:
-    """Add facts read from a version, in its transaction; how many are new.
-
-    A decision of a person stays: a fact that this document has stated before is the same fact, at
-    its new place, also where that is on another page.
+    """Add facts read from a version, in its transaction; returns the number of new ones. A person's
+    decision stays: a fact that this document has stated before is the same fact, even if it moved
+    to another page.
     """
     added = 0
     rows = [dict(vars(proposal)) for proposal in proposals]
@@ -185,7 +184,7 @@ def _same_key(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
 
 
 def withdraw_proposals(connection: Connection, document_id: str) -> None:
-    """Remove a document's undecided proposals: it is read anew."""
+    """Remove a document's undecided proposals, because it is read again."""
     connection.execute(
         facts.delete().where(
             facts.c.document_id == document_id,
@@ -197,8 +196,8 @@ def withdraw_proposals(connection: Connection, document_id: str) -> None:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """How many facts went with a document, how many of these were accepted, and how many of the
-    accepted ones still hold, because another document states the same.
+    """Counts of the facts removed with a document: all, accepted ones, and accepted ones that
+    remain valid because another document states them.
     """
 
     removed: int
@@ -216,13 +215,13 @@ def withdraw_facts(connection: Connection, document_id: str) -> Withdrawn:
     connection.execute(facts.delete().where(of_document, facts.c.origin.in_(READ)))
     connection.execute(facts.update().where(of_document).values(**_NO_SOURCE))
     accepted = [row for row in read if row.status == "accepted"]
-    elsewhere = sum(_is_stated_elsewhere(connection, row._asdict()) for row in accepted)
+    still_stated = sum(_has_other_source(connection, row._asdict()) for row in accepted)
     if rows:
         bump_revision(connection)
-    return Withdrawn(len(read), len(accepted), elsewhere)
+    return Withdrawn(len(read), len(accepted), still_stated)
 
 
-def _is_stated_elsewhere(connection: Connection, row: Mapping[str, Any]) -> bool:
+def _has_other_source(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Whether another fact states an accepted value that has gone; a proposed one is accepted."""
     others = connection.execute(
         sa.select(facts.c.id, facts.c.status)

@@ -38,6 +38,7 @@ from kb.catalog.knowledge.documents import owe_erasure
 from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
+from kb.hardware.facts import MAX_TEXT, fact_keys, value_problem
 from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.ids import derived_id
@@ -46,7 +47,6 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 PutOutcome = Literal["created", "updated", "unchanged"]
 REMOVED = "removed"  # the origin of the emptied row of removed hardware
-# A table is checked cell by cell; a sentence may have a context that no rule sees.
 _RESERVED = {
     ANY: "means no hardware in particular",
     "builtin": "begins the source keys of built-in documents",
@@ -56,8 +56,8 @@ _RESERVED = {
 class HardwareRegistry:
     """Look-ups are cached until a spec changes; every method fails closed on unknown ids.
 
-    Hardware that a caller may not see is refused in the words for an unknown id, and is among no
-    nearest names.
+    Hardware that a caller may not see raises the same error as an unknown id, and is never
+    suggested as a nearest name.
     """
 
     def __init__(self, catalog: Catalog, access: AccessScope = ALL_ACCESS) -> None:
@@ -66,11 +66,11 @@ class HardwareRegistry:
         self._whole = self
         self._lock = threading.Lock()  # protects _cached and _version
         self._cached: tuple[int, dict[str, HardwareSpec]] | None = None
-        self._version: Hashable = None  # the catalog's, at which _cached was valid
+        self._version: Hashable = None  # of the catalog when _cached was read
         self._parsed: dict[str, tuple[str, HardwareSpec]] = {}  # text and spec by id
 
     def seen_by(self, access: AccessScope) -> HardwareRegistry:
-        """The same registry as this caller may see and change it."""
+        """The registry restricted to the rows that a caller may see and change."""
         if not access.restricted:
             return self
         seen = HardwareRegistry(self._catalog, access)
@@ -188,8 +188,7 @@ class HardwareRegistry:
                 hint="Remove it with a key that is not restricted.",
             )
 
-    @staticmethod
-    def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
+    def _check(self, spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
         if spec.id in _RESERVED:
             raise InvalidKnowledge(
                 f"the id `{spec.id}` {_RESERVED[spec.id]}", hint="Choose another id."
@@ -207,6 +206,12 @@ class HardwareRegistry:
         clashing = [alias for alias in spec.aliases if lines.folded_name(alias) in ids]
         problems = lines.registry_problems(known)
         problems += [f"the alias {a} is the id of {ids[lines.folded_name(a)]}" for a in clashing]
+        if problems and self._access.restricted:
+            raise InvalidKnowledge(
+                f"{spec.id} does not fit the registered hardware: a parent or an alias is taken or"
+                " cannot be used",
+                hint="Change its parent or aliases.",
+            )
         if problems:
             raise InvalidKnowledge(
                 f"{spec.id} does not fit the registered hardware: {problems[0]}",
@@ -261,7 +266,7 @@ class HardwareRegistry:
             return outdated_facts(connection, access=self._access)
 
     def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
-        """Decide about many facts at once, all of them or, where an id is unknown, none. Raises
+        """Decide about many facts at once: all of them, or none if an id is unknown. Raises
         NotFound.
         """
         wanted = list(dict.fromkeys(fact_ids))
@@ -286,7 +291,8 @@ class HardwareRegistry:
         actor: str,
     ) -> Fact:
         """Accept, reject or correct a fact. A corrected value is a person's and accepted;
-        `withdraw` takes the correction back: value and status are as before it.
+        `withdraw` takes the correction back: value and status are as before it. Raises
+        InvalidKnowledge for a value that a hardware.toml may not state either.
         """
         changes: dict[str, Any] = {"actor": actor}
         if status is not None:
@@ -308,6 +314,7 @@ class HardwareRegistry:
             if withdraw:
                 changes |= value_read(connection, fact_id)
             elif "origin" in changes:
+                changes |= _checked_value(_known_fact(connection, fact_id).key, number, text)
                 changes |= note_value_read(connection, fact_id)
             _change_fact(connection, fact_id, changes)
             if changes.get("status") == "accepted":
@@ -340,6 +347,32 @@ def _change_fact(connection: Connection, fact_id: str, changes: Mapping[str, Any
     changed = connection.execute(facts.update().where(facts.c.id == fact_id).values(**changes))
     if changed.rowcount != 1:
         raise _no_fact(fact_id)
+
+
+def _checked_value(key: str, number: float | None, text: str | None) -> dict[str, Any]:
+    """The columns of a corrected value: text for keys that are text, else a number."""
+    known = fact_keys().get(key)
+    if number is not None and text is not None and known is not None and known.unit == "text":
+        number = None  # a text that looks like a number
+    problem = value_problem(key, text if number is None else number)
+    if problem is not None:
+        unit = f" The unit of {key} is {known.unit}." if known is not None else ""
+        fix = f"Give `number`, without a prefix such as k or Gi.{unit}"
+        if known is not None and known.unit == "text":
+            fix = f"Give `text`; {key} is a text of at most {MAX_TEXT} characters."
+        raise InvalidKnowledge(
+            f"{key} cannot be {str(text if number is None else number)[:40]!r}: {problem.reason}",
+            hint=fix,
+            details={"key": key, "unit": known.unit if known is not None else None},
+        )
+    return {"number": number, "text": text if text is not None else str(number)}
+
+
+def _known_fact(connection: Connection, fact_id: str) -> Fact:
+    found = select_facts(connection, facts.c.id == fact_id)
+    if not found:
+        raise _no_fact(fact_id)
+    return found[0]
 
 
 def _fact(connection: Connection, fact_id: str) -> Fact:
@@ -435,8 +468,8 @@ class HardwareUse:
 
 @dataclass(frozen=True)
 class Removed:
-    """How many facts went with a chip, how many of these a person had entered or accepted, and how
-    many runs on it stay.
+    """Counts of the facts removed with a chip, of those that a person had entered or accepted, and
+    of the runs on it, which remain.
     """
 
     facts: int
@@ -542,8 +575,8 @@ def remove_hardware_rows(
 
 
 def _remove_from_document(connection: Connection, document_id: str, hardware_id: str) -> None:
-    """The document is no longer about the chip. A passage or version that is about this chip alone
-    stays so: without a chip it would be about every one.
+    """Remove the chip from the scope of a document. A passage or version about this chip alone
+    keeps it: an empty scope would mean every chip.
     """
     scopes, versions = t.document_scopes, t.document_versions
     connection.execute(

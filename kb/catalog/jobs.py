@@ -1,9 +1,9 @@
 """Jobs of documents: the work of reading one and embedding its passages.
 
 A worker owns a running job while it is alive (`kb.data_dir.is_alive`), on another machine while its
-lease lasts. `expire` fails the jobs of dead workers with code
-`lease_expired`, and `retry` queues such a job again. A job with a checkpoint of an
-earlier attempt is queued at once, and the next worker goes on from there.
+lease lasts. `requeue_abandoned` queues the jobs of dead workers again, however often: a killed
+worker is not the fault of its document. After `MANY_ATTEMPTS` it waits for the others of its share,
+in case it is. The next worker goes on from a job's checkpoint.
 
 Jobs have shares that take turns, so that a caller with a thousand documents does not delay one with
 two. Jobs that are `behind` wait for all others. Jobs of one upload share a
@@ -25,26 +25,21 @@ from kb.catalog import tables, visible
 from kb.catalog.engine import Catalog
 from kb.catalog.meta import bump_waiting
 from kb.catalog.tables import work as t
-from kb.catalog.work import FREE, Job, Work, renewed, started
+from kb.catalog.work import Job, Work, renewed, started
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
 from kb.scope import ALL_ACCESS, AccessScope
 
 KIND = "ingest"
 JobState = Literal["queued", "running", "ready", "partial", "failed"]
-_EXPIRED: Mapping[str, Any] = {
-    "code": "lease_expired",
-    "message": "the worker stopped without finishing",
-    "hint": "Retry the job; if it fails again, the document itself may kill the parser.",
-    "details": {},
-}
+MANY_ATTEMPTS = 3  # after which a job is taken last
 _CHECKPOINT = "kept"  # in the payload
 
 
 @dataclass(frozen=True)
 class Turn:
-    """When a job is taken. Jobs of one upload share a `group`; shares take turns; a job that is
-    `behind` waits for all that are not.
+    """The order in which jobs are taken. Jobs of one upload have the same `group`; shares take
+    turns; a job that is `behind` is taken after all others.
     """
 
     group: str | None = None
@@ -68,7 +63,7 @@ class WaitingDocument:
 
 
 def checkpoint_of(job: Job) -> Mapping[str, Any] | None:
-    """The checkpoint of an earlier attempt; None where the job has to begin anew."""
+    """The checkpoint of an earlier attempt; None if the job starts from the beginning."""
     return job.payload.get(_CHECKPOINT)
 
 
@@ -100,7 +95,7 @@ class Jobs(Work):
         return job_id
 
     def join_group(self, connection: Connection, document_id: str, group: str) -> None:
-        """Put the last job of a document into this group, unless it ended well."""
+        """Move the last job of a document into this group, unless it succeeded."""
         last = connection.execute(
             sa.select(t.c.id, t.c.state)
             .where(self._mine, t.c.subject_id == document_id)
@@ -111,7 +106,7 @@ class Jobs(Work):
             connection.execute(t.update().where(t.c.id == last.id).values(group_id=group))
 
     def get(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
-        """The job with this id. Raises NotFound, also where the caller may not see it."""
+        """The job with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             found = self.matching(connection, t.c.id == job_id, visible.jobs(access_scope))
         if not found:
@@ -134,10 +129,9 @@ class Jobs(Work):
     # -- by a worker
 
     def claim(self, owner: str, lease_seconds: float, *, none_behind: bool = False) -> Job | None:
-        """Take the job whose turn it is, or None; the caller owns it until the lease expires.
-
-        The share whose last job was taken longest ago comes first, and of it the oldest job. With
-        `none_behind`, jobs that are behind are left.
+        """Take the next job, or None; the caller owns it until the lease expires. The share whose
+        last job was taken longest ago comes first, with its oldest job that few workers have died
+        with. With `none_behind`, jobs that are behind are left.
         """
         queued = [self._mine, t.c.state == "queued"]
         if none_behind:
@@ -160,9 +154,10 @@ class Jobs(Work):
         with self._catalog.write(rows_only=True) as connection:
             for behind, share in connection.execute(turns).all():
                 where = (*queued, t.c.behind == behind, t.c.share == share)
-                job = self.start_oldest(connection, owner, lease_seconds, *where)
-                if job is not None:  # else other workers are taking all of this share
-                    return job
+                for tried in (t.c.attempts < MANY_ATTEMPTS, t.c.attempts >= MANY_ATTEMPTS):
+                    job = self.start_oldest(connection, owner, lease_seconds, *where, tried)
+                    if job is not None:  # else other workers are taking all of this share
+                        return job
         return None
 
     def heartbeat(
@@ -173,8 +168,8 @@ class Jobs(Work):
         progress: Mapping[str, Any] | None = None,
         passages: int | None = None,
     ) -> None:
-        """Renew the lease, and store how far the job is. Raises Conflict when the job is no longer
-        the caller's.
+        """Renew the lease and store the job's progress. Raises Conflict if the caller no longer
+        holds the job.
         """
         values = renewed(lease_seconds)
         if progress is not None:
@@ -185,7 +180,9 @@ class Jobs(Work):
             self._update_owned(connection, job_id, owner, values)
 
     def report_passages(self, connection: Connection, owner: str, done: Mapping[str, int]) -> None:
-        """Store the passages done, by job id. Jobs that are no longer this worker's are left."""
+        """Store the number of passages done, by job id. Jobs that this worker no longer holds are
+        skipped.
+        """
         if done:
             connection.execute(
                 t.update()
@@ -224,8 +221,8 @@ class Jobs(Work):
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> None:
-        """End a job inside the caller's transaction. Raises Conflict when it is no longer the
-        caller's.
+        """End a job inside the caller's transaction. Raises Conflict if the caller no longer holds
+        it.
         """
         if not self.end(connection, job_id, owner, state, result, error):
             raise _lost(job_id, owner)
@@ -243,7 +240,7 @@ class Jobs(Work):
         self, connection: Connection, job: Job, owner: str, checkpoint: Mapping[str, Any]
     ) -> None:
         """Store the progress of a job, inside the transaction that stores its results. Raises
-        Conflict when the job is no longer the caller's.
+        Conflict if the caller no longer holds the job.
         """
         payload = {**job.payload, _CHECKPOINT: checkpoint}
         self._update_owned(connection, job.id, owner, {"payload": payload})
@@ -251,9 +248,8 @@ class Jobs(Work):
     def only_behind(
         self, connection: Connection, limit: int, but: Collection[str], *, locked: bool
     ) -> list[Job]:
-        """The oldest queued jobs that are behind, those in `but` left out; none as long as a job is
-        queued that is not behind. With `locked`, no other worker takes them before the
-        transaction ends.
+        """The oldest queued jobs that are `behind`, except those in `but`; none while any other job
+        is queued. With `locked`, no other worker takes them before the transaction ends.
         """
         queued = t.c.state == "queued"
         if self.matching(connection, queued, t.c.behind.is_(False), limit=1):
@@ -304,33 +300,22 @@ class Jobs(Work):
 
     # -- of dead workers
 
-    def expire(
-        self,
-        lives: Callable[[str], bool | None] = lambda owner: None,
-        failing: Callable[[Connection, Job], None] = lambda connection, job: None,
-        attempts: int = 1,
+    def requeue_abandoned(
+        self, lives: Callable[[str], bool | None] = lambda owner: None
     ) -> list[JobId]:
-        """End the running jobs of dead workers; returns the ids of those that failed. One that has
-        been tried less than `attempts` times is queued again instead, as is one with a checkpoint.
+        """Queue again the running jobs of dead workers; their ids.
 
-        `lives` says whether an owner is alive; where it answers None, the lease decides. `failing`
-        is called for each job that fails, in the transaction that does it.
+        `lives` tells whether an owner is alive; if it answers None, the lease decides.
         """
         with self._catalog.read() as connection:
             if not self.abandoned(connection, lives):
                 return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
             abandoned = self.abandoned(connection, lives, locked=True)
-            failed = [
-                job for job in abandoned if checkpoint_of(job) is None and job.attempts >= attempts
-            ]
-            for job in failed:
-                failing(connection, replace(job, state="failed", error=_EXPIRED))
-                ended = {"state": "failed", "error": dict(_EXPIRED), "finished_at": clock.now()}
-                connection.execute(t.update().where(t.c.id == job.id).values(**ended, **FREE))
-            self.requeue(connection, [job.id for job in abandoned if job not in failed])
+            ids = [job.id for job in abandoned]
+            self.requeue(connection, ids)
             bump_waiting(connection)
-        return [job.id for job in failed]
+        return ids
 
     def retry(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
         """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""

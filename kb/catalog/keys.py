@@ -105,7 +105,7 @@ class Keys:
         hardware: Sequence[str] = (),
         days: float | None = None,
     ) -> NewKey:
-        """Make a key. `hardware` are registered ids; `days` after which it ends. Raises
+        """Create a key. `hardware` are registered ids; it expires after `days`. Raises
         InvalidRequest.
         """
         known = next((known for known in ROLES if known == role), None)
@@ -183,8 +183,8 @@ class Keys:
         return self.look_up(secret).key
 
     def _all(self) -> dict[str, Key]:
-        """Every key by the hash of its secret; read anew when one was made or revoked, also by
-        another process.
+        """Every key by the hash of its secret; read again when any process has created or revoked
+        one.
         """
         # Before the keys are read: a change meanwhile is seen next time. On a server only the keys'
         # revision is compared: the version there differs with every transaction of any process.
@@ -288,8 +288,8 @@ class RequestCounts:
         self._catalog = catalog
 
     def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
-        """Add a replica's own requests since the last call; the totals of the callers that sent any
-        within so many seconds, those included.
+        """Add a replica's own requests since the last call; returns the totals of the callers that
+        sent any within so many seconds, including these.
         """
         if own:
             with self._catalog.write(rows_only=True) as connection:

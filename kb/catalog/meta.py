@@ -53,8 +53,8 @@ def bump_revision(connection: Connection) -> None:
 def bump_documents(
     connection: Connection, document_ids: Collection[str] = (), *, at_once: bool = True
 ) -> None:
-    """Count a change of what answers quote of these documents: their text, scopes, cards or
-    kernels; without ids, that documents are gone. The next answer waits until the change is
+    """Count a change of these documents that answers can show: their text, scopes, cards or
+    kernels; without ids, the deletion of documents. The next answer waits until the change is
     published, unless `at_once` is false.
     """
     bump_revision(connection)
@@ -64,7 +64,7 @@ def bump_documents(
 
 
 def bump_vectors(connection: Connection, document_ids: Collection[str]) -> None:
-    """Count that passages of these documents have new vectors, which leaves the revision."""
+    """Count new vectors of passages of these documents; the revision does not change."""
     _stamp(connection, document_ids)
 
 
@@ -80,12 +80,12 @@ def _stamp(connection: Connection, document_ids: Collection[str]) -> int:
 
 
 def bump_uses(connection: Connection) -> None:
-    """Count a change of the counters of uses of skills, which leaves the catalog's revision."""
+    """Count a change of the counters of uses of skills; the revision does not change."""
     put(connection, _USES, int(get(connection, _USES) or 0) + 1)
 
 
 def bump_waiting(connection: Connection) -> None:
-    """Count a change of the documents that wait to be read, which leaves the catalog's revision."""
+    """Count a change of the documents that wait to be read; the revision does not change."""
     put(connection, _WAITING, int(get(connection, _WAITING) or 0) + 1)
 
 

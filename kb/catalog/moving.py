@@ -25,11 +25,11 @@ Progress = Callable[[str], None]
 def copy_catalog(
     source: Catalog, target: Catalog, progress: Progress = lambda _: None
 ) -> dict[str, int]:
-    """Copy every row, all of them or none; how many, by table. `progress` gets a line for each
-    table.
+    """Copy every row, all of them or none; returns their number by table. `progress` gets a line
+    for each table.
 
-    Rows that are written to the source meanwhile are not copied. Raises Conflict where the target
-    has any row, StoreError where it has other rows than the source in the end.
+    Rows that are written to the source meanwhile are not copied. Raises Conflict if the target
+    has any row, StoreError if it has other rows than the source in the end.
     """
     with source.read() as reading, target.write() as writing:
         schema.forget_oldest_code(writing)  # an empty catalog has it too; the source's is copied

@@ -293,7 +293,7 @@ class Runs:
 
 
 def _evaluated(select: sa.Select[Any]) -> sa.Select[Any]:
-    """Of nodes with their evaluation and its problem, those that no person refused."""
+    """Nodes with their evaluation and its problem, without refused ones."""
     return (
         select.select_from(t.nodes)
         .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
@@ -344,7 +344,7 @@ class RunProcesses(Work):
         super().__init__(catalog, "run")
 
     def process_of(self, run_id: str) -> RunProcess | None:
-        """The process that has, or last had, the run; None where it was given back, or no process
+        """The process that has, or last had, the run; None if the run was released, or no process
         ever had it.
         """
         job = self.find(run_id)
@@ -367,7 +367,7 @@ class RunProcesses(Work):
         empty: dict[str, Any] = {"progress": {}, "result": {}}
         with self._catalog.write(rows_only=True) as connection:
             connection.execute(insert_new(connection, t.work), [{**fixed, **empty, **values}])
-            # Locked until the end: a process that comes at the same moment waits, and sees it.
+            # Locked until the end: a concurrent process waits, then sees the row.
             row = connection.execute(sa.select(*COLUMNS).where(chosen).with_for_update()).one()
             holder = _process(job_from(row))
             free = holder.owner in (STARTING, process.owner) or not holder.alive
@@ -417,7 +417,7 @@ class RunMail:
             )
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:
-        """The candidate for this step; None until it is handed in."""
+        """The candidate for this step; None until it is submitted."""
         query = sa.select(run_mail.c.candidate).where(self._mine, run_mail.c.step == step)
         with self._catalog.read() as connection:
             candidate = connection.scalar(query)
@@ -429,15 +429,15 @@ class RunMail:
             connection.execute(run_mail.delete().where(self._mine, run_mail.c.step == step))
 
     def open_context(self) -> dict[str, Any] | None:
-        """The context that the run waits for now; None where it waits for nothing."""
+        """The context of the step that the run waits for; None if it does not wait."""
         query = sa.select(run_mail.c.context, run_mail.c.candidate).where(self._mine)
         with self._catalog.read() as connection:
             rows = connection.execute(query.order_by(run_mail.c.step)).all()
         return next((dict(row.context) for row in rows if row.candidate is None), None)
 
     def answer(self, step: int, candidate: Mapping[str, Any]) -> None:
-        """Hand in the candidate for a step. Raises NotFound where the run does not wait for this
-        step, Conflict where it has a candidate already.
+        """Hand in the candidate for a step. Raises NotFound if the run does not wait for this
+        step, Conflict if it has a candidate already.
         """
         chosen = self._mine, run_mail.c.step == step
         with self._catalog.write(rows_only=True) as connection:

@@ -8,8 +8,11 @@ and checked in every transaction that writes, under the lock of the migration.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import re
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,9 +33,7 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True)
 class SchemaState:
-    """`state` is `current`; `newer`, where this code may still write; or `too_new`, where it must
-    not.
-    """
+    """`state` is `current`, `newer` (this code may still write) or `too_new` (it must not)."""
 
     state: str
     revision: str | None
@@ -58,7 +59,7 @@ def migrate(name: str, read: Transaction, write: Transaction) -> None:
         _upgrade(connection)
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, revision: str = "head") -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -66,7 +67,7 @@ def _upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
     scripts = ScriptDirectory.from_config(config).walk_revisions()
     stated = [str(getattr(script.module, "oldest_code", "")) for script in scripts]
     put(connection, OLDEST_CODE, max(stated))
@@ -128,7 +129,7 @@ def forget_oldest_code(connection: Connection) -> None:
 
 
 def check_writable(connection: Connection, name: str) -> None:
-    """Raise Unavailable where a newer Kernlore has migrated the catalog so that this code must not
+    """Raise Unavailable if a newer Kernlore has migrated the catalog so that this code must not
     write to it.
     """
     needed = get(connection, OLDEST_CODE)
@@ -139,6 +140,43 @@ def check_writable(connection: Connection, name: str) -> None:
             hint="Stop this process and start the newer Kernlore instead; a load balancer"
             " leaves it out by itself, as /readyz answers 503.",
         )
+
+
+# -- foreign objects in a catalog of SQLite, which would act when rows change
+
+_INTERNAL = re.compile(r"sqlite_(?:sequence|stat[1-4]|autoindex_.+)")
+_OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
+def foreign_object(catalog: Path, revision: str) -> str:
+    """A table, index, trigger or view of an SQLite file that differs from those that the migrations
+    up to `revision` create, as words; empty if there is none.
+    """
+    with closing(sqlite3.connect(f"{catalog.as_uri()}?mode=ro", uri=True)) as connection:
+        found = _objects(connection.execute(_OBJECTS).fetchall())
+    with tempfile.TemporaryDirectory(prefix="kernlore-schema-") as folder:
+        engine = sa.create_engine(f"sqlite:///{folder}/known.sqlite")
+        with engine.begin() as connection:
+            _upgrade(connection, revision)
+            known = _objects(connection.exec_driver_sql(_OBJECTS).all())
+        engine.dispose()
+    for kind, name in sorted(found.keys() - known.keys()):
+        return f"a {kind} {name[:80]!r} that Kernlore does not create"
+    for kind, name in sorted(known.keys() - found.keys()):
+        return f"no {kind} {name!r}"
+    for kind, name in sorted(known):
+        if found[kind, name] != known[kind, name]:
+            return f"a {kind} {name!r} that differs from that of Kernlore"
+    return ""
+
+
+def _objects(rows: Iterable[Sequence[str | None]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """(table, statement) by kind and name; white space and quotes of names do not count."""
+    return {
+        (str(kind), str(name)): (str(table), re.sub(r'[\s"`]', "", sql or ""))
+        for kind, name, table, sql in rows
+        if not (kind in ("table", "index") and _INTERNAL.fullmatch(str(name)))
+    }
 
 
 def _admits(connection: Connection) -> bool:

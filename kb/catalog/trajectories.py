@@ -70,7 +70,7 @@ class Trajectories:
         report: Mapping[str, Any],
         summary: Mapping[str, Any],
     ) -> bool:
-        """Store a report. False, and nothing changes, where a row with this id exists already."""
+        """Store a report. Returns False, without a change, if a row with this id exists."""
         key = self._blobs.put(json.dumps(report, sort_keys=True).encode())
         with self._catalog.write() as connection:
             known = sa.select(t.trajectories.c.id).where(t.trajectories.c.id == identity)
@@ -125,8 +125,7 @@ class Trajectories:
     ) -> bool:
         """Set the state and add the entries of `summary` to the stored summary.
 
-        Returns False, and nothing changes, where the trajectory is in none of the states of
-        `only_from`.
+        Returns False, without a change, if the trajectory is in none of the states of `only_from`.
         """
         for before in only_from:
             check_transition(before, state)
@@ -153,7 +152,7 @@ class Trajectories:
         return self._work.take(owner, lease_seconds, *queued) is not None
 
     def renew(self, identity: str, owner: str, lease_seconds: float) -> bool:
-        """Extend the lease. Returns False where the trajectory is no longer the caller's."""
+        """Extend the lease. Returns False if the caller no longer holds the trajectory."""
         return self._work.renew(owner, lease_seconds, identity)
 
     def release(self, identity: str, owner: str) -> bool:
@@ -201,7 +200,7 @@ class Trajectories:
             return connection.execute(query).scalar_one_or_none()
 
     def report(self, stored: StoredTrajectory) -> Mapping[str, Any]:
-        """The report of its author. Raises StoreError where the stored file is damaged."""
+        """The report of its author. Raises StoreError if the stored file is damaged."""
         return self._json(stored.report_key)
 
     def results(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:

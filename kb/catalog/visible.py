@@ -1,8 +1,8 @@
 """For each table, the condition on the rows that a caller may see.
 
 A caller that is restricted to hardware sees rows about hardware that it may see, or about none;
-rows that were read from a document, only where it sees the document. It sees no rows without
-document and hardware, such as other kinds of work.
+rows that were read from a document, only if it sees the document. It sees no rows without document
+and hardware, such as other kinds of work.
 """
 
 from __future__ import annotations

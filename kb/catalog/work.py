@@ -85,7 +85,7 @@ def job_from(row: sa.Row[Any]) -> Job:
 
 
 def check_transition(before: WorkState, after: WorkState) -> None:
-    """Raise ValueError where work cannot go from one state to the other: a defect of the caller."""
+    """Raise ValueError for a transition that is not allowed: a defect of the caller."""
     if after not in FOLLOWING[before]:
         raise ValueError(f"work that is {before} cannot become {after}")
 
@@ -167,7 +167,7 @@ class Work:
         return job_from(connection.execute(sa.select(*COLUMNS).where(chosen)).one())
 
     def renew(self, owner: str, lease_seconds: float, job_id: str | None = None) -> bool:
-        """Extend the leases of all that the owner holds, or of one; False where it holds none.
+        """Extend the leases of all that the owner holds, or of one; False if it holds none.
 
         Of all, rows that the owner is writing at this moment wait for the next time: locking rows
         in two orders could end in a deadlock.
@@ -186,8 +186,8 @@ class Work:
         return bool(ids)
 
     def give_back(self, owner: str, job_id: str | None = None, *, but: Collection[str] = ()) -> int:
-        """Queue again all that the owner holds, or one job, as if the attempt had not begun; how
-        many. Jobs in `but` stay.
+        """Queue again all work that the owner holds, or one row, without counting the attempt;
+        returns the number of rows. Those in `but` stay.
         """
         chosen = [self._held(owner), t.c.id.not_in(list(but))]
         if job_id is not None:
@@ -204,8 +204,8 @@ class Work:
     def update_held(
         self, connection: Connection, job_id: str, owner: str, values: Mapping[str, Any]
     ) -> bool:
-        """Change running work inside the caller's transaction. False, and nothing changes, where it
-        is no longer the owner's.
+        """Change running work inside the caller's transaction. Returns False, without a change, if
+        the owner no longer holds it.
         """
         changed = connection.execute(
             t.update()
@@ -248,8 +248,8 @@ class Work:
         *,
         locked: bool = False,
     ) -> list[Job]:
-        """Running work of dead owners. `lives` answers whether an owner lives; where it does not
-        know (None), the lease decides. With `locked`, these leases cannot be renewed before the
+        """Running work of dead owners. `lives` returns whether an owner is alive; if it returns
+        None (unknown), the lease decides. With `locked`, these leases cannot be renewed before the
         transaction ends.
         """
         running = self.matching(connection, t.c.state == "running", locked=locked)

@@ -78,7 +78,7 @@ def extensions_of(lineage: Collection[str], flags: Collection[str]) -> tuple[str
 
 
 def lacking(lineage: Collection[str], flags: Collection[str]) -> tuple[str, ...]:
-    """Ids of the extensions of its family that a processor with these flags lacks; none where the
+    """Ids of the extensions of its family that a processor with these flags lacks; none if the
     flags are unknown.
     """
     if not flags:
@@ -103,7 +103,7 @@ def is_lacking_fact(key: str, lacks: Collection[str]) -> bool:
 
 def is_lacking_name(name: str, limits: Iterable[str], lacks: Collection[str]) -> bool:
     """Whether a function of this name needs a lacking extension. `limits` are the sentences of its
-    card; where they name several extensions, one that is present suffices.
+    card; if they name several extensions, one that is present suffices.
     """
     if not lacks:
         return False

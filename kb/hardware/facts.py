@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from kb.errors import InvalidPredicate
 from kb.hardware.spec import FactSpec
@@ -108,7 +108,7 @@ def _thousands(prefix: str) -> float:
 def readable(value: float | str, unit: str) -> str:
     """A value for display: "12 GiB", "1.6 TB/s", "64 threads", "132", rounded to six digits.
 
-    A size is in KiB, MiB or GiB where that makes it round, else in kB, MB or GB where that does,
+    A size is in KiB, MiB or GiB if that gives a round number, else in kB, MB or GB if that does,
     else "about" a number of the former.
     """
     if isinstance(value, str):
@@ -204,6 +204,50 @@ def _fact_key(key: str, entry: Mapping[str, Any]) -> FactKey:
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+
+
+_LARGEST = 1e100
+MAX_TEXT = 200  # characters of a value
+
+
+@dataclass(frozen=True)
+class ValueProblem:
+    """Why a fact cannot have a value, and what to write instead."""
+
+    reason: str
+    fix: str
+    out_of_range: bool = False
+
+
+def value_problem(key: str, value: object) -> ValueProblem | None:
+    """Why the fact cannot have this value in the unit of its key; None for a usable one. Valid for
+    every source of a value: a hardware.toml, a request, a page.
+    """
+    known = fact_keys().get(key)
+    if isinstance(value, str):
+        if known is not None and known.unit != "text":
+            return ValueProblem(f"text where a number in {known.unit} belongs", "write it unquoted")
+        if not value.strip() or len(value) > MAX_TEXT:
+            return ValueProblem(f"empty or over {MAX_TEXT} characters", "a short text")
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ValueProblem("neither number nor text", "write a number in the key's unit")
+    if not is_quantity(value):
+        return ValueProblem(f"{str(value)[:20]} cannot be", "a finite number, not negative")
+    if known is not None and known.unit == "text":
+        return ValueProblem(f"{key} is text", f'write value = "{value}"')
+    if known is not None and not known.plausible(value):
+        low, high = known.range or (0.0, math.inf)
+        reason = f"{value:g} {known.unit} is outside {low:g} .. {high:g}"
+        return ValueProblem(reason, f"convert it to {known.unit} without prefix", out_of_range=True)
+    return None
+
+
+def is_quantity(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number within the range of facts. TOML integers are unbounded."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= _LARGEST
 
 
 def mistyped_key(key: str) -> str | None:

@@ -18,12 +18,12 @@ from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import tomli_w
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
-from kb.hardware.facts import fact_keys, find_unit, mistyped_key
+from kb.hardware.facts import fact_keys, find_unit, is_quantity, mistyped_key, value_problem
 from kb.hardware.spec import (
     CONFIDENCES,
     FACT_KINDS,
@@ -50,7 +50,6 @@ MAX_ITEMS = 500
 MAX_RULES = 200
 MAX_ALIASES = 500
 _CACHED_TEXTS = 200  # of about ten thousand characters
-_LARGEST = 1e100
 _RULE_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _SNAKE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
@@ -231,7 +230,7 @@ def _fact_unit(reader: TableReader, key: str) -> str:
     fix = f'unit = "{known.unit}"'
     value = reader.raw.get("value")
     stated = find_unit(unit)
-    if stated is not None and stated.canonical == known.unit and _is_quantity(value):
+    if stated is not None and stated.canonical == known.unit and is_quantity(value):
         exact = float(value) * stated.factor
         fix = f'value = {int(exact) if exact.is_integer() else exact}, unit = "{known.unit}"'
     reader.add("unit", f"the unit of {key} is {known.unit}, not {unit}", fix)
@@ -240,44 +239,20 @@ def _fact_unit(reader: TableReader, key: str) -> str:
 
 def _fact_value(reader: TableReader, key: str) -> FactValue:
     value = reader.raw.get("value")
-    known = fact_keys().get(key)
     if value is None:
         reader.add("value", "missing", "state it, or leave the whole fact out")
-    elif isinstance(value, bool) or not isinstance(value, int | float | str):
-        reader.add("value", "neither number nor text", "write a number in the key's unit")
-    elif isinstance(value, str):
-        return _text_value(reader, key, value)
-    elif not _is_quantity(value):
-        reader.add("value", f"{str(value)[:20]} cannot be", "a finite number, not negative")
-    elif known is not None and known.unit == "text":
-        reader.add("value", f"{key} is text", f'write value = "{value}"')
-    elif known is not None and not known.plausible(value) and _in_unit_of(reader, key):
-        low, high = known.range or (0.0, math.inf)
-        fix = f"convert it to {known.unit} without prefix"
-        reader.add("value", f"{value:g} {known.unit} is outside {low:g} .. {high:g}", fix)
-    else:
-        return value
-    return 0
-
-
-def _is_quantity(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number within the range of facts. TOML integers are unbounded."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 <= value <= _LARGEST
-
-
-def _text_value(reader: TableReader, key: str, value: str) -> str:
-    known = fact_keys().get(key)
-    if known is not None and known.unit != "text":
-        reader.add("value", f"text where a number in {known.unit} belongs", "write it unquoted")
-    elif not value.strip() or len(value) > 200:
-        reader.add("value", "empty or over 200 characters", "a short text")
-    return value
+        return 0
+    problem = value_problem(key, value)
+    if problem is None:
+        return cast(FactValue, value)
+    if problem.out_of_range and not _in_unit_of(reader, key):
+        return cast(FactValue, value)  # the wrong unit has its own message
+    reader.add("value", problem.reason, problem.fix)
+    return value if isinstance(value, str) else 0
 
 
 def _in_unit_of(reader: TableReader, key: str) -> bool:
-    """Whether the unit is right; a value in another unit gets no second message about its range."""
+    """Whether the unit is right."""
     return reader.raw.get("unit") == fact_keys()[key].unit
 
 

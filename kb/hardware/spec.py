@@ -56,7 +56,7 @@ class SignatureSpec:
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """A diagnosis rule: `signal` where the predicate `when` holds.
+    """A diagnosis rule: `signal` holds if the predicate `when` does.
 
     `when` refers to counters by the profiler's names, and like the built-in rules to `metrics.X`,
     `facts.X`, `problem.X` and `signals.X`. `confidence` is A (documented), B (published) or C
@@ -104,7 +104,7 @@ class ToolchainSpec:
     """Compilation, execution and profiling of a language, by a built-in toolchain or by command
     templates.
 
-    `timing` is `simulator` where `run` reports a simulator's time, which is never mixed with wall
+    `timing` is `simulator` if `run` reports a simulator's time, which is never mixed with wall
     time. `suffix` is that of source files. `entry` is the default name of a kernel, `interface`
     tells its author how it is launched. `sample` is a kernel that runs on `sample_arguments` and
     computes `sample_reference`, a torch expression over their names. `arguments` are patterns of

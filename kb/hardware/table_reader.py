@@ -96,7 +96,7 @@ class TableReader:
         return value
 
     def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
-        """One of the allowed words; `default` where the key is missing or wrong."""
+        """One of the allowed words; `default` if the key is missing or wrong."""
         value = self.text(key) or default
         if value in allowed:
             return value
@@ -106,7 +106,7 @@ class TableReader:
         return default
 
     def flag(self, key: str) -> bool:
-        """true or false; false where the key is missing or wrong."""
+        """true or false; false if the key is missing or wrong."""
         value = self.raw.get(key, False)
         if not isinstance(value, bool):
             self.add(key, f"{_kind(value)} where true or false belongs", f"write {key} = true")
@@ -140,7 +140,7 @@ class TableReader:
         return readers
 
     def table(self, key: str) -> TableReader:
-        """A reader for a table; an empty one where the key is missing or wrong."""
+        """A reader for a table; an empty one if the key is missing or wrong."""
         value = self.raw.get(key, {})
         if not isinstance(value, Mapping):
             self.add(key, f"{_kind(value)} where a table belongs", f"write [{self.at(key)}]")

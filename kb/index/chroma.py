@@ -42,7 +42,7 @@ PAGE, COLLECTIONS = 50_000, 500  # entries, and collections, per listing
 SEARCH_BREADTH = 200  # of the HNSW graph: at least the limit of a query
 PROBED = 100  # passages of a scope among which the probe looks for an indexed one
 PORT = 8000
-# Timeouts in seconds. Writing takes longest where a server builds the graph of new entries.
+# Timeouts in seconds. Writing takes longest if a server builds the graph of new entries.
 CONNECT_SECONDS, READ_SECONDS, WRITE_SECONDS = 3.0, 5.0, 120.0
 MAX_REASON = 200  # characters
 _EXAMPLE = "http://HOST:8000, https://USER:PASSWORD@HOST/?tenant=T&database=D"
@@ -64,7 +64,7 @@ class ChromaIndex:
     directory.
 
     Connects at the first use; a service starts with `open_or_rebuild`. Every method raises
-    StoreAway where a server does not respond.
+    StoreAway if a server does not respond.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ChromaIndex:
             return self.rebuild()
 
     def check(self) -> None:
-        """Raise StoreAway where a server does not answer."""
+        """Raise StoreAway if a server does not answer."""
         if self._server is not None:
             self._server.check()
 
@@ -99,7 +99,7 @@ class ChromaIndex:
         self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope
     ) -> dict[str, float]:
         """The `limit` entries of each scope nearest to a unit vector: passage id -> cosine. Some
-        may be of passages that are no longer there.
+        may be of deleted passages.
         """
         try:
             with self._chroma.faults():
@@ -142,7 +142,7 @@ class ChromaIndex:
         return ids
 
     def _check_unknown(self, scope: str) -> None:
-        """Raise StoreAway where a server has lost a collection, instead of finding nothing."""
+        """Raise StoreAway if a server has lost a collection, instead of finding nothing."""
         if self._server is None:
             return
         with self._catalog.read() as connection:
@@ -510,7 +510,7 @@ class ServedChroma(ChromaConnection):
             return self._connected[writing]
 
     def check(self) -> None:
-        """Raise StoreAway where the server does not answer."""
+        """Raise StoreAway if the server does not answer."""
         with self.faults():
             self.client().heartbeat()
 
@@ -547,7 +547,7 @@ class ServedChroma(ChromaConnection):
             yield
         except KernloreError:
             raise
-        # The client raises ValueError where it cannot connect.
+        # The client raises ValueError if it cannot connect.
         except (ChromaError, httpx.HTTPError, ValueError, OSError) as error:
             raise self.away(f"{type(error).__name__}: {error}") from error
         except Exception as error:

@@ -109,7 +109,7 @@ class _DepartingProcesses:
             self.gone()
 
     def gone(self) -> bool:
-        """Wait until they have ended and their memory is freed; True if nothing of them is left."""
+        """Wait until they have ended and their memory is freed; True if all are gone."""
         gone = all([ending.result() for ending in self._endings])
         with self._lock:
             while self._kernels:
@@ -163,14 +163,14 @@ class CandidateProcesses:
             self._depart(self._context.pool.end(runner))
 
     def _depart(self, ending: Future[bool]) -> None:
-        """Nothing is timed before this process has ended."""
+        """Delay timing until this process has ended."""
         self._ending.append(ending)
         if self._context.reuses:  # the device's lock is held now, but maybe not until then
             mark = self._context.lock.departing()
             ending.add_done_callback(lambda _: mark.close())
 
     def leave_ending(self) -> bool:
-        """Finish with all runners; True if nothing of them is left, or will be. Does not wait for
+        """Finish with all runners; True if all are gone or ending. Does not wait for
         runners that the system ends in any case."""
         if not (self._context.reuses and self._context.pool.ends_surely):
             return self.settle()
@@ -180,7 +180,7 @@ class CandidateProcesses:
         return self._gone
 
     def settle(self) -> bool:
-        """Wait for the runners that are ending; True if nothing of them is left."""
+        """Wait for the runners that are ending; True if all are gone."""
         gone = all([ending.result() for ending in self._ending])
         self._ending.clear()
         self._gone = self._gone and gone

@@ -284,6 +284,7 @@ def quantities(work: CaseWork) -> dict[str, float | str]:
     }
     if work.flops:
         known["flops"] = work.needed_flops
+        known["flops_counted_from"] = work.counted_from
     if work.reduction_length is not None:
         known["reduction_length"] = work.reduction_length
     return known

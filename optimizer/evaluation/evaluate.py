@@ -71,7 +71,6 @@ def evaluate_files(
     entry: str | None = None,
     cases: tuple[str, ...] = (),
     isolation: str = "auto",
-    settings: EvaluationSettings | None = None,
 ) -> Evaluation:
     """Evaluate the candidate in a file or folder. Raises the errors of `check_request`."""
     level = next((wanted for wanted in WANTED if wanted == isolation), None)
@@ -84,9 +83,7 @@ def evaluate_files(
     default = entry_for(base, hardware, language) if language is not None else ""
     bundle = read_bundle(candidate, language, entry, default)
     request = check_request(base, problem, bundle, hardware=hardware, cases=cases)
-    return evaluate_request(
-        base, request, replace(settings or EvaluationSettings(), isolation=level)
-    )
+    return evaluate_request(base, request, EvaluationSettings(isolation=level))
 
 
 def check_request(

@@ -64,7 +64,7 @@ from optimizer.evaluation.records import (
     Violation,
     checks_from_json,
 )
-from optimizer.evaluation.roofline import CaseWork, impossible_times
+from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
@@ -288,7 +288,8 @@ class Evaluator:
         self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
     ) -> Evaluation:
         began = time.perf_counter()
-        works = {case.name: self.work(case) for case in cases if case.timed}
+        counted = self.context.problem.counted_work if evaluation.correct else self.work
+        works = {case.name: counted(case) for case in cases if case.timed}
         inputs = DiagnosisInputs(
             lineage=self.target.lineage,
             facts=self.target.facts,
@@ -525,7 +526,7 @@ class Attempt:
             self._end("crashed", str(died), died.log)
 
     def _in_fresh_processes(self, loader: Loader) -> None:
-        """Both sides are timed in processes that have done nothing else."""
+        """Time both sides in fresh processes."""
         if loader.compiles:
             self.context.pool.import_compiler()
         with self._stage("correctness"), self.processes.runner() as runner:
@@ -698,30 +699,19 @@ class Attempt:
         return compare
 
     def _record_timing(self, case: Case, result: TimingResult) -> None:
-        flags = [*result.flags, *self._impossible(case, result.timing)]
+        problem = self.context.problem
+        impossible = problem.impossible_times(case, result.timing, self.context.ceilings)
+        flags = [*result.flags, *impossible]
         rejected = [flag for flag in flags if flag.severity == "reject"]
         self.flags += flags
         timing = result.timing
         if timing.state == "repeat":
-            timing = with_size(timing, self.context.problem.work(case))
+            timing = with_size(timing, problem.work(case))
         self.timings.append(timing)
         if result.mismatch:
             self._end("incorrect", result.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
-
-    def _impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
-        """Flags of a time that the device's ceilings contradict."""
-        problem, ceilings = self.context.problem, self.context.ceilings
-        work = problem.work(case)
-        flags = impossible_times(work, timing, ceilings)
-        if _rejects(flags) and work.whole:
-            unread = impossible_times(replace(work, read_bytes=0), timing, ceilings)
-            # A slice or a stride may skip most of an input, which no kernel has to read then. That
-            # is determined only if it matters.
-            if not _rejects(unread):
-                flags = impossible_times(problem.needed_work(case), timing, ceilings)
-        return flags
 
 
 @contextmanager
@@ -755,10 +745,6 @@ def with_size(timing: CaseTiming, work: CaseWork) -> CaseTiming:
         return timing
     advice = f"{little}: choose a larger case, or set timed = false. {timing.reason}"
     return replace(timing, reason=advice)
-
-
-def _rejects(flags: Sequence[Flag]) -> bool:
-    return any(flag.severity == "reject" for flag in flags)
 
 
 # -- rules for sources

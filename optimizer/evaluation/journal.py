@@ -1,5 +1,4 @@
-"""Where the evaluator stores evaluations, so that none is done twice and a killed one is
-resumed."""
+"""Storage of evaluations, so that none is repeated and a killed one is resumed."""
 
 from __future__ import annotations
 

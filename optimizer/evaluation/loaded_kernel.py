@@ -1,5 +1,5 @@
-"""A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it; and
-the blocks of timed calls that come from it.
+"""A candidate, or the reference, loaded into a runner for one case: the supervisor's handle of it,
+and its blocks of timed calls.
 
 Has a copy of the inputs' values after every call (`InputMirror`) out of the kernel's reach, so that
 any call can be checked against the reference.

@@ -16,10 +16,6 @@ from typing import Any, Literal
 from kb.answers import SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
-STAGES: tuple[Stage, ...] = (
-    *("parse", "compile", "correctness"),
-    *("benchmark", "profile", "diagnose"),
-)
 Validity = Literal[
     "correct", "incorrect", "crashed", "timed_out", "not_compiled", "rejected", "not_run"
 ]

@@ -1,16 +1,18 @@
-"""The least work of a case against its time: bytes and flops against measured ceilings, and times
-that no kernel can have reached.
+"""The least work of a case against its time: bytes and operations against measured ceilings, and
+times that no kernel can have reached.
 
 Compulsory bytes are every input and weight read once and every output written once. Operators that
 read only part of an input (gathers, jagged rows) have a smaller floor, and no share of the
-bandwidth is stated for them. Does not know how a candidate works. Standard library only.
+bandwidth is stated for them. A candidate is refused only by a bound that holds for every right
+kernel (`limits_of`); what another algorithm might undercut is shown to a person (`doubtful_us`).
+Does not know how a candidate works. Standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import ITEM_BYTES, Signature
@@ -25,9 +27,13 @@ if TYPE_CHECKING:
 # Inside the caches the measured rate is no limit: a better loop than torch's may exceed it.
 CACHED_SLACK = 2.0
 READS_A_PART = frozenset({"gather", "scatter", "jagged"})
-# Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
-# causal attention skips half of its products.
+# Share of the operations that the formulas give, below which a person looks at a case whose needed
+# operations could not be counted: Winograd's F(4x4, 3x3) multiplies a quarter as often, and causal
+# attention skips half of its products.
 FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
+# 16-bit products that give a float32 one (each operand as a sum of two parts; the product of the
+# small parts is left out).
+PRODUCTS_FOR_FLOAT32 = 3
 # Ceilings are measured with 16-bit values; how many times as fast matrix units process narrower
 # ones at most, by the dtype of an input. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in FP8, 989
 # in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in FP4, 2.25
@@ -37,13 +43,28 @@ NARROW_SHARE = 1 / 8  # of the bytes read, from which on such inputs count as op
 
 
 @dataclass(frozen=True)
+class NeededOperations:
+    """Floating-point operations of the reference that its result depends on (`needed_work.py`).
+
+    `needed`: by the algorithm of the reference. `fewest`: by the fastest known algorithms for its
+    products. `certain`: no right kernel performs fewer; 0 if no such number is known.
+    """
+
+    needed: int
+    fewest: int
+    certain: int
+
+
+@dataclass(frozen=True)
 class CaseWork:
-    """The least work of one case. `dtype` is that of most of its bytes. `flops` are counted from
-    the reference, 0 if none are.
+    """The least work of one case. `dtype` is that of most of its bytes. `flops` are those of the
+    formulas of the reference's operators, 0 without any.
 
     `relaxed`: lower precision inside is allowed. `causal`: attention in which a position sees only
-    itself and earlier ones; the counter counts all pairs. `shape` comes from `shape_quantities`.
+    itself and earlier ones; the formulas count all pairs. `shape` comes from `shape_quantities`.
     `narrow_rate` is how many times as fast as 16-bit values matrix units may process its operands.
+    `operations` and `needed_read_bytes` (a lower bound) are found by running the reference; None if
+    that was not tried or not possible.
     """
 
     op: str
@@ -56,12 +77,28 @@ class CaseWork:
     causal: bool = False
     shape: Mapping[str, float | str] = field(default_factory=dict)
     narrow_rate: float = 1.0
+    operations: NeededOperations | None = None
+    needed_read_bytes: int | None = None
 
     @property
     def needed_flops(self) -> int:
-        """Flops that the result depends on: half of the pairs in causal attention, whose two sides
-        have the same length."""
+        """Flops that the result depends on; by the formulas, half of the pairs in causal attention,
+        whose two sides have the same length."""
+        if self.operations is not None:
+            return self.operations.needed
         return self.flops // 2 if self.causal else self.flops
+
+    @property
+    def counted_from(self) -> Literal["formula", "dependence"]:
+        """How `needed_flops` were counted."""
+        return "formula" if self.operations is None else "dependence"
+
+    @property
+    def fewest_flops(self) -> int:
+        """Flops of the fastest known algorithm, a bound that others may undercut."""
+        if self.operations is not None:
+            return self.operations.fewest
+        return int(self.flops * FEWEST_FLOPS.get(op_family(self.op), 1.0))
 
     @property
     def compulsory_bytes(self) -> int:
@@ -128,20 +165,14 @@ def main_dtype(signature: Signature) -> str:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Rates of one timed case and their shares of the ceilings, in percent; None if unknown.
-
-    `floor_seconds` is the least time at the measured ceilings; `limit` names the one that gives it,
-    bytes or flops.
+    """The rates of one timed case as shares of the ceilings, in percent; None if unknown.
+    `floor_seconds` is the least time at the measured ceilings.
     """
 
     seconds: float
-    bandwidth: float | None
-    flops: float | None
     bandwidth_pct: float | None
     flops_pct: float | None
     floor_seconds: float | None
-    limit: str = ""
-    bytes_ratio: float | None = None
 
     @property
     def roofline_pct(self) -> float | None:
@@ -149,28 +180,18 @@ class Achieved:
         return None if self.floor_seconds is None else 100 * self.floor_seconds / self.seconds
 
 
-def achieved(
-    work: CaseWork, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
-) -> Achieved:
-    """The rates of a case that took so many seconds. `counted_bytes` is the traffic that a counter
-    reported."""
+def achieved(work: CaseWork, seconds: float, ceilings: Ceilings) -> Achieved:
+    """The rates of a case that took so many seconds."""
     by_bytes = _byte_seconds(work, ceilings)
     peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
     # No counted flops means hardly any arithmetic: 0 % of the peak, not an unknown share.
     by_flops = work.needed_flops / peak if peak else None
-    floors = {"bytes": by_bytes, "flops": by_flops or None}
-    known = {limit: floor for limit, floor in floors.items() if floor is not None}
-    limit = max(known, key=lambda name: known[name]) if known else ""
-    total = work.compulsory_bytes
+    floors = [floor for floor in (by_bytes, by_flops or None) if floor is not None]
     return Achieved(
         seconds=seconds,
-        bandwidth=total / seconds if work.whole else None,
-        flops=work.needed_flops / seconds if work.flops else None,
         bandwidth_pct=None if by_bytes is None else 100 * by_bytes / seconds,
         flops_pct=None if by_flops is None else 100 * by_flops / seconds,
-        floor_seconds=known.get(limit),
-        limit=limit,
-        bytes_ratio=counted_bytes / total if counted_bytes and total and work.whole else None,
+        floor_seconds=max(floors, default=None),
     )
 
 
@@ -205,29 +226,61 @@ def metrics_of(
 
 
 def impossible_times(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
-    """Flags of one timed case: `reject` if no kernel can be so fast on this device, `review` if a
-    person should look. Without `ceilings` only the speed-up is checked."""
-    limits = limits_of(work, timing, ceilings)
-    flags = list(roofline_flags(timing, limits))
+    """Flags of one timed case: `reject` if no right kernel can be so fast on this device, `review`
+    if a person should look. Without `ceilings` only the speed-up is checked."""
+    flags = list(roofline_flags(timing, limits_of(work, timing, ceilings)))
     took = timing.candidate_us
     if flags or took is None or ceilings is None:
         return flags
-    least = replace(work, flops=limits.flops, causal=False)
-    soft = achieved(least, took * 1e-6, ceilings).floor_seconds
-    if soft is not None and took < soft * 1e6 / CACHED_SLACK:
-        message = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
+    least = doubtful_us(work, timing, ceilings)
+    if took < least:
+        message = (
+            f"case {timing.case}: {took:.3g} us, where the ceilings give {least:.3g} us at least"
+            f" (operations counted from: {work.counted_from})"
+        )
         flags.append(Flag(Violation.IMPOSSIBLE_TIME, "review", message))
     return flags
 
 
 def limits_of(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> DeviceLimits:
-    """Limits of every kernel, by the most favourable assumptions: what fits the cache was already
-    in it, in any dtype, by the best algorithm, at the fastest rate.
+    """Limits of every right kernel, by the most favourable assumptions: what fits the cache was
+    already in it, in any dtype, by the best algorithm, at the fastest rate. What is not known to be
+    needed is not counted.
 
     Ceilings of a busy machine, or ceilings that the reference itself beats, set no limit.
     """
-    total = work.compulsory_bytes if work.whole else work.written_bytes
-    flops = int(work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0))
+    read = work.needed_read_bytes or 0
+    flops = work.operations.certain if work.operations is not None else 0
+    return _limits(work, read, flops, timing, ceilings)
+
+
+def doubtful_us(work: CaseWork, timing: CaseTiming, ceilings: Ceilings) -> float:
+    """A time in microseconds below which a person should look: at half of the time that the
+    ceilings of the case's dtype give, or at the fastest rates. What is not known to be needed is
+    counted by the formulas, so this bound may be wrong; that of a work with known `operations` and
+    `needed_read_bytes` is never higher."""
+    read = work.read_bytes if work.needed_read_bytes is None else work.needed_read_bytes
+    fastest = _limits(work, read, work.fewest_flops, timing, ceilings)
+    seconds = work.fewest_flops / peak if (peak := _likely_peak(work, ceilings)) else 0.0
+    if work.whole and read + work.written_bytes:
+        seconds = max(seconds, ceilings.stream_seconds(read, work.written_bytes))
+    return max(fastest.least_us, seconds * 1e6 / CACHED_SLACK)
+
+
+def _likely_peak(work: CaseWork, ceilings: Ceilings) -> float | None:
+    """Flop/s of a good kernel for the case, None if unknown."""
+    peak, fastest = ceilings.peak(work.dtype, relaxed=work.relaxed), ceilings.fastest_peak
+    if fastest is not None and work.narrow_rate > 1:
+        return fastest * work.narrow_rate
+    if peak is not None and fastest is not None and work.dtype == "float32":
+        return max(peak, fastest / PRODUCTS_FOR_FLOAT32)
+    return peak
+
+
+def _limits(
+    work: CaseWork, read: int, flops: int, timing: CaseTiming, ceilings: Ceilings | None
+) -> DeviceLimits:
+    total = work.written_bytes + (read if work.whole else 0)
     unbound = DeviceLimits(total, flops)
     if ceilings is None or not ceilings.trusted:
         return unbound

@@ -196,15 +196,15 @@ def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
             f" timed{f', {rough}' if rough else ''}; search again with more time (--minutes) or"
-            " while the machine is idle; with the same data directory that begins with what is"
-            " right"
+            " while the machine is idle; with the same data directory that search begins with the"
+            " correct candidates"
         )
     if chosen:
         at = chosen[0].speedup
         return (
-            f"not measured again: node {chosen[0].number} stood at {at} in the search, and the"
+            f"not measured again: the search measured {at} for node {chosen[0].number}, and the"
             " last measurement gave no figure; search again while the machine is idle; with the"
-            " same data directory that begins with it"
+            " same data directory that search begins with this node"
         )
     return ""
 
@@ -216,7 +216,7 @@ def finalists(tree: Tree) -> list[Node]:
     return sorted(good, key=lambda n: (-n.merit, n.number))[:FINALISTS]
 
 
-def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
+def last_seconds(tree: Tree) -> float:
     """Estimate of the seconds of the next candidate and the last measurement.
 
     0 before the first candidate, which is tried as long as any time is left. Without a finalist,
@@ -225,7 +225,7 @@ def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
     if all(node.parent is None for node in tree):
         return 0.0
     took = [sum(n.evaluation.seconds.values()) for n in tree if n.evaluation is not None]
-    again = (ROUNDS + 1) * min(most, len(finalists(tree))) or 1
+    again = (ROUNDS + 1) * min(FINALISTS, len(finalists(tree))) or 1
     return (1 + again) * max(took[-RECENT:], default=0.0)
 
 

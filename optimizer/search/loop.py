@@ -31,12 +31,12 @@ from optimizer.search.propose import (
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, NodeState, Proposal
 from optimizer.search.store import RunRow, RunStore
 from optimizer.search.synthesizers.base import (
-    Asking,
+    ExplainsAbsence,
     HardwareView,
+    ModelCall,
     ProblemView,
     ProposalContext,
     ProposalFailed,
-    SaysWhy,
     Synthesizer,
 )
 from optimizer.search.tree import Tree
@@ -74,7 +74,7 @@ class Listener(Protocol):
         """Called after a node was stored and added to the tree."""
         ...
 
-    def asking(self, asking: Asking) -> None:
+    def asking(self, asking: ModelCall) -> None:
         """Called when a request to a model starts, and about every second until it ends."""
         ...
 
@@ -425,7 +425,7 @@ def _no_time(search: Search, stages: Mapping[str, float]) -> str:
 
 
 def _nothing_of(synthesizer: Synthesizer) -> str:
-    why = synthesizer.nothing_because if isinstance(synthesizer, SaysWhy) else ""
+    why = synthesizer.nothing_because if isinstance(synthesizer, ExplainsAbsence) else ""
     return f"{synthesizer.name} ({why})" if why else synthesizer.name
 
 

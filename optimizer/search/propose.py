@@ -18,7 +18,7 @@ from optimizer.search.policies import POLICY_OF, SearchPolicy
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, ShownIds
 from optimizer.search.synthesizers.base import (
     HardwareView,
-    OfRoles,
+    LimitedToRoles,
     ProblemView,
     ProposalContext,
     ProposalFailed,
@@ -252,7 +252,7 @@ def compose_context(
 
 def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
     """Sorted roles of the parameters that proposers bound to roles can change for this problem."""
-    bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
+    bound = (s.roles(problem) for s in synthesizers if isinstance(s, LimitedToRoles))
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
@@ -326,7 +326,7 @@ def _failed_source(node: Node) -> str:
 
 
 def without_evaluation(node: Node) -> Node:
-    """The node as it was before its evaluation; a duplicate was known as one."""
+    """The node before its evaluation; a duplicate keeps its state."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")

@@ -15,7 +15,7 @@ from kb.answers import Move, SkillAnswer, Verdict
 from kb.prompt_tokens import count_once
 from retrieval.compose.excerpts import Repeats
 from retrieval.compose.lead import Lead
-from retrieval.compose.sections import Block, plain
+from retrieval.compose.sections import Block, one_line, plain
 from retrieval.layout import Layout
 from retrieval.request import Task
 
@@ -233,7 +233,7 @@ def _head_of_hardware(hardware: Mapping[str, object] | None) -> Block | None:
     if not hardware:
         return None
     lineage = " < ".join(str(part) for part in hardware["lineage"])  # type: ignore[attr-defined]
-    return plain("head", "hardware", f"Hardware: {hardware['name']} ({lineage})")
+    return plain("head", "hardware", one_line(f"Hardware: {hardware['name']} ({lineage})"))
 
 
 def _head_of_verdict(verdict: Verdict) -> Block | None:
@@ -247,7 +247,7 @@ def _head_of_verdict(verdict: Verdict) -> Block | None:
     for signature in verdict.signatures[:3]:
         if signature["remedy"]:
             lines.append(f"Known error: {signature['title']}. {signature['remedy']}")
-    return plain("head", "verdict", "\n".join(lines)) if lines else None
+    return plain("head", "verdict", "\n".join(map(one_line, lines))) if lines else None
 
 
 def _evidence(entry: Mapping[str, object]) -> str:
@@ -278,7 +278,7 @@ def _moves(moves: Sequence[Move]) -> Block | None:
             "" if move.applies else f" (if {move.when}; not measured: {', '.join(move.missing)})"
         )
         lines.append(f"- {move.name}: {how}{limit}. {move.why}{doubt} [{move.source['document']}]")
-    return plain("moves", "moves", "\n".join(lines))
+    return plain("moves", "moves", "\n".join(map(one_line, lines)))
 
 
 def _skills(skills: Sequence[SkillAnswer]) -> Block | None:
@@ -288,4 +288,4 @@ def _skills(skills: Sequence[SkillAnswer]) -> Block | None:
     for skill in skills:
         evidence = skill.evidence["line"] if skill.evidence else "not measured here"
         lines.append(f"- {skill.name} ({skill.tier}, {evidence}): {skill.summary}")
-    return plain("skills", "skills", "\n".join(lines))
+    return plain("skills", "skills", "\n".join(map(one_line, lines)))

@@ -12,6 +12,7 @@ from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.compose.composer import Composed, Material
+from retrieval.compose.sections import one_line
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.search.names import hint_of_name
@@ -45,7 +46,7 @@ def hints_of(
     strange = _foreign_language_hint(request, material.chip_languages)
     # Documents of the chip are not searched for a language that the chip does not have.
     general = _general_only_hint(material, excerpts) if by_signal and not strange else ""
-    chip = material.spec.name if material.spec is not None else ""
+    chip = one_line(material.spec.name) if material.spec is not None else ""
     missing = [hint_of_name(entry, chip) for entry in composed.missing]
     hints = (
         material.verdict.hint,
@@ -100,9 +101,9 @@ def _general_only_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
     return (
-        f"No document about {material.spec.name} has a section on {material.verdict.primary}; what"
-        " is shown is general or only related. To add a manual: kernlore ingest --hardware"
-        f" {material.spec.id} FILE"
+        f"No document about {one_line(material.spec.name)} has a section on"
+        f" {material.verdict.primary}; what is shown is general or only related. To add a manual:"
+        f" kernlore ingest --hardware {material.spec.id} FILE"
     )
 
 
@@ -143,9 +144,10 @@ def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[E
         if not owners or len(chips) > MOST_CHIPS or set(chips) & set(material.lineage):
             continue
         titles = dict.fromkeys(title for _, title in owners)
+        named = one_line(", ".join(titles))
         hints.append(
             f"{code} stands in documents about {' and '.join(chips)}"
-            f" ({', '.join(titles)}): ask with hardware={next(iter(chips))} for what it means."
+            f" ({named}): ask with hardware={next(iter(chips))} for what it means."
         )
     return " ".join(hints)
 

@@ -32,6 +32,9 @@ FENCE, HEADING = 50, 10  # approximate tokens of a block's citation and a sectio
 SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # matched sections of one parent that are replaced by it, if it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
+# Line breaks of Python and of Unicode, and characters that a reader does not see.
+_LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
+_HIDDEN = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
 
 Admits = Callable[[WholeSection], bool]
@@ -66,16 +69,23 @@ def citation(passage: Passage) -> str:
 
 def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: str) -> Block:
     """A text of a document as a block of data."""
-    quoted = _inside(" ".join(source.split())).replace('"', "'")
+    quoted = data(" ".join(source.split())).replace('"', "'")
     scope = ",".join(h for h in about if h != ANY) or "any"
     head = f'<excerpt id="{identity}" source="{quoted}" about="{scope}">'
-    whole = f"{head}\n{_inside(text)}\n</excerpt>"
+    whole = f"{head}\n{data(text)}\n</excerpt>"
     return Block(kind, identity, whole, count_tokens(whole), source)
 
 
-def _inside(text: str) -> str:
+def data(text: str) -> str:
     """The text without sequences that could open or close an excerpt."""
     return _FENCE.sub(lambda match: match[0].replace("<", "&lt;"), text)
+
+
+def one_line(text: object) -> str:
+    """A text that a writer chose, for a line that this program makes: it can neither begin a line
+    nor open or close an excerpt. Other texts are unchanged.
+    """
+    return data(_LINE_BREAKS.sub(" ", _HIDDEN.sub("", str(text))).strip())
 
 
 def plain(kind: str, identity: str, text: str) -> Block:

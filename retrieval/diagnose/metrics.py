@@ -11,11 +11,11 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge, nearest
+from kb.errors import InvalidKnowledge, InvalidRequest, NotFound, PayloadTooLarge, nearest
 from kb.predicates import Bindings, CompiledExpression, Value, compile_expression
 from retrieval.diagnose.signals import DATA
 
@@ -25,7 +25,22 @@ MAX_NUMBER_TEXT = 64  # characters of a number with its unit
 LARGEST_QUANTITY = 1e18
 IMPLAUSIBLE = "implausible_metrics"
 DERIVED = "derived"
-UNITS = ("%", "share", "us", "B", "1")
+WANTED = {
+    "%": "a number of percent",
+    "share": "a number from 0 to 1",
+    "us": 'a number of microseconds, or a text such as "12 ms"',
+    "B": 'a number of bytes, or a text such as "12 Mbyte"',
+    "1": "a number",
+}
+UNITS = tuple(WANTED)
+NO_VALUE = frozenset({"", "n/a", "na", "nan", "inf", "-inf", "-", "--", "none", "null", "(null)"})
+MAX_WRONG = 20  # metrics in the details of an error
+
+
+class MetricNotANumber(InvalidRequest):
+    """The value of a known metric is no number."""
+
+    status = 422
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,11 @@ class MetricRegistry:
     collectors: Mapping[str, tuple[str, ...]]
     _aliases: Mapping[str, tuple[Metric, int, Alias | None]]
 
+    @cached_property
+    def _counters(self) -> Mapping[str, Metric]:
+        """A metric of each counter of which several statistics exist, such as `c.avg`, `c.max`."""
+        return {_counter(name): entry[0] for name, entry in self._aliases.items() if "." in name}
+
     def __iter__(self) -> Iterator[Metric]:
         return iter(self.metrics.values())
 
@@ -116,6 +136,32 @@ class MetricRegistry:
             if parts and all(parts):
                 return tuple(dict.fromkeys(raw for part in parts for raw in part))
         return ()
+
+    def check_numbers(self, raw: Mapping[str, float | str]) -> None:
+        """Raises MetricNotANumber for texts that are no number where the name is that of a metric.
+        Texts with which profilers say that they have no value are accepted.
+        """
+        wrong = {}
+        for name, value in raw.items():
+            if not isinstance(value, str) or value.strip().lower() in NO_VALUE:
+                continue
+            entry = self._aliases.get(_fold(str(name)))
+            if entry is not None and self._number(entry, name, value) is None:
+                wrong[str(name)[:MAX_NAME]] = entry[0]
+            # Another statistic of a counter, in a unit that is not known here.
+            same = self._counters.get(_counter(str(name)))
+            if entry is None and same is not None and not any(map(str.isdigit, value)):
+                wrong[str(name)[:MAX_NAME]] = same
+        if not wrong:
+            return
+        name, metric = next(iter(wrong.items()))
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise MetricNotANumber(
+            f"metrics.{name}: {str(raw[name])[:40]!r} is no number{more}",
+            hint=f"Send {WANTED[metric.unit]} ({metric.name}: {metric.description.rstrip('.')}),"
+            f" or leave {name[:MAX_NAME]} out.",
+            details={"metrics": {n: m.unit for n, m in list(wrong.items())[:MAX_WRONG]}},
+        )
 
     def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
         """Canonical values of raw profiler metrics; if two raw names map to one metric, the earlier
@@ -205,6 +251,11 @@ def _fold(name: str) -> str:
     """Profilers differ in case and white space, and some append "[unit]" to the name."""
     match = _NAME_UNIT.match(name[:MAX_NAME])
     return " ".join((match["name"] if match else name[:MAX_NAME]).lower().split())
+
+
+def _counter(name: str) -> str:
+    """The counter of `dram__throughput.avg.pct_of_peak_sustained_elapsed`."""
+    return _fold(name).partition(".")[0]
 
 
 def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:

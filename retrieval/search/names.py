@@ -8,7 +8,9 @@ parenthesis. Names that the draft declares are excluded.
 from __future__ import annotations
 
 import difflib
+import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from kb.embedding import Vectors
 from kb.tokens import STOP_WORDS, tokenize
 
 NEAREST = 3
+SPELLING_SECONDS, MEANING_SECONDS = 0.5, 0.5  # of a search among cards
 MAX_DRAFT = 200_000  # characters that are read
 MAX_UNKNOWN = 12
 LEAST_CARDS = 8  # fewer cards are too small a vocabulary to check a draft against
@@ -116,25 +119,37 @@ def search_symbols(
     text = query.strip()
     folded = text.lower()
     tokens = set(tokenize(text))
-    if any(folded in symbol.name.lower() for symbol in symbols):
-        embed = None
-    meaning = dict(_by_meaning(text, symbols, embed)) if embed is not None else {}
 
-    def score(symbol: Symbol) -> float:
+    def by_words(symbol: Symbol) -> float:
         name = symbol.name.lower()
         if symbol.name == text:
             return 10.0
         if name == folded:
             return 9.0
         value = 4.0 if folded and (folded in name or name in folded.split()) else 0.0
-        value += 2.0 * difflib.SequenceMatcher(None, folded, name).ratio() if folded else 0.0
         words = set(tokenize(f"{symbol.name} {symbol.signature} {symbol.meaning}"))
-        value += 3.0 * len(tokens & words) / max(1, len(tokens))
-        return value + 2.0 * max(0.0, meaning.get(symbol.id, 0.0))
+        return value + 3.0 * len(tokens & words) / max(1, len(tokens))
 
-    scored = [(score(symbol), symbol) for symbol in symbols]
-    ranked = sorted(scored, key=lambda pair: (-pair[0], pair[1].name))
-    return [symbol for value, symbol in ranked[:limit] if value >= 1.5]
+    def most_alike(symbol: Symbol) -> float:
+        shorter, longer = sorted((len(folded), len(symbol.name)))
+        return 2.0 * shorter / max(1, shorter + longer)
+
+    scores = {symbol.id: by_words(symbol) for symbol in symbols}
+    # The best so far, and those of a similar length, first: time may end before the others.
+    order = sorted(symbols, key=lambda s: (-scores[s.id] - 2.0 * most_alike(s), s.name))
+    end = time.monotonic() + SPELLING_SECONDS
+    for symbol in order:
+        if time.monotonic() > end:
+            break
+        if folded and scores[symbol.id] < 9.0:
+            alike = difflib.SequenceMatcher(None, folded, symbol.name.lower()).ratio()
+            scores[symbol.id] += 2.0 * alike
+    if embed is not None and not any(folded in symbol.name.lower() for symbol in symbols):
+        order.sort(key=lambda s: (-scores[s.id], s.name))
+        for identity, cosine in _by_meaning(text, order, embed, MEANING_SECONDS):
+            scores[identity] += 2.0 * max(0.0, cosine) if scores[identity] < 9.0 else 0.0
+    ranked = sorted(symbols, key=lambda s: (-scores[s.id], s.name))
+    return [symbol for symbol in ranked[:limit] if scores[symbol.id] >= 1.5]
 
 
 def nearest_names(
@@ -161,13 +176,23 @@ def close_matches(name: str, names: Iterable[str], limit: int, likeness: float) 
     return difflib.get_close_matches(name, likely, limit, likeness)
 
 
-def _by_meaning(text: str, symbols: Sequence[Symbol], embed: Embed) -> list[tuple[str, float]]:
-    """(id, cosine) of the symbols' descriptions, nearest first. `embed` should cache."""
+def _by_meaning(
+    text: str, symbols: Sequence[Symbol], embed: Embed, seconds: float = math.inf
+) -> list[tuple[str, float]]:
+    """(id, cosine) of the symbols' descriptions, nearest first; after so many seconds without the
+    others. `embed` should cache: the next search then gets further.
+    """
     described = [symbol for symbol in symbols if symbol.meaning]
     if not described or not text:
         return []
-    matrix = np.stack([embed(f"{s.name}: {s.meaning[:200]}") for s in described])
-    cosines = matrix @ embed(text)
+    wanted = embed(text)
+    end = time.monotonic() + seconds
+    vectors = []
+    for symbol in described:
+        vectors.append(embed(f"{symbol.name}: {symbol.meaning[:200]}"))
+        if time.monotonic() > end:
+            break
+    cosines = np.stack(vectors) @ wanted
     order = np.argsort(-cosines)
     return [(described[int(n)].id, float(cosines[int(n)])) for n in order]
 

@@ -191,7 +191,7 @@ class MendedErrors:
 
 
 def distil_errors(base: KnowledgeBase) -> MendedErrors:
-    """Find mended errors in all stored searches, and store the lessons, all or nothing."""
+    """Find mended errors in all stored searches, and store all lessons or none."""
     mends: list[Mend] = []
     decisions: list[tuple[str, Decision]] = []
     skipped: list[str] = []

@@ -108,7 +108,7 @@ class Drafter(Protocol):
 
 
 class BadDelta(ValueError):
-    """An answer that is not a valid delta; the message says why, for the repair."""
+    """An answer that is not a valid delta; the message explains the fault, for the repair."""
 
 
 @lru_cache(maxsize=1)

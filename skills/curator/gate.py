@@ -163,7 +163,7 @@ def _repeated(step: TrajectoryStep, seen: Mapping[str, int]) -> str:
 
 
 def _untimed(trajectory: Trajectory, child: EvaluationSummary) -> str:
-    """The reason why there is no figure, and the remedy."""
+    """The reason for a missing figure, and the remedy."""
     if child.timing != "repeat":
         return f"timing is {child.timing}"
     again = f"run `kernlore trajectories verify {trajectory.id}`"

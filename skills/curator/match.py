@@ -248,8 +248,8 @@ def same_moves(draft: DraftedSkill, row: SkillRow) -> bool:
 
 
 def separation(draft: DraftedSkill, known: LibrarySkill) -> Separation | None:
-    """What differs between the measurements of two skills: operator, element type, hardware, or
-    sizes; None if nothing does, so that the effect is contested."""
+    """The difference between the measurements of two skills: operator, element type, hardware, or
+    sizes; None if they are equal, so that the effect is contested."""
     pairs = supporting_pairs(known)
     for name, title in (("op", "operator"), ("dtype", "element type")):
         ours = {str(row.details.get(name)) for row in draft.evidence} - {"None"}

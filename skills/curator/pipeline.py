@@ -323,8 +323,8 @@ def _lifted(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> Draft
 def _as_text(
     run: CuratorRun, change: KernelChange, draft: DraftedSkill, reason: str
 ) -> DraftedSkill | None:
-    """The kernel as text, if a model or a person wrote it and it is the run's fastest. `reason`
-    says why it is no recipe."""
+    """The kernel as text, if a model or a person wrote it and it is the run's fastest. `reason` is
+    the reason why it is not a recipe."""
     if is_written(change) and run.node != run.text_node:
         reason = f"{reason}; as text, this run teaches node {run.text_node}, which is faster"
     if not is_written(change) or run.node != run.text_node:
@@ -589,7 +589,7 @@ def _widened(known: LibrarySkill, draft: DraftedSkill) -> SkillDraft | None:
 
 
 def _union(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:
-    """Of two lists of a scope; an empty one restricts nothing and stays empty."""
+    """The union of two lists of a scope; an empty list restricts nothing and stays empty."""
     return tuple(sorted({*ours, *theirs})) if ours and theirs else ()
 
 

@@ -44,7 +44,7 @@ from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import HardwareView, ModelCall, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import (
     NAME,
@@ -376,7 +376,7 @@ class _Silent:
 
     def node(self, node: Node, tree: Tree) -> None: ...
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None: ...
 

@@ -39,9 +39,9 @@ from optimizer.search.bench.cluster import SimulatedOnCluster
 from optimizer.search.bench.on_node import NodeWork, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
+from optimizer.search.portable.packing import PACKAGES
 from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.places import (
-    PACKAGES,
     ClusterPlaces,
     bench_for,
     cluster_places,

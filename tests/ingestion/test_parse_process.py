@@ -22,7 +22,9 @@ from ingestion.elements import (
     document_from_json,
     document_to_json,
 )
+from ingestion.limits import DocumentLimits
 from ingestion.parse_process import (
+    KILLED_TRIES,
     ParseLimits,
     ParserProcess,
     memory_is_enforced,
@@ -36,13 +38,12 @@ SMALL = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
 
 
 # Parsers that the child runs. The bytes of the file say what to do.
-def echo(data: bytes, name: str) -> ParsedDocument:
+def echo(data: bytes, name: str, limits: DocumentLimits) -> ParsedDocument:
     """A parser that behaves, unless the file tells it not to."""
     order, _, rest = data.decode().partition(" ")
     if order == "bomb":
-        hoard = []
-        while True:
-            hoard.append(bytearray(64 * 1024 * 1024))
+        hoard = [bytearray(64 * 1024 * 1024) for _ in iter(int, 1)]
+        del hoard
     if order == "spin":
         while True:
             pass
@@ -50,6 +51,8 @@ def echo(data: bytes, name: str) -> ParsedDocument:
         grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(rest).write_text(f"{os.getpid()} {grandchild.pid}")
         time.sleep(600)
+    if order.startswith("die"):
+        die(Path(rest), 2 if order == "die-twice" else 1000)
     if order == "refuse":
         raise UnsupportedFormat("not that one", hint="try another")
     if order == "crash":
@@ -57,6 +60,14 @@ def echo(data: bytes, name: str) -> ParsedDocument:
     if order == "chatter":
         print("a library that prints to standard output")
     return ParsedDocument((Element("text", f"{name} {os.getpid()}"),))
+
+
+def die(deaths: Path, times: int) -> None:
+    """Kill this process unless it has died so many times."""
+    count = len(deaths.read_text()) if deaths.exists() else 0
+    deaths.write_text("x" * (count + 1))
+    if count < times:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -163,22 +174,44 @@ def test_a_parser_that_burns_cpu_is_stopped(tmp_path: Path) -> None:
         parser.parse(written(tmp_path, "spin"), "spin")
 
 
-def test_kill_9_in_the_middle_of_a_document(tmp_path: Path) -> None:
-    note = tmp_path / "pids"
-
-    def kill_when_started() -> None:
-        while not note.exists() or len(note.read_text().split()) < 2:
-            time.sleep(0.02)
-        os.kill(int(note.read_text().split()[0]), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_when_started)
+def test_a_document_that_always_ends_its_parser_fails(tmp_path: Path) -> None:
     with echoing() as parser:
-        killer.start()
-        with pytest.raises(ParseFailed, match="killed"):
-            parser.parse(written(tmp_path, f"sleep {note}"), "victim")
-        killer.join()
-        assert gone(int(note.read_text().split()[1]))
+        with pytest.raises(ParseFailed, match="each of 3 times") as failed:
+            parser.parse(written(tmp_path, f"die {tmp_path / 'deaths'}"), "victim")
+        assert "ends its parser" in failed.value.hint
+        assert len((tmp_path / "deaths").read_text()) == KILLED_TRIES
         assert parser.parse(written(tmp_path, "ok"), "after").elements
+
+
+def test_a_document_whose_parser_was_killed_is_read_again(tmp_path: Path) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("x")  # of the three attempts, the last one lives
+    with echoing() as parser:
+        assert parser.parse(written(tmp_path, f"die-twice {deaths}"), "victim").elements
+    assert len(deaths.read_text()) == KILLED_TRIES
+
+
+def test_documents_are_read_at_the_same_time(tmp_path: Path) -> None:
+    slow, note = tmp_path / "slow.txt", tmp_path / "pids"
+    slow.write_text(f"sleep {note}")
+    parser = ParserProcess(SMALL, entry=f"{HERE}:echo", children=2)
+    refused: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            parser.parse(slow, "slow")
+        except Unavailable as error:
+            refused.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert eventually(note.exists)
+        assert parser.parse(written(tmp_path, "ok"), "quick").elements
+    finally:
+        parser.close()  # does not wait for the slow one
+    reader.join(5.0)
+    assert not reader.is_alive() and refused
 
 
 def test_a_parser_ends_with_its_parent_in_the_middle_of_a_document(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingestion.elements import Box, Element, Table, make_table, render_table, table_element
+from ingestion.limits import LINE_CHARS
 from ingestion.passages import (
-    LINE_CHARS,
     MAX_CHARS,
     MAX_CODE_CHARS,
     MAX_HEADING,

@@ -18,7 +18,7 @@ import pytest
 
 from ingestion import worker as worker_module
 from ingestion.uploads import Submitted
-from ingestion.worker import ATTEMPTS, Worker, take_over
+from ingestion.worker import Worker, take_over
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
 from kb.catalog.work import Job
@@ -160,13 +160,8 @@ def test_kill_9_costs_a_retry_and_no_data(
     other.kill()
 
     time.sleep(0.6)  # the lease of the dead worker runs out
-    store.worker()._expire()
-    killed = [job for job in jobs if store.jobs.get(job).state == "failed"]
-    for job in killed:
-        error = store.jobs.get(job).error
-        assert error is not None and error["code"] == "lease_expired", f"killed after {moment} s"
-        store.jobs.retry(job)
     store.worker().drain()
+    assert {store.jobs.get(job).state for job in jobs} == {"ready"}, f"killed after {moment} s"
     assert contents(store) == contents(undisturbed), f"killed after {moment} s"
 
 
@@ -192,22 +187,36 @@ def test_a_worker_that_died_after_reading_is_taken_up_again(
     assert contents(store) == contents(undisturbed)
 
 
-@pytest.mark.embedded
-def test_jobs_that_failed_although_their_document_was_read_are_mended(store: Store) -> None:
-    """As versions before left them: current, with all its passages, and failed (lease_expired)."""
-    submitted = store.ingest("manual.md", "# M\n\nText.\n")
-    unread = store.submit("other.md", "# O\n\nOther text.\n")
-    assert store.jobs.claim("dead", -1.0)
-    assert store.jobs.expire() == [unread.job_id]
-    with store.catalog.write() as connection:
-        connection.exec_driver_sql(
-            "UPDATE work SET state = 'failed', error = (SELECT error FROM work WHERE id = ?),"
-            " payload = json_remove(payload, '$.kept') WHERE id = ?",
-            (unread.job_id, submitted.job_id),
-        )
+def test_uploads_survive_any_number_of_kills(store: Store, other: OtherProcess) -> None:
+    jobs = submit_all(store)
+    for _ in range(6):
+        other.work(store.data_dir)
+        time.sleep(random.uniform(0.0, 0.1))
+        other.kill()
+    time.sleep(0.6)  # the lease of the last one ends
     store.worker().drain()
-    assert store.job(submitted).state == "ready" and store.job(unread).state == "failed"
-    assert store.rows("embeddings") == 1
+    assert {store.jobs.get(job).state for job in jobs} == {"ready"}
+    assert {store.jobs.get(job).error for job in jobs} == {None}
+    assert store.by_words("lanes", "h100")
+
+
+@pytest.mark.embedded
+def test_jobs_that_earlier_versions_failed_for_a_killed_worker_are_read(store: Store) -> None:
+    """Whether their document was read or not."""
+    read = store.ingest("manual.md", "# M\n\nText.\n")
+    unread = store.submit("other.md", "# O\n\nOther text.\n")
+    damaged = store.submit("damaged.pdf", b"%PDF-1.4 nothing")
+    store.worker().drain()
+    assert store.job(damaged).state == "failed"
+    fail = "UPDATE work SET state = 'failed', error = ?, payload = json_remove(payload, '$.kept')"
+    with store.catalog.write() as connection:
+        for job in (read, unread):
+            error = json.dumps({"code": "lease_expired", "message": "", "hint": "", "details": {}})
+            connection.exec_driver_sql(f"{fail} WHERE id = ?", (error, job.job_id))
+    store.worker().drain()
+    assert store.job(read).state == store.job(unread).state == "ready"
+    assert store.job(damaged).state == "failed"
+    assert store.rows("embeddings") == 2
 
 
 def test_a_worker_that_is_released_leaves_no_job_running(store: Store) -> None:
@@ -393,23 +402,6 @@ def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
     store.documents.delete(submitted.document_id)
     worker.drain()
     assert store.rows("passages") == store.rows("work") == 0
-
-
-def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> None:
-    """Not `unchanged`: nobody has read it yet, and it has killed too many to be tried again."""
-    first = store.submit("manual.md", "# M\n\nText.\n")
-    with store.catalog.write() as connection:
-        connection.exec_driver_sql(f"UPDATE work SET attempts = {ATTEMPTS - 1}")
-    assert store.jobs.claim("dead", 0.01)
-    time.sleep(0.03)
-    store.worker().drain()
-    again = store.submit("manual.md", "# M\n\nText.\n")
-    assert (again.outcome, again.document_id) == ("new_version", first.document_id)
-    store.worker().drain()
-    assert store.job(again).state == "ready"
-    store.jobs.retry(first.job_id or "")
-    store.worker().drain()
-    assert len(store.by_words("text")) == 1
 
 
 def test_built_in_documents_are_retried_by_themselves(store: Store) -> None:

@@ -622,3 +622,85 @@ def test_the_manifest_is_what_was_written(backup: Path) -> None:
     contents = verify_backup(backup)
     assert members_of(backup)[0][1] == manifest_text(contents.manifest)
     assert contents.files == len(members_of(backup)) - 2
+
+
+# -- foreign objects in the catalog of a backup
+
+KEY_OF_A_PATH = "../../../../etc/passwd"
+FOREIGN = {
+    "trigger": "CREATE TRIGGER more AFTER INSERT ON work BEGIN DELETE FROM documents; END",
+    "view": "CREATE VIEW seen AS SELECT * FROM documents",
+    "table": "CREATE TABLE notes (id INTEGER PRIMARY KEY)",
+    "index": "CREATE INDEX strange ON documents (title)",
+}
+
+
+def changed_backup(backup: Path, target: Path, *statements: str) -> Path:
+    """A backup that differs only in its catalog, with the checksums of the changed file."""
+    members = members_of(backup)
+    catalog = target.with_suffix(".sqlite")
+    catalog.write_bytes(next(data for entry, data in members if entry.name == "catalog.sqlite"))
+    with closing(sqlite3.connect(catalog)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    data = catalog.read_bytes()
+    contents = {entry.name: content for entry, content in members} | {"catalog.sqlite": data}
+    sums = {name: sha256(content) for name, content in contents.items() if name != SUMS}
+    contents[SUMS] = sums_text(sums)
+    with tarfile.open(target, "w") as tar:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return target
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_catalog_with_foreign_objects_is_refused(backup: Path, tmp_path: Path, kind: str) -> None:
+    changed = changed_backup(backup, tmp_path / "changed.tar", FOREIGN[kind])
+    target = tmp_path / "restored"
+    with pytest.raises(StoreError, match=f"a {kind} '.*' that Kernlore does not create"):
+        restore_backup(changed, settings_of(target))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("DROP INDEX IF EXISTS strange", "ALTER TABLE documents ADD COLUMN extra TEXT"),
+        (
+            "PRAGMA writable_schema = ON",
+            "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', 'NOT NULL CHECK (1)')"
+            " WHERE name = 'documents'",
+        ),
+    ],
+)
+def test_a_catalog_with_a_changed_table_is_refused(
+    backup: Path, tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    changed = changed_backup(backup, tmp_path / "changed.tar", *statements)
+    with pytest.raises(StoreError, match="'documents' that differs"):
+        restore_backup(changed, settings_of(tmp_path / "restored"))
+
+
+def test_a_key_that_is_a_path_is_refused(backup: Path, tmp_path: Path) -> None:
+    update = f"UPDATE document_versions SET blob_key = '{KEY_OF_A_PATH}'"
+    changed = changed_backup(backup, tmp_path / "changed.tar", update)
+    with pytest.raises(StoreError, match="no hash"):
+        restore_backup(changed, settings_of(tmp_path / "restored"))
+
+
+def test_an_unchanged_copy_is_restored(backup: Path, tmp_path: Path) -> None:
+    same = changed_backup(backup, tmp_path / "same.tar", "ANALYZE")
+    assert restore_backup(same, settings_of(tmp_path / "restored")).schema
+
+
+def test_blobs_answer_no_key_that_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    blobs = Blobs((tmp_path / "blobs").as_uri())
+    blobs.put(b"data")
+    for read in (blobs.get, blobs.get_unchecked, blobs.delete):
+        with pytest.raises(NotFound, match="no hash"):
+            read("../../secret")
+    assert (tmp_path / "secret").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
+import time
 
 import numpy as np
 import pytest
@@ -198,3 +199,31 @@ def test_close_matches_are_those_of_the_standard_library() -> None:
         for likeness in (0.6, 0.75):
             expected = difflib.get_close_matches(name, names, 3, likeness)
             assert close_matches(name, names, 3, likeness) == expected
+
+
+def test_a_search_ends_in_time_and_finds_the_name() -> None:
+    """Many long names, and vectors that take long."""
+    words = ["load", "store", "multiply", "tile", "row", "lane", "barrier"]
+    cards = [
+        symbol(f"{words[n % 7]}_{n}_" + "x" * (n % 300), f"meaning {n} of a {words[n % 5]}")
+        for n in range(20_000)
+    ]
+    wanted = symbol("needle_in_hay", "finds a needle")
+    embedded: list[str] = []
+
+    def slowly(text: str) -> Vectors:
+        embedded.append(text)
+        time.sleep(0.02)
+        return np.ones(4, np.float32)
+
+    for query, first in (
+        ("needle_in_hay", True),
+        ("needle in hay", True),
+        ("y" * 400, False),
+        ("z" * 20, False),
+    ):
+        started = time.monotonic()
+        found = search_symbols(query, [*cards, wanted], slowly, 20)
+        assert time.monotonic() - started < 6.0  # most of it reads the words of the cards
+        assert not first or found[0].name == "needle_in_hay"
+    assert 1 < len(embedded) < 400

@@ -30,7 +30,7 @@ from optimizer.search.runs.optimize import attributed, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
@@ -84,7 +84,7 @@ def services(data_and_run: tuple[Path, str]) -> Iterator[Services]:
 class Quiet:
     def node(self, node: Node, tree: Tree) -> None: ...
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None: ...
 

@@ -25,7 +25,7 @@ from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.runs.optimize import FinishedRun, optimize
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
@@ -92,7 +92,7 @@ class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """Nothing is shown."""
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         """Remember it."""

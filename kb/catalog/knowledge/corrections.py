@@ -124,7 +124,7 @@ def load(connection: Connection, document_id: str) -> Corrections:
     return Corrections(list(rows))
 
 
-# -- those that match nothing
+# -- corrections without a match
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _as_text(field: str, value: Any) -> str:
 
 
 def no_longer_fit(entries: Sequence[UnfitCorrection]) -> str:
-    """How many corrections no longer fit, in words."""
+    """The number of corrections that no longer fit, as text."""
     fit = "correction no longer fits" if len(entries) == 1 else "corrections no longer fit"
     return f"{len(entries)} {fit}"
 

@@ -147,7 +147,7 @@ class Documents:
             return int(connection.execute(query).scalar_one())
 
     def get(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Document:
-        """The document with this id. Raises NotFound, also where the caller may not see it."""
+        """The document with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
             row = self._row(connection, document_id, access_scope)
             return _complete(connection, [row], access_scope)[0]
@@ -294,7 +294,7 @@ def _complete(
     return [
         Document(
             row.id,
-            row.source_key,
+            _visible_key(row.source_key, scopes.get((row.id, "hardware"), ()), access),
             row.title,
             row.category,
             row.origin,
@@ -308,6 +308,16 @@ def _complete(
         )
         for row in rows
     ]
+
+
+def _visible_key(key: str, hardware: Sequence[str], access: AccessScope) -> str:
+    """The source key, without its first part where that may name hardware that the caller does not
+    see: that of the document, or of the key with which it was uploaded.
+    """
+    first, _, rest = key.rpartition("/")
+    hidden = len(access.visible_hardware(tuple(hardware))) < len(hardware)
+    uploader = access.restricted and "+" in first and first != "+".join(sorted(access.own))
+    return rest if hidden or uploader else key
 
 
 def _named(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:
@@ -351,7 +361,7 @@ def languages_of(
 # -- erasure
 
 _OWED = "erasures_owed"  # keys of stored files; None: nothing
-_COUNT = "erasures"  # how many times stored files were removed
+_COUNT = "erasures"  # number of removals of stored files
 
 
 def owe_erasure(connection: Connection, blob_keys: Collection[str]) -> None:
@@ -367,9 +377,9 @@ def is_erasure_owed(catalog: Catalog) -> bool:
 
 
 def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
-    """Finish all deletions. False where another process still reads the catalog as it was before:
-    the log holds the text until the next call. Raises StoreAway where the files cannot be removed
-    now; the next call does.
+    """Finish all deletions. Returns False if another process still reads an earlier snapshot of the
+    catalog: the log holds the text until the next call. Raises StoreAway if the files cannot be
+    removed now; the next call removes them.
     """
     if not is_erasure_owed(catalog):
         return True
@@ -385,7 +395,7 @@ def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
             for key in _unused_blobs(connection, owed) if away is None else ():
                 blobs.delete(key)
         except StoreAway as error:
-            away = error  # the words go all the same
+            away = error  # the words are removed all the same
         meta.put(connection, _COUNT, count_erasures(connection) + 1)
     if not catalog.empty_log():
         return False
@@ -398,14 +408,14 @@ def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
 
 
 def _unused_blobs(connection: Connection, blob_keys: Collection[str]) -> list[str]:
-    """Those of the keys that are the file of no version."""
+    """The keys without a version that uses the file."""
     column = t.document_versions.c.blob_key
     rows = select_in(connection, sa.select(column), column, blob_keys)
     return sorted(set(blob_keys) - {row.blob_key for row in rows})
 
 
 def is_blob_in_use(connection: Connection, blob_key: str) -> bool:
-    """Whether the key is the file of a version."""
+    """Whether a version uses the file of the key."""
     return not _unused_blobs(connection, [blob_key])
 
 
@@ -423,7 +433,7 @@ def may_blob_be_gone(connection: Connection, blob_key: str, count_before: int) -
 
 
 def remove_orphan_facts(catalog: Catalog) -> int:
-    """Remove the facts of documents that are gone; of how many documents. Earlier releases left
+    """Remove the facts of deleted documents; returns the number of documents. Earlier releases left
     accepted ones, with a quotation; `erase_deleted` then removes them from the files.
     """
     with catalog.read() as connection:

@@ -52,7 +52,7 @@ def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
 
 
 def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
-    """The vector of one text, by its SHA-256; None where this model has not embedded it."""
+    """The vector of one text, by its SHA-256; None if this model has not embedded it."""
     vector = connection.scalar(
         sa.select(t.embeddings.c.vector).where(
             t.embeddings.c.text_sha256 == sha256, t.embeddings.c.model_fingerprint == model

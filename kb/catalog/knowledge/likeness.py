@@ -1,4 +1,4 @@
-"""How much of its text a version shares: with the version that it takes the place of, and with
+"""The share of its text that a version has in common with the version that it replaces, and with
 other documents about the same hardware.
 
 Remarks for the uploader: two manuals under one name, or one manual under two. Nothing is
@@ -24,24 +24,24 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class Before:
+class EarlierDocument:
     """The state of a document before a version of it was stored."""
 
     title: str
     version_id: str | None
 
 
-def before(connection: Connection, document_id: str) -> Before:
-    """Ask before the new version is made current."""
+def earlier_document(connection: Connection, document_id: str) -> EarlierDocument:
+    """Read it before the new version is made current."""
     row = connection.execute(
         sa.select(t.documents.c.title, t.documents.c.current_version_id).where(
             t.documents.c.id == document_id
         )
     ).one()
-    return Before(row.title, row.current_version_id)
+    return EarlierDocument(row.title, row.current_version_id)
 
 
-def remarks(connection: Connection, version_id: str, earlier: Before) -> list[str]:
+def remarks(connection: Connection, version_id: str, earlier: EarlierDocument) -> list[str]:
     """One line for an unrelated document that this version replaces, and one for another document
     with mostly the same text. The version is stored and current.
     """
@@ -55,7 +55,7 @@ def remarks(connection: Connection, version_id: str, earlier: Before) -> list[st
     return [line for line in said if line]
 
 
-def _replaced(connection: Connection, title: str, version_id: str, earlier: Before) -> str:
+def _replaced(connection: Connection, title: str, version_id: str, earlier: EarlierDocument) -> str:
     if earlier.version_id in (None, version_id) or _folded(title) == _folded(earlier.title):
         return ""
     new, old = _runs(connection, version_id), _runs(connection, str(earlier.version_id))

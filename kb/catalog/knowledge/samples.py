@@ -21,7 +21,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.knowledge.versions import VersionRows, document_of
-from kb.catalog.meta import bump_documents, bump_revision
+from kb.catalog.meta import bump_revision
 from kb.catalog.rows import record_of
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
@@ -229,24 +229,6 @@ def add_verified(connection: Connection, kernel: VerifiedKernel) -> str:
     return identity
 
 
-def set_status(connection: Connection, sample_id: str, status: Status, evidence: str) -> None:
-    """Store the result of the chip's toolchain for a sample. Raises NotFound."""
-    changed = connection.execute(
-        t.samples.update()
-        .where(t.samples.c.id == sample_id)
-        .values(status=status, evidence=evidence)
-        .returning(t.samples.c.document_id)
-    ).one_or_none()
-    if changed is None:
-        raise NotFound(
-            f"no sample {sample_id[:80]!r}", hint="GET /hardware/{id}/samples lists them with ids."
-        )
-    if changed.document_id is None:
-        bump_revision(connection)
-    else:
-        bump_documents(connection, [changed.document_id])
-
-
 # -- recipes
 
 RecipeStatus = Literal["proposed", "accepted", "rejected"]
@@ -371,7 +353,9 @@ def _passages_by_path(
 
 
 def _beginning(recipe: ProposedRecipe, passages: Sequence[tuple[str, str]]) -> str | None:
-    """The passage that the sample begins in: short ones share one with the text around them."""
+    """The passage that the sample begins in: a short sample shares a passage with the text around
+    it.
+    """
     beginning = "".join(recipe.code.split())[:BEGINNING]
     return next((id_ for id_, text in passages if beginning in text), None)
 

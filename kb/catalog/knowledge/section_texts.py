@@ -1,4 +1,4 @@
-"""Whole sections: passages as a reader saw them. Knows nothing about ranking and no prompt."""
+"""Whole sections: the passages of a section as one text. Knows nothing about ranking or prompts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WholeSection:
 
     @cached_property
     def tokens(self) -> int:
-        """Of the text, as a prompt counts them."""
+        """Tokens of the text, as a prompt counts them."""
         return count_tokens(self.text)
 
     @cached_property

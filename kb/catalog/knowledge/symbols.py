@@ -48,9 +48,9 @@ class Card:
     """A named part of a chip's languages, as a document defines it.
 
     `name` is as code writes it; `signature`, `operands` (each with its meaning), `meaning`,
-    `limits` and `example` are verbatim and empty where the document gives none. `language` is that
-    of the code block, or the toolchain if known. `section` is the index of the section
-    that defines it. `further` are other cells of its row as "Header: value".
+    `limits` and `example` are verbatim and empty if the document has none. `language` is that of
+    the code block, or the toolchain if known. `section` is the index of the section that defines
+    it. `further` are other cells of its row as "Header: value".
     """
 
     name: str
@@ -67,7 +67,7 @@ class Card:
 
 @dataclass(frozen=True)
 class ProposedCard:
-    """A card as a model proposes it. `origin` is "model NAME"; `path` are the headings of the
+    """A card that a model has proposed. `origin` is "model NAME"; `path` are the headings of the
     section that it was proposed from.
     """
 
@@ -286,8 +286,8 @@ def propose(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
     """Store cards that a model has proposed from a section, checked by `check_proposal`; the names
-    of those that were new to the document. Raises Conflict where the section is of no current
-    version any more.
+    of those that were new to the document. Raises Conflict if the section is no longer part of a
+    current version.
     """
     with catalog.write() as connection:
         section = connection.execute(
@@ -436,10 +436,10 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
         return CheckedProposal(None, reason="its name is not in the section")
     left = replace(
         card,
-        signature=_with_name(card, _quoted(card.signature, source)),
-        operands=_quoted_operands(card.operands, source),
-        meaning=_quoted(card.meaning, source),
-        limits=tuple(filter(None, (_quoted(limit, source) for limit in card.limits))),
+        signature=_with_name(card, _verbatim(card.signature, source)),
+        operands=_verbatim_operands(card.operands, source),
+        meaning=_verbatim(card.meaning, source),
+        limits=tuple(filter(None, (_verbatim(limit, source) for limit in card.limits))),
         example=_with_name(card, source.quoted(card.example)),
     )
     dropped = _dropped(card, left)
@@ -455,20 +455,23 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
 
 
 def _with_name(card: ProposedCard, text: str | None) -> str:
-    """The text where it has the name, or the last part of a dotted one: imports shorten names."""
+    """The text if it contains the name, or the last part of a dotted one, because imports shorten
+    names."""
     last = card.name.rstrip(".*").rpartition(".")[2]
     return text if text and (last or card.name) in text else ""
 
 
-def _quoted(text: str, source: Source) -> str:
-    """As in the source, on one line."""
+def _verbatim(text: str, source: Source) -> str:
+    """The text as in the source, on one line."""
     return " ".join((source.quoted(text) or "").split())
 
 
-def _quoted_operands(
+def _verbatim_operands(
     operands: Iterable[tuple[str, str]], source: Source
 ) -> tuple[tuple[str, str], ...]:
-    pairs = ((_quoted(operand, source), _quoted(meaning, source)) for operand, meaning in operands)
+    pairs = (
+        (_verbatim(operand, source), _verbatim(meaning, source)) for operand, meaning in operands
+    )
     return tuple((operand, meaning) for operand, meaning in pairs if operand)
 
 
@@ -514,7 +517,7 @@ def _placed_proposals(
     connection: Connection, version: VersionRows, taken: Collection[str]
 ) -> list[_PlacedProposal]:
     """The proposals that a version contains, except those whose names are `taken` by cards of its
-    structure. A card is looked for in the section of its headings first, then in all others, where
+    structure. A card is searched in the section of its headings first, then in all others, in which
     it must be complete.
     """
     proposals = _proposals(connection, version.document.id)

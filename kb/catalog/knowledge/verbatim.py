@@ -1,7 +1,7 @@
 """Search for a text in its source, word for word.
 
-White space counts as one blank, for documents break lines where they like. A match neither begins
-nor ends inside a word or a number: "at most 1" is not found in "at most 128".
+A run of white space counts as one blank, because documents break lines anywhere. A match neither
+begins nor ends inside a word or a number: "at most 1" is not found in "at most 128".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 
 class Source:
-    """A text that others are looked for in."""
+    """A source that is searched for other texts."""
 
     def __init__(self, text: str) -> None:
         self._text = text

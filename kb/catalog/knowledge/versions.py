@@ -63,7 +63,8 @@ class Registered:
 
 def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSource:
     """The source with a key that no document of another caller has. Else a restricted caller could
-    replace a document that it may not see, or learn that one exists.
+    replace a document that it may not see. It is the same whether such a document exists or not, so
+    that the caller does not learn that either.
     """
     access = source.access_scope
     if not access.restricted:
@@ -74,12 +75,13 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
             t.documents.c.access_scope == access.owner,
         )
     )
-    if known is None:
-        return source
-    about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
-    if about and about <= access.own:
-        return source
-    return replace(source, source_key=f"{'+'.join(sorted(access.own))}/{source.source_key}")
+    if known is not None:
+        about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
+        if about and about <= access.own:
+            return source
+    prefix = f"{'+'.join(sorted(access.own))}/"
+    key = source.source_key
+    return replace(source, source_key=key if key.startswith(prefix) else f"{prefix}{key}")
 
 
 def register(connection: Connection, source: DocumentSource) -> Registered:
@@ -228,7 +230,7 @@ def document_hardware(connection: Connection, document_id: str) -> list[str]:
 
 
 def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
-    """Raise Forbidden where the caller may not change the content of a document."""
+    """Raise Forbidden if the caller may not change the content of a document."""
     about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
     access.check_change(about, f"the document {document_id}")
 
@@ -310,8 +312,8 @@ class SectionDraft:
 
 @dataclass(frozen=True)
 class PassageDraft:
-    """A passage as it was cut from a document. `section` is an index into the version's sections,
-    `lead` the header of a table piece, `prose` the share of function words in per mille.
+    """A passage of a document before it is stored. `section` is an index into the version's
+    sections, `lead` the header of a table piece, `prose` the share of function words in per mille.
     """
 
     section: int
@@ -336,12 +338,12 @@ class VersionContent:
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)
-    title: str | None = None  # as the document states it, where the upload gave no title
+    title: str | None = None  # as the document states it, for uploads without a title
 
 
 def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
-    """Mark a version that could not be read. One that was read before (a retried job) is left as it
-    is.
+    """Mark a version that could not be read. One that was read before (a retried job) is not
+    changed.
     """
     connection.execute(
         t.document_versions.update()
@@ -398,7 +400,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
         return passages
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
-        values["title"] = content.title
+        values["title"] = " ".join(content.title.split())
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     # Answers name built-in documents that are still to be read; uploads are found at once.
     bump_documents(connection, [document.id], at_once=document.origin != "builtin")
@@ -531,7 +533,7 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
 
 
 def is_first(connection: Connection, version_id: str) -> bool:
-    """Whether nothing was ever stored of the document of this version."""
+    """Whether no content was ever stored for the document of this version."""
     number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
     document = document_of(connection, version_id)
     return document.current_version_id is None and connection.scalar(number) == 1

@@ -209,8 +209,8 @@ def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, 
     """(trials with a speed-up, trials that support the skill by themselves), by skill id; only of
     skills with such trials.
 
-    Only trials as new as the skill's present text count. A trial supports a skill where its lower
-    bound is above 1; for a skill to avoid something, where its upper bound is below 1.
+    Only trials as new as the skill's present text count. A trial supports a skill if its lower
+    bound is above 1; for a skill to avoid something, if its upper bound is below 1.
     """
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
@@ -254,7 +254,7 @@ def is_measured(connection: Connection, skill: SkillHead) -> bool:
     present = [row for row in rows if row.created_at >= skill.written_at]
     if _certain([row for row in present if row.kind in TRIALS], skill.polarity):
         return True
-    return skill.polarity == AVOID and _fails_elsewhere(rows, present)
+    return skill.polarity == AVOID and _fails_on_another_problem(rows, present)
 
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
@@ -291,7 +291,7 @@ def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
     return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
 
 
-def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
+def _fails_on_another_problem(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
     """Whether a skill's change failed on another problem or case than that of its origin. A failure
     without a case is about all cases of its problem.
     """

@@ -1,5 +1,5 @@
 """Skills as records, the states that may follow each other, and look-up by name, scope and words.
-`SkillHead`s where many are read; whole rows only where the texts are needed.
+Lists are read as `SkillHead`s; whole rows only if the texts are needed.
 """
 
 from __future__ import annotations

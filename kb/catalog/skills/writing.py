@@ -1,8 +1,8 @@
 """Changes of skills: every change of a row, its state or its relations writes an event with an
 actor and a reason in the same transaction.
 
-A learned skill starts as a candidate. It is active only while trials bear out its present text, or
-where a person approved it without a measurement.
+A learned skill starts as a candidate. It is active only while trials support its present text, or
+if a person approved it without a measurement.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def store_skill(
 ) -> StoredSkill:
     """Store a skill; `state` is that of a new skill.
 
-    An existing skill gets a new version where its content differs, and keeps its state; a learned
+    An existing skill gets a new version if its content differs, and keeps its state; a learned
     skill in use becomes a candidate again, because its evidence is about the earlier text. A
     narrowed shipped skill stays narrow until another text ships. Raises InvalidRequest for a
     learned skill that does not start as a candidate.
@@ -126,7 +126,7 @@ def store_skill(
 
 
 def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
-    """The stored skill of this name. Raises Forbidden and Conflict where the caller may not replace
+    """The stored skill of this name. Raises Forbidden and Conflict if the caller may not replace
     it.
     """
     if not access.restricted:

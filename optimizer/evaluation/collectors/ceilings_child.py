@@ -173,7 +173,7 @@ def multiply_adds(call: Any, item_bytes: int, threads: int) -> Rate:
 
 
 def higher(library: Rate, loop: Rate | None) -> Rate:
-    """The higher rate: a library may not use the widest vectors of a chip."""
+    """The higher rate, because a library may not use the widest vectors of a chip."""
     return library if loop is None or library["value"] >= loop["value"] else loop
 
 

@@ -68,61 +68,31 @@ class DeviceIdentity:
         return {**asdict(self), "flags": list(self.flags)}
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A device and its tools by name. Only tools for its kind of device are tried."""
-
-    device: DeviceIdentity
-    tools: Mapping[str, Tool]
-
-    def not_measured(self) -> dict[str, str]:
-        """By unavailable tool, the reason."""
-        return {t.name: t.reason for t in self.tools.values() if not t.available}
-
-    def as_json(self) -> dict[str, Any]:
-        """The printed form."""
-        tools = {name: asdict(tool) for name, tool in self.tools.items()}
-        return {"device": self.device.as_json(), "tools": tools}
-
-
-def probe(kind: DeviceKind = "cpu") -> Probe:
-    """Identify the device and try every tool once."""
-    names = ("perf",) if kind == "cpu" else ("nvidia-smi", "ncu", "nvcc", "rocprofv3", "proton")
-    tools = {name: tool(name) for name in (*names, "torch_profiler")}
-    return Probe(identify(kind), tools)
-
-
 @lru_cache(maxsize=16)
 def tool(name: str) -> Tool:
-    """A tool, tried once per process."""
+    """One of `perf`, `ncu`, `proton` and `torch_profiler`, tried once per process."""
     if name == "perf":
         return _perf()
-    if name in ("proton", "torch_profiler"):
-        package = "triton" if name == "proton" else "torch"
-        version = _package(package)
-        return Tool(name, bool(version), version, "" if version else f"{package} is not installed")
-    commands: Mapping[str, Sequence[str]] = {
-        "nvidia-smi": ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "ncu": ("ncu", "--version"),
-        "nvcc": ("nvcc", "--version"),
-        "rocprofv3": ("rocprofv3", "--version"),
-    }
-    return _command(name, commands[name])
+    if name == "ncu":
+        return _command(name)
+    package = "triton" if name == "proton" else "torch"
+    version = _package(package)
+    return Tool(name, bool(version), version, "" if version else f"{package} is not installed")
 
 
-def _command(name: str, command: Sequence[str]) -> Tool:
-    if shutil.which(command[0]) is None:
-        return Tool(name, False, reason=f"{command[0]} is not installed")
-    ok, output = _tried(command)
+def _command(name: str) -> Tool:
+    if shutil.which(name) is None:
+        return Tool(name, False, reason=f"{name} is not installed")
+    ok, output = _tried((name, "--version"))
     if not ok:
-        return Tool(name, False, reason=f"{command[0]} does not run: {output[:200]}")
+        return Tool(name, False, reason=f"{name} does not run: {output[:200]}")
     version = _VERSION.search(output)
     return Tool(name, True, version[1] if version else output.strip()[:40])
 
 
 def _perf() -> Tool:
     """Counts cycles: many virtual machines have perf and no counters."""
-    version = _command("perf", ("perf", "--version"))
+    version = _command("perf")
     if not version.available:
         return version
     ok, output = _tried(("perf", "stat", "-x,", "-e", "cycles,instructions", "true"))
@@ -229,8 +199,7 @@ def read_caches(folder: Path) -> dict[str, int]:
 def _versions() -> dict[str, str]:
     versions = {name: _package(name) for name in ("torch", "triton")}
     for compiler in ("g++", "nvcc"):
-        probed = _command(compiler, (compiler, "--version"))
-        versions[compiler] = probed.version
+        versions[compiler] = _command(compiler).version
     versions["python"] = platform.python_version()
     return {name: version for name, version in versions.items() if version}
 

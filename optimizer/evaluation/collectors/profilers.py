@@ -119,7 +119,6 @@ def write_job(
     *,
     device: DeviceKind,
     threads: int,
-    calls: int = 3,
 ) -> ProfileJob:
     """Write a job. `tensors` are inputs, then weights, as in `CaseValues`."""
     import torch
@@ -135,7 +134,6 @@ def write_job(
         "scratch": str(folder),
         "device": device,
         "threads": threads,
-        "calls": calls,
     }
     return ProfileJob(folder, device, threads, spec)
 
@@ -254,7 +252,7 @@ NCU_METRICS = (
 )
 
 
-def collect_ncu(job: ProfileJob, metrics: Sequence[str] = NCU_METRICS) -> Collected:
+def collect_ncu(job: ProfileJob) -> Collected:
     """Profile one call. ncu replays every launch once for each group of counters."""
     known = tool(NCU)
     if not known.available:
@@ -263,7 +261,7 @@ def collect_ncu(job: ProfileJob, metrics: Sequence[str] = NCU_METRICS) -> Collec
     command = [
         *("ncu", "--clock-control", "none", "--csv", "--print-units", "base"),
         *("--profile-from-start", "off", "--launch-count", str(NCU_MAX_LAUNCHES)),
-        *("--target-processes", "all", "--metrics", ",".join(metrics)),
+        *("--target-processes", "all", "--metrics", ",".join(NCU_METRICS)),
         *job.command("plain"),
     ]
     done = job.run(command, NCU_SECONDS)

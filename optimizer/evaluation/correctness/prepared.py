@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from kb.problem_terms import op_family
+from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.loaded_kernel import CaseValues, TimedBlock
+from optimizer.evaluation.needed_work import Dependence, dependence, needed_read_bytes
 from optimizer.evaluation.problem.bounds import (
     Bound,
     agree,
@@ -32,8 +34,8 @@ from optimizer.evaluation.problem.open_case import DrawnValues, OpenCase
 from optimizer.evaluation.problem.operators import ADDED_TO, traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import check_shapes
-from optimizer.evaluation.records import OutputError
-from optimizer.evaluation.roofline import CaseWork, work_of
+from optimizer.evaluation.records import CaseTiming, Flag, OutputError
+from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times, work_of
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.kernels import DispatchWatch
 from optimizer.evaluation.runner.memory import SAMPLED, drawn_elements
@@ -87,6 +89,7 @@ class PreparedCase(OpenCase):
         self._golden_bytes = golden_bytes
         self._defences = defences or Defences()
         self._sensitivities: list[float] | None = None
+        self._frozen: dict[str, torch.Tensor] | None = None  # weights that never change
         self._banks: tuple[torch.Tensor | None, ...] | None = None
         self.unvaried: tuple[str, ...] = ()  # inputs, once values were drawn
         self._values_of: OrderedDict[int, CaseValues] = OrderedDict()
@@ -107,6 +110,9 @@ class PreparedCase(OpenCase):
         values = self._values_of.get(seed)
         if values is None:
             drawn = self.drawn(seed)
+            if self.problem.policy.weights == "frozen":  # the same for all seeds
+                self._frozen = drawn.state if self._frozen is None else self._frozen
+                drawn = drawn._replace(state=self._frozen)
             if self._banks is None:  # for all seeds: drawing large arrays takes long
                 self._banks = self._drawn_banks(seed, drawn)
             values = CaseValues(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
@@ -133,6 +139,14 @@ class PreparedCase(OpenCase):
                 # shall have.
                 torch.cuda.empty_cache()
         return expected
+
+    def tolerance(self, seed: int) -> float:
+        """The smallest error that a floating output may have, in units of its own size, by the
+        latest bounds, or by those of the seed; 0 without a floating output."""
+        latest = next(reversed(self._expected), seed)
+        return min(
+            (b.allowed for b in self.expected(latest).bounds if b.kind == "float"), default=0
+        )
 
     def _make_room(self) -> None:
         """Drop goldens until others as large as the latest fit."""
@@ -378,6 +392,7 @@ class PreparedProblem:
         self._cases: dict[str, PreparedCase] = {}
         self._works: dict[str, CaseWork] = {}
         self._needed: dict[str, CaseWork] = {}
+        self._dependences: dict[str, Dependence] = {}
         # New ones for each process, so that nothing stored from an earlier one is of use; few, so
         # that goldens are computed once.
         self._chance = random.SystemRandom()
@@ -401,14 +416,43 @@ class PreparedProblem:
             self._works[case.name] = work_of(self.case(case))
         return self._works[case.name]
 
+    def counted_work(self, case: Case) -> CaseWork:
+        """As `work`, but with the operations that the result depends on where the formulas of the
+        reference's operators may count more: attention, masks, triangles, top-k."""
+        work = self.work(case)
+        masked = op_family(work.op) == "attention" or self.case(case).cost.masks
+        if not work.flops or not masked:
+            return work
+        return replace(work, operations=self._dependence(case).operations)
+
     def needed_work(self, case: Case) -> CaseWork:
-        """As `work`, but only with the part of the inputs that the result depends on, found by
-        trying: for the rare time that seems too short."""
+        """As `work`, but with the operations and the part of the inputs that the result depends on,
+        found by running the reference: for the rare time that seems too short."""
         if case.name not in self._needed:
-            work = self.work(case)
-            read = needed_read_bytes(self.case(case), self._device, self._seeds[0])
-            self._needed[case.name] = replace(work, read_bytes=min(read, work.read_bytes))
+            found, prepared = self._dependence(case), self.case(case)
+            self._needed[case.name] = replace(
+                self.work(case),
+                operations=found.operations,
+                needed_read_bytes=needed_read_bytes(prepared, self._device, self._seeds[0], found),
+            )
         return self._needed[case.name]
+
+    def impossible_times(
+        self, case: Case, timing: CaseTiming, ceilings: Ceilings | None
+    ) -> list[Flag]:
+        """Flags of a time that the device's ceilings contradict."""
+        work, took = self.work(case), timing.candidate_us
+        # What the result depends on is found only if it matters.
+        if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
+            work = self.needed_work(case)
+        return impossible_times(work, timing, ceilings)
+
+    def _dependence(self, case: Case) -> Dependence:
+        if case.name not in self._dependences:
+            prepared, seed = self.case(case), self._seeds[0]
+            tolerance = prepared.tolerance(seed)
+            self._dependences[case.name] = dependence(prepared, self._device, seed, tolerance)
+        return self._dependences[case.name]
 
     def drawn_seeds(self) -> list[int]:
         """Seeds for one candidate."""
@@ -591,102 +635,3 @@ def _terms(name: str, args: tuple[Any, ...], result: torch.Tensor) -> int:
     if name in REDUCED and tensors:
         return max(1, tensors[0].numel() // max(1, result.numel()))
     return 1
-
-
-# -- the part of the inputs that a result depends on  No kernel has to read the elements that a
-# slice, a stride or a gather skips. A line of an input is overwritten with the input's largest or
-# smallest value, which its operators accept, and the reference is called again; if no output
-# differs, the line was not needed.
-
-PROBES = 24  # lines of each input
-LINE = 64  # bytes, aligned, that a processor reads at once
-SMALL = 0.05  # of all bytes, below which an input counts as needed
-Z = 1.645  # of the one-sided interval of 95 %
-SECONDS = 30.0  # for all calls of the reference; if they take longer, everything counts as needed
-
-
-def needed_read_bytes(case: OpenCase, device: str, seed: int) -> int:
-    """Bytes of inputs and weights that the outputs depend on: the lower end of an interval of 95 %,
-    from PROBES lines of each large input or weight of floats. Integers index and choose, so they
-    count completely, and so does everything if the reference fails, takes too long, or does not
-    repeat its result."""
-    total = case.signature.compulsory_read_bytes
-    try:
-        return total - _unneeded(case, device, seed, total)
-    # The reference is user code, on values that it may never have been tried with.
-    except Exception:
-        return total
-
-
-def _unneeded(case: OpenCase, device: str, seed: int, total: int) -> int:
-    inputs, state = [value.to(device) for value in case.inputs(seed)], case.state(seed)
-    began = time.monotonic()
-    first = case.reference(inputs, state, device=device)
-    again = case.reference(inputs, state, device=device)
-    probed = [v for v, scalar in zip(inputs, case.scalars, strict=True) if not scalar]
-    probed = [v for v in (*probed, *state.values()) if _worth_probing(v, total)]
-    calls = 2 * PROBES * len(probed)
-    if any(map(_differ, again, first)) or calls * (time.monotonic() - began) / 2 > SECONDS:
-        return 0
-    chance = random.Random(seed)
-    unneeded = 0.0
-    for value in probed:
-        lines = list(_lines(value, chance))
-        hits = sum(_needed(case, inputs, state, value, line, first, device) for line in lines)
-        size = value.numel() * value.element_size()
-        unneeded += size * (1.0 - least_share(hits, len(lines)))
-    return int(unneeded)
-
-
-def _worth_probing(value: torch.Tensor, total: int) -> bool:
-    if not value.is_floating_point() or value.numel() * value.element_size() < SMALL * total:
-        return False
-    return bool(value.isfinite().all()) and bool(value.max() > value.min())
-
-
-def least_share(hits: int, tries: int) -> float:
-    """The lower end of Wilson's interval for the share of hits
-    (https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval); 1.0 if all hit."""
-    if hits == tries:
-        return 1.0
-    share, squared = hits / tries, Z * Z
-    middle = share + squared / (2 * tries)
-    half = Z * math.sqrt(share * (1 - share) / tries + squared / (4 * tries * tries))
-    return max(0.0, (middle - half) / (1 + squared / tries))
-
-
-def _lines(value: torch.Tensor, chance: random.Random) -> Iterator[slice]:
-    """Random lines of the flat input."""
-    width = LINE // value.element_size()
-    for _ in range(PROBES):
-        start = width * chance.randrange(math.ceil(value.numel() / width))
-        yield slice(start, start + width)
-
-
-def _needed(
-    case: OpenCase,
-    inputs: Sequence[torch.Tensor],
-    state: Mapping[str, torch.Tensor],
-    value: torch.Tensor,
-    line: slice,
-    first: Sequence[torch.Tensor],
-    device: str,
-) -> bool:
-    """Whether any output differs when one line of an input or weight has other values."""
-    flat = value.view(-1)
-    before = flat[line].clone()
-    extremes = (value.max().clone(), value.min().clone())
-    try:
-        for extreme in extremes:
-            flat[line] = extreme
-            outputs = case.reference(inputs, state, device=device)
-            if any(map(_differ, outputs, first)):
-                return True
-        return False
-    finally:
-        flat[line] = before
-
-
-def _differ(output: torch.Tensor, first: torch.Tensor) -> bool:
-    same = (output == first) | ((output != output) & (first != first))
-    return not bool(same.all())

@@ -1,6 +1,6 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES MODULE:FUNCTION`: imports a module and calls nothing of
-it. Each request is a fork that calls the function with the arguments and in the environment that
-came, and ends with its exit code."""
+"""`python -I THIS_FILE SOCKET NAMESPACES MODULE:FUNCTION`: imports a module. Each request is
+answered by a fork that calls the function with the arguments and the environment of the request,
+and exits with its result."""
 
 from __future__ import annotations
 

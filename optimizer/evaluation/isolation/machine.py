@@ -1,4 +1,4 @@
-"""This machine: its processors, how much of them other work uses, and locks that keep measurements
+"""This machine: its processors, their use by other work, and locks that keep measurements
 on one device apart.
 
 Processors of one name can be of several generations (one computes 512 bits at a time, another twice
@@ -108,7 +108,8 @@ def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
     return (
         f"other work leaves about {max(0.0, left):.1f} of {before.processors} processors, and"
         f" timing needs {threads}: kernels are checked, but most get no figure until it ends."
-        " Stop it, or search again while the machine is idle, which begins with what is right"
+        " Stop it, or search again while the machine is idle: that search begins with the"
+        " correct candidates"
     )
 
 

@@ -62,7 +62,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class RunnerDied(Exception):
-    """The process ended while a request was pending; `log` is what it had printed."""
+    """The process ended while a request was pending; `log` is its output."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class RunnerDied(Exception):
 
 
 class RunnerHung(Exception):
-    """No answer within the deadline; the group was ended. `log` is what it had printed."""
+    """No answer within the deadline; the group was ended. `log` is its output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -351,7 +351,7 @@ class RunnerProcess:
         return marked(self._mark, self._launched.pid)
 
     def end(self) -> bool:
-        """Kill everything it started; True if nothing of it is left."""
+        """Kill all processes that it started; True if all are gone."""
         if self.scratch.exists():
             self._last_log = self.log
         # Its namespace ends with its first process, and is empty before that one counts as ended.
@@ -658,8 +658,8 @@ class RunnerPool:
         return runner
 
     def end(self, runner: RunnerProcess) -> Future[bool]:
-        """End a runner in the background: the system takes a while to free its memory. The result
-        is whether nothing of it is left."""
+        """End a runner in the background: the system takes a while to free its memory. The result:
+        whether all its processes are gone."""
         return self._enders.submit(runner.end)
 
     def close(self) -> None:

@@ -144,7 +144,7 @@ def rounding(dtype: str, terms: int, relaxed: bool) -> float:
 
 
 def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
-    """How far a golden typically moves when its inputs move by less than their last place.
+    """The typical change of a golden when its inputs change by less than their last place.
 
     Where terms cancel (a norm of values far from zero), another order of summing costs that much
     per term, even if the reference's costs less because its vector lanes have short partial sums.

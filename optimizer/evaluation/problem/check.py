@@ -253,7 +253,7 @@ _SENSITIVITY_HINT = (
 
 
 def _moved(value: torch.Tensor) -> torch.Tensor:
-    """Another value for one that is equal in every draw."""
+    """A different value for a constant input, equal in every draw."""
     if value.dtype == torch.bool:
         return ~value
     if not value.is_floating_point():

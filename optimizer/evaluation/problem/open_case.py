@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.problem.bounds import Bound, Pointed, allowed, sensitivity
-from optimizer.evaluation.problem.operators import counted_flops, formula_value
+from optimizer.evaluation.problem.operators import ReferenceCost, formula_value, reference_cost
 from optimizer.evaluation.problem.spec import Case, Distribution, OutputKind, Problem
 from optimizer.evaluation.problem.user_code import (
     InputVersions,
@@ -275,12 +275,7 @@ class OpenCase:
         device: str,
         noise: int,
     ) -> list[torch.Tensor]:
-        model = copy.deepcopy(self._model)
-        for_model = dtype or self._dtype
-        if for_model is not None:
-            model = model.to(for_model)
-        model = model.to(device)
-        model.load_state_dict(dict(state))
+        model = self._loaded(state, dtype, device)
         arguments = [
             tensor.item() if scalar else own_copy(tensor, dtype, device)
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
@@ -298,6 +293,45 @@ class OpenCase:
         outputs = self._outputs(result)
         versions.check(self.problem, outputs)
         return outputs
+
+    def _loaded(
+        self, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None, device: str
+    ) -> torch.nn.Module:
+        """A copy of the model with this state."""
+        model = copy.deepcopy(self._model)
+        for_model = dtype or self._dtype
+        if for_model is not None:
+            model = model.to(for_model)
+        model = model.to(device)
+        model.load_state_dict(dict(state))
+        return model
+
+    def differentiable(
+        self, values: DrawnValues, device: str
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """The outputs with their autograd graph, and the inputs and weights that they can be
+        differentiated by, in the order of the ABI; None for a Python number."""
+        model = self._loaded(values.state, None, device)
+        weights = model.state_dict(keep_vars=True)
+        leaves: list[torch.Tensor | None] = [
+            None if scalar else own_copy(tensor, None, device)
+            for tensor, scalar in zip(values.inputs, self.scalars, strict=True)
+        ]
+        arguments: list[Any] = []
+        for leaf, tensor in zip(leaves, values.inputs, strict=True):
+            # A copy, because forward may change an input in place, but not a leaf.
+            differs = leaf is not None and leaf.is_floating_point()
+            arguments.append(tensor.item() if leaf is None else leaf)
+            if leaf is not None and differs:
+                arguments[-1] = leaf.requires_grad_().clone()
+        for weight in weights.values():
+            weight.requires_grad_(weight.is_floating_point())
+        tf32 = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+        with running(self.problem, "Model.forward"), seeded(0), torch.enable_grad(), tf32:
+            result = model(*arguments)
+        several = list(result.values()) if isinstance(result, dict) else result
+        outputs = list(several) if isinstance(several, tuple | list) else [several]
+        return outputs, [*leaves, *(weights[name] for name in values.state)]
 
     def _outputs(self, result: Any) -> list[torch.Tensor]:
         self._keys = keys_of(result)
@@ -468,13 +502,18 @@ class OpenCase:
     # -- cost
 
     @cached_property
-    def flops(self) -> int:
-        """Counted from the operators that the reference runs; 0 if none of them is counted."""
+    def cost(self) -> ReferenceCost:
+        """Cost of the reference by the formulas of the operators that it runs."""
         if self.infers:
             with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
-                return counted_flops(self.fake_run()[2])
+                return reference_cost(self.fake_run()[2])
         inputs, state = self.drawn(0)
-        return counted_flops(lambda: self.reference(inputs, state))
+        return reference_cost(lambda: self.reference(inputs, state))
+
+    @property
+    def flops(self) -> int:
+        """Counted from the operators that the reference runs; 0 if none of them is counted."""
+        return self.cost.flops
 
     def reduction_length(self) -> int:
         """Terms in one output element, by the policy, else by counted flops and sizes."""
@@ -545,7 +584,7 @@ class LatestDraw:
             self._device, values = self._first(seed, draw)
         else:
             values = _drawn_on(self._device, seed, draw)
-        if _bytes_of(values) <= max(ALWAYS_CACHED, CACHED_SHARE * _free_memory()):
+        if _bytes_of(values) <= max(ALWAYS_CACHED, CACHED_SHARE * free_memory()):
             self._seed, self._values = seed, values
         return values
 
@@ -564,7 +603,7 @@ def _bytes_of(values: Sequence[Any]) -> int:
     return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that the system could provide; 0 if unknown."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,12 +42,29 @@ ADDED_TO = ("addmm", "baddbmm")  # their first argument is added to the product
 COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh", "set_")
 
 
-def counted_flops(run: Callable[[], Any]) -> int:
-    """Floating-point operations of the operators that torch's counter knows; 0 without any."""
+# Operators that leave a part of an earlier result out.
+MASKING = frozenset(("tril", "triu", "masked_fill", "masked_scatter", "where", "topk"))
+
+
+class ReferenceCost(NamedTuple):
+    """Cost of one run of a reference by the formulas of its operators.
+
+    `flops` are floating-point operations of the operators that torch's counter knows, 0 without
+    any. `result_bytes` is the size of all intermediate results. `masks`: an operator leaves a part
+    of an earlier result out, so that fewer operations may be needed than the formulas give.
+    """
+
+    flops: int
+    result_bytes: int
+    masks: bool
+
+
+def reference_cost(run: Callable[[], Any]) -> ReferenceCost:
+    """The cost of a run."""
     counter = _Flops()
     with counter:
         run()
-    return counter.flops
+    return ReferenceCost(counter.flops, counter.result_bytes, counter.masks)
 
 
 # torch's fused attention; its counter omits that of the CPU.
@@ -112,7 +129,8 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = 0
+        self.flops = self.result_bytes = 0
+        self.masks = False
         attention = shape_wrapper(_attention)  # type: ignore[no-untyped-call]
         self._formulas = {**flop_registry, **dict.fromkeys(ATTENTIONS, attention)}
 
@@ -129,6 +147,10 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=result))
+        self.masks |= name.split("::")[-1].removesuffix("_") in MASKING
+        if not func.is_view:
+            values = result if isinstance(result, tuple | list) else [result]
+            self.result_bytes += sum(t.numel() * t.element_size() for t in _tensors(values))
         return result
 
 

@@ -1,6 +1,6 @@
 """A problem file is its user's own code and runs in this process; candidates never do. Imports it
-with a case's constants, turns what its functions return into arguments and outputs, and controls
-the random numbers that it draws. Does not know cases.
+with a case's constants, converts the results of its functions into arguments and outputs, and
+controls the random numbers that it draws. Does not know cases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_GPU = ("NVIDIA driver", "CUDA", "cuda", "HIP", "hip")
 
 @contextmanager
 def running(problem: Problem, step: str) -> Iterator[None]:
-    """Run a step of the problem file; what it raises becomes an InvalidRequest."""
+    """Run a step of the problem file; its exceptions become an InvalidRequest."""
     try:
         yield
     except (InvalidRequest, torch.OutOfMemoryError):

@@ -36,7 +36,7 @@ def _descriptor(place: str) -> int:
     return connection.detach()
 
 
-def serve_forks(sock: str, namespaces: str, threads: str, device: str, kept: str) -> None:
+def serve_forks(sock: str, namespaces: str, threads: str, device: str, cache: str) -> None:
     """Import what runners need, then serve forks until the supervisor closes the socket."""
     import torch  # noqa: F401  (imported for the forks)
 
@@ -60,7 +60,7 @@ def serve_forks(sock: str, namespaces: str, threads: str, device: str, kept: str
 
     def prepare(message: dict[str, Any]) -> None:
         if message["compiler"]:
-            prepare_compiler(kept)
+            prepare_compiler(cache)
 
     # CUDA finds its process in /proc by its number.
     options = ForkOptions(namespaces == "1", own_proc=device == "cuda")

@@ -61,11 +61,8 @@ class Nvcc:
     name = "nvcc"
     languages: tuple[str, ...] = ("cuda",)
 
-    def __init__(
-        self, env: Mapping[str, str] | None = None, limits: CommandLimits = LIMITS
-    ) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._nvcc = find_nvcc(env)
-        self._limits = limits
         self._built = BuiltLibraries()
 
     def available(self, target: EvaluationTarget) -> Availability:
@@ -121,13 +118,13 @@ class Nvcc:
         bundle.write(workdir / SOURCES)
         (workdir / SOURCES / HEADER_NAME).write_text(HEADER, encoding="utf-8")
         command = self._command(bundle, target)
-        done = run(command, cwd=workdir, limits=self._limits, env=clean_env(workdir))
+        done = run(command, cwd=workdir, limits=LIMITS, env=clean_env(workdir))
         ok = done.ok and library.is_file()
         kernels = _kernels(done.log, workdir) if ok else {}
         here = target.device == "cuda"
         return Compiled(
             ok=ok,
-            log=_log(done, self._limits),
+            log=_log(done, LIMITS),
             metrics=whole(kernels),
             kernels=kernels,
             loader=Loader("c_abi", library, bundle.entry) if ok and here else None,

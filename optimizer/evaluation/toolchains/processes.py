@@ -207,10 +207,10 @@ def _collect(
     return captured, process.wait(max(0.0, deadline - time.monotonic())) is None
 
 
-def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:
+def end_group(group: int) -> tuple[int, ...]:
     """Kill a process group and wait until all of it has ended. Returns the processes that have
     not."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + KILL_SECONDS
     while True:
         try:
             os.killpg(group, signal.SIGKILL)

@@ -333,7 +333,7 @@ def stored_or_measured(
     if earlier is not None and earlier.timing != "repeat":
         return earlier
     evaluation = measured()
-    journal_evaluation(bench.journal, bench.problem, bundle, cases, evaluation, elsewhere=True)
+    journal_evaluation(bench.journal, bench.problem, bundle, cases, evaluation, remote=True)
     return evaluation
 
 

@@ -116,12 +116,12 @@ def journal_evaluation(
     bundle: Bundle,
     cases: Sequence[Case],
     evaluation: Evaluation,
-    elsewhere: bool = False,
+    remote: bool = False,
 ) -> None:
-    """Store an evaluation that this process's evaluators did not journal. `elsewhere`: this machine
+    """Store an evaluation that this process's evaluators did not journal. `remote`: this machine
     need not have its device."""
     signatures = {
-        case.name: OpenCase(problem, case, shapes_only=elsewhere).signature for case in cases
+        case.name: OpenCase(problem, case, shapes_only=remote).signature for case in cases
     }
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
@@ -276,9 +276,9 @@ class LocalBench(ProblemBench):
 # -- the problem as proposers see it
 
 
-def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> ProblemView:
+def problem_view(problem: Problem, device: str, remote: bool = False) -> ProblemView:
     """The problem as proposers see it: signatures and traits of the searched cases for this kind of
-    device, without values and held-out cases. `elsewhere`: this machine has no such device, so only
+    device, without values and held-out cases. `remote`: this machine has no such device, so only
     the shapes are observed and the reference does not run on arrays."""
     cases = [case for case in problem.searched if case.fits(device)]
     view = ProblemView(
@@ -286,7 +286,7 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
         op=problem.op,
         summary=problem.summary,
         source=problem.source,
-        cases=tuple(_case_view(problem, case, device, elsewhere) for case in cases),
+        cases=tuple(_case_view(problem, case, device, remote) for case in cases),
         policy=_policy(problem.policy),
         hidden_cases=bool(problem.held_out),
     )
@@ -294,12 +294,12 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
     return view if problem.declared else replace(view, mostly=dominant(view.main.work, problem.op))
 
 
-def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> CaseView:
-    opened = OpenCase(problem, case, shapes_only=elsewhere, device="cpu" if elsewhere else device)
+def _case_view(problem: Problem, case: Case, device: str, remote: bool) -> CaseView:
+    opened = OpenCase(problem, case, shapes_only=remote, device="cpu" if remote else device)
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
-    observed = observe(opened, "cpu" if elsewhere else device)
+    observed = observe(opened, "cpu" if remote else device)
     return CaseView(
         name=case.name,
         signature=opened.signature,

@@ -36,7 +36,7 @@ from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedLanguage:
     """A language that the catalog describes for a hardware: its target, without the device and the
     facts of the node, and the built-in toolchain that hardware.toml names."""
 
@@ -49,7 +49,7 @@ class Setting:
     """Settings of all tasks of a run. `device` is the kind of device, None if a chip's own commands
     run the candidates. The node sets the number of threads in `settings`."""
 
-    offered: Mapping[str, Offered]
+    offered: Mapping[str, OfferedLanguage]
     device: DeviceKind | None
     problem: Problem | None = None
     settings: EvaluationSettings = field(default_factory=EvaluationSettings)

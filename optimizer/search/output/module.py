@@ -210,7 +210,7 @@ def _chosen(problem: Problem, outcome: RunOutcome) -> Case | None:
 def _write_reference(problem: Problem, chosen: Case | None, folder: Path) -> None:
     source = substituted(problem, chosen.constants) if chosen else problem.source
     (folder / "reference.py").write_text(source, encoding="utf-8")
-    for name, text in files_beside(problem.source, problem.path.parent).items():
+    for name, text in _imported_files(problem.source, problem.path.parent).items():
         path = folder / BESIDE / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -389,7 +389,7 @@ def _loaded(node: ast.AST) -> set[str]:
     }
 
 
-def files_beside(source: str, folder: Path) -> Mapping[str, str]:
+def _imported_files(source: str, folder: Path) -> Mapping[str, str]:
     """Text of the modules in `folder` that the source imports, directly or indirectly."""
     files: dict[str, str] = {}
     waiting = [source]

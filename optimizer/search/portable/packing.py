@@ -20,7 +20,8 @@ from optimizer.search.portable.launch import SESSION
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 
-# Packed packages. Those of their modules that need more than torch are never imported there.
+# Packages in a session, and on the nodes of a cluster. Modules of them that need more than torch
+# are never imported there.
 PACKAGES = ("kb", "retrieval", "optimizer")
 _MAIN = '''\
 """Unpacks itself and searches; see --help."""

@@ -50,7 +50,7 @@ from optimizer.search.portable.launch import (
 )
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, node_from_json
 from optimizer.search.store import FileStore, RunRow, run_from_json
-from optimizer.search.synthesizers.base import Asking, HardwareView, Synthesizer
+from optimizer.search.synthesizers.base import HardwareView, ModelCall, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
@@ -78,7 +78,7 @@ class Lines:
         )
         print(f"{self._name} {node.number}: {verdict} {plan}", flush=True)
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         """Print a message."""

@@ -47,8 +47,8 @@ class RecipeSource:
 
 
 class ServiceKnowledge:
-    """Knowledge from the retriever of this process. A run sees a skill as it was when it was first
-    shown."""
+    """Knowledge from the retriever of this process. A run sees the version of a skill that it was
+    first shown."""
 
     def __init__(self, base: KnowledgeBase) -> None:
         self._base = base

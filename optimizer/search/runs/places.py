@@ -48,12 +48,11 @@ from optimizer.search.bench.cluster import (
     SimulatedOnCluster,
 )
 from optimizer.search.bench.local import LocalBench, TargetToolchain
-from optimizer.search.bench.on_node import Offered, Setting, Surveyed, survey
+from optimizer.search.bench.on_node import OfferedLanguage, Setting, Surveyed, survey
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
 from retrieval.knowledge_base import KnowledgeBase
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
-PACKAGES = ("kb", "retrieval", "optimizer")  # imported by the nodes of a cluster
 CUDA_VENDORS = ("nvidia", "amd")
 SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
 
@@ -220,7 +219,6 @@ def cluster_places(
     hardware: str,
     language: str | None,
     log: Callable[[str], None],
-    settings: EvaluationSettings | None = None,
 ) -> ClusterPlaces:
     """The largest group of nodes with an equal environment among those that declare a hardware;
     `log` gets the reasons why others are left out. `auto` is the only hardware of a cluster.
@@ -232,7 +230,7 @@ def cluster_places(
     named = only_hardware(nodes, resolve) if hardware == AUTO else base.registry.resolve(hardware)
     slots = slots_for(nodes, named, resolve)
     offered = _offered(base, named, language)
-    setting = Setting(offered, _device(base, named), settings=settings or EvaluationSettings())
+    setting = Setting(offered, _device(base, named), settings=EvaluationSettings())
     surveyed, silent = _survey(cluster, slots, setting)
     chosen, others = _alike(slots, surveyed)
     left_out = silent | {
@@ -263,7 +261,9 @@ def _device(base: KnowledgeBase, hardware: str) -> DeviceKind | None:
     return "cpu" if lineage & {"x86-64", "arm"} else None
 
 
-def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Offered]:
+def _offered(
+    base: KnowledgeBase, hardware: str, language: str | None
+) -> dict[str, OfferedLanguage]:
     """The languages that a toolchain of the catalog compiles for a hardware, or only `language` and
     torch, which the reference is written in. Raises InvalidRequest for one that nothing compiles.
     """
@@ -271,7 +271,7 @@ def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[s
     specs, lineage = registry.all(), registry.lineage(hardware)
     facts = registry.values(hardware)
     known = (*LANGUAGES, *own_languages(base, hardware))
-    offered: dict[str, Offered] = {}
+    offered: dict[str, OfferedLanguage] = {}
     for name in dict.fromkeys(known if language is None else (language, "torch")):
         chosen = target_for(hardware, lineage, specs, facts, name, (), lambda: False)
         try:
@@ -280,7 +280,7 @@ def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[s
             if name == language:
                 raise
             continue
-        offered[name] = Offered(chosen.target, chosen.builtin)
+        offered[name] = OfferedLanguage(chosen.target, chosen.builtin)
     return offered
 
 
@@ -328,12 +328,12 @@ def _surveyed(
     for left in reversed(range(TRIES)):
         try:
             while not work.wait_for_value(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
-                if time.monotonic() >= deadline or not _lives(cluster, node):
+                if time.monotonic() >= deadline or not _is_alive(cluster, node):
                     raise WorkLost(f"no answer within {SURVEY_SECONDS:.0f} s, or the node is gone")
             answer: Surveyed = work.next()
             return answer
         except WorkLost:
-            if not left or time.monotonic() >= deadline or not _lives(cluster, node):
+            if not left or time.monotonic() >= deadline or not _is_alive(cluster, node):
                 raise
         finally:
             cluster.finish(work)
@@ -341,7 +341,7 @@ def _surveyed(
     raise AssertionError("the last try answers or raises")
 
 
-def _lives(cluster: Cluster, node: ClusterNode) -> bool:
+def _is_alive(cluster: Cluster, node: ClusterNode) -> bool:
     return any(living.id == node.id for living in cluster.nodes())
 
 
@@ -386,7 +386,7 @@ def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str,
     return places
 
 
-def _toolchain(language: str, offered: Offered, named: str) -> Toolchain:
+def _toolchain(language: str, offered: OfferedLanguage, named: str) -> Toolchain:
     chain = toolchain_for(language, offered.target, offered.builtin)
     if not isinstance(chain, CommandToolchain):
         return NodeToolchain(language, named)

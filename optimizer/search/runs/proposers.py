@@ -76,10 +76,10 @@ def left_out(
     base: KnowledgeBase,
     goal: Goal,
     places: dict[str, TargetToolchain],
-    asked: Sequence[Synthesizer],
+    chosen: Sequence[Synthesizer],
 ) -> list[UnusedProposer]:
     """Built-in synthesizers that could run here but that the goal leaves out."""
-    names = {synthesizer.name for synthesizer in asked}
+    names = {synthesizer.name for synthesizer in chosen}
     available = _available(base, replace(goal, language=None), places)
     left = []
     for synthesizer in (s for s in available if s.name not in names):

@@ -245,7 +245,7 @@ def _journal(journal: CatalogJournal, problem: Problem, node: Node) -> None:
         bundle = node.proposal.bundle
     checked = {check.case for check in evaluation.checks}
     cases = [case for case in problem.cases if case.name in checked]
-    journal_evaluation(journal, problem, bundle, cases, evaluation, elsewhere=True)
+    journal_evaluation(journal, problem, bundle, cases, evaluation, remote=True)
 
 
 def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
@@ -454,7 +454,7 @@ def _drafts(
 ) -> tuple[Drafted, str]:
     """A run with its next candidates, and the reason if they are fewer than `drafts`."""
     problem = load_problem(Path(run.problem))
-    view = problem_view(problem, target["device"], elsewhere=True)
+    view = problem_view(problem, target["device"], remote=True)
     offered = (run.goal.language,) if run.goal.language else tuple(target["languages"])
     hardware = HardwareView(
         run.hardware,

@@ -146,7 +146,7 @@ class ProposalContext:
 
 
 @dataclass(frozen=True)
-class Asking:
+class ModelCall:
     """A request for candidate `number` to a model, running for `seconds` of at most
     `most_seconds`."""
 
@@ -197,14 +197,14 @@ class ReadsContext(Protocol):
 
 
 @runtime_checkable
-class SaysWhy(Protocol):
+class ExplainsAbsence(Protocol):
     """A synthesizer that gives a reason if it has no candidate for a problem, "" otherwise."""
 
     nothing_because: str
 
 
 @runtime_checkable
-class OfRoles(Protocol):
+class LimitedToRoles(Protocol):
     """A synthesizer that only changes parameters with a role (kb/moves_vocabulary.py)."""
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:

@@ -45,31 +45,29 @@ class ExternalSynthesizer:
     def __init__(
         self,
         mailbox: Mailbox,
-        seconds: float = WAIT_SECONDS,
         cancelled: Callable[[], bool] = lambda: False,
         context_tokens: int = CONTEXT_TOKENS,
         brief: Callable[[ProposalContext], Mapping[str, Any]] | None = None,
     ) -> None:
-        """It waits at most `seconds` for a candidate; `cancelled` is polled meanwhile and ends the
-        wait. `context_tokens` bounds the packed knowledge. `brief` says a context in words, as the
-        field `briefing` of the JSON; without it the field is null."""
+        """`cancelled` is polled during the wait for a candidate and ends it. `context_tokens`
+        bounds the packed knowledge. `brief` renders a context as text for the field `briefing` of
+        the JSON; without it the field is null."""
         self._mailbox = mailbox
-        self._seconds = seconds
         self._cancelled = cancelled
         self.context_tokens = context_tokens
         self._brief = brief
         self._has_more = True
 
     def propose(self, context: ProposalContext) -> Proposal | None:
-        """Publish the context and wait for the candidate; None from when the caller has nothing
-        more. Raises ProposalFailed when none comes in time, for a malformed candidate and for a
+        """Publish the context and wait for the candidate; None once the caller has ended its
+        proposals. Raises ProposalFailed for a timeout, for a malformed candidate and for a
         cancelled run."""
         if not self._has_more:
             return None
         briefing = self._brief(context) if self._brief is not None else None
         self._mailbox.ask(context.step, {**context_as_json(context), "briefing": briefing})
         began = time.monotonic()
-        while time.monotonic() - began < self._seconds:
+        while time.monotonic() - began < WAIT_SECONDS:
             candidate = self._mailbox.candidate_for(context.step)
             if candidate == NOTHING_MORE:
                 self._has_more = False
@@ -81,7 +79,7 @@ class ExternalSynthesizer:
                 raise ProposalFailed("the run was cancelled while it waited for a candidate")
             time.sleep(POLL_SECONDS)
         self._mailbox.withdraw(context.step)
-        raise ProposalFailed(f"no candidate came within {self._seconds:.0f} s")
+        raise ProposalFailed(f"no candidate came within {WAIT_SECONDS:.0f} s")
 
 
 def context_as_json(context: ProposalContext) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.jobs import FIRST_COME, Jobs, Turn, checkpoint_of
+from kb.catalog.jobs import FIRST_COME, MANY_ATTEMPTS, Jobs, Turn, checkpoint_of
 from kb.data_dir import is_alive, marked_alive, remove_dead_marks
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId
@@ -96,23 +96,41 @@ def test_passages_are_counted_by_the_owner_alone_and_anew_in_each_attempt(
     assert (job.passages_done, job.passages, job.progress) == (0, None, {})
 
 
-def test_a_lease_that_ran_out_fails_the_job_and_retry_queues_it(
-    jobs: Jobs, catalog: Catalog
-) -> None:
+def test_a_lease_that_ran_out_queues_the_job_again(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
-    jobs.claim("w1", 0.02)
-    with pytest.raises(Conflict):
-        jobs.retry(job_id)
-    time.sleep(0.05)
-    assert jobs.expire() == [job_id]
-    failed = jobs.get(job_id)
-    assert failed.state == "failed" and failed.error is not None
-    assert failed.error["code"] == "lease_expired" and "Retry" in failed.error["hint"]
+    for attempt in range(1, 12):
+        job = jobs.claim("w1", 0.0)
+        assert job is not None and (job.attempts, job.error) == (attempt, None)
+        with pytest.raises(Conflict):
+            jobs.retry(job_id)
+        time.sleep(0.005)
+        assert jobs.requeue_abandoned() == [job_id]
+        assert jobs.get(job_id).state == "queued"
     with pytest.raises(Conflict):  # its worker wakes up too late
         jobs.heartbeat(job_id, "w1", 60)
+
+
+def test_a_failed_job_is_retried(jobs: Jobs, catalog: Catalog) -> None:
+    job_id = queued(jobs, catalog)
+    jobs.claim("w1", 60)
+    with catalog.write() as connection:
+        jobs.finish(connection, job_id, "w1", "failed", error={"code": "parse_failed"})
     jobs.retry(job_id)
     again = jobs.claim("w2", 60)
     assert again is not None and (again.attempts, again.error) == (2, None)
+
+
+def test_a_job_whose_workers_die_waits_for_the_others_of_its_share(
+    jobs: Jobs, catalog: Catalog
+) -> None:
+    """It may be the one that ends them."""
+    suspect = queued(jobs, catalog, "suspect")
+    for _ in range(MANY_ATTEMPTS):
+        assert jobs.claim("dead", 60) is not None
+        assert jobs.requeue_abandoned(lambda owner: False) == [suspect]
+    others = [queued(jobs, catalog, f"doc_{n}") for n in range(3)]
+    taken = [jobs.claim("w", 60) for _ in range(4)]
+    assert [job.id for job in taken if job] == [*others, suspect]
 
 
 def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog: Catalog) -> None:
@@ -120,10 +138,10 @@ def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog:
     jobs.claim("w1", 0.02)
     jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"})
     time.sleep(0.03)
-    assert jobs.expire() == []
+    assert jobs.requeue_abandoned() == []
     assert jobs.get(job_id).progress == {"stage": "embedding"}
     jobs.renew("someone else", 0.0)
-    assert jobs.expire() == []
+    assert jobs.requeue_abandoned() == []
 
 
 @pytest.mark.parametrize("hours", [1, -1], ids=["back", "forward"])
@@ -138,7 +156,7 @@ def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
             assert jobs.claim(owner, hours * 3600.0) is not None
         dead = data_dir / "locks" / "w2.worker"
         dead.touch()  # as a killed process leaves it: without its lock
-        assert jobs.expire(lambda owner: is_alive(data_dir, owner)) == [dead_job]
+        assert jobs.requeue_abandoned(lambda owner: is_alive(data_dir, owner)) == [dead_job]
         assert jobs.get(living_job).state == "running"
         remove_dead_marks(data_dir)
         assert not dead.exists() and is_alive(data_dir, "w1")
@@ -157,7 +175,7 @@ def test_a_job_goes_on_from_what_its_dead_worker_kept(jobs: Jobs, catalog: Catal
         jobs.store_checkpoint(connection, job, "w2", {"passages": 2})
     with catalog.write() as connection:
         jobs.store_checkpoint(connection, job, "w1", {"passages": 3})
-    assert jobs.expire(lambda owner: False) == []
+    assert jobs.requeue_abandoned(lambda owner: False) == [job_id]
     again = jobs.claim("w2", 60)
     assert again is not None and (again.id, again.attempts) == (job_id, 2)
     assert checkpoint_of(again) == {"passages": 3} and again.payload["version_id"] == "ver_1"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kb.catalog import tables as t
 from kb.catalog.knowledge import samples
 from kb.catalog.knowledge.samples import Sample, VerifiedKernel
-from kb.errors import NotFound
 from kb.plain import plain
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def test_a_manual_leaves_its_kernel(store: Store) -> None:
 
 def test_what_the_toolchain_said_stays_with_equal_code(store: Store) -> None:
     upload(store, MANUAL)
-    [kernel] = kernels(store)
     with store.catalog.write() as connection:
-        samples.set_status(connection, kernel.id, "compiles", "orbit-as took it")
+        known = {"status": "compiles", "evidence": "orbit-as took it"}
+        connection.execute(t.samples.update().values(known))
     upload(store, MANUAL + SECOND)
     first, second = sorted(kernels(store), key=lambda k: k.status)
     assert (first.status, first.evidence, first.version) == ("compiles", "orbit-as took it", 2)
@@ -103,7 +103,7 @@ def test_what_the_toolchain_said_stays_with_equal_code(store: Store) -> None:
 def test_changed_code_is_untried_again(store: Store) -> None:
     upload(store, MANUAL)
     with store.catalog.write() as connection:
-        samples.set_status(connection, kernels(store)[0].id, "refused", "E1042")
+        connection.execute(t.samples.update().values(status="refused", evidence="E1042"))
     upload(store, MANUAL.replace("mulacc a0, t0, t0", "mulacc a0, t0, t1"))
     [kernel] = kernels(store)
     assert (kernel.status, kernel.evidence, kernel.version) == ("untried", "", 2)
@@ -128,8 +128,3 @@ def test_a_run_keeps_one_kernel_for_an_operator(store: Store) -> None:
     assert (kept.status, kept.evidence, kept.document_id) == ("right", "800 cycles", None)
     assert kept.hardware == ("h100",) and kept.document_title == "" and kept.path == ()
     assert kernels(store, "mi300x") == []
-
-
-def test_a_status_of_nothing_is_refused(store: Store) -> None:
-    with store.catalog.write() as connection, pytest.raises(NotFound):
-        samples.set_status(connection, "smp_nonesuch", "right", "")

@@ -9,7 +9,7 @@ import pytest
 from kb.catalog.facts import Fact
 from kb.catalog.knowledge.documents import erase_deleted, remove_orphan_facts
 from kb.catalog.tables import facts
-from kb.errors import Conflict, InvalidRequest
+from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
 from kb.hardware.schema import parse_hardware
 from tests.stored_text import files_with
 
@@ -151,3 +151,36 @@ def test_the_correction_of_a_value_is_withdrawn(orbis: Store) -> None:
         orbis.registry.patch_fact(fact.id, withdraw=True, actor="ana")
     with pytest.raises(InvalidRequest):
         orbis.registry.patch_fact(fact.id, withdraw=True, status="accepted", actor="ana")
+
+
+def test_a_corrected_value_is_checked_as_one_of_a_hardware_toml(orbis: Store) -> None:
+    ingest(orbis, "sheet.md", SHEET)
+    before = proposed(orbis)
+    size, power = before["l2_size"], before["power"]
+    for fact, value in (
+        (size, {"text": "banana"}),
+        (size, {"text": "3 GB"}),
+        (size, {"number": -1.0, "text": "-1"}),
+        (size, {"number": 48.0, "text": "48"}),
+        (power, {"text": "3 GB"}),
+        (power, {"number": float("inf"), "text": "inf"}),
+    ):
+        stated = {
+            "key": fact.key,
+            "value": value.get("number", value.get("text")),
+            "unit": fact.unit,
+            "kind": "datasheet",
+            "title": "t",
+            "publisher": "p",
+            "locator": "l",
+            "date": "2026-01-01",
+        }
+        chip = {"id": "orbis-4", "name": "Orbis-4", "vendor": "o", "facts": [stated]}
+        with pytest.raises(InvalidKnowledge):
+            parse_hardware(chip, "t")
+        with pytest.raises(InvalidKnowledge, match=fact.key) as refused:
+            orbis.registry.patch_fact(fact.id, **value, actor="ana")
+        assert fact.unit in refused.value.hint
+    assert proposed(orbis) == before
+    fixed = orbis.registry.patch_fact(size.id, number=96.0 * 2**20, text="100663296", actor="ana")
+    assert (fixed.number, fixed.status) == (96.0 * 2**20, "accepted")

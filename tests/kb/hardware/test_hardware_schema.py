@@ -186,7 +186,7 @@ def test_facts_of_ones_own_are_accepted_and_new_number_formats_are_no_typing_err
         ({"run": "sim {input}"}, "toolchains.c.run", "runs nothing"),
         ({"run": "sim {output} {input} | tee log"}, "toolchains.c.run", "without a shell"),
         ({"run": "sim '{output} {input}"}, "toolchains.c.run", "split into words"),
-        ({"builtin": "x", "run": "sim {output} {input}"}, "toolchains.c.builtin", "beside"),
+        ({"builtin": "x", "run": "sim {output} {input}"}, "toolchains.c.builtin", "set together"),
         ({}, "toolchains.c.run", "missing"),
         ({"builtin": "x", "env": {"A B": "1"}}, "toolchains.c.env.A B", "environment"),
         ({"builtin": "x", "env": {"A": "{source}"}}, "toolchains.c.env.A", "unknown placeholder"),

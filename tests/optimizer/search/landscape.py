@@ -18,9 +18,9 @@ from optimizer.search.loop import Search
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import (
-    Asking,
     CaseView,
     HardwareView,
+    ModelCall,
     ProblemView,
     ProposalContext,
     ProposalFailed,
@@ -152,7 +152,7 @@ class RecordingListener:
     def node(self, node: Node, tree: Tree) -> None:
         self.nodes.append(node)
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         self.messages.append(message)

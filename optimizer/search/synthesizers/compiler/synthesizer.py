@@ -21,7 +21,6 @@ from optimizer.search.synthesizers.compiler.configurations import (
     EAGER,
     ConfigurationStep,
     Installed,
-    Space,
     configured_bundle,
     installed,
     rewritten_bundle,
@@ -58,19 +57,15 @@ class Candidate:
 
 
 class CompilerSynthesizer:
-    """Proposes from the shipped configurations and rules, or from another space."""
+    """Proposes from the shipped configurations and rules."""
 
     name = NAME
     first_tries = 1
 
-    def __init__(
-        self,
-        space: Space | None = None,
-        known: Callable[[], Installed] = installed,
-    ) -> None:
+    def __init__(self, known: Callable[[], Installed] = installed) -> None:
         """`known` returns the modes and options of the torch that runs the candidates; it is called
         when first needed, since importing the compiler takes seconds."""
-        self._space = space or shipped()
+        self._space = shipped()
         self._known = known
         self._rewritten: dict[str, tuple[Rewritten, ...]] = {}
 

@@ -22,7 +22,12 @@ from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreError
 from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.records import Cost, Proposal
-from optimizer.search.synthesizers.base import Asking, ProposalContext, ProposalFailed, Unreachable
+from optimizer.search.synthesizers.base import (
+    ModelCall,
+    ProposalContext,
+    ProposalFailed,
+    Unreachable,
+)
 from optimizer.search.synthesizers.llm.answers import (
     BadAnswer,
     CheckedAnswer,
@@ -440,7 +445,7 @@ class LlmSynthesizer:
         replay: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
-        asking: Callable[[Asking], None] | None = None,
+        asking: Callable[[ModelCall], None] | None = None,
         cancelled: Callable[[str], bool] = lambda run: False,
     ) -> None:
         """`asking` is called every second during a call, and so is `cancelled` with the id of the
@@ -519,7 +524,7 @@ class LlmSynthesizer:
         if self._cancelled(run):
             raise CallAbandoned("the run was cancelled during a call of a model")
         if self._asking is not None:
-            self._asking(Asking(model, step, seconds, self._settings.timeout_s))
+            self._asking(ModelCall(model, step, seconds, self._settings.timeout_s))
 
     def _replayed_from(
         self, context: ProposalContext, run: str

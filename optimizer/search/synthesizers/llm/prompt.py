@@ -95,23 +95,25 @@ def compose(context: ProposalContext, fence: Fence, *, budget: int, tools: bool)
     stay even beyond it. The composed knowledge has its own bound; a budget of 0 leaves it out.
     `tools` mentions that tools may be called.
     """
-    context, whole, kept = _fitted(context, fence, budget)
+    context, whole, fitting = _fitted(context, fence, budget)
     system = _system(context, fence)
-    user = _user(context, kept, fence, tools)
-    shown = ids(context, kept.excerpts)
+    user = _user(context, fitting, fence, tools)
+    shown = ids(context, fitting.excerpts)
     tokens = count_tokens(system + user)
-    return ModelPrompt(system, user, shown, tokens, _left_out(whole, kept), _beside(kept))
+    return ModelPrompt(
+        system, user, shown, tokens, _left_out(whole, fitting), _further_kernels(fitting)
+    )
 
 
 def brief(context: ProposalContext, fence: Fence, *, budget: int) -> Briefing:
     """The content of a prompt without the form of the answer. `budget` is as in `compose`."""
-    context, _, kept = _fitted(context, fence, budget)
-    values = _values(context, kept, fence)
+    context, _, fitting = _fitted(context, fence, budget)
+    values = _values(context, fitting, fence)
     note = rendered("quoted.md", {"boundary": fence.boundary, "end": fence.end})
     task = [note, *(f"# {title}\n{values[name]}" for title, name in _TASK), values["target"]]
     step = [*(f"# {title}\n{values[name]}" for title, name in _STEP)]
     step += [values["memory"], values["knowledge"]]
-    return Briefing(_joined(task), _joined(step), tuple(sorted(ids(context, kept.excerpts))))
+    return Briefing(_joined(task), _joined(step), tuple(sorted(ids(context, fitting.excerpts))))
 
 
 _TASK = (
@@ -147,25 +149,27 @@ def _fitted(
     )
     if budget <= 0:  # the model's window is smaller than the composed knowledge
         context = replace(context, knowledge=replace(context.knowledge, target="", situation=""))
-    kept: _Variable = whole
-    while count_tokens(_spent(context, kept, fence)) > budget:
-        fewer = kept.less()
+    fitting: _Variable = whole
+    while count_tokens(_spent(context, fitting, fence)) > budget:
+        fewer = fitting.less()
         if fewer is None:
             break
-        kept = fewer
-    return context, whole, kept
+        fitting = fewer
+    return context, whole, fitting
 
 
-def _spent(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
+def _spent(context: ProposalContext, fitting: _Variable, fence: Fence) -> str:
     log = context.parent.evaluation.log if context.parent.evaluation is not None else ""
     # The composed knowledge has its own budget, and the kernel to continue from has none.
     unpacked = replace(context, knowledge=replace(context.knowledge, situation=""))
-    kept = replace(kept, sources=tuple(node for node in kept.sources if node is not kept.base))
+    fitting = replace(
+        fitting, sources=tuple(node for node in fitting.sources if node is not fitting.base)
+    )
     return "".join(
         [
-            known(unpacked, kept.excerpts, fence),
-            _memory(context, kept, fence),
-            log[: kept.log_chars] if not context.parent.correct else "",
+            known(unpacked, fitting.excerpts, fence),
+            _memory(context, fitting, fence),
+            log[: fitting.log_chars] if not context.parent.correct else "",
         ]
     )
 
@@ -177,15 +181,15 @@ def _system(context: ProposalContext, fence: Fence) -> str:
     return rendered("system.md", {**values, "boundary": fence.boundary, "end": fence.end})
 
 
-def _user(context: ProposalContext, kept: _Variable, fence: Fence, tools: bool) -> str:
+def _user(context: ProposalContext, fitting: _Variable, fence: Fence, tools: bool) -> str:
     task = NEXT
     if context.parent.proposal is None:
-        task = ANOTHER if _beside(kept) else FIRST
+        task = ANOTHER if _further_kernels(fitting) else FIRST
     values = {"task": task, "tools": TOOLS_NOTE if tools else ""}
-    return rendered("user.md", {**_values(context, kept, fence), **values})
+    return rendered("user.md", {**_values(context, fitting, fence), **values})
 
 
-def _values(context: ProposalContext, kept: _Variable, fence: Fence) -> dict[str, str]:
+def _values(context: ProposalContext, fitting: _Variable, fence: Fence) -> dict[str, str]:
     """The parts of a prompt by the names of their placeholders."""
     return {
         "problem": sections.problem(context, fence),
@@ -193,50 +197,54 @@ def _values(context: ProposalContext, kept: _Variable, fence: Fence) -> dict[str
         "judging": sections.judging(context),
         "hardware": sections.hardware(context, fence),
         "interface": sections.interface(context),
-        "parent": results.parent(context, fence, kept.sources),
-        "verdict": _measured(context, kept, fence),
-        "memory": _memory(context, kept, fence),
+        "parent": results.parent(context, fence, fitting.sources),
+        "verdict": _measured(context, fitting, fence),
+        "memory": _memory(context, fitting, fence),
         "target": sections.target(context, fence),
-        "knowledge": known(context, kept.excerpts, fence),
+        "knowledge": known(context, fitting.excerpts, fence),
     }
 
 
-def _measured(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
+def _measured(context: ProposalContext, fitting: _Variable, fence: Fence) -> str:
     """Verdict of the parent; with those of correct kernels if the parent is the reference."""
-    chars, baseline = kept.log_chars, context.baseline
+    chars, baseline = fitting.log_chars, context.baseline
     own = results.verdict(context.parent, fence, chars, baseline)
-    right = [node for node in kept.sources if node.correct]
+    right = [node for node in fitting.sources if node.correct]
     if context.parent.proposal is not None or not right:
         return own
     others = (f"Node {n.number}:\n{results.verdict(n, fence, chars, baseline)}" for n in right)
     return "\n".join([f"The reference:\n{own}", *others])
 
 
-def _memory(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
+def _memory(context: ProposalContext, fitting: _Variable, fence: Fence) -> str:
     # Earlier kernels that the budget leaves out have a line among the lessons.
-    remembered = replace(context, seen=kept.seen)
+    remembered = replace(context, seen=fitting.seen)
     parts = [
         results.under_way(context, fence),
         results.lessons(remembered, fence),
-        results.seen(kept.seen, fence, context.baseline),
+        results.seen(fitting.seen, fence, context.baseline),
         results.best(remembered, fence),
         results.sources(
-            kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE), context.baseline
+            fitting.sources, fence, min(fitting.log_chars, results.MAX_MESSAGE), context.baseline
         ),
     ]
     text = "\n".join(part for part in parts if part)
     return f"# Earlier kernels (one of them again, unchanged, is refused)\n{text}" if text else ""
 
 
-def _beside(kept: _Variable) -> tuple[int, ...]:
+def _further_kernels(fitting: _Variable) -> tuple[int, ...]:
     """The numbers of correct kernels whose source is shown, except the parent's."""
-    return tuple(node.number for node in kept.sources if node.correct)
+    return tuple(node.number for node in fitting.sources if node.correct)
 
 
-def _left_out(whole: _Variable, kept: _Variable) -> str:
-    excerpts = len(whole.excerpts) - len(kept.excerpts)
-    seen = len(whole.seen) - len(kept.seen)
-    sources = len(whole.sources) - len(kept.sources)
-    log = "" if kept.log_chars == whole.log_chars else f", log cut to {kept.log_chars} characters"
+def _left_out(whole: _Variable, fitting: _Variable) -> str:
+    excerpts = len(whole.excerpts) - len(fitting.excerpts)
+    seen = len(whole.seen) - len(fitting.seen)
+    sources = len(whole.sources) - len(fitting.sources)
+    log = (
+        ""
+        if fitting.log_chars == whole.log_chars
+        else f", log cut to {fitting.log_chars} characters"
+    )
     more = f", {sources} of their sources" if sources else ""
     return f"{excerpts} excerpts, {seen} earlier kernels{more}{log}"

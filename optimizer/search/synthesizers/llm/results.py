@@ -425,7 +425,7 @@ def sources(
     parts = []
     for node in nodes:
         if node.correct:
-            parts.append(f"{_standing(node)} Go on from it where it helps.\n{source(node, fence)}")
+            parts.append(f"{_headline(node)} Go on from it where it helps.\n{source(node, fence)}")
         else:
             parts.append(
                 "The last that failed, whole. Mend it where its idea is sound.\n"
@@ -434,7 +434,7 @@ def sources(
     return "\n".join(parts)
 
 
-def _standing(node: Node) -> str:
+def _headline(node: Node) -> str:
     """Headline of a correct kernel; one without a figure is not called the best."""
     if node.speedup is not None:
         return "The best so far, whole."

@@ -1,1 +1,1 @@
-"""Recipes meet problems: whether one fits, and the candidate that comes of chosen values."""
+"""Recipes applied to problems: whether one fits, and its candidate for chosen values."""

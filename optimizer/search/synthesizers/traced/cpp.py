@@ -681,8 +681,8 @@ def _stride(indices: tuple[Index, ...], variable: Var) -> int | None:
     if not indices:
         return 0
     last = indices[-1].factor(variable)
-    elsewhere = any(part.factor(variable) != 0 for part in indices[:-1])
-    return None if elsewhere else last
+    strided = any(part.factor(variable) != 0 for part in indices[:-1])
+    return None if strided else last
 
 
 def _only_read_by(nest: Nest, made: list[Nest]) -> set[str]:

@@ -44,7 +44,6 @@ MAX_WINDOW = 128  # most terms of a reduction over a window, which one thread ad
 MIN_FIRST_TERMS = 512
 
 Role = Literal["point", "row", "full", "reduce", "window", "scan"]
-Part = Literal["p", "c", "q"]
 
 
 @dataclass(frozen=True)

@@ -365,7 +365,7 @@ def _heads_exchanged(value: Value) -> Value:
 
 
 def _views_only(graph: fx.Graph) -> bool:
-    """Whether every operator is a view, which costs torch nothing."""
+    """Whether every operator is a view, which is free in torch."""
     operators = [n.target for n in graph.nodes if n.op == "call_function"]
     return all(o is getitem or getattr(o, "is_view", False) for o in operators)
 

@@ -150,7 +150,7 @@ def test_a_busy_machine_is_reported() -> None:
         for other in others:
             other.kill()
             other.wait()
-    assert "most get no figure" in said and "begins with what is right" in said
+    assert "most get no figure" in said and "begins with the correct candidates" in said
 
 
 def test_an_idle_machine_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

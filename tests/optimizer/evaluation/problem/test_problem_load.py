@@ -383,7 +383,7 @@ def test_seen_from_another_machine_no_array_is_made(write: Write) -> None:
         def get_inputs():
             return [torch.randn(1 << 30, 1 << 10)]  # 4 TiB
     """)
-    (case,) = problem_view(load_problem(path), "cuda", elsewhere=True).cases
+    (case,) = problem_view(load_problem(path), "cuda", remote=True).cases
     assert case.signature.of("output")[0].shape == (1 << 29, 1 << 10)
     assert case.traits["_softmax.dim"] == 0
     assert dict(case.kinds) == {"other": 1}
@@ -395,7 +395,7 @@ def test_seen_from_another_machine_no_array_is_made(write: Write) -> None:
 )
 def test_shapes_tell_what_a_run_tells(name: str) -> None:
     problem = load_problem(Path(name))
-    assert problem_view(problem, "cpu", elsewhere=True) == problem_view(problem, "cpu")
+    assert problem_view(problem, "cpu", remote=True) == problem_view(problem, "cpu")
 
 
 def test_numbers_and_buffers_have_the_dtypes_that_a_run_gives_them(write: Write) -> None:
@@ -425,7 +425,7 @@ def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
         def get_inputs():
             return [torch.ones(5)]
     """)
-    (case,) = problem_view(load_problem(path), "cpu", elsewhere=True).cases
+    (case,) = problem_view(load_problem(path), "cpu", remote=True).cases
     assert case.signature.of("output")[0].shape == (2,)
 
 

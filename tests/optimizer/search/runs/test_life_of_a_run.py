@@ -20,7 +20,7 @@ from optimizer.search.records import Node
 from optimizer.search.runs.export import export_run, write_result
 from optimizer.search.runs.optimize import FinishedRun, RunInterrupted, optimize
 from optimizer.search.runs.run_store import cancel_run, run_account, run_store
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from tests.api.cli_process import Ran, kernlore
@@ -269,7 +269,7 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
         )
 
     class Watching(RecordingListener):
-        def asking(self, asking: Asking) -> None:
+        def asking(self, asking: ModelCall) -> None:
             shown = run_account(services, row.id)
             with pytest.raises(Conflict) as refused:
                 again(RecordingListener())

@@ -18,7 +18,7 @@ from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.tree import Tree
@@ -68,7 +68,7 @@ class Listening:
 
     def node(self, node: Any, tree: Tree) -> None: ...
 
-    def asking(self, asking: Asking) -> None: ...
+    def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
         self.heard.append(message)

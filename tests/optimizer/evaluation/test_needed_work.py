@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.correctness.prepared import (
-    PreparedProblem,
-    least_share,
-    needed_read_bytes,
-)
+from optimizer.evaluation.correctness.prepared import PreparedProblem
+from optimizer.evaluation.needed_work import least_share, needed_read_bytes
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.settings import EvaluationSettings
@@ -77,7 +74,8 @@ def opened(folder: Path, result: str) -> OpenCase:
     ],
 )
 def test_inputs_that_matter_everywhere_must_be_read_whole(tmp_path: Path, result: str) -> None:
-    assert needed_read_bytes(opened(tmp_path, result), "cpu", seed=1) == BYTES
+    needed = needed_read_bytes(opened(tmp_path, result), "cpu", seed=1)
+    assert needed == 4 * 256 * 1024  # y is too small to be tried
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_elements_outside_of_a_slice_need_not_be_read(
     tmp_path: Path, result: str, share: float
 ) -> None:
     needed = needed_read_bytes(opened(tmp_path, result), "cpu", seed=1)
-    assert needed <= 1.2 * share * BYTES + 4096
+    assert 0.5 * share * BYTES - 4096 < needed <= 1.2 * share * BYTES
 
 
 def test_unused_weights_need_not_be_read(tmp_path: Path) -> None:
@@ -102,8 +100,8 @@ def test_the_work_of_a_case_that_skips_most_inputs_is_smaller(tmp_path: Path) ->
     opened_case = opened(tmp_path, "x[:8] * 2")
     prepared = PreparedProblem(opened_case.problem, "cpu", EvaluationSettings())
     whole, needed = prepared.work(opened_case.case), prepared.needed_work(opened_case.case)
-    assert whole.read_bytes == BYTES and needed.read_bytes < BYTES / 4
-    assert needed.written_bytes == whole.written_bytes
+    assert whole.read_bytes == BYTES and whole.needed_read_bytes is None
+    assert needed.needed_read_bytes == 4 * 8 * 1024 and needed.written_bytes == whole.written_bytes
 
 
 def test_the_share_is_the_lower_end_of_an_interval() -> None:

@@ -1,0 +1,119 @@
+"""A key that is restricted to one chip learns no id of another one."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.keyed_service import KeyedService, keyed_service
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+SKILL = """---
+name: shared-tiles
+description: Use when tiles are shared by chips.
+metadata:
+  kb.signals: memory_bound
+  kb.hardware: h100, mi300x
+---
+## When to use
+
+Always.
+"""
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, model_cache: Path
+) -> Iterator[tuple[KeyedService, str]]:
+    """A service with a document, its job and a skill about two chips; the id of the document."""
+    with keyed_service(tmp_path_factory.mktemp("hidden"), model_cache) as keyed:
+        sent = keyed.ask(
+            "writer",
+            "POST",
+            "/documents",
+            files=[("file", ("shared.md", b"# Shared\n\nTwo persimmon chips share this.\n"))],
+            data={"hardware": "h100,mi300x"},
+        ).json()
+        deadline = time.monotonic() + 60
+        while keyed.ask("admin", "GET", f"/jobs/{sent['job_id']}").json()["state"] != "ready":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("shared-tiles/SKILL.md", SKILL)
+        files = [("file", ("s.zip", buffer.getvalue()))]
+        assert keyed.ask("curator", "POST", "/skills", files=files).status_code == 201
+        yield keyed, sent["document_id"]
+
+
+def test_what_is_about_two_chips_names_only_the_own_one(service: tuple[KeyedService, str]) -> None:
+    keyed, document = service
+    job = keyed.ask("mi300x", "GET", f"/documents/{document}").json()["job_id"]
+    paths = (
+        "/jobs",
+        f"/jobs/{job}",
+        "/documents",
+        f"/documents/{document}",
+        f"/documents/{document}/passages",
+        f"/documents/{document}/sections",
+        "/skills",
+        "/skills/shared-tiles",
+        "/retrieve?q=persimmon&hardware=mi300x",
+    )
+    for path in paths:
+        answer = keyed.ask("mi300x", "GET", path)
+        assert answer.status_code == 200, path
+        text = answer.text
+        assert "h100" not in text, (path, text[max(0, text.find("h100") - 200) :][:300])
+        assert (
+            "h100" in keyed.ask("admin", "GET", path).text
+            or "retrieve" in path
+            or (path.endswith("sections"))
+        )
+
+
+def test_an_exported_skill_names_only_the_own_chip(service: tuple[KeyedService, str]) -> None:
+    keyed, _ = service
+    for key, chips in (("mi300x", "mi300x"), ("admin", "h100,mi300x")):
+        answer = keyed.ask(key, "GET", "/skills/shared-tiles/export")
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as folder:
+            text = folder.read("shared-tiles/SKILL.md").decode()
+        assert f"kb.hardware: {chips}\n" in text.replace(", ", ",").replace('"', "")
+
+
+def test_a_source_key_does_not_tell_whether_another_document_has_it(
+    service: tuple[KeyedService, str],
+) -> None:
+    keyed, _ = service
+    theirs = {"hardware": "mi300x", "source_key": "taken"}
+    file = [("file", ("a.md", b"# A\n\nText of theirs.\n"))]
+    assert keyed.ask("writer", "POST", "/documents", data=theirs, files=file).status_code == 202
+    keys = []
+    for name in ("taken", "free"):
+        data = {"hardware": "h100", "source_key": name}
+        own = [("file", ("b.md", f"# B\n\nMine, {name}.\n".encode()))]
+        sent = keyed.ask("h100", "POST", "/documents", data=data, files=own).json()
+        assert sent["outcome"] == "created"
+        shown = keyed.ask("h100", "GET", f"/documents/{sent['document_id']}").json()
+        keys.append(shown["source_key"].removesuffix(name))
+        again = keyed.ask("h100", "POST", "/documents", data=data, files=own).json()
+        assert (again["outcome"], again["document_id"]) == ("unchanged", sent["document_id"])
+    assert keys[0] == keys[1]
+
+
+def test_an_alias_of_a_hidden_chip_is_taken_and_no_more(service: tuple[KeyedService, str]) -> None:
+    keyed, _ = service
+    secret = keyed.ask("admin", "GET", "/hardware/h100").json()
+    alias = secret["aliases"][0]
+    for name in (alias, "h100"):
+        changed = {"id": "mi300x", "name": "X", "vendor": "amd", "aliases": [name]}
+        refused = keyed.ask("mi300x", "POST", "/hardware", json=changed)
+        assert refused.status_code in (400, 403, 409), refused.text
+        told = refused.text.replace(name, "")
+        assert "h100" not in told and secret["name"] not in told
