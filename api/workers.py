@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from api.http.callers import CLIENT_HEADER
+from kb.errors import InvalidRequest
 from kb.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,11 +42,19 @@ def socket_path(settings: Settings) -> Path:
 
 
 def listen_for_workers(settings: Settings) -> socket.socket:
-    """Listen for forwarded requests. Raises OSError if the path is too long."""
+    """Listen for forwarded requests. Raises InvalidRequest if the socket's path is too long."""
     path = socket_path(settings)
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(str(path))
+    try:
+        listening.bind(str(path))
+    except OSError as error:
+        listening.close()
+        raise InvalidRequest(
+            f"several processes cannot share {path}: {error}",
+            hint="The path of a socket has at most 107 bytes: use a shorter --data-dir, or leave"
+            " --workers out.",
+        ) from error
     path.chmod(0o600)
     listening.listen(2048)
     return listening

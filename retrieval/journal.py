@@ -1,10 +1,10 @@
 """The retrieval log: written in batches off the request path, and complete before an outcome is
 reported.
 
-With a server catalog, the next request may reach another replica. So a run's retrieval is written
-before its answer is returned, and an outcome waits for a retrieval that may be in another replica's
-batch. Each retrieval is stored with the skills that it showed and withheld, each outcome with the
-skills that were used and whether they helped.
+Where several processes answer, the next request may reach another one. So a run's retrieval is
+written before its answer is returned, and an outcome waits for a retrieval that may be in another
+process's batch. Each retrieval is stored with the skills that it showed and withheld, each outcome
+with the skills that were used and whether they helped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from retrieval.request import RetrieveRequest
 
 BATCH = 200
 FLUSH_SECONDS = 1.0
-ARRIVES_SECONDS = 3.0  # time in which another replica stores a retrieval
+ARRIVES_SECONDS = 3.0  # time in which another process stores a retrieval
 LOOK_SECONDS = 0.1
 MAX_STORED_LOG = 20_000  # characters of a compiler log that are stored
 # Smallest change that counts as a gain: 80 comparisons of a kernel with itself, on a shared CPU,
@@ -65,11 +65,12 @@ def stored_request(request: RetrieveRequest) -> dict[str, Any]:
 
 class Journal:
     """The log of retrievals and outcomes, append-only. `record` never waits for the disk; a thread
-    writes batches.
+    writes batches. `shared`: other processes answer over the same catalog.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, shared: bool = False) -> None:
         self._catalog = catalog
+        self._shared = shared or catalog.on_server
         self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._unwritten: list[dict[str, Any]] = []  # rows taken off the queue and not stored yet
         self._writing = threading.Lock()  # one batch at a time, so that flush covers all rows
@@ -83,7 +84,7 @@ class Journal:
         if self._catalog.read_only:
             return
         self._queue.put({**row, "created_at": clock.now()})
-        if self._catalog.on_server and row.get("run_id") and self._flushed():
+        if self._shared and row.get("run_id") and self._flushed():
             return
         with self._starting:
             if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
@@ -231,8 +232,8 @@ class Journal:
         return outcome_id
 
     def _await(self, retrieval_id: str) -> None:
-        """Wait for a retrieval that another replica may have answered just before."""
-        if not self._catalog.on_server or not _RETRIEVAL.fullmatch(retrieval_id):
+        """Wait for a retrieval that another process may have answered just before."""
+        if not self._shared or not _RETRIEVAL.fullmatch(retrieval_id):
             return
         stored = sa.select(retrievals.c.id).where(retrievals.c.id == retrieval_id)
         deadline = time.monotonic() + ARRIVES_SECONDS

@@ -77,6 +77,7 @@ class KnowledgeBase:
             dense_ready=lambda: self.dense_ready,
             loaded=lambda: self.knowledge_loaded,
             withheld_share=self.settings.skills_withheld_share,
+            shared=self.settings.workers > 1,
         )
 
     def report_skill_use(self, names: Sequence[str]) -> None:

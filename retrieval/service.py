@@ -52,6 +52,7 @@ class Retriever:
         dense_ready: Callable[[], bool] = lambda: True,
         loaded: Callable[[], bool] = lambda: True,
         withheld_share: float = WITHHELD_SHARE,
+        shared: bool = False,
     ) -> None:
         self.snapshots = snapshots
         self._embedder = embedder
@@ -59,7 +60,7 @@ class Retriever:
         self._dense_ready = dense_ready
         self._loaded = loaded
         self._withheld_share = withheld_share
-        self._journal = Journal(catalog)
+        self._journal = Journal(catalog, shared)
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=MOST_VECTORS)(self._encode)
 

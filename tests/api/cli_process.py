@@ -194,7 +194,12 @@ def document_of(data: Path, title: str) -> str:
 
 @contextmanager
 def serving(
-    data: Path, knowledge: Path, *, ready: bool = True, command: Sequence[str] = COMMAND
+    data: Path,
+    knowledge: Path,
+    *,
+    ready: bool = True,
+    command: Sequence[str] = COMMAND,
+    options: Sequence[str] = (),
 ) -> Iterator[str]:
     """The URL of a real service on a data directory, with the built-in knowledge of a folder. It is
     stopped at the end; what it prints lies beside the directory. With `ready` it has made all that
@@ -206,7 +211,7 @@ def serving(
         (data.parent / "err.txt").open("wb") as errors,
     ):
         process = subprocess.Popen(
-            [*command, "serve", "--port", str(port), "--data-dir", str(data)],
+            [*command, "serve", "--port", str(port), "--data-dir", str(data), *options],
             cwd=ROOT,
             stdout=out,
             stderr=errors,

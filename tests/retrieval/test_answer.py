@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -75,11 +76,13 @@ def snapshot(module_store: Store) -> Snapshot:
 
 @pytest.fixture
 def statements() -> Iterator[list[str]]:
-    """Every statement that the process sends to a database meanwhile."""
+    """Every statement that this thread sends to a database meanwhile."""
     sent: list[str] = []
+    thread = threading.get_ident()  # a service of another test may still read documents
 
     def note(_: Any, __: Any, statement: str, *___: Any) -> None:
-        sent.append(statement)
+        if threading.get_ident() == thread:
+            sent.append(statement)
 
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
     yield sent

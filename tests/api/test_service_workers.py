@@ -1,0 +1,152 @@
+"""A service of several processes (`--workers`): every process answers with the same knowledge."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.processes import descendants
+from tests.api.cli_process import free_port, kernlore, serving
+from tests.shared import copy_knowledge, place_models
+
+pytestmark = [pytest.mark.embedded, pytest.mark.slow(seconds=25)]
+
+REQUEST = {"query": "coalesce the accesses of a memory bound kernel", "hardware": "h100"}
+NOTES = "# Notes\n\n## Loads\n\nThe {word} unit moves data between the memories of this chip.\n"
+WORDS = ("tarquelin", "osveril", "mabbenoy", "quillarn")
+CALLS = 12  # on connections of their own, so that each process accepts some
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("workers")
+    knowledge = copy_knowledge(folder / "knowledge", ("guidance/memory-bound.md",))
+    data = place_models(folder / "data", model_cache)
+    with serving(data, knowledge, options=("--workers", "3")) as url:
+        wait_for_workers(url, 2)
+        yield url
+
+
+def call(service: str, method: str, path: str, **carried: Any) -> httpx.Response:
+    """A request on a new connection, which any process may accept."""
+    with httpx.Client(base_url=service, timeout=30) as client:
+        return client.request(method, path, **carried)
+
+
+def retrieve(url: str, **body: Any) -> dict[str, Any]:
+    answer = call(url, "POST", "/retrieve", json={**REQUEST, **body})
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def pid_of(url: str) -> int:
+    [pid] = [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if f"\0{url.rpartition(':')[2]}\0" in command_of(folder) and "serve" in command_of(folder)
+    ]
+    return pid
+
+
+def command_of(folder: Path) -> str:
+    try:
+        return (folder / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def workers_of(url: str) -> list[int]:
+    return [
+        pid for pid in descendants(pid_of(url)) if "api.workers" in command_of(Path(f"/proc/{pid}"))
+    ]
+
+
+def processor_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def wait_for_workers(url: str, count: int) -> list[int]:
+    """The workers, once each has used more processor time than its imports take and waits."""
+    deadline = time.monotonic() + 60
+    ticks: dict[int, int] = {}
+    while time.monotonic() < deadline:
+        now = {pid: processor_ticks(pid) for pid in workers_of(url)}
+        if len(now) == count and now == ticks and min(now.values()) > 50:
+            return list(now)
+        ticks = now
+        time.sleep(0.5)
+    raise AssertionError(f"workers: {ticks}")
+
+
+def test_every_process_answers_and_answers_alike(url: str) -> None:
+    workers = workers_of(url)
+    before = {pid: processor_ticks(pid) for pid in workers}
+    contexts = {retrieve(url, k=5)["context"] for _ in range(60)}
+    assert len(contexts) == 1
+    assert all(processor_ticks(pid) > before[pid] for pid in workers)
+
+
+def test_an_acknowledged_document_is_in_every_answer_until_it_is_deleted(url: str) -> None:
+    for word in WORDS:
+        files = {"file": (f"{word}.md", NOTES.format(word=word).encode())}
+        uploaded = call(url, "POST", "/documents", files=files, data={"hardware": "h100"})
+        document = uploaded.json()
+        while call(url, "GET", f"/jobs/{document['job_id']}").json()["state"] != "ready":
+            time.sleep(0.05)
+        for _ in range(CALLS):
+            assert word in retrieve(url, query=f"the {word} unit")["excerpts"][0]["text"]
+        deleted = call(url, "DELETE", f"/documents/{document['document_id']}")
+        assert deleted.status_code in (200, 204)
+        for _ in range(CALLS):
+            excerpts = retrieve(url, query=f"the {word} unit")["excerpts"]
+            assert not [e for e in excerpts if word in e["text"]]
+
+
+def test_an_outcome_is_taken_for_the_answer_of_any_process(url: str) -> None:
+    for _ in range(CALLS):
+        retrieval = retrieve(url)["retrieval_id"]
+        outcome = {"correct": True, "speedup": 1.2}
+        reported = call(url, "POST", f"/retrievals/{retrieval}/outcome", json=outcome)
+        assert reported.status_code < 300, reported.text
+
+
+def test_errors_and_pages_are_those_of_one_process(url: str) -> None:
+    for _ in range(CALLS):
+        unknown = call(url, "POST", "/retrieve", json={"hardware": "nochip", "query": "x"})
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_hardware")
+        assert call(url, "GET", "/no/such/page").status_code == 404
+        assert call(url, "GET", "/hardware").status_code == 200
+
+
+def test_a_killed_worker_is_replaced(url: str) -> None:
+    killed, *_ = workers_of(url)
+    os.kill(killed, signal.SIGKILL)
+    assert killed not in wait_for_workers(url, 2)
+    for _ in range(CALLS):
+        retrieve(url)
+
+
+def test_workers_end_with_their_service(tmp_path: Path, model_cache: Path) -> None:
+    knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
+    data = place_models(tmp_path / "data", model_cache)
+    with serving(data, knowledge, options=("--workers", "2")) as url:
+        workers = wait_for_workers(url, 1)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 110)
+    ran = kernlore("serve", "--port", str(free_port()), "--workers", "2", data=folder)
+    assert ran.code != 0 and "use a shorter --data-dir" in ran.err, ran.err
