@@ -222,7 +222,8 @@ class _Graph:
         self._formula = case.cost.flops
         self._places = {id(leaf): n for n, leaf in enumerate(leaves) if leaf is not None}
         self._frozen = len(case.scalars) if case.problem.policy.weights == "frozen" else None
-        whole = [v.numel() for v in (*values.inputs, *values.state.values()) if _is_whole(v)]
+        given = (*values.inputs, *values.state.values())
+        whole = (value.numel() for value in given if not value.is_floating_point())
         self._hidden = max(whole, default=0)  # elements of a source that autograd does not show
         self._members: dict[Any, _Product] = {}
         self._sums: dict[Any, int] = {}  # elements of the results of sums
@@ -471,10 +472,6 @@ def _origin(node: Any) -> Any:
     while node is not None and _name(node) in MOVES - REPEATING and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     return node
-
-
-def _is_whole(value: torch.Tensor) -> bool:
-    return not value.is_floating_point()
 
 
 def _saved(node: Any, name: str) -> torch.Tensor | None:
