@@ -66,7 +66,7 @@ class DocumentLimits:
                 if size <= self.unpacked_bytes:
                     size = _unpacked(archive, self.unpacked_bytes)
         except _DAMAGED:
-            return  # the reader says what is wrong with it
+            return  # the reader reports the error
         if size > self.unpacked_bytes:
             raise _too_large(
                 f"its archive unpacks to more than {self.unpacked_bytes // MIB:,} MiB",

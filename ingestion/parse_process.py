@@ -130,7 +130,7 @@ class ParserProcess:
             raise
         except KernloreError:
             raise
-        except BaseException:
+        except BaseException:  # of an interrupt too: the child is within a document
             child.kill()
             raise
         finally:

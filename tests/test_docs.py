@@ -115,7 +115,7 @@ def test_every_record_and_result_is_in_its_index() -> None:
 
 
 def linked(page: Path, here: bool = False) -> set[str]:
-    """Files that a page links to; with `here`, those of its own folder alone."""
+    """Files that a page links to; with `here`, only those of the same folder."""
     targets = {t.partition("#")[0] for t in LINK.findall(page.read_text(encoding="utf-8"))}
     return {t for t in targets if t and "://" not in t and not (here and "/" in t)}
 

@@ -1,7 +1,7 @@
 """Checks of the host name and the origin of every request, before any route.
 
 A service may have no keys, and yet a page in the user's browser must not use it. A page could call
-it by a host name of its own that resolves to this machine (DNS rebinding), or by a cross-site
+it by its own host name that resolves to this machine (DNS rebinding), or by a cross-site
 request, which the browser marks with the page's origin.
 """
 

@@ -8,6 +8,7 @@ does not know ends a proof.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -21,6 +22,8 @@ import torch
 from optimizer.evaluation.problem.open_case import DrawnValues, OpenCase, free_memory
 from optimizer.evaluation.roofline import NeededOperations
 
+_log = logging.getLogger(__name__)
+
 LINE = 64  # bytes, aligned, that a processor reads at once
 
 
@@ -28,7 +31,7 @@ class Dependence(NamedTuple):
     """What the outputs of one run depend on, by their derivatives.
 
     `operations` is None if they could not be counted. `read_bytes` has a lower bound for each input
-    and weight, in the order of the ABI, in whole lines; 0 where nothing is known. `views` are the
+    and weight, in the order of the ABI, in whole lines; 0 if unknown. `views` are the
     numbers of outputs that may be views of an input, for which nothing is read or written.
     """
 
@@ -123,11 +126,12 @@ class _Product:
 
 def dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Dependence:
     """What the outputs depend on at the values of a seed. `tolerance` is an error that each
-    floating output may have, in units of its own size."""
+    floating output may have, relative to its size."""
     try:
         return _dependence(case, device, seed, tolerance)
     # The reference is user code, which may not be differentiable, and memory may not suffice.
-    except Exception:
+    except Exception as error:
+        _log.info("operations are counted by formula: %s: %s", type(error).__name__, error)
         return Dependence(None, (0,) * len(case.signature.of("input", "parameter", "buffer")))
     finally:
         if device != "cpu":
@@ -593,7 +597,8 @@ def needed_read_bytes(
         # The reference is user code, on values that it may never have been tried with.
         try:
             shares = _probed(case, where, seed, numbers, found.views if found else frozenset())
-        except Exception:
+        except Exception as error:
+            _log.info("inputs are not probed: %s: %s", type(error).__name__, error)
             continue
         for number, share in shares.items():
             read[number] = max(read[number], int(share * tensors[number].nbytes))

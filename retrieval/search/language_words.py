@@ -68,7 +68,7 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=REMEMBERED_CHIPS)
 def is_alone(languages: tuple[str, ...]) -> bool:
-    """Whether a chip has only languages of its own, for which no general text was written."""
+    """Whether general texts cover none of the languages of a chip."""
     return bool(languages) and not any(group.is_of(languages) for group in load_groups())
 
 

@@ -243,7 +243,7 @@ def _with_neighbours(
     columns: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
 ) -> Scores:
     """The cosine of each row, 0 without a vector, plus a share of the better neighbour's within its
-    section (of its own in a section of one). 0 if no row counts.
+    section (in a section of one passage, of that passage). 0 if no row counts.
     """
     if not counted.any():
         return np.zeros(len(columns.vectors))

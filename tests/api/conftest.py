@@ -59,7 +59,7 @@ def client(settings: Settings) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def keyed(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[KeyedService]:
-    """A service with keys, on a port of its own."""
+    """A service with keys, on its own port."""
     from tests.api.keyed_service import keyed_service
 
     with keyed_service(tmp_path_factory.mktemp("keys"), model_cache) as running:

@@ -60,7 +60,7 @@ Always.
 
 @dataclass(frozen=True)
 class Planted:
-    """Ids of what is about h100 alone, by what they name."""
+    """Ids of records about h100 alone, by kind."""
 
     document: str
     version: str

@@ -231,7 +231,7 @@ def refusal(caller: str, role: Role | None, chip_refused: bool = False) -> int:
 
 
 def wrongly(answer: Answered, expected: int) -> bool:
-    """Whether access was not what was expected; a refusal has a code and a hint."""
+    """Whether access differs from the expected one; a refusal has a code and a hint."""
     if expected == 0:
         return answer.status in (401, 403) or answer.status >= 500
     code = {401: "unauthorized", 403: "forbidden"}[expected]

@@ -1,4 +1,4 @@
-"""A starting service: readiness and answers say what is missing until all is read."""
+"""A starting service: readiness and answers name missing knowledge until it is read."""
 
 from __future__ import annotations
 

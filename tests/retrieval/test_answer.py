@@ -90,7 +90,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def fresh(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without what was cached with it."""
+    """The snapshot with an empty cache."""
     return replace(snapshot, cache=Cache())
 
 

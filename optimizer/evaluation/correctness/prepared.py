@@ -141,7 +141,7 @@ class PreparedCase(OpenCase):
         return expected
 
     def tolerance(self, seed: int) -> float:
-        """The smallest error that a floating output may have, in units of its own size, by the
+        """The smallest error that a floating output may have, relative to its size, by the
         latest bounds, or by those of the seed; 0 without a floating output."""
         latest = next(reversed(self._expected), seed)
         return min(

@@ -101,7 +101,7 @@ def test_nothing_of_another_chip_is_read(module_store: Store, orbit: str, comet:
 def test_a_restricted_caller_reads_nothing_of_another_chip(
     module_store: Store, orbit: str, comet: str
 ) -> None:
-    """Whatever it asks for: ids and scopes of its own choice open nothing."""
+    """Whatever it asks for: ids and scopes that it chooses give access to nothing."""
     access = AccessScope(hardware=frozenset({"mi300x", "amd", ANY}))
     whole = ScopeFilter(None, access_scope=access)
     snapshot = module_store.snapshots.current()

@@ -1,4 +1,4 @@
-"""From a trajectory to stored candidates, and what is kept out on the way."""
+"""From a trajectory to stored candidates, and the candidates that are refused on the way."""
 
 from __future__ import annotations
 
