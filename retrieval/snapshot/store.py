@@ -75,21 +75,25 @@ class SnapshotStore:
         self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot
         self._parts: tuple[SegmentPart, ...] = ()
         self._manifest = ""  # text of the manifest that the parts come from
-        self._snapshot: Snapshot | None = None
-        self._version: Hashable = None
+        # The latest snapshot with a version of the catalog that it is valid for. One attribute: a
+        # request that finds the version must not have read the snapshot before.
+        self._latest: tuple[Snapshot | None, Hashable] = (None, None)
         self.cache = Cache()
 
     def current(self) -> Snapshot:
         """The current knowledge of the catalog. While another thread or process publishes, the
         previous one, unless a text has changed since.
         """
-        snapshot, version = self._snapshot, self._catalog.version()
-        if snapshot is not None and version == self._version:
+        version = self._catalog.version()
+        latest = self._latest
+        snapshot, valid_for = latest
+        if snapshot is not None and version == valid_for:
             return snapshot
         with self._catalog.read() as connection:
             state = meta.state(connection)
         if snapshot is not None and snapshot.state == state:
-            self._version = version
+            if self._latest is latest:
+                self._latest = (snapshot, version)
             return snapshot
         wait = snapshot is None or state.texts > snapshot.state.stamp
         if not self._lock.acquire(blocking=wait):
@@ -111,7 +115,7 @@ class SnapshotStore:
         """Publish from the catalog alone, without the files."""
         with self._lock:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._parts, self._manifest, self._snapshot = (), "", None
+            self._parts, self._manifest, self._latest = (), "", (None, None)
         return self.publish()
 
     # -- publishing; the caller holds the lock of this process
@@ -121,9 +125,9 @@ class SnapshotStore:
         version = self._catalog.version()
         with self._catalog.read() as connection:
             state = meta.state(connection)
-            last = self._snapshot
+            last, _ = self._latest
             if last is not None and last.state == state:
-                self._version = version
+                self._latest = (last, version)
                 return last
             if last is None or last.state.stamp != state.stamp:
                 with self._folder_lock(wait) as locked:
@@ -133,9 +137,9 @@ class SnapshotStore:
             known = None if last is None else last.knowledge
             since = None if last is None else last.state
             knowledge = read_knowledge(connection, self._descriptions, known, since, state)
-        self._snapshot = self._snapshot_of(state, knowledge)
-        self._version = version
-        return self._snapshot
+        snapshot = self._snapshot_of(state, knowledge)
+        self._latest = (snapshot, version)
+        return snapshot
 
     def _snapshot_of(self, state: State, knowledge: Knowledge) -> Snapshot:
         name = f"{state.revision}.{next(self._names)}"

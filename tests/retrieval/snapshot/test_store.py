@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,23 @@ def test_no_process_answers_from_before_a_change_of_a_text(
     other.documents.delete(submitted.document_id)
     for opened in (store, other):
         assert found("zephyrite", opened.snapshots.current()) == {}
+
+
+def test_a_snapshot_is_not_taken_for_a_version_that_another_thread_publishes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = store.ingest("manual.md", "# M\n\nThe quince unit.\n").document_id
+    assert store.by_words("quince")
+    store.documents.delete(document)
+    version = store.catalog.version
+
+    def published_meanwhile() -> Hashable:
+        monkeypatch.setattr(store.catalog, "version", version)
+        store.snapshots.publish()  # as another thread does while this one waits for the version
+        return version()
+
+    monkeypatch.setattr(store.catalog, "version", published_meanwhile)
+    assert store.by_words("quince") == []
 
 
 def test_another_process_maps_the_same_files(store: Store) -> None:
