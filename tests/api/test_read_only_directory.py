@@ -84,4 +84,4 @@ def test_writes_that_are_only_in_the_log_are_not_passed_over(
     Path(f"{catalog}-wal").write_bytes(log)  # as a killed process leaves it
     code, answer, _ = ran("documents", "list", "--json")
     assert code == 1 and answer["code"] == "store_error"
-    assert "catalog.sqlite-wal" in answer["message"] and "may be written" in answer["hint"]
+    assert "catalog.sqlite-wal" in answer["message"] and "with write access" in answer["hint"]

@@ -166,11 +166,10 @@ def _run(settings: Settings, listening: socket.socket) -> None:
         return
     from api.workers import Workers, listen_for_workers
 
+    sockets.append(listen_for_workers(settings))
     with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
-        _run_service(
-            settings, [*sockets, listen_for_workers(settings)], Workers(settings, listening)
-        )
+        _run_service(settings, sockets, Workers(settings, listening))
 
 
 def _run_service(
