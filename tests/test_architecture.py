@@ -271,3 +271,16 @@ def test_a_class_name_stands_for_one_class() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_what_a_module_runs_as_a_command_is_its_last_statement() -> None:
+    """A definition after it does not exist yet when the module runs as `python -m`."""
+    folders = (*PACKAGES, "benchmarks", "docs", "tests", "examples")
+    early = []
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        if path.is_relative_to(ROOT / LIBRARY):
+            continue
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        mains = [n for n in body[:-1] if isinstance(n, ast.If) and "__main__" in ast.dump(n.test)]
+        early += [str(path.relative_to(ROOT)) for _ in mains]
+    assert early == []

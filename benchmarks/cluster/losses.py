@@ -279,10 +279,6 @@ def main() -> None:
         raise SystemExit(1)
 
 
-if __name__ == "__main__":
-    ended(main)
-
-
 # -- searches that run while a part is killed
 
 SETTLE_SECONDS = 900.0
@@ -414,3 +410,7 @@ class Search:
 def _is_over(row: Mapping[str, Any]) -> bool:
     """Whether a run has no process any more; its note says so after a kill."""
     return row["state"] not in RUNNING or "note" in row
+
+
+if __name__ == "__main__":
+    ended(main)

@@ -227,10 +227,6 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-if __name__ == "__main__":
-    ended(lambda: run(options_of()))
-
-
 # -- different requests of every kind, of which no two are equal
 
 DEPTHS = (5, 10, 20, 30, 40)
@@ -299,3 +295,7 @@ def _asked(heading: Heading, rng: random.Random) -> dict[str, Any]:
 
 def _signalled(signal: str, heading: Heading, rng: random.Random) -> dict[str, Any]:
     return _asked(heading, rng) | {"signal": signal}
+
+
+if __name__ == "__main__":
+    ended(lambda: run(options_of()))
