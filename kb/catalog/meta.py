@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog.tables import documents, meta
 
-_STAMP, _TEXTS = "stamp", "texts_stamp"  # see `State`
+_STAMP, _AWAITED = "stamp", "awaited_revision"  # see `State`
 _SKILLS, _USES = "skills_revision", "uses_of_skills"
 _WAITING = "waiting_documents"
 STORE_ID = "store_id"  # see `Catalog.store_id`
@@ -45,22 +45,24 @@ def revision(connection: Connection) -> int:
     return int(row[0]) if row is not None else 0
 
 
-def bump_revision(connection: Connection) -> None:
-    """Count a change that can change a search result, in its transaction."""
-    put(connection, "revision", revision(connection) + 1)
+def bump_revision(connection: Connection, *, at_once: bool = True) -> None:
+    """Count a change that can change a search result, in its transaction. The next answer waits
+    until the change is published, unless `at_once` is false.
+    """
+    new = revision(connection) + 1
+    put(connection, "revision", new)
+    if at_once:
+        put(connection, _AWAITED, new)
 
 
 def bump_documents(
     connection: Connection, document_ids: Collection[str] = (), *, at_once: bool = True
 ) -> None:
     """Count a change of these documents that answers can show: their text, scopes, cards or
-    kernels; without ids, the deletion of documents. The next answer waits until the change is
-    published, unless `at_once` is false.
+    kernels; without ids, the deletion of documents. `at_once` as for `bump_revision`.
     """
-    bump_revision(connection)
-    stamp = _stamp(connection, document_ids)
-    if at_once:
-        put(connection, _TEXTS, stamp)
+    bump_revision(connection, at_once=at_once)
+    _stamp(connection, document_ids)
 
 
 def bump_vectors(connection: Connection, document_ids: Collection[str]) -> None:
@@ -68,7 +70,7 @@ def bump_vectors(connection: Connection, document_ids: Collection[str]) -> None:
     _stamp(connection, document_ids)
 
 
-def _stamp(connection: Connection, document_ids: Collection[str]) -> int:
+def _stamp(connection: Connection, document_ids: Collection[str]) -> None:
     stamp = int(get(connection, _STAMP) or 0) + 1
     put(connection, _STAMP, stamp)
     if document_ids:
@@ -76,7 +78,6 @@ def _stamp(connection: Connection, document_ids: Collection[str]) -> int:
             documents.update().where(documents.c.id == sa.bindparam("document")),
             [{"document": document_id, "stamp": stamp} for document_id in sorted(document_ids)],
         )
-    return stamp
 
 
 def bump_uses(connection: Connection) -> None:
@@ -90,13 +91,13 @@ def bump_waiting(connection: Connection) -> None:
 
 
 class State(NamedTuple):
-    """Counters of changes. `stamp` grows with every change of a document or its vectors, `texts` is
-    its value at the last change of a document that answers wait for.
+    """Counters of changes. `stamp` grows with every change of a document or its vectors; `awaited`
+    is the revision of the last change that answers wait for.
     """
 
     revision: int
     stamp: int
-    texts: int
+    awaited: int
     skills: int
     uses: int
     waiting: int = 0
@@ -104,7 +105,7 @@ class State(NamedTuple):
 
 def state(connection: Connection) -> State:
     """The counters of the catalog, by one statement."""
-    names = ("revision", _STAMP, _TEXTS, _SKILLS, _USES, _WAITING)
+    names = ("revision", _STAMP, _AWAITED, _SKILLS, _USES, _WAITING)
     # As text, because every request reads it.
     rows = connection.exec_driver_sql(
         f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, names))})"

@@ -5,8 +5,9 @@ process that finds the catalog changed publishes: it reads the changed documents
 segment, and replaces the manifest. Files are derived data: a missing, damaged or foreign folder is
 rebuilt from the catalog. A request continues with the snapshot it started with.
 
-No process answers from a snapshot older than the last change of a text, so a document can be found
-once it is read, and not after it is deleted. A deletion is published before it is acknowledged
+No process answers from a snapshot older than the last change that answers wait for
+(`kb.catalog.meta`): a document can be found once it is read, and not after it is deleted, and a
+quarantined skill is not shown. A deletion is published before it is acknowledged
 (`SnapshotStore.publish`); then no file contains any part of the document.
 """
 
@@ -82,7 +83,7 @@ class SnapshotStore:
 
     def current(self) -> Snapshot:
         """The current knowledge of the catalog. While another thread or process publishes, the
-        previous one, unless a text has changed since.
+        previous one, unless answers wait for a change since.
         """
         version = self._catalog.version()
         latest = self._latest
@@ -95,7 +96,7 @@ class SnapshotStore:
             if self._latest is latest:
                 self._latest = (snapshot, version)
             return snapshot
-        wait = snapshot is None or state.texts > snapshot.state.stamp
+        wait = snapshot is None or state.awaited > snapshot.state.revision
         if not self._lock.acquire(blocking=wait):
             assert snapshot is not None
             return snapshot

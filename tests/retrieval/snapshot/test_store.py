@@ -217,6 +217,25 @@ def test_skills_and_facts_are_read_again_without_the_documents(store: Store) -> 
     assert store.snapshots.current().knowledge.facts is not before.knowledge.facts
 
 
+def test_an_answer_waits_for_a_change_of_skills_while_another_thread_publishes(
+    store: Store,
+) -> None:
+    before = store.snapshots.current()
+    answers: list[Snapshot] = []
+    asking = threading.Thread(target=lambda: answers.append(store.snapshots.current()))
+    with store.snapshots._lock:  # held by a thread that publishes
+        with store.catalog.write() as connection:
+            meta.bump_uses(connection)
+        assert store.snapshots.current() is before
+        with store.catalog.write() as connection:
+            meta.bump_skills(connection)
+        asking.start()
+        asking.join(0.2)
+        assert not answers
+    asking.join()
+    assert answers[0].state.skills > before.state.skills
+
+
 def test_the_nearest_passages_are_exact(store: Store) -> None:
     for n in range(8):
         store.ingest(f"{n}.md", manual(f"word{n}", f"Chip {n}"), hardware=("h100",))
