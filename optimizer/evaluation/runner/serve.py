@@ -377,6 +377,7 @@ class Runner:
             whole=defences.fresh_values == "all",
             spread=defences.fresh_values != "stretch",
             shift=defences.shift_values,
+            scatter=defences.scatter_values,
             late=on_gpu and defences.late_inputs,
             host_banks=self._mapped["banks"].tensors,
             rounded=on_gpu,
