@@ -180,6 +180,9 @@ class LoadedKernel:
             "banks": take([_bank_spec(bank) for bank in self._sent(values.banks)]),
             "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
         }
+        # Of the reference, torch's operators are the work.
+        forbidden = case.problem.policy.library == "forbidden" and mirrored and on_cpu
+        self.forbids = forbidden and self._defences.forbid_library
         self._values = values
         device = runner.settings.device
         self._mirror = None
@@ -257,6 +260,7 @@ class LoadedKernel:
             "fresh": [bank is not None for bank in self._sent(self._values.banks)],
             "arrays": [[placements_json(a.placements), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),
+            "forbids": self.forbids,
             "cache": str(cache) if cache is not None else None,
             "limits": dict(limits),
             "flush_bytes": flush_bytes,
@@ -308,6 +312,10 @@ class LoadedKernel:
     def operators(self, seconds: float) -> dict[str, int]:
         """Torch operators that one call dispatches, with their counts."""
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
+
+    def forbid_library(self, seconds: float) -> None:
+        """Take torch's operators and BLAS out of the runner. Raises as `load` does."""
+        self._ask({"op": "forbid"}, seconds)
 
     def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         """Time so many calls on fresh values; the mirror follows. `seed` and `secret` decide the

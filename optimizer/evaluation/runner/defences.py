@@ -27,6 +27,7 @@ class Defences:
     repeat_calls: bool = True  # each value is computed twice
     reject_changed_inputs: bool = True
     trace_operators: bool = True  # where a problem forbids libraries
+    forbid_library: bool = True  # there, torch's operators and BLAS fail after the first call
     hide_results: bool = True  # right results are never in the runner's memory
     random_seeds: bool = True  # other values in every evaluation
     tolerance: float = 0.0  # accepted beyond the error bounds, as a share of the output's size
