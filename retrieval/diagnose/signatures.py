@@ -42,6 +42,7 @@ __all__ = [
     "normalise_error",
     "query_lines",
     "signature_from_mapping",
+    "vendor_of_log",
 ]
 
 BUILTIN = "builtin"
@@ -409,12 +410,30 @@ def _deduplicated(matches: Sequence[SignatureMatch], limit: int) -> list[Signatu
     return chosen[:limit]
 
 
+def vendor_of_log(log: str) -> tuple[str, str] | None:
+    """The hardware family and the tool that known lines of a log name; None if they name none, or
+    tools of several families.
+    """
+    tools = [match.signature.toolchain for match in _builtin_index().match(log)]
+    vendors = _table()["vendors"]
+    named = [(vendor, tool) for tool in tools for vendor in vendors if tool in vendors[vendor]]
+    return named[0] if len({vendor for vendor, _ in named}) == 1 else None
+
+
+@lru_cache(maxsize=1)
+def _builtin_index() -> SignatureIndex:
+    return SignatureIndex(load_signatures())
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Any]:
+    return tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
+
+
 @lru_cache(maxsize=1)
 def load_signatures() -> tuple[ErrorSignature, ...]:
     """The built-in signatures."""
-    path = DATA / "signatures.toml"
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["signatures"]
-    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in rows)
+    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in _table()["signatures"])
     if len({signature.id for signature in signatures}) != len(signatures):
         raise _broken(BUILTIN, "two signatures have the same id")
     return signatures

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from retrieval.diagnose.linear_patterns import compile_linear
+from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import (
     SignatureIndex,
     load_signatures,
     normalise_error,
     query_lines,
     signature_from_mapping,
+    vendor_of_log,
 )
+from tests.places import ROOT
 
 INDEX = SignatureIndex(load_signatures())
 MANGLED = "_ZN6alpaka6detail9gpuKernel" + "I14LockStepKernel" * 300
@@ -609,3 +613,32 @@ def test_dialects(line: str, signal: str, failure_class: str | None) -> None:
     match = INDEX.match(line)[0]
     assert match.signature.signal == signal
     assert failure_class in (None, match.failure_class)
+
+
+@pytest.mark.parametrize(
+    ("log", "vendor"),
+    [
+        ("[GCA035] Instruction: I-2 with opcode: TensorTensor couldn't be allocated in SB", "aws"),
+        (PTXAS.format("0x41000", "0x38c00"), "nvidia"),
+        ("local memory (70000) exceeds limit (65536)", "amd"),
+        ("Encountered unlowered function call to air.simd_sum.f32", "apple"),
+        (TRITON.format(294_912), None),  # Triton compiles for several vendors
+        ("IndexError: list index out of range", None),
+        ("nothing is known", None),
+        (
+            PTXAS.format("0x41000", "0x38c00") + "\nlocal memory (70000) exceeds limit (65536)",
+            None,
+        ),
+    ],
+)
+def test_a_tool_names_its_vendor(log: str, vendor: str | None) -> None:
+    named = vendor_of_log(log)
+    assert (named[0] if named else None) == vendor
+
+
+def test_the_vendors_of_tools_are_built_in_families() -> None:
+    table = tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
+    toolchains = {signature.toolchain for signature in load_signatures()}
+    for vendor, tools in table["vendors"].items():
+        assert (ROOT / "hw_manuals" / "hardware" / vendor / "hardware.toml").is_file()
+        assert set(tools) <= toolchains
