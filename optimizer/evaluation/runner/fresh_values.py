@@ -34,6 +34,7 @@ LATE_TENSORS, LATE = 4, 256
 
 _draw = Random.random
 _copy_each, _take, _tensor = torch._foreach_copy_, torch.take, torch.tensor
+_empty_like = torch.empty_like
 _select, _randint, _Generator = torch.index_select, torch.randint, torch.Generator
 # C types of the dtypes whose values are shifted.
 _NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
@@ -235,7 +236,7 @@ def write_change(change: ValueChange, late: bool) -> LateChange | None:
     elements = flat[begin : begin + (count - 1) * distance + 1 : distance]
     values = bank[source : source + count]
     if shift is not None:
-        values = shift.of(values)
+        values = shift.of(values, _empty_like(values))
     elements.copy_(values)
     return _spoiled(elements, values) if late else None
 

@@ -128,6 +128,7 @@ def forbid_library() -> int:
         return 0
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _held.append(library)
+    replacements: Any = library.m  # twice as fast as the method of `library`
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each replaced kernel causes one
@@ -138,7 +139,7 @@ def forbid_library() -> int:
                 continue
             for key in _KEYS:
                 if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
-                    library.impl(name.partition("::")[2], _refusal(plain), key)  # type: ignore[no-untyped-call]
+                    replacements.impl(name.partition("::")[2], key, _refusal(plain), False)
                     count += 1
     _trap_blas()
     return count
