@@ -30,9 +30,11 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` is the kind of
-    failure: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
-    warning_only, null where the signature of a chip leaves it open.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities}. `class` is
+    the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
+    user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
+    are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
+    numbers, else null.
     """
 
     signals: tuple[SignalFinding, ...] = ()

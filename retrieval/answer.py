@@ -27,7 +27,7 @@ from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.layout import load_layout
 from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest
-from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware
+from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
 from retrieval.search.by_names import by_words
 from retrieval.search.by_signal import by_sections
 from retrieval.search.error_codes import code_matches
@@ -87,11 +87,13 @@ def answer(
     UnknownHardware and UnknownSignal.
     """
     exclusions = exclusions or Exclusions(*[frozenset(request.exclude)] * 2)
-    request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
+    chips = snapshot.knowledge.chips(request.access_scope)
+    request, vendor_hint = with_vendor(request, chips)
+    request, profile = with_profile(request, chips)
     resolved = resolve_hardware(snapshot, request, load_layout())
     scope, request = resolved.own, replace(request, language=resolved.language)
 
-    conclusion = conclude(snapshot, request, resolved)
+    conclusion = conclude(snapshot, request, resolved, vendor_hint)
     verdict = conclusion.verdict
     moves = moves_for(snapshot, request, conclusion, scope)
     choice = skills_for(snapshot, request, conclusion, scope, config)
@@ -132,9 +134,11 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
     """Answer with moves and skills only. Skips the document search, which takes most of the time of
     `answer`. Raises the same errors.
     """
-    request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
+    chips = snapshot.knowledge.chips(request.access_scope)
+    request, vendor_hint = with_vendor(request, chips)
+    request, profile = with_profile(request, chips)
     resolved = resolve_hardware(snapshot, request, load_layout())
-    conclusion = conclude(snapshot, request, resolved)
+    conclusion = conclude(snapshot, request, resolved, vendor_hint)
     moves = moves_for(snapshot, request, conclusion, resolved.scope)
     choice = skills_for(snapshot, request, conclusion, resolved.scope, config)
     result = Answer(
@@ -168,17 +172,19 @@ def titles() -> Titles:
 
 @stage("diagnosis")
 def conclude(
-    snapshot: Snapshot, request: RetrieveRequest, resolved: ResolvedHardware
+    snapshot: Snapshot, request: RetrieveRequest, resolved: ResolvedHardware, hint: str
 ) -> Conclusion:
-    """Diagnose the request from its signals, log and metrics."""
+    """Diagnose the request from its signals, log and metrics. `hint` replaces an empty hint."""
 
     def codes(log: str) -> list[SignatureMatch]:
         named = resolved.scope.hardware is not None
         return code_matches(log, _cards(snapshot, request, resolved.scope)) if named else []
 
-    return diagnoser().conclude(
+    conclusion = diagnoser().conclude(
         request, resolved.facts, resolved.scope.lineage, resolved.signatures, resolved.rules, codes
     )
+    verdict = conclusion.verdict
+    return replace(conclusion, verdict=replace(verdict, hint=verdict.hint or hint))
 
 
 @stage("moves and skills")

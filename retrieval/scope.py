@@ -2,7 +2,7 @@
 of its kernels, and the filter that every store query takes.
 
 Fails closed: an unknown hardware is an error, and a run-time condition without a hardware matches
-only documents about no chip in particular.
+only documents about no chip in particular, unless its log is by the tool of one vendor.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kb.predicates import Value
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.diagnose.given_profile import KnownHardware
 from retrieval.diagnose.own_rules import OwnRules, rules_of
+from retrieval.diagnose.signatures import vendor_of_log
 from retrieval.layout import Layout
 from retrieval.request import RetrieveRequest
 from retrieval.search.language_words import is_alone
@@ -162,6 +163,25 @@ class ResolvedHardware:
     facts: Mapping[str, Value]
     signatures: tuple[SignatureSpec, ...]
     rules: OwnRules
+
+
+def with_vendor(request: RetrieveRequest, chips: KnownHardware) -> tuple[RetrieveRequest, str]:
+    """A request without hardware, with the registered family of the tool that wrote its log, and a
+    hint that names both; other requests and "".
+    """
+    if request.hardware is not None or not request.log:
+        return request, ""
+    named = vendor_of_log(request.log)
+    if named is None or named[0] not in chips.all():
+        return request, ""
+    vendor, tool = named
+    members = sorted(i for i in chips.all() if vendor in chips.lineage(i)[1:])
+    some = ", ".join(members[:6]) + (", ..." if len(members) > 6 else "")
+    hint = (
+        f"The log is by {tool}, so the answer is about {vendor} in general. Add `hardware` ({some})"
+        " for the chip's own manuals."
+    )
+    return replace(request, hardware=vendor), hint
 
 
 def resolve_hardware(

@@ -42,14 +42,14 @@ def command(
     name: str = "",
     *,
     text: Callable[[Any], str],
-    failed: Callable[[Any], bool] | None = None,
+    failed: Callable[[Any], int] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> Callable[[F], F]:
     """Make a function a command of `app`, or a command by itself.
 
     `text` renders the returned value for people. The command exits with 1 where `failed` is true of
-    the value; `after` prints remarks about it. The function gets `data_dir` and `as_json` if it has
-    these parameters.
+    the value, or with the code that `failed` gives; `after` prints remarks about it. The function
+    gets `data_dir` and `as_json` if it has these parameters.
     """
 
     def decorate(function: F) -> F:
@@ -64,7 +64,7 @@ def command(
             show(value, given["as_json"], text)
             if after is not None:
                 after(value)
-            return int(failed is not None and failed(value))
+            return 0 if failed is None else int(failed(value))
 
         common = names | {"as_json"} | ({"data_dir"} if place else set())
         common |= {"url"} if place == "target" else set()

@@ -145,7 +145,7 @@ class Asker:
         snapshot = self._snapshot(variant.heading)
         place = resolve_hardware(snapshot, request, load_layout())
         request = replace(request, language=place.language)
-        signals = conclude(snapshot, request, place).verdict.signal_ids
+        signals = conclude(snapshot, request, place, "").verdict.signal_ids
         plan = variant.plan(self._plan(request, signals, variant))
         ranked = rank(snapshot, plan, place.own.filter, self._embed, snapshot.near, variant.weights)
         language = request.language or language_named(request.log or "")

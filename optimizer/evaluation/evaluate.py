@@ -24,7 +24,7 @@ from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.levels import WANTED
+from optimizer.evaluation.isolation.levels import WANTED, Wanted
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
@@ -73,17 +73,21 @@ def evaluate_files(
     isolation: str = "auto",
 ) -> Evaluation:
     """Evaluate the candidate in a file or folder. Raises the errors of `check_request`."""
-    level = next((wanted for wanted in WANTED if wanted == isolation), None)
-    if level is None:
-        raise InvalidRequest(
-            f"unknown isolation {isolation!r}", hint=f"Use one of {', '.join(WANTED)}."
-        )
+    level = isolation_level(isolation)
     problem = load_problem(problem_path)
     language = language or _language_of_suffix(base, hardware, candidate)
     default = entry_for(base, hardware, language) if language is not None else ""
     bundle = read_bundle(candidate, language, entry, default)
     request = check_request(base, problem, bundle, hardware=hardware, cases=cases)
     return evaluate_request(base, request, EvaluationSettings(isolation=level))
+
+
+def isolation_level(name: str) -> Wanted:
+    """The isolation of this name. Raises InvalidRequest."""
+    level = next((wanted for wanted in WANTED if wanted == name), None)
+    if level is None:
+        raise InvalidRequest(f"unknown isolation {name!r}", hint=f"Use one of {', '.join(WANTED)}.")
+    return level
 
 
 def check_request(

@@ -92,7 +92,10 @@ class Diagnoser:
         for name in request.given_signals:
             signal = self._signals.get(name).id
             findings[signal] = SignalFinding(signal, "given")
-        matches = self._matches(request.log or "", signatures, codes)
+        matches = [
+            replace(match, facts=facts)
+            for match in self._matches(request.log or "", signatures, codes)
+        ]
         for match in matches:
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         raw = request.metrics or {}
@@ -185,6 +188,7 @@ def _signature_json(match: SignatureMatch) -> dict[str, Any]:
         "line": match.line[:MAX_LOG_LINE],
         "line_number": match.line_number,
         "extracted": dict(match.extracted),
+        "quantities": match.quantities,
     }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.moves_vocabulary import ROLES
-from kb.predicates import Bindings, Predicate, compile_predicate
+from kb.predicates import Bindings, Predicate, Value, compile_predicate
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.log_lines import (
     LogIndex,
@@ -42,6 +42,7 @@ __all__ = [
     "normalise_error",
     "query_lines",
     "signature_from_mapping",
+    "vendor_of_log",
 ]
 
 BUILTIN = "builtin"
@@ -64,6 +65,7 @@ FAILURE_CLASSES = {
     "compiler_crash": "the compiler failed, not the source that it was given",
     "limit": "a limit of the hardware, the compiler or the system is exceeded",
     "run_time_fault": "the program was built and failed when it ran",
+    "host_error": "code on the host raised an exception outside of a kernel",
     "broken_environment": "an installation, a driver, a version or a path is wrong",
     "user_mistake": "the source or the call is wrong",
     WARNING_ONLY: "a report or a warning; nothing failed",
@@ -73,8 +75,11 @@ _PLACE = re.compile(r"\{(\w+)\}")
 _TEXTS = ("pattern", "signal", "title", "remedy")
 _OPTIONAL = (
     *("id", "toolchain", "priority", "extract", "when", "class", "frames"),
-    *("cause", "roles"),
+    *("cause", "roles", "unit", "limit_fact", "remedies"),
 )
+# Groups of a pattern that hold the amount that was asked for and the largest that is allowed.
+NEEDED, LIMIT = "needed", "limit"
+UNITS = ("bytes", "bits", "columns", "elements", "registers", "threads")
 # Default roles by class: a smaller tile does not fix a wrong driver or target.
 _ROLES_OF_CLASS = {"broken_environment": ("library",)}
 
@@ -91,6 +96,10 @@ class ErrorSignature:
     `title` and `remedy` is replaced by the match of the pattern's group of that name. `cause` is a
     signal whose moves are the remedy instead of those of `signal`, and `roles` are those of the
     moves of `signal` that can fix this error; None for any.
+
+    The groups `needed` and `limit` of the pattern are amounts in `unit`; `limit_fact` is the fact
+    of the chip that holds the largest amount that any setting allows. `remedies` replace `remedy`:
+    the first whose predicate over `needed`, `limit` and facts is true applies.
     """
 
     id: str
@@ -107,6 +116,9 @@ class ErrorSignature:
     frames: str | None = None
     cause: str | None = None
     roles: tuple[str, ...] | None = None
+    unit: str = "bytes"
+    limit_fact: str | None = None
+    remedies: tuple[tuple[Predicate, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,8 @@ class SignatureMatch:
     """A signature that matches a line of a log; lines count from 1. `extracted` holds canonical
     metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
     another signature of the line with the same signal, which supplies fields that the leading one
-    lacks.
+    lacks. `amounts` are the numbers of the groups `needed` and `limit` of the signature `sized`,
+    and `facts` those of the chip.
     """
 
     signature: ErrorSignature
@@ -123,6 +136,32 @@ class SignatureMatch:
     extracted: Mapping[str, float]
     captured: Mapping[str, str] = field(default_factory=dict)
     also: ErrorSignature | None = None
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    sized: ErrorSignature | None = None
+    facts: Mapping[str, Value | None] = field(default_factory=dict)
+
+    @property
+    def quantities(self) -> dict[str, Any] | None:
+        """{needed, limit, unit, excess, factor, source} where the line needs more than is allowed;
+        `source` of the limit is "log" or the name of a fact. None if the numbers are not known.
+        """
+        if self.sized is None:
+            return None
+        needed = self.amounts.get(NEEDED)
+        limit, source = self.amounts.get(LIMIT), "log"
+        most = self.facts.get(self.sized.limit_fact or "")
+        if isinstance(most, (int, float)) and (limit is None or most > limit):
+            limit, source = float(most), str(self.sized.limit_fact)
+        if needed is None or not limit or needed <= limit:
+            return None
+        return {
+            "needed": needed,
+            "limit": limit,
+            "unit": self.sized.unit,
+            "excess": needed - limit,
+            "factor": round(needed / limit, 3),
+            "source": source,
+        }
 
     @property
     def failure_class(self) -> str | None:
@@ -151,11 +190,30 @@ class SignatureMatch:
 
     @property
     def remedy(self) -> str:
-        """The signature's remedy with the names and numbers of this line."""
-        return self._filled(self.signature.remedy)
+        """The amount by which the line exceeds a limit, and the remedy that can work for it."""
+        known = Bindings(parameters=self.amounts, facts=self.facts)
+        cases = self.sized.remedies if self.sized else ()
+        text = next((t for when, t in cases if when.evaluate(known).value), self.signature.remedy)
+        return self._filled(f"{self._excess} {text}")
+
+    @property
+    def _excess(self) -> str:
+        over = self.quantities
+        if over is None:
+            return ""
+        of_chip = "" if over["source"] == "log" else f" of the {over['limit']:,.0f} of this chip"
+        return (
+            f"{over['excess']:,.0f} {over['unit']} too much{of_chip}: shrink by a factor of"
+            f" {over['factor']:.2f} or more."
+        )
 
     def _filled(self, text: str) -> str:
-        filled = _PLACE.sub(lambda place: self.captured.get(place[1], place[0]), text)
+        names = dict(self.captured)
+        if over := self.quantities:
+            # S equal stages fit after one is removed if needed * (S - 1) / S <= limit.
+            names["stages"] = str(int(over["needed"] // over["excess"]))
+        names |= {name: f"{amount:,.0f}" for name, amount in self.amounts.items()}
+        filled = _PLACE.sub(lambda place: names.get(place[1], place[0]), text)
         return " ".join(filled.split()).rstrip(" :")
 
     @property
@@ -177,6 +235,9 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         if "frames" in data:
             compile_linear(data["frames"])
         when = compile_predicate(data["when"]) if "when" in data else None
+        remedies = tuple(
+            (compile_predicate(r["when"]), r["text"]) for r in data.get("remedies", ())
+        )
     except (UnsafePattern, InvalidPredicate) as problem:
         message = f"pattern {data['pattern'][:80]!r}: {problem}"
         hint = None if isinstance(problem, InvalidPredicate) else _PATTERN_HINT
@@ -201,6 +262,9 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         frames=data.get("frames"),
         cause=data.get("cause"),
         roles=tuple(data["roles"]) if "roles" in data else None,
+        unit=data.get("unit", "bytes"),
+        limit_fact=data.get("limit_fact"),
+        remedies=remedies,
     )
 
 
@@ -225,6 +289,16 @@ def _check_keys(data: Mapping[str, Any], origin: str) -> None:
         raise _broken(origin, "has an id, toolchain, when or frames that is no text")
     if data.get("class") is not None and data["class"] not in FAILURE_CLASSES:
         raise _broken(origin, f"has a class other than {', '.join(FAILURE_CLASSES)}")
+    if data.get("unit", "bytes") not in UNITS:
+        raise _broken(origin, f"has a unit other than {', '.join(UNITS)}")
+    remedies = data.get("remedies", [])
+    if not isinstance(remedies, list) or any(
+        not isinstance(remedy, Mapping)
+        or remedy.keys() != {"when", "text"}
+        or not all(isinstance(text, str) and len(text) <= MAX_WORDS for text in remedy.values())
+        for remedy in remedies
+    ):
+        raise _broken(origin, "has remedies that are not tables of a when and a text")
 
 
 def _broken(origin: str, message: str, hint: str | None = None) -> InvalidKnowledge:
@@ -264,10 +338,14 @@ class SignatureIndex:
 
 
 def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
-    """The best match of a line, combined with the next one that has the same signal."""
+    """The best match of a line, combined with the next one that has the same signal and with the
+    amounts of the first one that has any.
+    """
     first, *others = sorted(matches, key=lambda match: match._order)
-    also = (m.signature for m in others if m.signature.signal == first.signature.signal)
-    return replace(first, also=next(also, None))
+    alike = [m for m in others if m.signature.signal == first.signature.signal]
+    sized = next((m for m in (first, *alike) if m.sized), first)
+    also = alike[0].signature if alike else None
+    return replace(first, also=also, amounts=sized.amounts, sized=sized.sized)
 
 
 def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:
@@ -282,7 +360,21 @@ def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch 
     if signature.when and not signature.when.evaluate(Bindings(metrics=extracted)).value:
         return None
     captured = {name: _shown(text) for name, text in groups.items()}
-    return SignatureMatch(signature, number, line.strip(), extracted, captured)
+    unit = "B" if signature.unit == "bytes" else "1"
+    amounts = {
+        name: amount
+        for name in (NEEDED, LIMIT)
+        if (amount := parse_quantity(groups.get(name), unit)) is not None
+    }
+    return SignatureMatch(
+        signature,
+        number,
+        line.strip(),
+        extracted,
+        captured,
+        amounts=amounts,
+        sized=signature if amounts else None,
+    )
 
 
 def _counts(match: SignatureMatch, index: LogIndex) -> bool:
@@ -318,12 +410,30 @@ def _deduplicated(matches: Sequence[SignatureMatch], limit: int) -> list[Signatu
     return chosen[:limit]
 
 
+def vendor_of_log(log: str) -> tuple[str, str] | None:
+    """The hardware family and the tool that known lines of a log name; None if they name none, or
+    tools of several families.
+    """
+    tools = [match.signature.toolchain for match in _builtin_index().match(log)]
+    vendors = _table()["vendors"]
+    named = [(vendor, tool) for tool in tools for vendor in vendors if tool in vendors[vendor]]
+    return named[0] if len({vendor for vendor, _ in named}) == 1 else None
+
+
+@lru_cache(maxsize=1)
+def _builtin_index() -> SignatureIndex:
+    return SignatureIndex(load_signatures())
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Any]:
+    return tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
+
+
 @lru_cache(maxsize=1)
 def load_signatures() -> tuple[ErrorSignature, ...]:
     """The built-in signatures."""
-    path = DATA / "signatures.toml"
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["signatures"]
-    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in rows)
+    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in _table()["signatures"])
     if len({signature.id for signature in signatures}) != len(signatures):
         raise _broken(BUILTIN, "two signatures have the same id")
     return signatures

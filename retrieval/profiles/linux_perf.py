@@ -30,12 +30,12 @@ _CSV = re.compile(
     r"[,;\t][^,;\t]{0,20}[,;\t][A-Za-z]"
 )
 _TEXT = re.compile(
-    rf"\s*(?P<value>[\d.,'\u202f\xa0]+|{_UNCOUNTED})\s+(?:(?P<unit>[A-Za-z]+)\s+)?(?P<event>[A-Za-z_][^\s#(]*)"
+    rf"\s*(?P<value>[\d.,'\u2019\u202f\u2009\xa0]+|{_UNCOUNTED})\s+(?:(?P<unit>[A-Za-z]+)\s+)?(?P<event>[A-Za-z_][^\s#(]*)"
     r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.]+)%\))?\s*"
 )
 _MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.]+%\))?\s*")
 _TOP_DOWN = re.compile(r"\s*(?P<value>-?[\d.]+)?\s*%\s+(?P<name>tma_\w+)\s*")
-_GROUPED = re.compile(r"\d{1,3}(?:[.,'\u202f\xa0]\d{3})+")
+_GROUPED = re.compile(r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{3})+")
 
 
 @dataclass

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from itertools import chain
 
 from kb.errors import InvalidRequest
-from retrieval.profiles import linux_perf, neuron, nsight, proton, rocm, torch_profile
+from retrieval.profiles import linux_perf, neuron, nsight, nsys, proton, rocm, torch_profile
 from retrieval.profiles.profile import Profile
 
 READ = (
     "What these print is read, unchanged: `ncu --csv`, also with `--page raw`, and ncu's text"
-    " report; rocprof's, rocprofv3's and rocprof-compute's CSV of counters and statistics;"
+    " report; `nsys stats` as text or CSV; rocprof's, rocprofv3's and rocprof-compute's CSV of"
+    " counters and statistics;"
     " `perf stat` as text, with `-x,` or with `-j`; Proton's .hatchet file;"
     " PyTorch's profiler as a table or an exported trace;"
     " `neuron-profile view --output-format summary-json`."
@@ -25,6 +26,7 @@ _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     nsight.read,
+    nsys.read,
     rocm.read,
     torch_profile.read_table,
     linux_perf.read,

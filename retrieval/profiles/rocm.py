@@ -60,6 +60,8 @@ _OF_PEAK = {
     "vL1D Cache BW": "l1_throughput_pct",
     "L2 Cache BW": "l2_throughput_pct",
 }
+# Shares of the peak of device memory, which reads and writes add up to.
+_OF_MEMORY = ("L2-Fabric Read BW", "L2-Fabric Write BW", "L2-Fabric Write and Atomic BW")
 # Other rows are read if they have one of these units: older versions give counts under the same
 # labels.
 _UNITS = ("pct", "percent", "%", "conflicts/access")
@@ -84,7 +86,8 @@ def read(text: str) -> Profile | None:
     ):
         table = find_table(as_csv, *columns)
         if table is not None:
-            return read_table(table)
+            profile = read_table(table)
+            return _with_kernels(profile, as_csv) if profile.kind == COMPUTE_KIND else profile
     return None
 
 
@@ -167,7 +170,7 @@ def _statistics(table: CsvTable) -> Profile:
         [
             Kernel(name, number(count) or 0.0, (number(total) or 0.0) / 1e3)
             for name, count, total in zip(names, calls, totals, strict=True)
-            if name and not _NO_KERNEL.match(name)
+            if name and number(total) is not None and not _NO_KERNEL.match(name)
         ]
     )
     if not kernels or not kernels[0].calls:
@@ -182,6 +185,7 @@ def _statistics(table: CsvTable) -> Profile:
 
 def _compute_rows(table: CsvTable) -> Profile:
     metrics: dict[str, Metric] = {}
+    of_memory: dict[str, float] = {}
     values, units = table.cells("Avg", "Value"), table.cells("Unit")
     shares = table.cells("Pct of Peak", "Percent of Peak", "PoP")
     rows = zip(table.cells("Metric"), values, units, shares, strict=True)
@@ -189,9 +193,26 @@ def _compute_rows(table: CsvTable) -> Profile:
         value, share = number(text), number(text_of_share)
         if label in _OF_PEAK and share is not None:
             metrics.setdefault(_OF_PEAK[label], share)
+        elif label in _OF_MEMORY and share is not None:
+            of_memory.setdefault(label, share)
         elif value is not None and unit.lower() in _UNITS:
             metrics.setdefault(label, value)
+    if of_memory:
+        metrics.setdefault("dram_throughput_pct", min(sum(of_memory.values()), 100.0))
     return Profile(COMPUTE_KIND, "", metrics)
+
+
+def _with_kernels(profile: Profile, text: str) -> Profile:
+    """A profile of rocprof-compute with the table of its top kernels, if the text has one."""
+    table = find_table(text, _KERNEL, ("Count",), ("Sum(ns)",))
+    if table is None:
+        return profile
+    top = _statistics(table)
+    metrics = {**top.metrics, **profile.metrics}
+    notes = top.notes
+    if len(top.kernels) > 1 and profile.metrics:
+        notes = ("the metrics but the duration are of all kernels that were analysed",)
+    return Profile(profile.kind, top.kernel, metrics, top.kernels, notes)
 
 
 def _as_csv(text: str) -> str:

@@ -41,6 +41,7 @@ IDLE = re.compile(
 Device = Literal["cuda", "cpu"]
 _UNITS = {"us": 1.0, "μs": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>us|[μµ]s|ms|s)")
+_TOTAL = re.compile(r"^Self (?P<device>\w+) time total: *(?P<time>\S+)", re.MULTILINE)
 _DEVICE_TIME = re.compile(r"Self (?!CPU)[A-Za-z0-9]+")
 _ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
 _ON_HOST = frozenset(("cpu_op", "operator"))
@@ -98,7 +99,10 @@ def read_table(text: str) -> Profile | None:
     device = next((name for row in rows for name in row if _DEVICE_TIME.fullmatch(name)), None)
     runs = _kernel_rows(rows, device) if device else []
     runs = runs or [Kernel(row["Name"], _calls(row), _us(row.get("Self CPU"))) for row in rows]
-    return _profile([run for run in runs if run.us > 0 and not IDLE.search(run.name)], bool(device))
+    shown = [run for run in runs if run.us > 0 and not IDLE.search(run.name)]
+    totals = {match["device"]: _us(match["time"]) for match in _TOTAL.finditer(text)}
+    host = totals.pop("CPU", 0.0)
+    return _profile(shown, bool(device), max(totals.values(), default=0.0), host)
 
 
 def _table_rows(lines: Sequence[str]) -> list[dict[str, str]]:
@@ -163,6 +167,8 @@ def _trace(events: Sequence[Mapping[str, Any]]) -> Profile:
     profile = _profile(
         [Kernel(str(event.get("name", "")), 1, number(event["dur"]) or 0.0) for event in shown],
         bool(on_device),
+        sum(number(event["dur"]) or 0.0 for event in on_device),
+        _span(whole),
     )
     arguments = [event.get("args") for event in on_device if event.get("name") == profile.kernel]
     resources: dict[str, Metric] = {}
@@ -188,7 +194,24 @@ def _outermost(events: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any
                 yield event
 
 
-def _profile(runs: Sequence[Kernel], on_device: bool) -> Profile:
+def _span(events: Sequence[Mapping[str, Any]]) -> float:
+    """Microseconds from the first start to the last end; 0 for events without a start."""
+    timed = [e for e in events if str(e.get("cat", "")).lower() in _ON_DEVICE | _ON_HOST]
+    starts = [start for e in timed if (start := number(e.get("ts"))) is not None]
+    ends = [
+        start + (number(e["dur"]) or 0.0)
+        for e in timed
+        if (start := number(e.get("ts"))) is not None
+    ]
+    return max(ends) - min(starts) if starts else 0.0
+
+
+def _profile(
+    runs: Sequence[Kernel], on_device: bool, device_us: float = 0.0, whole_us: float = 0.0
+) -> Profile:
+    """The profile of kernels that took `device_us` of the `whole_us` that were recorded. A host
+    that does not wait may have a shorter time than its kernels; that says nothing about the device.
+    """
     kernels = total_times(runs)
     if not kernels:
         return Profile(KIND)
@@ -196,4 +219,6 @@ def _profile(runs: Sequence[Kernel], on_device: bool) -> Profile:
     leading = kernels[0]
     if on_device and leading.calls:
         metrics["duration_us"] = leading.us / leading.calls
+    if on_device and 0 < device_us < whole_us:
+        metrics["gpu_busy_pct"] = round(100 * device_us / whole_us, 2)
     return Profile(KIND, leading.name, metrics, kernels, choice_note(kernels))

@@ -125,3 +125,21 @@ def test_unwanted_passages_are_left_out(snapshot: Snapshot, config: AnswerConfig
 
     assert worst <= ids(first)
     assert not worst & ids(answer(snapshot, QUERY, config, Exclusions(excerpts=worst)))
+
+
+def test_a_log_of_one_vendors_tool_is_answered_for_that_vendor(
+    snapshot: Snapshot, config: AnswerConfig
+) -> None:
+    line = "ptxas error : Entry function 'f' uses too much shared data (0x41000 bytes, 0x38c00 max)"
+    answered = answer(snapshot, RetrieveRequest(log=line), config).answer
+    assert answered.hardware is not None and answered.hardware["id"] == "nvidia"
+    assert "by ptxas" in answered.diagnosis.hint and "`hardware`" in answered.diagnosis.hint
+    assert not {"h100", "h200"} & {i for e in answered.excerpts for i in e.hardware}
+    assert "33,792 bytes too much" in answered.context
+
+
+def test_a_log_of_no_vendor_is_answered_for_any_chip(
+    snapshot: Snapshot, config: AnswerConfig
+) -> None:
+    answered = answer(snapshot, RetrieveRequest(log="IndexError: list index"), config).answer
+    assert answered.hardware is None and "No hardware was named" in answered.diagnosis.hint

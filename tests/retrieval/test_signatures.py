@@ -4,7 +4,10 @@ import re
 import shutil
 import subprocess
 import time
+import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +15,16 @@ from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from retrieval.diagnose.linear_patterns import compile_linear
+from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import (
     SignatureIndex,
     load_signatures,
     normalise_error,
     query_lines,
     signature_from_mapping,
+    vendor_of_log,
 )
+from tests.places import ROOT
 
 INDEX = SignatureIndex(load_signatures())
 MANGLED = "_ZN6alpaka6detail9gpuKernel" + "I14LockStepKernel" * 300
@@ -247,7 +253,7 @@ def test_a_remedy_names_the_cause_in_the_line() -> None:
     assert undefined.title == "The linker misses cublasCreate_v2"
     assert "cublasCreate_v2" in undefined.remedy
     (shared,) = INDEX.match("out of resource: shared memory, Required: 163840, Hardware limit: 101")
-    assert "163840" in shared.title and "101" in shared.title
+    assert "163,840" in shared.title and "101" in shared.title
     (long,) = INDEX.match(f"a.o: undefined reference to `{MANGLED}'")
     assert len(long.title) < 200
 
@@ -255,7 +261,7 @@ def test_a_remedy_names_the_cause_in_the_line() -> None:
 def test_what_is_named_is_a_group_of_the_pattern() -> None:
     for signature in load_signatures():
         named = set(re.findall(r"\{(\w+)\}", signature.title + signature.remedy))
-        assert named <= compile_linear(signature.pattern).groups, signature.id
+        assert named <= compile_linear(signature.pattern).groups | {"stages"}, signature.id
         assert signature.failure_class is not None, signature.id
 
 
@@ -467,3 +473,172 @@ def test_query_lines_prefer_codes_and_errors_over_notes_and_respect_the_limit() 
     assert len(lines) == 5
     assert lines[0] == "[NCC_EVRF051] not supported"
     assert query_lines("nothing special\nhere at all") == ["nothing special", "here at all"]
+
+
+H100 = {"shared_memory_per_block": 232_448}
+PTXAS = "ptxas error : Entry function 'f' uses too much shared data ({} bytes, {} max)"
+TRITON = "out of resource: shared memory, Required: {}, Hardware limit: 232448."
+
+
+@pytest.mark.parametrize(
+    ("line", "facts", "excess", "factor", "says", "not_says"),
+    [
+        # More than the chip has: no setting helps.
+        (PTXAS.format("0x41000", "0x38c00"), H100, 33_792, 1.145, "same upper limit", "extern"),
+        # More than static arrays may have, less than the chip has.
+        (PTXAS.format("0x14000", "0xc000"), H100, None, None, "extern", "shrink by"),
+        # Without a chip both are possible.
+        (PTXAS.format("0x14000", "0xc000"), {}, 32_768, 1.667, "or declare them extern", "chip"),
+        (TRITON.format(294_912), H100, 62_464, 1.269, "at most 4 stages", "tile sizes first"),
+        (TRITON.format(266_240), H100, 33_792, 1.145, "at most 7 stages", "tile sizes first"),
+        (TRITON.format(594_912), H100, 362_464, 2.559, "tile sizes first", "at most"),
+        ("local memory (70000) exceeds limit (65536)", {}, 4_464, 1.068, "LDS", "stages}"),
+        (
+            "Failed to set the allowed dynamic shared memory size to 300000",
+            H100,
+            67_552,
+            1.291,
+            "232,448 of this chip",
+            "from the log",
+        ),
+        (
+            "Shared memory size limit exceeded: requested 240000, available: 232448",
+            H100,
+            7552,
+            1.032,
+            "block shapes",
+            "vmem",
+        ),
+        ("requested 1179648, available: 232448", H100, 947_200, 5.075, "block shapes", "vmem"),
+        (
+            "function 'd' uses 70000 bytes of shared memory; exceeded the limit of 65536 bytes",
+            {},
+            4_464,
+            1.068,
+            "workgroup tiles",
+            "extern",
+        ),
+        (
+            "Circular buffer size 28672 B exceeds allocated L1 buffer size of 4096 B",
+            {},
+            24576,
+            7.0,
+            "L1 buffer",
+            "extern",
+        ),
+        (
+            "out of resource: tensor memory, Required: 640, Hardware limit: 512",
+            {},
+            128,
+            1.25,
+            "128 columns",
+            "bytes",
+        ),
+    ],
+)
+def test_the_numbers_of_a_line_choose_the_remedy(
+    line: str,
+    facts: dict[str, float],
+    excess: float | None,
+    factor: float | None,
+    says: str,
+    not_says: str,
+) -> None:
+    match = replace(INDEX.match(line)[0], facts=facts)
+    assert match.signature.signal == "shared_memory_limit"
+    over = match.quantities or {"excess": None, "factor": None}
+    assert (over["excess"], over["factor"]) == (excess, factor)
+    assert says in match.remedy and not_says not in match.remedy, match.remedy
+    assert not re.search(r"\{\w+\}", match.remedy)
+
+
+def test_a_signature_of_a_chip_takes_the_numbers_of_a_general_one() -> None:
+    spec = {
+        "pattern": "uses too much shared data",
+        "signal": "shared_memory_limit",
+        "title": "Static arrays end at 48 KB",
+        "remedy": "Opt in to dynamic shared memory.",
+    }
+    index = SignatureIndex([signature_from_mapping(spec, "hardware"), *load_signatures()])
+    (match,) = index.match(PTXAS.format("0x41000", "0x38c00"))
+    match = replace(match, facts=H100)
+    assert match.title == "Static arrays end at 48 KB"
+    assert "33,792 bytes too much" in match.remedy and "Opt in" not in match.remedy
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unit": "bananas"},
+        {"remedies": "text"},
+        {"remedies": [{"when": "needed > limit"}]},
+        {"remedies": [{"when": "needed >", "text": "Shrink."}]},
+    ],
+)
+def test_a_broken_quantity_is_named(wrong: dict[str, Any]) -> None:
+    spec = {"pattern": "E12: no such", "signal": "compile_error", "title": "t", "remedy": "r"}
+    with pytest.raises(InvalidKnowledge, match="signature of hardware"):
+        signature_from_mapping(spec | wrong, "hardware")
+
+
+@pytest.mark.parametrize(
+    ("line", "signal", "failure_class"),
+    [
+        (
+            "EZ9999: The DDR address of the MTE instruction is out of range",
+            "illegal_memory_access",
+            None,
+        ),
+        ("Encountered unlowered function call to air.simd_sum.f32", "compile_error", None),
+        ("vkQueueSubmit failed: VK_ERROR_DEVICE_LOST", "timeout", None),
+        (
+            "amdgpu 0000:03:00.0: ring gfx_0.0.0 timeout, signaled seq=11, emitted seq=12",
+            "timeout",
+            None,
+        ),
+        ("i915 0000:00:02.0: [drm] GPU HANG: ecode 12:1:85dffffb", "timeout", None),
+        ("'gfx1201' is not a recognized processor for this target", "compile_error", None),
+        ("error: unhandled SGPR spill to memory", "register_limit", None),
+        ("IndexError: list index out of range", "launch_error", "host_error"),
+        ("UR_RESULT_ERROR_OUT_OF_RESOURCES", "launch_error", "limit"),
+        (
+            "ptxas info : (C7508) Potential Performance Loss: 'setmaxnreg' ignored",
+            "register_limit",
+            "warning_only",
+        ),
+        ("k.cu(3): error: argument of type std::complex is incompatible", "compile_error", None),
+    ],
+)
+def test_dialects(line: str, signal: str, failure_class: str | None) -> None:
+    match = INDEX.match(line)[0]
+    assert match.signature.signal == signal
+    assert failure_class in (None, match.failure_class)
+
+
+@pytest.mark.parametrize(
+    ("log", "vendor"),
+    [
+        ("[GCA035] Instruction: I-2 with opcode: TensorTensor couldn't be allocated in SB", "aws"),
+        (PTXAS.format("0x41000", "0x38c00"), "nvidia"),
+        ("local memory (70000) exceeds limit (65536)", "amd"),
+        ("Encountered unlowered function call to air.simd_sum.f32", "apple"),
+        (TRITON.format(294_912), None),  # Triton compiles for several vendors
+        ("IndexError: list index out of range", None),
+        ("nothing is known", None),
+        (
+            PTXAS.format("0x41000", "0x38c00") + "\nlocal memory (70000) exceeds limit (65536)",
+            None,
+        ),
+    ],
+)
+def test_a_tool_names_its_vendor(log: str, vendor: str | None) -> None:
+    named = vendor_of_log(log)
+    assert (named[0] if named else None) == vendor
+
+
+def test_the_vendors_of_tools_are_built_in_families() -> None:
+    table = tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
+    toolchains = {signature.toolchain for signature in load_signatures()}
+    for vendor, tools in table["vendors"].items():
+        assert (ROOT / "hw_manuals" / "hardware" / vendor / "hardware.toml").is_file()
+        assert set(tools) <= toolchains

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
 from retrieval.profiles import neuron, proton
 from retrieval.profiles.torch_profile import read_events, read_json, read_table
@@ -97,6 +98,30 @@ def test_the_table_of_a_cpu_has_operators() -> None:
     assert [kernel.name for kernel in profile.kernels][1:] == ["aten::mm", "aten::copy_"]
 
 
+HOST_BOUND_TABLE = """\
+---------  ------------  ------------  ------------  ------------  ------------
+     Name    Self CPU %      Self CPU     CPU total     Self CUDA    # of Calls
+---------  ------------  ------------  ------------  ------------  ------------
+  step_it        52.10%       1.206ms       2.284ms       0.000us             1
+ gemm_f16         0.00%       0.000us       0.000us      18.720us             1
+ add_this         0.00%       0.000us       0.000us       4.384us             1
+---------  ------------  ------------  ------------  ------------  ------------
+Self CPU time total: 2.314ms
+Self CUDA time total: 23.104us
+"""
+
+
+def test_a_device_that_waits_for_the_host_is_seen_in_the_totals() -> None:
+    profile = read_table(HOST_BOUND_TABLE)
+    assert profile is not None and profile.metrics["gpu_busy_pct"] == 1.0
+    verdict = diagnose(normalise(profile.metrics), {}, {}, ("h100", "nvidia", "any"))
+    assert verdict.primary == "launch_overhead"
+    busy = read_table(HOST_BOUND_TABLE.replace("23.104us", "2.104ms"))
+    assert busy is not None
+    measured = normalise({**busy.metrics, "duration_us": 2_000.0})
+    assert diagnose(measured, {}, {}, ("h100", "nvidia", "any")).primary != "launch_overhead"
+
+
 def span(category: str, name: str, start: float, us: float, **args: object) -> dict[str, object]:
     placed = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2}
     return {**placed, "ts": start, "dur": us, "args": args}
@@ -120,6 +145,7 @@ def test_a_trace_of_a_gpu_and_of_a_cpu() -> None:
     assert of_gpu.metrics == {
         "copies_pct": 10.0,
         "duration_us": 45.0,
+        "gpu_busy_pct": 55.56,
         "registers_per_thread": 64,
         "shared_memory_per_block_bytes": 4096,
     }

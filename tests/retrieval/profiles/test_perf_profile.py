@@ -125,3 +125,27 @@ def test_a_machine_without_counters_measured_nothing(text: str) -> None:
     profile = read(text)
     assert profile is not None and profile.metrics == {}
     assert profile.notes == ("perf did not count cycles, branches",)
+
+
+@pytest.mark.parametrize("mark", ["\u2019", "'", "\u202f", "\u2009", "\xa0", ".", ","])
+def test_the_thousands_separator_of_any_locale(mark: str) -> None:
+    profile = read(
+        " Performance counter stats for './a.out':\n\n"
+        f"  2{mark}725{mark}958{mark}586      cycles\n       17{mark}904{mark}419      LLC-loads\n"
+    )
+    assert profile is not None
+    assert profile.metrics == {"cycles": 2_725_958_586, "LLC-loads": 17_904_419}
+
+
+def test_events_of_arm_cores() -> None:
+    profile = read(
+        " Performance counter stats for './a.out':\n\n"
+        "  2,725,958,586  cycles\n  2,102,075,504  instructions\n  410,411,322  l1d_cache\n"
+        "  41,618,630  l1d_cache_refill\n  17,904,419  ll_cache_rd\n"
+        "  15,112,462  ll_cache_miss_rd\n"
+    )
+    assert profile is not None
+    measured = normalise(profile.metrics)
+    assert measured.unrecognised == ()
+    verdict = diagnose(measured, {}, {}, ("neoverse-v2", "arm", "any"))
+    assert verdict.primary == "memory_latency"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
 from retrieval.profiles.rocm import read
 
@@ -127,3 +128,34 @@ def test_rocprof_compute_as_csv_and_as_printed(text: str) -> None:
         "L2 Cache Hit Rate": 35.74,
     }
     assert normalise(profile.metrics).unrecognised == ()
+
+
+ANALYZE = """
+0. Top Stats
+0.1 Top Kernels
+╒════╤═════════════╤═════════╤════════════╤═══════╕
+│    │ Kernel_Name │   Count │    Sum(ns) │   Pct │
+╞════╪═════════════╪═════════╪════════════╪═══════╡
+│  0 │ copy_kernel │    2.00 │ 3354588.00 │ 97.88 │
+├────┼─────────────┼─────────┼────────────┼───────┤
+│  1 │ fill_kernel │    1.00 │   72588.00 │  2.12 │
+╘════╧═════════════╧═════════╧════════════╧═══════╛
+2. System Speed-of-Light
+│ Metric_ID │ Metric             │ Avg    │ Unit │ Peak   │ Pct of Peak │
+│ 2.1.23    │ L2-Fabric Read BW  │ 690.4  │ Gb/s │ 1638.4 │ 42.1        │
+│ 2.1.24    │ L2-Fabric Write BW │ 688.4  │ Gb/s │ 1638.4 │ 42.0        │
+"""
+
+
+def test_the_text_of_analyze_has_kernels_and_the_share_of_memory() -> None:
+    profile = read(ANALYZE)
+    assert profile is not None and profile.kernel == "copy_kernel"
+    assert [(k.name, k.calls, k.us) for k in profile.kernels] == [
+        ("copy_kernel", 2, 3354.588),
+        ("fill_kernel", 1, 72.588),
+    ]
+    measured = normalise(profile.metrics)
+    assert measured.values["dram_throughput_pct"] == pytest.approx(84.1)
+    assert measured.values["duration_us"] == pytest.approx(1677.294)
+    verdict = diagnose(measured, {}, {}, ("mi300x", "cdna3", "amd", "any"))
+    assert verdict.primary == "memory_bound"

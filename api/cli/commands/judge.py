@@ -1,0 +1,126 @@
+"""`kernlore judge`: one submission to a task of a benchmark, with a signed result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.command import command
+from api.cli.commands.problem import timing_text
+from api.cli.options import DeviceHardware
+from api.cli.output import Json
+from kb.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from api.services import Services
+
+
+def _text(record: Json) -> str:
+    """The verdict first, then times, hidden shapes, findings and the signature."""
+    found, task, hidden = record["evaluation"], record["task"], record["hidden"]
+    reason = f": {record['message']}" if record["message"] else ""
+    lines = [f"{record['verdict']}{reason} ({task['name']}, {task['format']}, {found['hardware']})"]
+    lines += [f"  {timing_text(timing)}" for timing in found["timings"]]
+    if ratio := found["speedup"]:
+        lines.append(
+            f"speed-up {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] over the"
+            " reference"
+        )
+    if (share := record["roofline"]["percent"]) is not None:
+        lines.append(f"roofline: {share:.3g} % (case {record['roofline']['case']})")
+    shapes = ", ".join(hidden["shapes"]) or "none"
+    checked = f": {hidden['validity']}" if hidden["shapes"] else ""
+    lines.append(f"hidden shapes ({hidden['origin']}) {shapes}{checked}")
+    lines += [
+        f"  {flag['severity']}: row {flag['defence']}, {flag['message']}" for flag in found["flags"]
+    ]
+    isolation = found["isolation"]
+    lines.append(f"isolation: {isolation['level'] if isolation else 'nothing ran'}")
+    signed = record["signature"]
+    lines.append(f"signature: {signed['algorithm']} {signed['value']}")
+    return "\n".join(lines)
+
+
+def _code(record: Json) -> int:
+    from optimizer.evaluation.judge import exit_code
+
+    return exit_code(record)
+
+
+@command(text=_text, failed=_code)
+def judge(
+    services: Services,
+    submission: Annotated[
+        Path, typer.Argument(help="The submission; with --verify, a file written by --output.")
+    ],
+    task: Annotated[
+        Path | None, typer.Option(help="The task: a file or folder, or a built-in problem.")
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench, or"
+            " auto: the one that recognises the task."
+        ),
+    ] = "auto",
+    hardware: DeviceHardware = "auto",
+    isolation: Annotated[
+        str,
+        typer.Option(
+            help="How the submission is isolated: auto, namespaces, container or process."
+        ),
+    ] = "auto",
+    strict_shapes: Annotated[
+        bool,
+        typer.Option(
+            "--strict-shapes",
+            help="A submission that is wrong on derived shapes is incorrect; otherwise it is only"
+            " reported.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the signed judgement (JSON) to this file.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the result in the convention of the task to this file."),
+    ] = None,
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(help="File with the secret key of the signature (HMAC-SHA256)."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the signature of a judgement; judge nothing.")
+    ] = False,
+) -> Json:
+    """Judge a submission to a task of a benchmark or leaderboard.
+
+    Exits 0 if it is correct, 3 if it is incorrect, crashes, hangs or does not compile, 4 if it is
+    rejected (it cheats or breaks a rule), 5 without a verdict; 1 and 2 mean that it could not be
+    judged.
+    """
+    from optimizer.evaluation import judge as judges
+
+    key = judges.read_key(sign_key) if sign_key is not None else None
+    if verify:
+        return judges.verify(submission, key)
+    if task is None:
+        raise InvalidRequest("no task is named", hint="Give it as --task.")
+    record, text = judges.judge(
+        services,
+        submission,
+        task,
+        format=format,
+        hardware=hardware,
+        isolation=isolation,
+        strict_shapes=strict_shapes,
+        key=key,
+    )
+    if output is not None:
+        output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if report is not None:
+        report.write_text(text, encoding="utf-8")
+    return record

@@ -1,0 +1,370 @@
+"""FlashInfer-Bench: a definition (JSON) with workloads (JSON lines), and a solution (JSON).
+
+Each workload becomes a timed case. Its variable axes become constants of the problem file, so that
+other sizes can be derived from them. The result is written back as one trace for each workload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kb.errors import InvalidRequest
+from optimizer.evaluation.abi import ITEM_BYTES
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.formats.sources import (
+    defined_names,
+    loader,
+    on_the_device_of_its_inputs,
+    parsed,
+    read_text,
+)
+from optimizer.evaluation.formats.task import ForeignTask, TaskFormat, converted, timings_of
+from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy
+from optimizer.evaluation.records import Evaluation
+
+TASK = (
+    "a definition JSON file (name, axes, inputs, outputs, reference) with NAME.jsonl or"
+    " workloads.jsonl next to it, a folder with definition.json and workloads.jsonl, or a file"
+    " definitions/TYPE/NAME.json of a data set with workloads/TYPE/NAME.jsonl"
+)
+SUBMISSION = "a solution JSON file (name, definition, spec, sources) in Python or Triton"
+ENTRY = "ModelNew"
+_FIELDS = ("name", "axes", "inputs", "outputs", "reference")
+_STATUS = {
+    "correct": "PASSED",
+    "incorrect": "INCORRECT_NUMERICAL",
+    "not_compiled": "COMPILE_ERROR",
+    "timed_out": "TIMEOUT",
+}
+
+_PROBLEM = """\
+{constants}
+
+
+class Model(torch.nn.Module):
+    def forward(self, {names}):
+        device = next((str(v.device) for v in ({names},) if isinstance(v, torch.Tensor)), "cpu")
+        _on(device)
+        try:
+            return _reference.run({names})
+        finally:
+            _on("cpu")
+
+
+def get_inputs():
+{fixed}
+    return [
+{values}
+    ]
+"""
+
+_CANDIDATE = """
+
+
+import torch as _kernlore_torch
+
+
+class ModelNew(_kernlore_torch.nn.Module):
+    def forward(self, {names}):
+{body}
+"""
+
+
+def _recognises(path: Path) -> bool:
+    file = path / "definition.json" if path.is_dir() else path
+    if file.suffix != ".json" or not file.is_file():
+        return False
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return False
+    return isinstance(fields, dict) and all(name in fields for name in _FIELDS)
+
+
+def _read(task: Path, submission: Path) -> ForeignTask:
+    file = task / "definition.json" if task.is_dir() else task
+    definition = _json(file, f"Give {TASK}.")
+    missing = [name for name in _FIELDS if name not in definition]
+    if missing:
+        raise InvalidRequest(f"{file.name} lacks {', '.join(missing)}", hint=f"Give {TASK}.")
+    workloads = list(_workloads(file, definition))
+    problem = _problem(file, definition, workloads)
+    solution = _json(submission, f"Give {SUBMISSION}.")
+    bundle = _bundle(submission, solution, definition)
+    return ForeignTask(
+        problem, bundle, lambda evaluation: write_back(evaluation, definition, solution, workloads)
+    )
+
+
+def _json(path: Path, expected: str) -> dict[str, Any]:
+    text = read_text(path, expected)
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"{path.name} is not JSON: {error}", hint=expected) from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"{path.name} is not a JSON object", hint=expected)
+    return fields
+
+
+# -- the task
+
+
+def _workloads(file: Path, definition: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The workloads next to the definition, or in the folder `workloads` of the data set."""
+    beside = [
+        file.with_name(f"{definition['name']}.jsonl"),
+        file.with_name("workloads.jsonl"),
+        file.with_name("workload.jsonl"),
+        file.parents[2] / "workloads" / file.parent.name / f"{definition['name']}.jsonl"
+        if len(file.parents) > 2
+        else file.with_name("workloads.jsonl"),
+    ]
+    found = next((path for path in beside if path.is_file()), None)
+    if found is None:
+        raise InvalidRequest(f"{file.name} has no workloads", hint=f"Give {TASK}.")
+    for number, line in enumerate(read_text(found, f"Give {TASK}.").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            workload = row.get("workload", row)
+            if not isinstance(workload["axes"], dict) or not isinstance(workload["inputs"], dict):
+                raise TypeError("axes and inputs are objects")
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+            raise InvalidRequest(
+                f"{found.name}, line {number}: no workload ({error!r})",
+                hint='Each line is {"definition": ..., "workload": {"uuid", "axes", "inputs"}}.',
+            ) from error
+        yield {"uuid": str(number), **workload, "folder": str(found.resolve().parent)}
+
+
+def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str, Any]]) -> Problem:
+    if not workloads:
+        raise InvalidRequest(f"{file.name} has no workloads", hint=f"Give {TASK}.")
+    reference = str(definition["reference"])
+    tree = parsed("the reference", reference, "Its field `reference` is Python text.")
+    if "run" not in defined_names(tree):
+        raise InvalidRequest("the reference does not define run", hint="Name its function run.")
+    inputs, axes = definition["inputs"], definition["axes"]
+    variable = [name for name, axis in axes.items() if axis.get("type") != "const"]
+    constant = {name: axis["value"] for name, axis in axes.items() if axis.get("type") == "const"}
+    for name in (*axes, *inputs, *definition["outputs"]):
+        if not name.isidentifier():
+            raise InvalidRequest(f"{name!r} is no Python name", hint="Rename the axis or tensor.")
+    for name, spec in inputs.items():
+        if spec["shape"] is not None and spec["dtype"] not in ITEM_BYTES:
+            raise InvalidRequest(
+                f"the input {name} is {spec['dtype']}", hint=f"Read are {', '.join(ITEM_BYTES)}."
+            )
+    cases = tuple(_case(definition, workload, variable) for workload in workloads)
+    constants = {**cases[0].constants}
+    local = [f"    {name} = {value!r}" for name, value in constant.items()]
+    local += [f"    assert {text}" for text in definition.get("constraints") or ()]
+    fields = {
+        "constants": "\n".join(f"{name} = {value!r}" for name, value in constants.items()),
+        "names": ", ".join(inputs),
+        "fixed": "\n".join(local) or "    pass",
+        "values": "\n".join(f"        {_value(name, spec)}," for name, spec in inputs.items()),
+    }
+    text = _PROBLEM
+    for key, value in fields.items():
+        text = text.replace(f"{{{key}}}", value)
+    head = loader({"reference": on_the_device_of_its_inputs(tree)})
+    stored = [
+        name
+        for name in inputs
+        if any(w["inputs"].get(name, {}).get("type") == "safetensors" for w in workloads)
+    ]
+    return converted(
+        str(definition["name"]),
+        file,
+        f"{head}\n\n{_DRAW}\n\n{text}",
+        cases,
+        reference=reference,
+        summary=str(definition.get("description") or ""),
+        policy=ProblemPolicy(fixed=tuple(stored)),
+    )
+
+
+_DRAW = '''\
+def _drawn(source, shape, dtype):
+    """An array of a workload: random, or read from a file."""
+    if source["type"] == "safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(source["path"])[source["tensor_key"]]
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    return torch.randn(shape).to(dtype)
+'''
+
+
+def _case(definition: Mapping[str, Any], workload: Mapping[str, Any], variable: list[str]) -> Case:
+    missing = [name for name in variable if not isinstance(workload["axes"].get(name), int)]
+    missing += [name for name in definition["inputs"] if name not in workload["inputs"]]
+    if missing:
+        raise InvalidRequest(
+            f"workload {workload['uuid']} has no {', '.join(missing)}",
+            hint="It gives a number for each variable axis and a source for each input.",
+        )
+    constants = {name: workload["axes"][name] for name in variable}
+    for name, spec in definition["inputs"].items():
+        constants[f"_source_of_{name}"] = _source(name, spec, workload)
+    return Case(str(workload["uuid"]), constants=constants)
+
+
+def _source(name: str, spec: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
+    source = dict(workload["inputs"][name])
+    kind, scalar = source.get("type"), spec["shape"] is None
+    known = ("scalar",) if scalar else ("random", "safetensors")
+    if kind not in known:
+        raise InvalidRequest(
+            f"workload {workload['uuid']}: the input {name} is of the type {kind!r}",
+            hint=f"For this input, {' or '.join(known)} is read.",
+        )
+    if kind == "random" and "int" in spec["dtype"]:
+        raise InvalidRequest(
+            f"workload {workload['uuid']}: random values of the integer input {name} are not read",
+            hint="Their range is not part of the format. Give them in a safetensors file.",
+        )
+    if kind == "safetensors":
+        source["path"] = str(Path(workload["folder"]) / source["path"])
+    return source
+
+
+def _value(name: str, spec: Mapping[str, Any]) -> str:
+    if spec["shape"] is None:
+        return f'_source_of_{name}["value"]'
+    shape = ", ".join(map(str, spec["shape"]))
+    return f"_drawn(_source_of_{name}, ({shape}{',' if shape else ''}), torch.{spec['dtype']})"
+
+
+# -- the submission
+
+
+def _bundle(path: Path, solution: Mapping[str, Any], definition: Mapping[str, Any]) -> Bundle:
+    try:
+        spec = solution["spec"]
+        files = {str(row["path"]): str(row["content"]) for row in solution["sources"]}
+        main, _, function = str(spec["entry_point"]).partition("::")
+        language = str(spec["language"])
+    except (KeyError, TypeError) as error:
+        raise InvalidRequest(
+            f"{path.name} is not a solution: {error!r}", hint=f"Give {SUBMISSION}."
+        ) from error
+    if solution.get("definition") != definition["name"]:
+        raise InvalidRequest(
+            f"{path.name} solves {solution.get('definition')!r}, not {definition['name']!r}",
+            hint="Give a solution of this definition.",
+        )
+    if language not in ("python", "triton"):
+        raise InvalidRequest(
+            f"solutions in {language!r} are not read",
+            hint="Give a Python or Triton solution. For C++ and CUDA, write a kernel with"
+            " kernlore_run and judge it as --format kernelbench.",
+        )
+    if main not in files or not function.isidentifier():
+        raise InvalidRequest(
+            f"{path.name}: the entry point is {spec['entry_point']!r}",
+            hint="Write FILE::FUNCTION, with a file of sources.",
+        )
+    names = ", ".join(definition["inputs"])
+    returns = spec.get("destination_passing_style", True) is False
+    body = [f"return {function}({names})"] if returns else _destinations(definition, function)
+    entry = _CANDIDATE.replace("{names}", names)
+    entry = entry.replace("{body}", "\n".join(f"        {line}" for line in body))
+    return Bundle(
+        {**files, main: files[main] + entry},
+        main,
+        "triton" if language == "triton" else "torch",
+        ENTRY,
+    )
+
+
+def _destinations(definition: Mapping[str, Any], function: str) -> list[str]:
+    """Statements that allocate the outputs, pass them after the inputs, and return them. Sizes are
+    read from the inputs."""
+    axes = definition["axes"]
+    sizes = {n: repr(axis["value"]) for n, axis in axes.items() if axis.get("type") == "const"}
+    tensors = {n: spec for n, spec in definition["inputs"].items() if spec["shape"]}
+    for name, spec in tensors.items():
+        for number, axis in enumerate(spec["shape"]):
+            sizes.setdefault(axis, f"{name}.shape[{number}]")
+    device = next(iter(tensors), None)
+    where = f"{device}.device" if device else '"cpu"'
+    lines, outputs = [], []
+    for number, (name, spec) in enumerate(definition["outputs"].items()):
+        shape = spec["shape"]
+        unknown = [axis for axis in shape or () if axis not in sizes and not axis.isdigit()]
+        if shape is None or unknown:
+            raise InvalidRequest(
+                f"the shape of the output {name} does not follow from the inputs",
+                hint="Set destination_passing_style to false and return the outputs.",
+            )
+        size = ", ".join(sizes.get(axis, axis) for axis in shape)
+        outputs.append(f"_output{number}")
+        lines.append(
+            f"_output{number} = _kernlore_torch.empty(({size}{',' if size else ''}),"
+            f" dtype=_kernlore_torch.{spec['dtype']}, device={where})"
+        )
+    arguments = ", ".join([*definition["inputs"], *outputs])
+    return [*lines, f"{function}({arguments})", f"return {', '.join(outputs)}"]
+
+
+# -- the result
+
+
+def write_back(
+    evaluation: Evaluation,
+    definition: Mapping[str, Any],
+    solution: Mapping[str, Any],
+    workloads: list[dict[str, Any]],
+) -> str:
+    """One trace for each workload, as JSON lines. A rejected solution is a RUNTIME_ERROR, whose log
+    gives the reason: the format has no such status."""
+    times = timings_of(evaluation)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    lines = []
+    for workload in workloads:
+        checks = [check for check in evaluation.checks if check.case == workload["uuid"]]
+        errors = [error.worst for check in checks for error in check.errors]
+        timing = times.get(workload["uuid"])
+        result = {
+            "status": _STATUS.get(evaluation.validity, "RUNTIME_ERROR"),
+            "log": evaluation.message or "\n".join(evaluation.notes),
+            # The judge bounds errors in units of each output's own size.
+            "correctness": {
+                "max_relative_error": max(errors),
+                "max_absolute_error": None,
+            }
+            if errors
+            else None,
+            "performance": {
+                "latency_ms": timing.candidate_us / 1e3,
+                "reference_latency_ms": timing.baseline_us / 1e3,
+                "speedup_factor": timing.baseline_us / timing.candidate_us,
+            }
+            if timing is not None and timing.candidate_us and timing.baseline_us
+            else None,
+            "environment": {
+                "hardware": evaluation.hardware,
+                "libs": {"kernlore_harness": evaluation.harness, "toolchain": evaluation.toolchain},
+            },
+            "timestamp": now,
+        }
+        trace = {
+            "definition": definition["name"],
+            "workload": {name: workload[name] for name in ("uuid", "axes", "inputs")},
+            "solution": solution.get("name"),
+            "evaluation": result,
+        }
+        lines.append(json.dumps(trace))
+    return "\n".join(lines) + "\n"
+
+
+FORMAT = TaskFormat("flashinfer-bench", TASK, SUBMISSION, _recognises, _read)

@@ -1,0 +1,86 @@
+"""`kernlore judge` as a leaderboard runs it: exit codes, files and signatures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.api.cli_process import kernlore
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+TASK = """\
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+
+
+rows = 64
+
+
+def get_inputs():
+    return [torch.randn(rows, 256)]
+"""
+SUBMISSION = """\
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {body}
+"""
+TRY = "try:\n            return undefined(x)\n        except Exception:\n            "
+BODIES = {
+    "correct": "return x.clamp(min=0) * 2",
+    "incorrect": "return x * 2",
+    "rejected": TRY + "return torch.relu(x) * 2",
+}
+
+
+def test_the_exit_code_is_the_verdict(tmp_path: Path) -> None:
+    task, key = tmp_path / "doubled_relu.py", tmp_path / "key"
+    task.write_text(TASK)
+    key.write_text("a secret of the judge\n")
+    for (verdict, body), code in zip(BODIES.items(), (0, 3, 4), strict=True):
+        submission = tmp_path / f"{verdict}.py"
+        submission.write_text(SUBMISSION.format(body=body))
+        output, report = tmp_path / f"{verdict}.json", tmp_path / "report.json"
+        files = ("--output", output, "--report", report, "--sign-key", key)
+        ran = kernlore("judge", submission, "--task", task, *files, data=tmp_path / "data")
+        assert ran.code == code, ran.out + ran.err
+        assert ran.out.startswith(verdict)
+        assert json.loads(report.read_text())["correctness"] == (verdict == "correct")
+        again = kernlore("judge", output, "--verify", "--sign-key", key, data=tmp_path / "data")
+        assert again.code == code and again.out == ran.out
+        record = json.loads(output.read_text())
+        assert record["task"]["format"] == "kernelbench"
+        if verdict == "correct":
+            hidden = record["hidden"]
+            assert hidden["shapes"] == ["rows=63", "rows=65", "rows=32"]
+            assert hidden["validity"] == "correct"
+
+
+def test_a_submission_for_one_shape_is_reported(tmp_path: Path) -> None:
+    task, submission = tmp_path / "doubled_relu.py", tmp_path / "fixed.py"
+    task.write_text(TASK)
+    submission.write_text(SUBMISSION.format(body="assert len(x) == 64; return x.clamp(min=0) * 2"))
+    given = ("judge", submission, "--task", task, "--json")
+    ran = kernlore(*given, data=tmp_path / "data")
+    assert (ran.code, ran.json["verdict"]) == (0, "correct")
+    assert "correct on the shapes of the task, but" in ran.json["message"]
+    strict = kernlore(*given, "--strict-shapes", data=tmp_path / "data")
+    assert (strict.code, strict.json["verdict"]) == (3, "incorrect")
+
+
+def test_mistakes_of_the_caller_are_exit_code_2(tmp_path: Path) -> None:
+    submission = tmp_path / "submission.py"
+    submission.write_text("")
+    ran = kernlore("judge", submission, data=tmp_path / "data")
+    assert ran.code == 2 and "Give it as --task." in ran.err
+    ran = kernlore("judge", submission, "--task", tmp_path, data=tmp_path / "data")
+    assert ran.code == 2 and "the format of the task" in ran.err

@@ -1,0 +1,268 @@
+"""Tasks and submissions in foreign conventions, judged for real on this CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.errors import InvalidRequest
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.formats import format_of
+from optimizer.evaluation.formats.task import ForeignTask
+from optimizer.evaluation.isolation.runner_process import RunnerPool
+from optimizer.evaluation.problem.derived import fitting
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.toolchains.python import TorchPython
+from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+
+def judged(read: ForeignTask, pool: RunnerPool) -> Evaluation:
+    with Evaluator(read.problem, CPU, QUICK, pool=pool) as evaluator:
+        return evaluator.evaluate(read.bundle, TorchPython())
+
+
+# -- GPU MODE
+
+TASK_YML = """\
+files:
+  - {"name": "submission.py", "source": "@SUBMISSION@"}
+  - {"name": "task.py", "source": "task.py"}
+  - {"name": "shared.py", "source": "../shared.py"}
+  - {"name": "reference.py", "source": "reference.py"}
+lang: "py"
+description: |
+  Scale rows and add a table.
+tests:
+  - {"rows": 7, "cols": 33, "seed": 11}
+benchmarks:
+  - {"rows": 256, "cols": 512, "seed": 12}
+ranked_by: "geom"
+"""
+SHARED = """\
+def factor():
+    return 3.0
+"""
+TASK_PY = """\
+from typing import TypeVar
+input_t = TypeVar("input_t")
+output_t = TypeVar("output_t")
+"""
+REFERENCE = """\
+import torch
+from shared import factor
+from task import input_t, output_t
+
+
+def generate_input(rows: int, cols: int, seed: int) -> input_t:
+    gen = torch.Generator(device="cuda")
+    gen.manual_seed(seed)
+    x = torch.randn(rows, cols, device="cuda", generator=gen)
+    weights = {"scale": torch.randn(cols, device="cuda", generator=gen)}
+    out = torch.empty(rows, cols, device="cuda")
+    return x, weights, {"kind": "scaled"}, out
+
+
+def ref_kernel(data: input_t) -> output_t:
+    x, weights, config, out = data
+    assert config["kind"] == "scaled"
+    out[...] = x * weights["scale"] * factor() + torch.ones(1, device="cuda")
+    return out
+
+
+def check_implementation(data, output):
+    return True, ""
+"""
+SUBMISSION = """\
+import torch
+from task import input_t, output_t
+
+
+def custom_kernel(data: input_t) -> output_t:
+    x, weights, config, out = data
+    torch.mul(x, weights["scale"], out=out)
+    return out.mul_({factor}).add_(1.0)
+"""
+
+
+@pytest.fixture
+def gpu_mode(tmp_path: Path) -> Path:
+    task = tmp_path / "scaled_rows"
+    task.mkdir()
+    (tmp_path / "shared.py").write_text(SHARED)
+    for name, text in {"task.yml": TASK_YML, "task.py": TASK_PY, "reference.py": REFERENCE}.items():
+        (task / name).write_text(text)
+    return task
+
+
+def gpu_mode_task(task: Path, factor: str) -> ForeignTask:
+    submission = task.parent / "submission.py"
+    submission.write_text(SUBMISSION.replace("{factor}", factor))
+    form = format_of(task)
+    assert form.name == "gpu-mode"
+    return form.read(task, submission)
+
+
+def test_a_gpu_mode_task_is_judged(gpu_mode: Path, pool: RunnerPool) -> None:
+    read = gpu_mode_task(gpu_mode, "3.0")
+    assert [(c.name, c.timed) for c in read.problem.cases] == [
+        ("rows=7,cols=33", False),
+        ("rows=256,cols=512", True),
+    ]
+    assert read.problem.summary == "Scale rows and add a table."
+    found = judged(read, pool)
+    assert found.correct, found.message
+    lines = read.write_back(found).splitlines()
+    assert lines[:3] == [
+        "check: pass",
+        "benchmark-count: 1",
+        "benchmark.0.spec: rows: 256; cols: 512",
+    ]
+    hidden = fitting(read.problem, read.problem.cases[1])
+    assert [case.name for case in hidden.cases] == ["cols=511", "cols=513", "rows=128"]
+
+
+def test_a_wrong_gpu_mode_submission_is_incorrect(gpu_mode: Path, pool: RunnerPool) -> None:
+    read = gpu_mode_task(gpu_mode, "2.0")
+    found = judged(read, pool)
+    assert found.validity == "incorrect" and "is off by" in found.message
+    assert read.write_back(found).startswith("check: fail\nerror: ")
+
+
+def test_a_gpu_mode_output_that_is_read_first_is_copied(gpu_mode: Path, pool: RunnerPool) -> None:
+    text = REFERENCE.replace("out[...] =", "out +=").replace("torch.empty", "torch.randn")
+    (gpu_mode / "reference.py").write_text(text)
+    adding = "from task import input_t\n\ndef custom_kernel(data):\n    x, w, _, out = data\n"
+    right = gpu_mode.parent / "right.py"
+    right.write_text(adding + "    return out.add_(x * w['scale'] * 3).add_(1.0)\n")
+    assert judged(format_of(gpu_mode).read(gpu_mode, right), pool).correct
+    wrong = gpu_mode.parent / "wrong.py"
+    wrong.write_text(adding + "    return x * w['scale'] * 3 + 1.0\n")
+    assert judged(format_of(gpu_mode).read(gpu_mode, wrong), pool).validity == "incorrect"
+
+
+def test_gpu_mode_files_that_lack_something_say_so(gpu_mode: Path) -> None:
+    other = gpu_mode.parent / "other.py"
+    other.write_text("def kernel(data):\n    return data\n")
+    with pytest.raises(InvalidRequest, match=r"other\.py does not define custom_kernel"):
+        format_of(gpu_mode).read(gpu_mode, other)
+    (gpu_mode / "reference.py").write_text("def ref_kernel(data):\n    return data\n")
+    with pytest.raises(InvalidRequest, match="does not define generate_input"):
+        format_of(gpu_mode).read(gpu_mode, other)
+    (gpu_mode / "task.yml").write_text("lang: cu\n")
+    with pytest.raises(InvalidRequest, match="for the language 'cu'"):
+        format_of(gpu_mode).read(gpu_mode, other)
+
+
+# -- FlashInfer-Bench
+
+DEFINITION = {
+    "name": "scaled_add_n64",
+    "op_type": "elementwise",
+    "description": "A row is added to each row, scaled.",
+    "axes": {"rows": {"type": "var"}, "n": {"type": "const", "value": 64}},
+    "constraints": ["rows > 1"],
+    "inputs": {
+        "x": {"shape": ["rows", "n"], "dtype": "float32"},
+        "row": {"shape": ["n"], "dtype": "float32"},
+        "alpha": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {"y": {"shape": ["rows", "n"], "dtype": "float32"}},
+    "reference": "import torch\n\ndef run(x, row, alpha):\n    return x + alpha * row\n",
+}
+DESTINATION = (
+    "import torch\n\ndef run(x, row, alpha, y):\n    torch.add(x, row, alpha=alpha, out=y)\n"
+)
+RETURNING = "def solve(x, row, alpha):\n    return x + row\n"
+
+
+def workload(uuid: str, rows: int) -> dict[str, Any]:
+    inputs = {
+        "x": {"type": "random"},
+        "row": {"type": "random"},
+        "alpha": {"type": "scalar", "value": 0.5},
+    }
+    described = {"uuid": uuid, "axes": {"rows": rows}, "inputs": inputs}
+    return {"definition": DEFINITION["name"], "workload": described}
+
+
+def solution(content: str, entry: str = "main.py::run", **spec: Any) -> dict[str, Any]:
+    return {
+        "name": "mine",
+        "definition": DEFINITION["name"],
+        "author": "a person",
+        "spec": {"language": "python", "entry_point": entry, "target_hardware": ["cpu"], **spec},
+        "sources": [{"path": "main.py", "content": content}],
+    }
+
+
+@pytest.fixture
+def definition(tmp_path: Path) -> Path:
+    place = tmp_path / "set" / "definitions" / "elementwise" / "scaled_add_n64.json"
+    lines = tmp_path / "set" / "workloads" / "elementwise" / "scaled_add_n64.jsonl"
+    for path in (place, lines):
+        path.parent.mkdir(parents=True)
+    place.write_text(json.dumps(DEFINITION))
+    rows = [workload("small", 32), workload("large", 2048)]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def flashinfer_task(definition: Path, given: dict[str, Any]) -> ForeignTask:
+    path = definition.parent / "solution.json"
+    path.write_text(json.dumps(given))
+    form = format_of(definition)
+    assert form.name == "flashinfer-bench"
+    return form.read(definition, path)
+
+
+def test_a_flashinfer_solution_is_judged(definition: Path, pool: RunnerPool) -> None:
+    read = flashinfer_task(definition, solution(DESTINATION))
+    found = judged(read, pool)
+    assert found.correct, found.message
+    traces = [json.loads(line) for line in read.write_back(found).splitlines()]
+    assert [trace["workload"]["uuid"] for trace in traces] == ["small", "large"]
+    assert {trace["evaluation"]["status"] for trace in traces} == {"PASSED"}
+    assert traces[0]["workload"] == workload("small", 32)["workload"]
+    hidden = fitting(read.problem, read.problem.cases[0])
+    assert [case.name for case in hidden.cases] == ["rows=31", "rows=33", "rows=16"]
+
+
+def test_a_wrong_flashinfer_solution_is_incorrect(definition: Path, pool: RunnerPool) -> None:
+    given = solution(RETURNING, "main.py::solve", destination_passing_style=False)
+    read = flashinfer_task(definition, given)
+    found = judged(read, pool)
+    assert found.validity == "incorrect"
+    trace = json.loads(read.write_back(found).splitlines()[0])["evaluation"]
+    assert trace["status"] == "INCORRECT_NUMERICAL" and trace["performance"] is None
+
+
+def test_flashinfer_files_that_lack_something_say_so(definition: Path) -> None:
+    with pytest.raises(InvalidRequest, match="solutions in 'cuda' are not read"):
+        flashinfer_task(definition, solution(DESTINATION, language="cuda"))
+    with pytest.raises(InvalidRequest, match="solves 'another'"):
+        flashinfer_task(definition, solution(DESTINATION) | {"definition": "another"})
+    with pytest.raises(InvalidRequest, match=r"the entry point is 'run\.py::run'"):
+        flashinfer_task(definition, solution(DESTINATION, "run.py::run"))
+
+
+# -- the table
+
+
+def test_unknown_formats_and_tasks_name_what_is_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        format_of(tmp_path, "gpumode")
+    assert "Did you mean gpu-mode" in refused.value.hint
+    with pytest.raises(InvalidRequest, match="is unknown") as refused:
+        format_of(tmp_path)
+    assert "task.yml" in refused.value.hint and "definition.json" in refused.value.hint
+
+
+def test_a_bundle_contains_only_what_the_submission_imports(gpu_mode: Path) -> None:
+    bundle: Bundle = gpu_mode_task(gpu_mode, "3.0").bundle
+    assert sorted(bundle.files) == ["submission.py", "task.py"]
