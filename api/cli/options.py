@@ -74,6 +74,27 @@ ModelSecondsOfRun = Annotated[
 ]
 
 
+Wait = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        metavar="MINUTES",
+        help="Wait at most this long until other work leaves enough processors to time anything.",
+        min=0,
+    ),
+]
+
+
+def wait_for_processors(minutes: float) -> None:
+    """Wait at most `minutes` until other work leaves enough processors, and say what is waited
+    for. Returns at once without other work or minutes."""
+    from api.cli.output import note
+    from optimizer.evaluation.isolation.machine import usable_processors, wait_until_quiet
+
+    if minutes and not wait_until_quiet(usable_processors(), 60 * minutes, note):
+        note(f"other work did not end within {minutes:g} minutes")
+
+
 def switched_on(word: str) -> bool:
     """Whether `--knowledge` is on. Raises InvalidRequest for a word other than on and off."""
     if word not in ("on", "off"):

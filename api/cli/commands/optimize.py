@@ -24,7 +24,9 @@ from api.cli.options import (
     Models,
     Ray,
     Seed,
+    Wait,
     switched_on,
+    wait_for_processors,
 )
 from api.cli.output import note, show
 from api.cli.target import CommandTarget, opened
@@ -114,6 +116,7 @@ def optimize(
     distill: Annotated[
         bool, typer.Option("--distill", help="Afterwards, distil the run into skills.")
     ] = False,
+    wait: Wait = 0.0,
     ray: Ray = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -146,6 +149,7 @@ def optimize(
         ray,
     )
     problems = [str(path) for path in problem_paths(problems)]
+    wait_for_processors(wait)
     with opened(data_dir) as local:
         if len(problems) > 1:
             return _search_several(local, problems, options, output, distill, as_json)

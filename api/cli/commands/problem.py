@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.command import command
-from api.cli.options import AsJson, DeviceHardware, ProblemPath
+from api.cli.options import AsJson, DeviceHardware, ProblemPath, Wait, wait_for_processors
 from api.cli.output import Json, columns, note, pairs, show
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.plain import plain
@@ -278,10 +278,12 @@ def evaluate(
     knowledge: Annotated[
         bool, typer.Option(help="Also retrieve knowledge about the result.")
     ] = True,
+    wait: Wait = 0.0,
 ) -> Json:
     """Compile, check and time one candidate kernel. Exits 1 unless it is correct."""
     from optimizer.evaluation.evaluate import evaluate_files, knowledge_about
 
+    wait_for_processors(wait)
     evaluation = evaluate_files(
         services,
         Path(problem),
@@ -292,5 +294,10 @@ def evaluate(
         cases=tuple(case or ()),
         isolation=isolation,
     )
+    if any(timing.state == "repeat" for timing in evaluation.timings):
+        from optimizer.evaluation.isolation.machine import too_busy, usable_processors
+
+        if busy := too_busy(usable_processors()):
+            note(busy)
     known = knowledge_about(services, evaluation) if knowledge else {}
     return {**evaluation.as_json(), "knowledge": known}

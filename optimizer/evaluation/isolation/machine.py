@@ -9,12 +9,13 @@ they are unknown. Standard library only; torch for a GPU's uuid.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,6 +60,11 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 MIN_SECONDS = 0.2  # the resolution of the account is a hundredth of a second
 CROWD = 0.5  # processors that other work may use before nothing can be timed
 LOOK_SECONDS = 0.3
+WAIT_SECONDS = 2.0  # between two looks while waiting for other work to end
+SAID_EVERY = 60.0
+NAMED = 3  # processes
+NOTABLE = 0.1  # processors that a process uses
+OWN_MODULES = ("api.", "ingestion.", "retrieval.", "optimizer.", "kb.", "skills.")
 
 
 @dataclass(frozen=True)
@@ -98,19 +104,67 @@ def left_between(before: ProcessorAccount | None, after: ProcessorAccount | None
 def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
     """Advice if other work leaves too few processors to time anything; else, or if unknown, empty.
     Watches for `seconds`."""
-    before = account(())
+    before, then = account(()), _all_ticks()
     if before is None:
         return ""
     time.sleep(seconds)
-    left = left_between(before, account(()))
+    after = account(())
+    left = left_between(before, after)
     if left is None or left >= threads - CROWD:
         return ""
+    assert after is not None
+    busiest = _busiest(then, after.at - before.at)
+    others = f" ({', '.join(busiest)})" if busiest else ""
     return (
-        f"other work leaves about {max(0.0, left):.1f} of {before.processors} processors, and"
-        f" timing needs {threads}: kernels are checked, but most get no figure until it ends."
-        " Stop it, or search again while the machine is idle: that search begins with the"
-        " correct candidates"
+        f"other work{others} leaves about {max(0.0, left):.1f} of {before.processors} processors,"
+        f" and timing needs {threads}: kernels are checked, but most get no figure until it ends."
+        " Stop it, wait for its end (--wait MINUTES), or search again while the machine is idle:"
+        " that search begins with the correct candidates"
     )
+
+
+def wait_until_quiet(threads: int, seconds: float, log: Callable[[str], None]) -> bool:
+    """Wait until other work leaves enough processors, at most `seconds`; whether it does. `log`
+    gets what is waited for, once a minute."""
+    until, said = time.monotonic() + seconds, -math.inf
+    while busy := too_busy(threads):
+        now = time.monotonic()
+        if now >= until:
+            return False
+        if now - said >= SAID_EVERY:
+            log(f"waiting, for at most {max(1.0, (until - now) / 60):.0f} minutes: {busy}")
+            said = now
+        time.sleep(min(WAIT_SECONDS, until - now))
+    return True
+
+
+def _all_ticks() -> dict[int, int]:
+    """Ticks of every visible process but this one."""
+    own = os.getpid()
+    pids = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
+    return {pid: _ticks(pid) for pid in pids if pid != own}
+
+
+def _busiest(then: Mapping[int, int], seconds: float) -> list[str]:
+    """The processes that used most of the processors since `then`, in words."""
+    tick = os.sysconf("SC_CLK_TCK")
+    used = {pid: (now - then.get(pid, now)) / tick / seconds for pid, now in _all_ticks().items()}
+    most = sorted(used, key=lambda pid: -used[pid])[:NAMED]
+    return [f"{_named(pid)}: {used[pid]:.1f}" for pid in most if used[pid] >= NOTABLE]
+
+
+def _named(pid: int) -> str:
+    """A process by its program and number, as `python (123)`; one of Kernlore by what it runs."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    program = Path(words[0]).name if words and words[0] else "a process"
+    own = [word for word in words if word.startswith(OWN_MODULES) or Path(word).name == "kernlore"]
+    if own:
+        after = words[words.index(own[0]) + 1 :]
+        program = " ".join(["Kernlore's", Path(own[0]).name, *after[:1]]).strip()
+    return f"{program} ({pid})"
 
 
 def _ticks(pid: int) -> int:

@@ -41,6 +41,8 @@ from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 MAX_CALIBRATION = 5  # blocks of each side
 SLOW_CALIBRATION_NS = 1_000_000_000
 BUSY_FROM_THE_START = 10  # pairs, all of them disturbed, after which measuring is given up
+DISAGREEMENT = 2.0  # factor between the speed-ups of blocks, above which there is no figure
+ROUGHLY = 1.5  # the same for the fastest calls of both halves of the blocks
 CALM_SHARE = 0.5  # of a block, summed over its threads
 OWN_WAITS_NS = 10_000  # a call; shorter waits are not explained by other work
 CLOCK_NS = 100.0  # allowed difference of two processes in the cost of starting and stopping a clock
@@ -297,6 +299,8 @@ def _conclude(
         )
     baseline, candidate = _sides(pairs, policy)
     candidate = [mean + charged for mean in candidate]
+    if apart := _apart([ours / theirs for ours, theirs in zip(baseline, candidate, strict=True)]):
+        return CaseTiming(case, "repeat", calls=calls, reason=apart)
     return CaseTiming(
         case,
         "measured",
@@ -305,6 +309,19 @@ def _conclude(
         speedup=_ratio(baseline, candidate, policy),
         calls=calls,
         charged_us=charged / 1e3,
+    )
+
+
+def _apart(ratios: Sequence[float]) -> str:
+    """Why repeated blocks give no speed-up: they disagree, but for an eighth at each end; ""."""
+    ordered = sorted(ratios)
+    cut = len(ordered) // 8
+    low, high = ordered[cut], ordered[len(ordered) - 1 - cut]
+    if high <= DISAGREEMENT * low:
+        return ""
+    return (
+        f"timing must be repeated: the blocks disagree about the speed-up, from {low:.2g}x to"
+        f" {high:.2g}x; stop other work and evaluate again"
     )
 
 
@@ -340,13 +357,19 @@ def _unless_crowded(timing: CaseTiming, left: float | None, policy: TimingPolicy
 
 
 def _with_rough(timing: CaseTiming, pairs: Sequence[BlockPair]) -> CaseTiming:
-    """With the fastest call of each side over all blocks: other work only adds to a time."""
-    if not pairs:
+    """With the fastest call of each side over all blocks: other work only adds to a time. Without
+    them if both halves of the blocks do not confirm their ratio."""
+    halves = [_fastest(pairs[half::2]) for half in (0, 1) if pairs[half::2]]
+    ratios = [baseline / candidate for baseline, candidate in halves]
+    if len(halves) < 2 or max(ratios) > ROUGHLY * min(ratios):
         return timing
-    baseline, candidate = (
-        min(ns for pair in pairs for ns in pair[side].times) / 1e3 for side in (0, 1)
-    )
+    baseline, candidate = (ns / 1e3 for ns in _fastest(pairs))
     return replace(timing, rough_us=candidate, rough_baseline_us=baseline)
+
+
+def _fastest(pairs: Sequence[BlockPair]) -> tuple[float, float]:
+    baseline, candidate = (min(ns for pair in pairs for ns in pair[side].times) for side in (0, 1))
+    return baseline, candidate
 
 
 def _left_running(candidate: TimedSide, defences: Defences) -> Iterator[Flag]:

@@ -172,7 +172,7 @@ def _bench(
     on_processors = isinstance(bench, LocalBench) and bench.device == "cpu"
     if bench.settings.brief:
         listener.log(f"Kernels are {BRIEFLY}")
-    elif on_processors and (busy := too_busy(bench.settings.threads)):
+    if on_processors and (busy := too_busy(bench.settings.threads)):
         listener.log(f"Warning: {busy}")
     return bench
 

@@ -30,6 +30,8 @@ from optimizer.search.synthesizers.compiler.rewrites.rules import Rewritten, var
 from optimizer.search.synthesizers.compiler.rewrites.trace import NoSymbolicGraph, trace
 
 NAME = "compiler"
+SAME = 1.03  # factor within which two times are equal
+ENOUGH = 3  # options that change nothing, after which the others are not tried
 _log = logging.getLogger(__name__)
 Key = frozenset[tuple[str, str, Value]]
 
@@ -85,7 +87,10 @@ class CompilerSynthesizer:
             else self._from_own(context)
         )
         tried = {_key(n.proposal.values) for n in context.tried if _own(n) and n.proposal}
+        settled = without_effect(context.tried)
         for candidate in candidates:
+            if candidate.step.options and candidate.rewrites in settled:
+                continue
             if candidate.key not in tried:
                 bundle = self._bundle(context, candidate)
                 if bundle is not None:
@@ -144,6 +149,32 @@ class CompilerSynthesizer:
         if rewrite is None:
             return None  # made by another version of the rules
         return rewritten_bundle(source, rewrite.text, rewrite.names, step.mode, step.options)
+
+
+def without_effect(tried: Sequence[Node]) -> frozenset[str]:
+    """The rewrites, "" for none, in whose graph options change nothing: ENOUGH different options
+    were as fast as its default, and none was faster. Most of the time of such a graph is spent in
+    a library's kernels, which options of the compiler do not reach."""
+    times: dict[str, dict[str, list[float]]] = {}  # by rewrites, then by names of options
+    for node in tried:
+        if node.proposal is None or not _own(node) or node.speedup is None or not node.correct:
+            continue
+        values = dict(node.proposal.values)
+        rewrites, mode = str(values.pop("rewrites", "")), values.pop("mode", DEFAULT)
+        if mode == DEFAULT:
+            names = ", ".join(sorted(values))
+            times.setdefault(rewrites, {}).setdefault(names, []).append(node.speedup.value)
+    return frozenset(rewrites for rewrites, known in times.items() if _no_effect(known))
+
+
+def _no_effect(speedups: Mapping[str, Sequence[float]]) -> bool:
+    """`speedups` are by names of options, those of the default by ""."""
+    if "" not in speedups:
+        return False
+    default = speedups[""][0]
+    best = {names: max(values) / default for names, values in speedups.items() if names}
+    same = sum(1 / SAME <= gain <= SAME for gain in best.values())
+    return same >= ENOUGH and max(best.values()) <= SAME
 
 
 def _proposal(context: ProposalContext, candidate: Candidate, bundle: Bundle) -> Proposal:

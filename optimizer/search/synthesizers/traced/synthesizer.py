@@ -25,6 +25,7 @@ from optimizer.search.synthesizers.traced.program import NotWritten, Program
 from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_OURS
 
 NAME = "traced"
+HOPELESS = 2.5  # times as long as the reference, which no choice of sizes made up for
 LANGUAGES = ("cpp", "triton")
 # Operators that Triton candidates leave to torch if allowed: its libraries are faster at products,
 # and the Triton writer lacks some scans.
@@ -106,6 +107,11 @@ class TracedSynthesizer:
             return None
         lowered = self._programs(context.problem, language)
         if lowered is None:
+            return None
+        if lost := _lost(context.tried):
+            if lost != self.nothing_because:
+                self._log(f"no further generated kernel for {context.problem.name}: {lost}")
+            self.nothing_because = lost
             return None
         tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _is_own(n)}
         texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _is_own(n)}
@@ -225,6 +231,18 @@ def _written(
     kernels = f"{source.kernels} kernel" + ("s" if source.kernels != 1 else "")
     left = f"; torch keeps {', '.join(source.left)}" if source.left else ""
     return source.text, f": {kernels}{left}."
+
+
+def _lost(tried: Sequence[Node]) -> str:
+    """Why other choices for the same kernels are not worth their time: the fastest of them
+    certainly takes more than HOPELESS times as long as the reference; else empty."""
+    measured = [n.speedup for n in tried if _is_own(n) and n.correct and n.speedup is not None]
+    if not measured:
+        return ""
+    best = max(measured, key=lambda speedup: speedup.high)
+    if best.high * HOPELESS >= 1:
+        return ""
+    return f"its kernels reach {best.value:.2f}x of the reference, and choices do not close that"
 
 
 def _refused(tried: Sequence[Node]) -> bool:

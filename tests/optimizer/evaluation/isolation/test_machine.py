@@ -21,6 +21,7 @@ from optimizer.evaluation.isolation.machine import (
     left_between,
     too_busy,
     usable_processors,
+    wait_until_quiet,
 )
 
 pytestmark = [
@@ -151,6 +152,18 @@ def test_a_busy_machine_is_reported() -> None:
             other.kill()
             other.wait()
     assert "most get no figure" in said and "begins with the correct candidates" in said
+    assert any(f"({other.pid}): " in said for other in others) and "--wait" in said
+
+
+def test_it_waits_until_other_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "WAIT_SECONDS", 0.05)
+    said: list[str] = []
+    work = iter(["python (7): 1.9", "python (7): 1.9", ""])
+    monkeypatch.setattr(machine, "too_busy", lambda threads: next(work))
+    assert wait_until_quiet(2, 30.0, said.append)
+    assert len(said) == 1 and "at most 1 minutes: python (7)" in said[0]
+    monkeypatch.setattr(machine, "too_busy", lambda threads: "always")
+    assert not wait_until_quiet(2, 0.1, said.append)
 
 
 def test_an_idle_machine_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,14 @@ import pytest
 from optimizer.evaluation.evaluator import with_size
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
 from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
+from optimizer.evaluation.records import CaseTiming
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.timing.measure import (
     BUSY_FROM_THE_START,
     TimedSide,
     TimingResult,
+    _with_rough,
     measure,
 )
 from optimizer.evaluation.timing.policy import TimingPolicy
@@ -135,6 +137,26 @@ def test_the_fastest_call_is_the_rough_time_without_a_measured_one() -> None:
     assert timing.rough_us == timing.rough_baseline_us == CALL_NS / 1e3
     assert timing.candidate_us is None and timing.baseline_us is None
     assert measured(set())[0].timing.rough_us is None
+
+
+def test_there_is_no_figure_where_blocks_disagree() -> None:
+    """Half of the pairs, in which threads wait for each other, take ten times as long."""
+    timing = measured({*range(0, 24, 2), 1}, others=0.0, slower=10.0)[0].timing
+    assert timing.state == "repeat" and timing.speedup is None
+    assert "the blocks disagree about the speed-up, from 0.1x to 1x" in timing.reason
+
+
+def test_a_rough_time_is_confirmed_by_both_halves_of_the_blocks() -> None:
+    quick = _with_rough(CaseTiming("main", "repeat"), [_blocks(90, 30), _blocks(88, 31)])
+    assert (quick.rough_baseline_us, quick.rough_us) == (0.088, 0.03)
+    for pairs in ([_blocks(90, 30)], [_blocks(90, 30), _blocks(90, 3000)], []):
+        timing = _with_rough(CaseTiming("main", "repeat"), pairs)
+        assert timing.rough_us is None and timing.rough_baseline_us is None
+
+
+def _blocks(baseline: int, candidate: int) -> tuple[TimedBlock, TimedBlock]:
+    sides = (SimpleNamespace(times=(2 * ns, ns)) for ns in (baseline, candidate))
+    return cast("tuple[TimedBlock, TimedBlock]", tuple(sides))
 
 
 def test_a_machine_that_becomes_idle_in_time_gives_a_time() -> None:

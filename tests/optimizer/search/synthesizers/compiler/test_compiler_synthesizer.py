@@ -21,7 +21,7 @@ from optimizer.search.synthesizers.compiler.configurations import (
     installed,
     shipped,
 )
-from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
+from optimizer.search.synthesizers.compiler.synthesizer import ENOUGH, CompilerSynthesizer
 from retrieval.diagnose.signals import load_signals
 
 from .proposals import KNOWN, SOURCE, context, drained, evaluated
@@ -87,6 +87,25 @@ def test_neighbours_of_the_best_differ_in_one_thing_and_are_never_repeated(
         seen.add(key)
         tried.append(evaluated(len(tried) + 1, proposal, 1.0))
     assert len(tried) > 15
+
+
+def test_options_that_change_nothing_are_not_all_tried(problem: ProblemView) -> None:
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    first = synthesizer.propose(context(problem))
+    assert first is not None
+
+    def tried_with(speed: float) -> list[Proposal]:
+        tried = [evaluated(1, first, 1.0)]
+        made = []
+        while (proposal := synthesizer.propose(context(problem, tried[0], tried))) is not None:
+            made.append(proposal)
+            tried.append(evaluated(len(tried) + 1, proposal, speed))
+        return made
+
+    same, slower = tried_with(0.999), tried_with(0.9)
+    options = {name for p in same for name in set(p.values) - {"mode"}}
+    assert len(options) == ENOUGH and len(same) < len(slower) / 2
+    assert {p.values["mode"] for p in same} == {p.values["mode"] for p in slower}
 
 
 def test_descent_goes_on_from_the_best_only(problem: ProblemView) -> None:

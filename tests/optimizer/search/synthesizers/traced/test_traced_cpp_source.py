@@ -12,6 +12,7 @@ from optimizer.search.records import REFERENCE, Node
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProposalContext
 from optimizer.search.synthesizers.traced.cpp import header_for
 from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
+from tests.optimizer.search.synthesizers.compiler.proposals import evaluated
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 
 MODEL = """
@@ -75,3 +76,16 @@ def test_vectors_are_no_wider_than_the_processors(bits: float | None, width: str
         widths.add(more.values["prefer_vector_width"])
         tried.append(Node(len(tried) + 1, 1, "evaluated", more, None))
     assert widths == ({"256"} if bits == 256 else {"256", "512"})
+
+
+@pytest.mark.parametrize(("speed", "goes_on"), [(0.25, False), (0.9, True)])
+def test_kernels_that_cannot_win_are_left_after_one(speed: float, goes_on: bool) -> None:
+    said: list[str] = []
+    synthesizer = TracedSynthesizer(said.append)
+    at = given("x * 2")
+    first = synthesizer.propose(at)
+    assert first is not None
+    node = evaluated(1, first, speed)
+    more = [synthesizer.propose(replace(at, parent=node, tried=[node])) for _ in range(2)]
+    assert all(proposal is not None for proposal in more) == goes_on
+    assert [f"{speed}x of the reference" in line for line in said] == ([] if goes_on else [True])
