@@ -29,6 +29,7 @@ from typing import Any
 from kb import audit, clock
 from kb.addresses import without_password
 from kb.blobs import KEY, Blobs, open_blobs
+from kb.catalog.schema import check_revision, foreign_object
 from kb.data_dir import RESERVE
 from kb.errors import Conflict, InvalidRequest, NotFound, StoreError, Unavailable
 from kb.ids import sha256
@@ -437,11 +438,19 @@ def sums_text(sums: Mapping[str, str]) -> bytes:
 
 
 def verify_backup(path: Path) -> BackupContents:
-    """Read a whole backup and compare it with its checksums. Raises NotFound without a file, and
-    StoreError for a damaged one or one of a newer format.
+    """Read a whole backup, compare it with its checksums, and check the schema of its catalog.
+    Raises NotFound without a file, and StoreError for a damaged one or one of a newer format.
     """
-    with open_archive(path) as tar:
-        return read_archive(path, tar)
+    with open_archive(path) as tar, tempfile.TemporaryDirectory() as scratch:
+        contents = read_archive(path, tar)
+        check_revision(f"the catalog in {path}", contents.manifest.schema)
+        content = tar.extractfile(CATALOG)
+        assert content is not None  # a regular file, as `read_archive` has checked
+        catalog = Path(scratch) / CATALOG
+        with catalog.open("wb") as copy:
+            shutil.copyfileobj(content, copy)
+        check_catalog(path, catalog, contents.manifest.schema)
+        return contents
 
 
 @contextmanager
@@ -499,6 +508,30 @@ def read_archive(path: Path, tar: tarfile.TarFile) -> BackupContents:
         if blob_key(name) not in ("", digest):
             damaged.add(blob_key(name))
     return BackupContents(state.manifest, len(state.sums) - 1, state.bytes, tuple(sorted(damaged)))
+
+
+def check_catalog(file: Path, catalog: Path, schema: str) -> None:
+    """Raise StoreError unless the file is a catalog of exactly this schema, whose keys of stored
+    files are hashes. SQLite would treat a damaged file of a few bytes as an empty database, and
+    opening it would create the tables.
+    """
+    try:
+        with closing(sqlite3.connect(catalog)) as connection:
+            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise broken_archive(file, f"its catalog cannot be opened: {error}") from error
+    if row != (schema,):
+        raise broken_archive(file, "the schema of its catalog differs from its manifest")
+    # A trigger would act within the migrations, and then with every change.
+    foreign = foreign_object(catalog, schema)
+    if foreign:
+        raise broken_archive(file, f"its catalog has {foreign}")
+    with closing(sqlite3.connect(catalog)) as connection:
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        keys = stated_keys(connection, {name for (name,) in rows.fetchall()})
+        wrong = next((key for key in keys if not KEY.fullmatch(key)), None)
+    if wrong is not None:
+        raise broken_archive(file, f"its catalog names a stored file {wrong[:40]!r}, no hash")
 
 
 def _member_problem(member: tarfile.TarInfo, state: _ArchiveState) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,18 +24,17 @@ from kb.backup import (
     BackupContents,
     Progress,
     blob_key,
-    broken_archive,
     changed_settings,
+    check_catalog,
     check_embedded,
     open_archive,
     read_archive,
-    stated_keys,
 )
-from kb.blobs import KEY, Blobs
+from kb.blobs import Blobs
 from kb.catalog import meta
 from kb.catalog.engine import Catalog, open_catalog
 from kb.catalog.jobs import Jobs
-from kb.catalog.schema import check_revision, foreign_object
+from kb.catalog.schema import check_revision
 from kb.catalog.tables import runs, work
 from kb.data_dir import ServiceLock
 from kb.errors import Conflict, Unavailable
@@ -79,7 +77,7 @@ def restore_backup(file: Path, settings: Settings, progress: Progress = lambda _
         with _staging_folder(data_dir) as staging:
             _unpack(tar, staging, settings.blob_url)
             progress("unpacked the files")
-            _check_catalog(file, staging / CATALOG, contents.manifest.schema)
+            check_catalog(file, staging / CATALOG, contents.manifest.schema)
             schema, requeued = _migrate(staging, contents.manifest.data_dir, data_dir)
             _make_private(staging)
     then, now = contents.manifest.settings, changed_settings(settings)
@@ -179,30 +177,6 @@ def _unpack(tar: tarfile.TarFile, staging: Path, blob_url: str | None) -> None:
             blobs.put(content.read())
         else:
             tar.extract(member, staging, set_attrs=False)
-
-
-def _check_catalog(file: Path, catalog: Path, schema: str) -> None:
-    """Raise StoreError unless the file is a catalog of exactly this schema, whose keys of stored
-    files are hashes. SQLite would treat a damaged
-    file of a few bytes as an empty database, and opening it would create the tables.
-    """
-    try:
-        with closing(sqlite3.connect(catalog)) as connection:
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise broken_archive(file, f"its catalog cannot be opened: {error}") from error
-    if row != (schema,):
-        raise broken_archive(file, "the schema of its catalog differs from its manifest")
-    # A trigger would act within the migrations, and then with every change.
-    foreign = foreign_object(catalog, schema)
-    if foreign:
-        raise broken_archive(file, f"its catalog has {foreign}")
-    with closing(sqlite3.connect(catalog)) as connection:
-        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        keys = stated_keys(connection, {name for (name,) in rows.fetchall()})
-        wrong = next((key for key in keys if not KEY.fullmatch(key)), None)
-    if wrong is not None:
-        raise broken_archive(file, f"its catalog names a stored file {wrong[:40]!r}, no hash")
 
 
 def _migrate(staging: Path, before: str, now: Path) -> tuple[str, int]:

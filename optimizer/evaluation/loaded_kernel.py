@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.fresh_values import refresh
 from optimizer.evaluation.runner.memory import dtype_name, placements_json
-from optimizer.evaluation.runner.wire import DRAW_BYTES, token
+from optimizer.evaluation.runner.wire import DRAW_BYTES, seed_of_weights, token
 from optimizer.evaluation.shared_arrays import SharedStore, copy_into, same_bits
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -66,11 +67,17 @@ class InputMirror:
     only on demand, because the outputs of most blocks agree."""
 
     def __init__(
-        self, values: CaseValues, device: Device, defences: Defences | None = None
+        self,
+        values: CaseValues,
+        device: Device,
+        defences: Defences | None = None,
+        inputs: int = 0,
     ) -> None:
-        """`device` is the runner's."""
+        """`device` is the runner's. `inputs` is the number of tensors whose values the supervisor
+        writes."""
         self._defences = defences or Defences()
         self._rounded = device == "cuda"
+        self._inputs = inputs
         self.reset(values)
 
     def reset(self, values: CaseValues) -> None:
@@ -109,18 +116,35 @@ class InputMirror:
             self._refresh(self._own, seed)
         return self._values.tensors if self._own is None else self._own
 
-    def _refresh(self, values: list[torch.Tensor], seed: int) -> None:
-        fresh = self._defences.fresh_values
-        if fresh != "none":
-            refresh(
-                values,
-                self._values.banks,
-                seed,
-                whole=fresh == "all",
-                spread=fresh != "stretch",
-                shift=self._defences.shift_values,
-                rounded=self._rounded,
-            )
+    def _refresh(self, values: Sequence[torch.Tensor], seed: int) -> None:
+        count, banks = self._inputs, self._values.banks
+        if not count:
+            _refresh(values, banks, seed, self._defences, self._rounded)
+            return
+        _refresh(values[:count], banks[:count], seed, self._defences)
+        _refresh(values[count:], banks[count:], seed_of_weights(seed), self._defences)
+
+
+def _refresh(
+    values: Sequence[torch.Tensor],
+    banks: Sequence[torch.Tensor | None],
+    seed: int,
+    defences: Defences,
+    rounded: bool = False,
+) -> None:
+    """The fresh values of one call, as the runner makes them."""
+    fresh = defences.fresh_values
+    if fresh != "none":
+        refresh(
+            values,
+            banks,
+            seed,
+            whole=fresh == "all",
+            spread=fresh != "stretch",
+            shift=defences.shift_values,
+            scatter=defences.scatter_values,
+            rounded=rounded,
+        )
 
 
 class LoadedKernel:
@@ -145,18 +169,25 @@ class LoadedKernel:
         self._results: Sequence[torch.Tensor] | None = None
         self._first_seconds = 0.0
         self.called_ns = 0  # in timed calls, also in those that failed
-        outputs = case.outputs
+        outputs, on_cpu = case.outputs, runner.settings.device == "cpu"
+        written_here = on_cpu and self._defences.outside_values and self._defences.single_tokens
+        self._written_here = len(case.scalars) if written_here else 0  # tensors, the first ones
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
         held = [(dtype_name(t.dtype), t.shape) for t in values.tensors]
         take, on_gpu = self._store.take, runner.settings.device == "cuda"
         self._shared = {
             "inputs": take(held),
-            "banks": take([_bank_spec(bank) for bank in values.banks]),
+            "banks": take([_bank_spec(bank) for bank in self._sent(values.banks)]),
             "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
         }
+        # Of the reference, torch's operators are the work.
+        forbidden = case.problem.policy.library == "forbidden" and mirrored and on_cpu
+        self.forbids = forbidden and self._defences.forbid_library
         self._values = values
         device = runner.settings.device
-        self._mirror = InputMirror(values, device, self._defences) if mirrored else None
+        self._mirror = None
+        if mirrored:
+            self._mirror = InputMirror(values, device, self._defences, self._written_here)
         written = self._write(values, fresh)
         for name, shared in self._shared.items():
             if shared.used:  # it holds inputs or results of another kernel
@@ -184,12 +215,22 @@ class LoadedKernel:
             if not fresh or seen or values.banks[number] is None:
                 copy_into(shared, values.tensors[number])
                 written.add(("inputs", number))
-        banks = zip(self._shared["banks"].arrays.tensors, values.banks, strict=True)
+        sent = self._sent(values.banks)
+        banks = zip(self._shared["banks"].arrays.tensors, sent, strict=True)
         for number, (shared, bank) in enumerate(banks):
             if bank is not None:
                 copy_into(shared, bank)
                 written.add(("banks", number))
         return written
+
+    def _sent(self, banks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The banks that the runner gets: not those of inputs that this process writes."""
+        return [None if n < self._written_here else bank for n, bank in enumerate(banks)]
+
+    def _write_inputs(self, seed: int) -> None:
+        """Write the inputs of one call into the memory that the kernel reads."""
+        shared, count = self._shared["inputs"].arrays.tensors, self._written_here
+        _refresh(shared[:count], self._values.banks[:count], seed, self._defences)
 
     def load(
         self,
@@ -216,9 +257,10 @@ class LoadedKernel:
             "entry": loader.entry,
             **self._case.calling_convention(),
             "seed": seed,
-            "fresh": [bank is not None for bank in self._values.banks],
+            "fresh": [bank is not None for bank in self._sent(self._values.banks)],
             "arrays": [[placements_json(a.placements), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),
+            "forbids": self.forbids,
             "cache": str(cache) if cache is not None else None,
             "limits": dict(limits),
             "flush_bytes": flush_bytes,
@@ -271,6 +313,10 @@ class LoadedKernel:
         """Torch operators that one call dispatches, with their counts."""
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
 
+    def forbid_library(self, seconds: float) -> None:
+        """Take torch's operators and BLAS out of the runner. Raises as `load` does."""
+        self._ask({"op": "forbid"}, seconds)
+
     def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         """Time so many calls on fresh values; the mirror follows. `seed` and `secret` decide the
         values and the sampled elements; the runner gets the seed call by call. Raises as `load`
@@ -283,9 +329,12 @@ class LoadedKernel:
         busy, worked = self._runner.busy_ns(), self._runner.worked_ns()
         began = time.perf_counter_ns()
         self._runner.send({"op": "block", "sample": sampling})
-        deadline, tokens = self._deadline(seconds), draws.tokens(sampling == "inside")
+        deadline = self._deadline(seconds)
+        tokens = draws.tokens(sampling == "inside", self._written_here > 0)
+        outer: list[int] = []
         if single:
-            self._runner.grant(tokens, deadline, sampler)
+            with _one_thread():
+                outer = self._runner.grant(tokens, deadline, sampler, self._preparation(draws))
         else:
             self._runner.grant_all(tokens)
         reply = self._checked(self._runner.await_answer(deadline))
@@ -294,6 +343,15 @@ class LoadedKernel:
         if single:
             self._runner.check_granted()
         _check_times(reply, calls)
+        if self._runner.settings.device == "cpu":
+            if reply["walls_ns"] != reply["times_ns"] and self._defences.clock_calls:
+                raise RunnerForged("two different times of a call on a CPU")
+            if not self._defences.clock_calls:
+                outer = []
+        else:
+            outer = []
+        if any(ours < theirs for ours, theirs in zip(outer, reply["times_ns"], strict=False)):
+            raise RunnerForged("calls that took longer than the supervisor waited for them")
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited
         delayed = own_wait_ns() - delayed
@@ -327,12 +385,20 @@ class LoadedKernel:
                 library_patched=reply["library_patched"],
                 mode_left=reply["mode_left"],
                 inside_ns=int(reply["inside_ns"]),
+                outer=tuple(outer),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             # A candidate can replace the function that writes the answer.
             raise RunnerForged(
                 f"an answer of another form: {error!r}", reply, self._runner.log
             ) from error
+
+    def _preparation(self, draws: _BlockDraws) -> Callable[[int], None] | None:
+        """What this process does before it grants a call; None for nothing."""
+        seeds = draws.seeds
+        if not self._written_here:
+            return None
+        return lambda call: self._write_inputs(seeds[call]) if call < len(seeds) else None
 
     def _sampling(self) -> Literal["outside", "inside", ""]:
         """Which process samples the outputs of every call: this one, the runner, or none."""
@@ -397,11 +463,15 @@ class _BlockDraws:
         """In the order of the calls."""
         return [int.from_bytes(drawn, "little") for drawn in self._seeds]
 
-    def tokens(self, reveal: bool) -> list[bytes]:
-        """A token for each call and one for the end. `reveal` puts the draws of the samples in."""
+    def tokens(self, reveal: bool, weights: bool) -> list[bytes]:
+        """A token for each call and one for the end. `reveal` puts the draws of the samples in;
+        with `weights` the seeds are those of the weights alone."""
         nothing = bytes(DRAW_BYTES)
         draws = [nothing, *(draw if reveal else nothing for draw in self.samples)]
         seeds = [*self._seeds, nothing]
+        if weights:
+            own = map(seed_of_weights, self.seeds)
+            seeds = [*(seed.to_bytes(DRAW_BYTES, "little") for seed in own), nothing]
         last = len(seeds) - 1
         return [token(n < last, *pair) for n, pair in enumerate(zip(seeds, draws, strict=True))]
 
@@ -413,6 +483,17 @@ def _check_times(reply: Mapping[str, Any], calls: int) -> None:
         raise RunnerForged(f"times of {len(times)} calls instead of {calls}")
     if sum(n for n, _, _ in spans) != calls or sum(ns for _, ns, _ in spans) != sum(times):
         raise RunnerForged("spans that are not made of the calls' times")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch computes with one thread of this process: others would spin into the timed calls."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -438,7 +519,8 @@ class TimedBlock:
     Of each call: `times` by the device's clock, `walls` by the wall clock, `draws` (which elements
     were sampled), `samples` (bytes of those of its outputs, empty if nothing sampled), `inputs` (of
     its inputs, if the supervisor sampled), `seeds` of its fresh values, and `idles`, the time from
-    its end on its stream until the GPU was idle, if known. Each of `spans` is a number of calls,
+    its end on its stream until the GPU was idle, if known; on a CPU also `outer`, the time by the
+    supervisor's clock from granting it to the next request. Each of `spans` is a number of calls,
     their time, and for how long threads were ready without a processor meanwhile.
 
     Of the block: `waited_ns` is that wait, `delayed_ns` the supervisor's own, which made it see the
@@ -472,6 +554,7 @@ class TimedBlock:
     library_patched: bool = False
     mode_left: bool = False
     inside_ns: int = 0
+    outer: tuple[int, ...] = ()
     others_ns: float | None = None
 
     @property

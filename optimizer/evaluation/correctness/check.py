@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.loaded_kernel import LoadedKernel
+from optimizer.evaluation.isolation.runner_process import RunnerDied
+from optimizer.evaluation.loaded_kernel import CandidateFailed, LoadedKernel
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -22,47 +23,12 @@ from optimizer.evaluation.records import (
     Validity,
     Violation,
 )
+from optimizer.evaluation.runner.library import MOVEMENT, REFUSED
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.shared_arrays import copy_into, same_bits
 from optimizer.evaluation.timing.statistics import typical
 from optimizer.evaluation.toolchains.base import Compiled, Metric
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
-
-# Operators that move, allocate or inspect data; any other is work done by a library.
-MOVEMENT = frozenset(
-    f"aten.{name}"
-    for name in [
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "zeros",
-        "zeros_like",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-        "select",
-        "slice",
-        "as_strided",
-        "detach",
-        "alias",
-        "clone",
-        "copy_",
-        "fill_",
-        "zero_",
-        "_to_copy",
-        "contiguous",
-        "lift_fresh",
-        "_local_scalar_dense",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -88,7 +54,7 @@ def check_case(
         checks.append(check)
         if not check.ok:
             return CaseResult(tuple(checks), (), f"case {case.name}: {check.message}")
-    flags = _library_flags(case, kernel, settings)
+    flags = _library_flags(case, kernel, seeds[-1], settings)
     message = flags[0].message if flags else ""
     return CaseResult(tuple(checks), tuple(flags), message)
 
@@ -127,16 +93,32 @@ def _check_seed(
 
 
 def _library_flags(
-    case: PreparedCase, kernel: LoadedKernel, settings: EvaluationSettings
+    case: PreparedCase, kernel: LoadedKernel, seed: int, settings: EvaluationSettings
 ) -> list[Flag]:
-    """A flag if the problem forbids libraries and torch's operators did the work."""
+    """A flag if the problem forbids libraries and torch's operators did the work: one call is
+    logged, and after that the operators fail."""
     if case.problem.policy.library == "allowed" or not settings.defences.trace_operators:
         return []
     working = [name for name in kernel.operators(settings.call_seconds) if name not in MOVEMENT]
-    if not working:
+    if working:
+        message = f"the work is done by torch operators ({', '.join(working[:4])})"
+        return [Flag(Violation.LIBRARY, "reject", f"{message}, not by its kernel")]
+    if not kernel.forbids:
         return []
-    message = f"the work is done by torch operators ({', '.join(working[:4])}), not by its kernel"
-    return [Flag(Violation.LIBRARY, "reject", message)]
+    try:
+        kernel.forbid_library(settings.call_seconds)
+        other = seed + 1  # values that it has not seen
+        kernel.renew(case.values(other), settings.call_seconds)
+        outputs = kernel.call(settings.call_seconds)
+        wrong = [error for error in case.errors(outputs, other) if not error.ok]
+        message = f"without torch's operators {wrong[0].in_words()}" if wrong else ""
+    except CandidateFailed as failed:
+        message = failed.message
+        if REFUSED not in message:
+            message = f"without torch's operators it fails: {message}"
+    except RunnerDied as died:
+        message = f"without torch's library it ends: {died}"
+    return [Flag(Violation.LIBRARY, "reject", message)] if message else []
 
 
 # -- programs of a command toolchain

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from kb.errors import InvalidRequest
 from kb.problem_terms import op_family
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.loaded_kernel import CaseValues, TimedBlock
@@ -37,6 +38,7 @@ from optimizer.evaluation.problem.user_code import check_shapes
 from optimizer.evaluation.records import CaseTiming, Flag, OutputError
 from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times, work_of
 from optimizer.evaluation.runner.defences import Defences
+from optimizer.evaluation.runner.fresh_values import refresh
 from optimizer.evaluation.runner.kernels import DispatchWatch
 from optimizer.evaluation.runner.memory import SAMPLED, drawn_elements
 from optimizer.evaluation.settings import EvaluationSettings
@@ -124,7 +126,30 @@ class PreparedCase(OpenCase):
         replaceable = self.replaceable(drawn, other)
         self.unvaried = unvaried(self, drawn, other)
         pairs = zip(replaceable, (*other.inputs, *other.state.values()), strict=True)
-        return tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
+        banks = tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
+        if self._accepts_integers(seed, drawn, banks):
+            return banks
+        named = {*self.problem.policy.perturb}
+        return tuple(
+            bank if bank is None or bank.is_floating_point() or name in named else None
+            for name, bank in zip((*self.input_names, *drawn.state), banks, strict=True)
+        )
+
+    def _accepts_integers(
+        self, seed: int, drawn: DrawnValues, banks: Sequence[torch.Tensor | None]
+    ) -> bool:
+        """Whether the reference takes integers that were replaced piecewise: they may be positions
+        that depend on each other."""
+        if all(bank is None or bank.is_floating_point() for bank in banks):
+            return True
+        values = [value.clone() for value in (*drawn.inputs, *drawn.state.values())]
+        refresh(values, banks, seed, rounded=False)
+        count = len(drawn.inputs)
+        try:
+            self.reference(values[:count], dict(zip(drawn.state, values[count:], strict=True)))
+        except InvalidRequest:
+            return False
+        return True
 
     def expected(self, seed: int) -> Expected:
         """Goldens and bounds of a seed."""

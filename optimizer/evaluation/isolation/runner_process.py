@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,11 +218,18 @@ class RunnerProcess:
             self.end()
             raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
-    def grant(self, tokens: Sequence[bytes], seconds: float, sampler: OutputSampler | None) -> None:
+    def grant(
+        self,
+        tokens: Sequence[bytes],
+        seconds: float,
+        sampler: OutputSampler | None,
+        prepare: Callable[[int], None] | None = None,
+    ) -> list[int]:
         """Grant the calls of a block within `seconds`: one token for each request, the last of
-        which ends the block. `sampler` samples each call before the next token is sent. Returns
-        early if the runner answers or ends before; `await_answer` tells the two apart. Raises
-        RunnerForged if more calls are requested than the block has.
+        which ends the block. `sampler` samples each call before the next token is sent, `prepare`
+        is called with the number of the next call. The result: nanoseconds from each grant to the
+        next request. Returns early if the runner answers or ends before; `await_answer` tells the
+        two apart. Raises RunnerForged if more calls are requested than the block has.
 
         A token exists only between a request and its reading, so the candidate's process cannot
         count them.
@@ -231,17 +238,25 @@ class RunnerProcess:
         for sock in (self._tokens, self._socket):
             waiting.register(sock, select.POLLIN)
         until = time.monotonic() + seconds
+        outer: list[int] = []
+        granted = 0
         for number, token in enumerate(tokens):
             left = until - time.monotonic()
             ready = [fd for fd, _ in waiting.poll(max(0.0, left) * 1e3)]
             reported = sampler.report_bytes if sampler is not None and number else 0
             request = self._requested(reported) if self._tokens.fileno() in ready else b""
             if not request:
-                return
+                return outer
+            if number:
+                outer.append(time.perf_counter_ns() - granted)
             if sampler is not None and number:
                 sampler(number - 1, request[1:])
+            if prepare is not None:
+                prepare(number)
+            granted = time.perf_counter_ns()
             with contextlib.suppress(BrokenPipeError, ConnectionError):  # `await_answer` sees it
                 self._tokens.send(token)
+        return outer
 
     def grant_all(self, tokens: Sequence[bytes]) -> None:
         """Put all tokens of a block into the runner's socket at once, where a candidate can count

@@ -663,18 +663,42 @@ def varied_constant(name: str, value: torch.Tensor, is_parameter: bool, seed: in
     return (noise - 0.5 if first == 0 else first * (noise + 0.5)).to(value.dtype)
 
 
+SMALL_ROW = 16  # numbers, which may be sorted by chance
+
+
 def may_replace(first: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether stretches of a floating tensor may be replaced by stretches of a second draw of it
-    from other positions.
+    """Whether stretches of a tensor may be replaced by stretches of a second draw of it from other
+    positions.
 
     Not if both draws are equal (a table, not a sample), or share a structure that a candidate may
-    rely on: the same zeros, symmetry, sorted rows.
+    rely on: the same zeros, symmetry, sorted rows; of integers, any sorted row, and rows that hold
+    the same numbers in another order.
     """
-    if not first.is_floating_point() or not first.numel() or torch.equal(first, other):
+    if first.is_complex() or not first.numel() or torch.equal(first, other):
+        return False
+    if not first.is_floating_point() and _ordered(first, other):
         return False
     zeros = first == 0
     if bool(zeros.any()) and torch.equal(zeros, other == 0):
         return False
     if first.dim() >= 2 and first.shape[-1] == first.shape[-2] > 1 and torch.equal(first, first.mT):
         return False
+    if not first.is_floating_point():
+        return True
     return not (first.dim() and first.shape[-1] > 2 and bool((first.diff(dim=-1) >= 0).all()))
+
+
+def _ordered(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether integers or booleans have an order that means something: offsets, the segments of a
+    sorted input, permutations, masks that begin with ones."""
+    if not first.dim() or first.shape[-1] < 3:
+        return bool(first.dim()) and first.dim() > 1 and _ordered(first.mT, other.mT)
+    rows, others = first.reshape(-1, first.shape[-1]).long(), other.reshape(-1, first.shape[-1])
+    steps = rows.diff(dim=-1)
+    sorted_rows = (steps >= 0).all(dim=-1) | (steps <= 0).all(dim=-1)
+    varied = (steps != 0).any(dim=-1)
+    if bool((sorted_rows & varied).any()) and first.shape[-1] > SMALL_ROW:
+        return True
+    if bool(sorted_rows.all()):
+        return True
+    return torch.equal(rows.sort(dim=-1).values, others.long().sort(dim=-1).values)

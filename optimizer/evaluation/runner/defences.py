@@ -27,6 +27,7 @@ class Defences:
     repeat_calls: bool = True  # each value is computed twice
     reject_changed_inputs: bool = True
     trace_operators: bool = True  # where a problem forbids libraries
+    forbid_library: bool = True  # there, torch's operators and BLAS fail after the first call
     hide_results: bool = True  # right results are never in the runner's memory
     random_seeds: bool = True  # other values in every evaluation
     tolerance: float = 0.0  # accepted beyond the error bounds, as a share of the output's size
@@ -46,6 +47,8 @@ class Defences:
     fresh_values: FreshValues = "all"  # of each input before a call: all of it, elements spread
     # over it, one stretch, or nothing is replaced
     shift_values: bool = True  # floats are moved towards one of them too
+    scatter_values: bool = True  # values come in short runs from random positions; on a CPU only
+    outside_values: bool = True  # on a CPU the supervisor writes inputs; the runner has no bank
     late_inputs: bool = True  # on a GPU, some values are written on the stream of the call
     single_tokens: bool = True  # a call is granted when the runner requests it, not before
     secret_draws: bool = True  # the runner does not know which elements are sampled
@@ -55,6 +58,7 @@ class Defences:
     compare_blocks: bool = True  # whole outputs are compared at all after timed blocks
 
     # Clocks, and work outside the calls.
+    clock_calls: bool = True  # on a CPU the supervisor times every call too
     compare_clocks: bool = True  # the runner's times with the supervisor's wall
     charge_hidden_work: bool = True  # processor time outside the calls counts as the candidate's
     charge_late_work: bool = True  # so does work of a GPU after a call

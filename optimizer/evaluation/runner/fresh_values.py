@@ -24,12 +24,18 @@ SPARSE = 32  # in sparse calls, at most one element in so many is replaced
 SPARSE_SHARE = 0.75  # of the calls; a cache keyed by two elements then misses 8 changes in 10
 SHIFT_PARTS = range(2, 33)  # of 256: the distance that values are moved towards one of them
 PROBED = 32  # values of a bank, to tell continuous values from a few that repeat
+# Elements that come from one position of the bank, on a CPU: looking a run up costs about as much
+# as summing its values. Values that are not shifted come in shorter runs.
+RUNS, SHORT_RUNS = (48, 96), (5, 15)
+ROW = 16  # integers that may belong together
 # On a GPU, up to so many elements in so many tensors get their values when the stream reaches the
 # call.
 LATE_TENSORS, LATE = 4, 256
 
 _draw = Random.random
 _copy_each, _take, _tensor = torch._foreach_copy_, torch.take, torch.tensor
+_empty_like = torch.empty_like
+_select, _randint, _Generator = torch.index_select, torch.randint, torch.Generator
 # C types of the dtypes whose values are shifted.
 _NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 # Elements that still hold wrong values, and the values that they are to get.
@@ -40,8 +46,9 @@ class ValueChange(NamedTuple):
     """Fresh values of one tensor, as drawn. `flat` and `bank` are one-dimensional views.
 
     Each part of the tensor of the bank's length becomes a rotation of the bank, beginning at its
-    entry of `starts` (empty if only some elements change), then shifted by `shift`. After that
-    `elements` of it, from `begin` on at equal `distance`s, get the bank's from `source` on.
+    entry of `starts` (empty if only some elements change), then shifted by `shift`. With `runs`, it
+    becomes runs of the bank instead. After that `elements` of it, from `begin` on at equal
+    `distance`s, get the bank's from `source` on.
     """
 
     flat: torch.Tensor
@@ -52,6 +59,16 @@ class ValueChange(NamedTuple):
     distance: int
     elements: int
     source: int
+    runs: ValueRuns | None = None
+
+
+class ValueRuns(NamedTuple):
+    """Runs of a bank, each of `length` elements, from positions that a generator with this seed
+    draws. Lengths and positions are multiples of `unit`."""
+
+    length: int
+    seed: int
+    unit: int = 1
 
 
 # Makes a change; if the second argument is true, some elements are left wrong and returned.
@@ -66,6 +83,7 @@ def refresh(
     whole: bool = True,
     spread: bool = True,
     shift: bool = True,
+    scatter: bool = True,
     late: bool = False,
     host_banks: Sequence[torch.Tensor] | None = None,
     rounded: bool = True,
@@ -74,16 +92,19 @@ def refresh(
     """Give every tensor that has a bank the fresh values of this seed.
 
     A bank is a second draw of the same tensor, so fresh values follow its distribution. The tensor
-    becomes a rotation of the bank with all values shifted a little towards one of them; then
-    elements at equal distances are replaced by a random stretch of the bank. So no element keeps
-    its value, no value of an earlier call comes back at another position, and no earlier result can
-    be patched at a few positions, which for a linear operator would be little work. A candidate
-    that caches results by address, version counter or a fingerprint of its inputs is wrong.
+    becomes short runs from random positions of the bank (on a GPU, a rotation of it) with all
+    values shifted a little towards one of them; then elements at equal distances are replaced by a
+    random stretch of the bank. So no element keeps its value, no value of an earlier call comes
+    back at another position, and no earlier result can be patched at a few positions, which for a
+    linear operator would be little work. Integers and values that repeat are not shifted: their
+    runs are shorter. A candidate that caches results by address, version counter or a fingerprint
+    of its inputs is wrong.
 
     With `late`, a few elements of a few tensors, the largest among them, are left wrong; they are
     returned with their values, for `apply`. `host_banks` are the banks in host memory, if `banks`
-    are on a device. `rounded` is that of `ValueShift`. `whole`, `spread` and `shift` weaken the
-    change: only the replaced elements change, they are one stretch, values are not shifted.
+    are on a device. `rounded` is that of `ValueShift`, true on a GPU. `whole`, `spread`, `shift`
+    and `scatter` weaken the change: only the replaced elements change, they are one stretch, values
+    are not shifted, and are rotated on a CPU too.
     """
     chosen = Random(seed)
     changes = list[ValueChange]()
@@ -91,15 +112,21 @@ def refresh(
         if tensor is None or bank is None or not tensor.numel():
             continue
         flat, held = tensor.view(-1), bank.view(-1)
-        moved, starts = None, list[int]()
+        moved, starts, runs = None, list[int](), None
         if whole:
             if shift:
                 probed = bank if host_banks is None else host_banks[number]
                 moved = _drawn_shift(probed.view(-1), chosen, rounded)
-            starts = _drawn_starts(flat.numel(), held.numel(), chosen)
-        begin, distance, count = _replaced(flat.numel(), chosen, spread)
+            if scatter and (not rounded or not tensor.is_floating_point()):
+                runs = _drawn_runs(tensor, held.numel(), moved is not None, chosen)
+            else:
+                starts = _drawn_starts(flat.numel(), held.numel(), chosen)
+        if runs is not None and runs.unit > 1:  # nothing inside of a row is replaced
+            begin, distance, count = 0, 1, 0
+        else:
+            begin, distance, count = _replaced(flat.numel(), chosen, spread)
         source = chosen.randrange(held.numel() - count + 1)
-        changes.append(ValueChange(flat, held, starts, moved, begin, distance, count, source))
+        changes.append(ValueChange(flat, held, starts, moved, begin, distance, count, source, runs))
     wrong = _drawn_late(changes, chosen) if late else []
     write = write or write_change
     left = {number: write(change, number in wrong) for number, change in enumerate(changes)}
@@ -129,20 +156,22 @@ class ValueShift(NamedTuple):
 
 
 def _drawn_shift(bank: torch.Tensor, chosen: Random, rounded: bool) -> ValueShift | None:
-    """A shift of all values towards one of them, so that they stay in their range. None for whole
-    numbers and for few distinct values, such as the zeros of a sparse input, which mean something.
-    None in 16 bits, where a kernel may tabulate every value."""
+    """A shift of all values towards one of them, so that they stay in their range; towards zero if
+    zeros repeat, which mean something and stay zeros. None for whole numbers and for few distinct
+    values. None in 16 bits, where a kernel may tabulate every value."""
     size = bank.numel()
     at = [int(_draw(chosen) * size) for _ in range(PROBED)]
     parts = chosen.choice(SHIFT_PARTS)
     if bank.dtype not in _NUMBERS:
         return None
     values = _values_at(bank, at)
-    if not math.isfinite(values[0]) or len({*values}) < len({*at}):
+    places = {place: value for place, value in zip(at, values, strict=True) if value}
+    if not math.isfinite(values[0]) or len({*places.values()}) < len(places):
         return None
     if all(value == round(value) for value in values if math.isfinite(value)):
         return None
-    return ValueShift(1 - parts / 256, values[0] * parts / 256, rounded)
+    towards = 0.0 if len(places) < len({*at}) else values[0]
+    return ValueShift(1 - parts / 256, towards * parts / 256, rounded)
 
 
 def _values_at(values: torch.Tensor, at: Sequence[int]) -> list[float]:
@@ -158,6 +187,16 @@ def _drawn_starts(size: int, held: int, chosen: Random) -> list[int]:
     """A position in the bank for each part of a tensor. Odd, so that a row of even length is made
     of two rows."""
     return [(int(_draw(chosen) * held) | 1) % held for _ in range(0, size, held)]
+
+
+def _drawn_runs(tensor: torch.Tensor, held: int, shifted: bool, chosen: Random) -> ValueRuns:
+    """Long runs of values that are shifted, or that a kernel may tabulate. Rows of a few integers,
+    such as an edge's two nodes, stay whole."""
+    few = tensor.dim() > 1 and not tensor.is_floating_point() and tensor.shape[-1] <= ROW
+    unit = tensor.shape[-1] if few else 1
+    rows = chosen.randint(*(RUNS if shifted or tensor.element_size() < 4 else SHORT_RUNS))
+    length = unit * max(1, min(rows // unit, held // (4 * unit)))
+    return ValueRuns(length, chosen.getrandbits(63), unit)
 
 
 def _replaced(size: int, chosen: Random, spread: bool) -> tuple[int, int, int]:
@@ -177,9 +216,10 @@ def _replaced(size: int, chosen: Random, spread: bool) -> tuple[int, int, int]:
 def _drawn_late(changes: Sequence[ValueChange], chosen: Random) -> list[int]:
     """Numbers of the changes that are left incomplete: the one with most replaced elements, and
     some that are drawn."""
-    by_size = sorted(range(len(changes)), key=lambda number: -changes[number].elements)
-    others = min(LATE_TENSORS, len(changes)) - 1
-    return [*by_size[:1], *(chosen.sample(by_size[1:], others) if changes else [])]
+    some = [number for number, change in enumerate(changes) if change.elements]
+    by_size = sorted(some, key=lambda number: -changes[number].elements)
+    others = min(LATE_TENSORS, len(by_size)) - 1
+    return [*by_size[:1], *(chosen.sample(by_size[1:], others) if by_size else [])]
 
 
 # -- by torch
@@ -188,13 +228,15 @@ def _drawn_late(changes: Sequence[ValueChange], chosen: Random) -> list[int]:
 def write_change(change: ValueChange, late: bool) -> LateChange | None:
     """Make a change by torch. With `late`, some elements get wrong values and are returned with
     the right ones."""
-    flat, bank, starts, shift, begin, distance, count, source = change
-    if starts:
+    flat, bank, starts, shift, begin, distance, count, source, runs = change
+    if runs is not None:
+        _scatter(flat, bank, runs, shift)
+    elif starts:
         _rotate(flat, bank, starts, shift)
     elements = flat[begin : begin + (count - 1) * distance + 1 : distance]
     values = bank[source : source + count]
     if shift is not None:
-        values = shift.of(values)
+        values = shift.of(values, _empty_like(values))
     elements.copy_(values)
     return _spoiled(elements, values) if late else None
 
@@ -221,6 +263,22 @@ def _rotate(
             piece.copy_(value)
         else:
             shift.of(value, piece)
+
+
+def _scatter(
+    flat: torch.Tensor, bank: torch.Tensor, runs: ValueRuns, shift: ValueShift | None
+) -> None:
+    """Fill the tensor with runs of the bank."""
+    length, unit, size = runs.length, runs.unit, flat.numel()
+    count, rest = divmod(size, length)
+    every = bank.as_strided(((bank.numel() - length) // unit + 1, length), (unit, 1))
+    generator = _Generator("cpu").manual_seed(runs.seed)
+    starts = _randint(len(every), (count + 1,), generator=generator, device="cpu").to(bank.device)
+    if count:
+        _select(every, 0, starts[:count], out=flat[: size - rest].view(count, length))
+    flat[size - rest :].copy_(every[int(starts[count]), :rest])
+    if shift is not None:
+        shift.of(flat, flat)
 
 
 def _spoiled(elements: torch.Tensor, values: torch.Tensor) -> LateChange:
@@ -351,7 +409,7 @@ class GpuValueWriter:
         given, shift = self._given, change.shift
         given.to, given.bank = flat.data_ptr(), at
         given.size, given.held = flat.numel(), change.bank.numel()
-        given.begin, given.distance, given.count, given.source = change[4:]
+        given.begin, given.distance, given.count, given.source = change[4:8]
         given.each = step = late_step(change.elements) if late else 0
         given.late = count = -(-change.elements // step) if late else 0
         right, wrong = self._right[at], self._wrong.get(at)

@@ -1,7 +1,7 @@
 """The life of a runner: import, wait, set one kernel up, call it as requested, end.
 
-Requests: `load`, `renew`, `inputs`, `call`, `block`, `trace`, `bye`. A failure of the candidate is
-a reply with the kind of failure; the supervisor draws the conclusions.
+Requests: `load`, `renew`, `inputs`, `call`, `block`, `trace`, `forbid`, `bye`. A failure of the
+candidate is a reply with the kind of failure; the supervisor draws the conclusions.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from optimizer.evaluation.runner.kernels import (
     module_kernel,
     traced,
 )
+from optimizer.evaluation.runner.library import forbid_library
 from optimizer.evaluation.runner.memory import (
     READABLE,
     Arrays,
@@ -108,6 +109,7 @@ class Runner:
         self._expected: list[tuple[str, list[int]]] = []
         self._keys: tuple[str, ...] = ()
         self._mapped: dict[str, Arrays] = {}
+        self._forbids = False
         self._pinned = False  # the outputs' memory
         self._last: Any = None
         self._reported: list[torch.Tensor] = []
@@ -128,6 +130,7 @@ class Runner:
             "call": self._call,
             "block": partial(self._block, original=original, read=os.read, write=os.write),
             "trace": self._trace,
+            "forbid": self._forbid,
         }
         word = ctypes.c_uint64(READABLE)  # lives as long as this frame
         ready = {"ready": True, "pid": os.getpid(), "word": ctypes.addressof(word)}
@@ -186,6 +189,7 @@ class Runner:
                 # A GPU's driver may change metadata of its files.
                 self._confined += forbid_calls(metadata=self._device == "cpu")
         self._last = self._kernel = None
+        self._forbids = bool(message["forbids"])
         self._snapshots = Snapshots()
         self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
@@ -338,6 +342,9 @@ class Runner:
             spans.add(took)
             spans.leave()
             touched += self._touch()
+            if self._forbids:  # after a first call, which may prepare something
+                self._forbids = False
+                forbid_library()
             if not last_counts and len(times) == 1:
                 self._store(self._last)
         spans.close()
@@ -377,6 +384,7 @@ class Runner:
             whole=defences.fresh_values == "all",
             spread=defences.fresh_values != "stretch",
             shift=defences.shift_values,
+            scatter=defences.scatter_values,
             late=on_gpu and defences.late_inputs,
             host_banks=self._mapped["banks"].tensors,
             rounded=on_gpu,
@@ -438,6 +446,11 @@ class Runner:
         for shared in self._mapped["outputs"].tensors:
             copies = [self._on_device(shared).clone() for _ in range(count)]
             self._freed = copies[2::2]  # keeps the memory before them from going to the system
+
+    def _forbid(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Torch's operators fail from now on."""
+        del fds, message
+        return {"operators": forbid_library()}
 
     def _trace(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """The operators that one call dispatches."""

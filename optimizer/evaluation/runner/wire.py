@@ -7,6 +7,7 @@ writes to a guessed descriptor is never taken for a result. Standard library onl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import struct
@@ -112,7 +113,8 @@ class Wire:
 DRAW_BYTES = 8
 REQUEST = b"?"  # for a call; followed by a report on the outputs of the call before
 CALL, END = b"c", b"e"  # first byte of a token: a call is granted, or the block ends
-# Then the seed of the call's values, and the draw of the elements that the runner is to read of the
+# Then the seed of the call's values (on a CPU of its weights only, see `seed_of_weights`), and the
+# draw of the elements that the runner is to read of the
 # previous call's outputs (zeros where the supervisor reads them itself).
 TOKEN_BYTES = 1 + 2 * DRAW_BYTES
 
@@ -120,6 +122,13 @@ TOKEN_BYTES = 1 + 2 * DRAW_BYTES
 def token(granted: bool, seed: bytes, draw: bytes) -> bytes:
     """The reply to a request; `seed` and `draw` have DRAW_BYTES each."""
     return (CALL if granted else END) + seed + draw
+
+
+def seed_of_weights(seed: int) -> int:
+    """The seed of a call's weights where the supervisor writes its inputs: it does not reveal the
+    seed of the inputs."""
+    drawn = hashlib.sha256(b"weights" + seed.to_bytes(DRAW_BYTES, "little")).digest()
+    return int.from_bytes(drawn[:DRAW_BYTES], "little")
 
 
 def seed_in(token: bytes) -> int:

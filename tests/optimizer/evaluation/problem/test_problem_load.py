@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
+from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.problem import open_case
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
 from optimizer.evaluation.problem.open_case import LatestDraw, OpenCase
@@ -181,7 +182,7 @@ def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> 
     assert load_problem(path).op == "elementwise"
 
 
-def test_structured_and_integer_inputs_are_not_replaced_piecewise(write: Write) -> None:
+def test_structured_inputs_are_not_replaced_piecewise(write: Write) -> None:
     path = write("""
         import torch
         from torch import nn
@@ -195,9 +196,52 @@ def test_structured_and_integer_inputs_are_not_replaced_piecewise(write: Write) 
                     torch.randn(n, n), torch.randint(0, n, (n,))]
     """)
     case = OpenCase(load_problem(path), Case("declared"))
-    assert replaceable(case) == (False, False, False, True, False)
-    problem = load_problem(write(path.read_text(), 'policy = {perturb = ["which"]}'))
-    assert replaceable(OpenCase(problem, problem.cases[0])) == (False, False, False, True, True)
+    assert replaceable(case) == (False, False, False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "fresh"),
+    [
+        ("torch.randint(0, 9, (40,))", True),
+        ("torch.randint(0, 9, (2, 40))", True),
+        ("torch.randint(0, 9, (40, 2))", True),
+        ("torch.rand(40, 40) < 0.5", True),
+        ("torch.randint(-9, 9, (40,), dtype=torch.int8)", True),
+        ("torch.randperm(40)", False),
+        ("torch.randint(0, 9, (40,)).sort().values", False),
+        ("torch.stack((torch.randint(0, 9, (40,)).sort().values, torch.arange(40)))", False),
+        ("torch.arange(40) < torch.randint(1, 39, (5, 1))", False),
+    ],
+)
+def test_integers_are_replaced_unless_their_order_means_something(
+    write: Write, drawn: str, fresh: bool
+) -> None:
+    path = write(f"""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def forward(self, x):
+                return x * 2
+        def get_inputs():
+            return [{drawn}]
+    """)
+    assert replaceable(OpenCase(load_problem(path), Case("declared"))) == (fresh,)
+
+
+def test_integers_that_the_reference_refuses_stay_the_same(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def forward(self, x):
+                if int(x[0]) != 40:
+                    raise ValueError("the first integer is their number")
+                return x * 2
+        def get_inputs():
+            return [torch.cat((torch.tensor([40]), torch.randint(0, 9, (39,))))]
+    """)
+    case = PreparedCase(load_problem(path), Case("declared"), "cpu")
+    assert case.values(0).banks == (None,)
 
 
 def test_running_statistics_stay_valid(write: Write) -> None:

@@ -135,3 +135,45 @@ def test_the_kernel_and_torch_write_equal_values(dtype: torch.dtype, spread: boo
         apply(left)
         for size, theirs, made in zip(SIZES, plain, ours, strict=True):
             assert torch.equal(theirs, made), f"{size} elements, seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "bank",
+    [
+        torch.randint(0, 1 << 20, (4_000,)),
+        torch.randint(0, 1 << 20, (2_000, 2)),
+        torch.rand(4_000) < 0.5,
+        torch.relu(torch.randn(4_000)) * 3,
+        torch.randn(4_000).half(),
+        torch.randint(0, 5, (7,), dtype=torch.int8),
+    ],
+)
+def test_values_of_every_dtype_are_new_in_every_call(bank: torch.Tensor) -> None:
+    own = bank.clone()
+    calls = []
+    for seed in range(3):
+        refresh([own], [bank.view(-1)], seed, rounded=False)
+        calls.append(own.clone().view(-1))
+    flat = bank.view(-1)
+    for call in calls[1:]:
+        turned = [(call == calls[0].roll(by)).float().mean() for by in range(0, len(flat), 2)]
+        most = max(float(share) for share in turned)
+        usual = float((flat[torch.randperm(len(flat))] == flat).float().mean())
+        assert most < usual + 0.2 or len(flat) < 10
+
+
+def test_rows_of_a_few_integers_stay_whole() -> None:
+    low = torch.randint(0, 500, (900, 1))
+    bank = torch.cat((low, low + 7), 1)
+    own = bank.clone()
+    refresh([own], [bank.view(-1)], seed=3, rounded=False)
+    assert not torch.equal(own, bank)
+    assert bool((own[:, 1] - own[:, 0] == 7).all())
+
+
+def test_zeros_that_repeat_stay_zeros_and_other_values_change() -> None:
+    bank = torch.relu(torch.randn(5_000))
+    own = bank.clone()
+    refresh([own], [bank], seed=3, rounded=False)
+    assert abs(float((own == 0).float().mean()) - 0.5) < 0.1
+    assert not torch.isin(own[own > 0], bank).float().mean() > 0.01

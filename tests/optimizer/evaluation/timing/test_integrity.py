@@ -10,7 +10,12 @@ import pytest
 from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.records import CaseTiming, Flag
 from optimizer.evaluation.runner.defences import Defences
-from optimizer.evaluation.timing.integrity import charged_late_ns, clock_flags, hidden_ns
+from optimizer.evaluation.timing.integrity import (
+    charged_late_ns,
+    clock_flags,
+    hidden_ns,
+    unreported_ns,
+)
 from optimizer.evaluation.timing.measure import TimingResult
 
 CALLS = 20
@@ -159,6 +164,21 @@ def test_few_blocks_and_gpus_are_not_charged() -> None:
     assert hidden_ns(pairs, 1) == 0
     few = [cpu_block(200_000, 500_000, 500_000, 500_000, n) for n in range(2)]
     assert hidden_ns(list(zip(few, few, strict=True)), 1) == 0
+
+
+def timed_outside(reported_us: int, outer_us: int) -> TimedBlock:
+    times = (1000 * reported_us,) * CALLS
+    outer = (1000 * outer_us,) * (CALLS - 1) + (900_000_000,)  # the machine did something else
+    return TimedBlock(times=times, walls=times, outer=outer, **EMPTY)  # type: ignore[arg-type]
+
+
+def test_time_that_only_the_supervisor_sees_is_charged() -> None:
+    theirs = timed_outside(50, 200)
+    shortened = [timed_outside(38, 200 + noise) for noise in (0, 1, -1, 40)]
+    assert unreported_ns([(theirs, ours) for ours in shortened]) == pytest.approx(12_500, abs=1e3)
+    honest = [timed_outside(38, 188 + noise) for noise in (0, 2, -2, 90)]
+    assert unreported_ns([(theirs, ours) for ours in honest]) == 0.0
+    assert unreported_ns([(theirs, ours) for ours in shortened[:3]]) == 0.0  # too few
 
 
 # -- work of a GPU after a call (rows 44, 45 and 50)
