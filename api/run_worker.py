@@ -42,7 +42,7 @@ def main(text: str) -> int:
     goal = goal_from_json(description["goal"])
     local = CommandTarget(read_settings())
     services = local.services
-    carry_out = _run_on_cluster if "ray" in description else _run_here
+    carry_out = _run_of_command if "ray" in description else _run_here
     try:
         carry_out(services, description, goal, plain_lines(goal))
     except KernloreError as error:
@@ -102,10 +102,11 @@ def _run_here(
     )
 
 
-def _run_on_cluster(
+def _run_of_command(
     services: Services, description: Mapping[str, Any], goal: Goal, listener: Listener
 ) -> None:
-    """A run whose candidates the nodes of a cluster measure. Raises KernloreError."""
+    """A run of `kernlore optimize` with several problems, whose candidates the nodes of a cluster
+    measure, or this machine where `ray` is None. Raises KernloreError."""
     from api.cli.search import places_on
     from optimizer.search.runs.optimize import optimize
     from optimizer.search.synthesizers.llm.settings import ModelOptions
@@ -113,9 +114,9 @@ def _run_on_cluster(
 
     hardware = description["hardware"]
     with places_on(services, description["ray"], hardware, goal.language) as nodes:
-        assert nodes is not None
         signal.signal(signal.SIGTERM, _exit)  # connecting replaced the handler
-        prepare_library(services, hardware, goal.language, listener.log, nodes.places)
+        places = None if nodes is None else nodes.places
+        prepare_library(services, hardware, goal.language, listener.log, places)
         optimize(
             services,
             Path(description["problem"]),

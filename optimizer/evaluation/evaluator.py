@@ -478,7 +478,14 @@ class Attempt:
         if any(opened.scalars):  # drawing large values takes long
             inputs = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
             scalars = {name: value.item() for name, scalar, value in inputs if scalar}
-        return CompileCase(opened.signature, opened.init_args, case.dtype, scalars)
+        return CompileCase(
+            opened.signature,
+            None if opened.init_source else opened.init_args,
+            case.dtype,
+            scalars,
+            opened.init_source,
+            opened.gradients,
+        )
 
     def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
         """Correctness and time of a program that its own commands run."""

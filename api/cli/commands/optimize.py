@@ -1,5 +1,5 @@
-"""`kernlore optimize PROBLEM`: search for a faster kernel of one problem, or of several on a
-cluster, each in a separate process like the runs of a service.
+"""`kernlore optimize PROBLEM`: search for a faster kernel of one problem, or of several, each in a
+separate process like the runs of a service: one after another, or side by side on a cluster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def optimize(
         list[str],
         typer.Argument(
             metavar="PROBLEM...",
-            help="A problem file, folder or the name of a built-in problem; several with --ray.",
+            help="Problem files, folders of them, or names of built-in problems. Several are"
+            " searched one after another; with --ray, side by side.",
         ),
     ],
     hardware: DeviceHardware = "auto",
@@ -119,6 +120,7 @@ def optimize(
 ) -> int:
     """Search for a faster kernel. Exits 0 even without a gain."""
     from api.cli.search import SearchOptions
+    from optimizer.evaluation.problem.load import problem_paths
     from optimizer.search.goal import goal_from_json
     from optimizer.search.synthesizers.llm.settings import ModelOptions
 
@@ -143,6 +145,7 @@ def optimize(
         ModelOptions(models, api_base, context_tokens, tools, model_seconds),
         ray,
     )
+    problems = [str(path) for path in problem_paths(problems)]
     with opened(data_dir) as local:
         if len(problems) > 1:
             return _search_several(local, problems, options, output, distill, as_json)
@@ -265,12 +268,12 @@ def _search_several(
     distill: bool,
     as_json: bool,
 ) -> int:
-    """Search several problems side by side; 1 where one of them had no search."""
-    if options.ray is None or distill:
+    """Search several problems: side by side on a cluster, else one after another, each with the
+    whole budget. 1 where one of them had no search."""
+    if distill:
         raise InvalidRequest(
-            f"{len(problems)} problems " + ("with --distill" if options.ray else "on one machine"),
-            hint="Several are searched side by side on a cluster: give --ray, and distil each run"
-            " afterwards with `kernlore skills distill`.",
+            f"{len(problems)} problems with --distill",
+            hint="Distil each run afterwards with `kernlore skills distill`.",
         )
     from api.cli.search import places_on, sigterm_as_interrupt
     from optimizer.evaluation.problem.load import load_problem
@@ -279,9 +282,10 @@ def _search_several(
     goal = options.goal
     if goal.knowledge:
         local.load_knowledge(note)
+    at_once = 1  # a second search would disturb the times of the first
     with places_on(local.services, options.ray, options.hardware, goal.language) as nodes:
-        assert nodes is not None
-        at_once, options = nodes.slots.count, replace(options, hardware=nodes.hardware)
+        if nodes is not None:
+            at_once, options = nodes.slots.count, replace(options, hardware=nodes.hardware)
     with sigterm_as_interrupt():
         answers = _search_all(local.services, paths, options, at_once, output, as_json)
     show(answers, as_json, _results_text)

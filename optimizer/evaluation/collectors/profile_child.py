@@ -22,6 +22,7 @@ Call = Callable[[], Any]
 
 def kernel_call(job: dict[str, Any]) -> Call:
     """The candidate, loaded by the runner's code."""
+    from optimizer.evaluation.runner.constructor import init_arguments
     from optimizer.evaluation.runner.kernels import library_kernel, module_kernel
 
     device = job["device"]
@@ -41,12 +42,14 @@ def kernel_call(job: dict[str, Any]) -> Call:
         kernel = module_kernel(
             path,
             entry,
-            init_args=job["init_args"],
+            init_args=init_arguments(job),
             inputs=inputs,
             state=state,
             seed=0,
             dtype=job["dtype"],
             device=device,
+            gradients=job["gradients"],
+            overwritten=job["overwritten"],
         )
     return kernel.call
 

@@ -7,6 +7,7 @@ bounds, not candidates.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,9 @@ from optimizer.evaluation.problem.user_code import check_shapes
 # Of its RMS: an output that varies less is one number with noise.
 MIN_SPREAD = 1e-6
 SEED = 11
+# Of a check before a search, which the reference of a large problem would delay.
+DISTRUST_BYTES = 64 << 20
+DISTRUST_SECONDS = 5.0
 _RANDOM_HINT = "Take random numbers as inputs instead of drawing them in forward."
 
 
@@ -60,6 +64,28 @@ def check_problem(
 
 def check_case(case: OpenCase, device: str = "cpu") -> list[CaseFault]:
     """The faults of one case. `device` is where the reference runs."""
+    return [*_train_mode(case), *_faults(case, device)]
+
+
+def distrust(problem: Problem, device: str = "cpu", seconds: float = DISTRUST_SECONDS) -> list[str]:
+    """What a search should say before it begins, a sentence for each fault but those of size. Cases
+    above DISTRUST_BYTES, and those that are not reached within `seconds`, are not run."""
+    until, said = time.monotonic() + seconds, dict[str, None]()
+    for case in problem.searched:
+        if not case.fits(device) or time.monotonic() > until:
+            continue
+        opened = OpenCase(problem, case, device=device)
+        faults = list(_train_mode(opened))
+        if opened.signature.compulsory_bytes <= DISTRUST_BYTES:
+            faults += _faults(opened, device, sized=False)
+        for fault in faults:
+            verdict = "cannot be trusted" if fault.severity == "invalid" else "warning"
+            text = f"{problem.name}, case {case.name}: {verdict}: {fault.message}. {fault.hint}"
+            said.setdefault(text)
+    return list(said)
+
+
+def _faults(case: OpenCase, device: str, sized: bool = True) -> list[CaseFault]:
     run = _run(case, device)
     try:
         check_shapes(case.problem, case.outputs, run.references)
@@ -73,7 +99,7 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[CaseFault]:
     findings = [*_controls(run), *_constant(run)]
     if not findings:  # an invalid bound shows no change
         findings = [*_sensitivity(run), *_unvaried(run)]
-    return [*findings, *_size(run)]
+    return [*findings, *(_size(run) if sized else ())]
 
 
 def check_reference(case: OpenCase, device: str = "cpu") -> None:
@@ -266,6 +292,25 @@ def _moves(run: _Run, inputs: list[torch.Tensor], state: dict[str, torch.Tensor]
     outputs = run.case.reference(inputs, state, device=run.device)
     compared = zip(outputs, run.goldens, run.bounds, strict=True)
     return any(not within(output, golden, bound) for output, golden, bound in compared)
+
+
+# -- train mode
+
+
+def _train_mode(case: OpenCase) -> Iterator[CaseFault]:
+    """The reference runs in eval mode; modules that compute something else in train mode."""
+    names = case.trained_otherwise
+    if names:
+        yield CaseFault(
+            case.case.name,
+            "warning",
+            f"the problem is the result in eval mode, in which {', '.join(names)} computes other"
+            " values than in train mode: dropout does nothing, batch norm uses its running"
+            " statistics",
+            "To time what training computes, call the function with its arguments in forward: "
+            "F.batch_norm(x, None, None, weight, bias, training=True), and multiply by a mask that"
+            " is an input for dropout.",
+        )
 
 
 # -- size

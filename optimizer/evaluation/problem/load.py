@@ -8,7 +8,7 @@ import ast
 import hashlib
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,58 @@ def load_problem(path: Path) -> Problem:
     )
 
 
+def problem_paths(names: Sequence[Path | str]) -> list[Path]:
+    """The problems that these names stand for: a folder without a `problem.py` stands for the
+    problem files in it and for the problem folders in it, by name. Files of it that define no
+    `Model` and `get_inputs` are left out. Raises NotFound for a folder without any."""
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir() and not (path / SOURCE_NAME).is_file():
+            paths += _problems_in(path)
+        else:
+            paths.append(path)
+    return list(dict.fromkeys(paths))
+
+
+def _problems_in(folder: Path) -> list[Path]:
+    entries = sorted(folder.iterdir())
+    found = [
+        entry
+        for entry in entries
+        if (entry / SOURCE_NAME).is_file() or (entry.suffix == ".py" and _is_problem(entry))
+    ]
+    if found:
+        return found
+    files = sum(entry.suffix == ".py" for entry in entries)
+    raise NotFound(
+        f"{folder} has no problem: {files} Python files, none of which defines Model and"
+        " get_inputs",
+        hint=_CONVENTION,
+    )
+
+
+def _is_problem(file: Path) -> bool:
+    try:
+        _checked(file, file.read_text(encoding="utf-8"))
+    except (InvalidRequest, UnicodeDecodeError):
+        return False
+    return True
+
+
 def _file_of(path: Path) -> Path:
     if path.is_dir():
         if (path / SOURCE_NAME).is_file():
             return (path / SOURCE_NAME).resolve()
-        raise NotFound(f"{path} has no {SOURCE_NAME}", hint="Give the problem file itself.")
+        inside = _problems_in(path)
+        if len(inside) == 1:
+            return _file_of(inside[0])
+        names = ", ".join(entry.name for entry in inside[:5])
+        more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
+        raise InvalidRequest(
+            f"{path} holds {len(inside)} problems, and one is needed: {names}{more}",
+            hint=f"Name one, such as {inside[0]}.",
+        )
     if path.is_file():
         return path.resolve()
     built_in = SHIPPED / path.name / SOURCE_NAME
@@ -149,6 +196,7 @@ def _summary(source: str) -> str:
 # operator -> names that a source calls. The first that occurs decides, so specific operators come
 # before those that many files use.
 _CALLS = {
+    "recurrent": "LSTM GRU RNN LSTMCell GRUCell RNNCell lstm gru rnn_tanh rnn_relu",
     "attention": "scaled_dot_product_attention MultiheadAttention",
     "conv_transpose": "ConvTranspose1d ConvTranspose2d ConvTranspose3d "
     "conv_transpose1d conv_transpose2d conv_transpose3d",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from optimizer.evaluation.problem.user_code import (
     InputVersions,
     argument_names,
     check_value,
+    differentiates,
+    differs_in_training,
     drawn_apart,
     hidden_tensors,
     import_problem,
@@ -35,6 +37,8 @@ from optimizer.evaluation.problem.user_code import (
     seeded,
     substituted,
 )
+from optimizer.evaluation.runner.constructor import are_plain
+from optimizer.evaluation.runner.kernels import require_gradients
 
 _NUDGE_SEED = 0xE9
 _SECOND_DRAW = 0x9E3779B9  # added to a seed for the values that replace others
@@ -70,7 +74,13 @@ class OpenCase:
         self.source = substituted(problem, case.constants)
         self._module = import_problem(problem, case.constants)
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
-        self.init_args: list[Any] = self._init_args()
+        self.init_args: list[Any] = self._init_args(0)
+        # The file's text and path, from which another process makes arguments that are not plain.
+        self.init_source: tuple[str, str] | None = None
+        if not are_plain(self.init_args):
+            self.init_source = (self.source, str(problem.path))
+        self._gradients = False  # once forward was found to differentiate
+        self._overwritten: tuple[str, ...] = ()  # inputs, once forward ran
         self._buffers: frozenset[str] = frozenset()  # names, once a model was built
         self._keys: tuple[str, ...] = ()  # of outputs, once there was a result
         self._latest = LatestDraw(device)
@@ -86,17 +96,19 @@ class OpenCase:
             hint="Write `class Model(nn.Module)` with a `forward`.",
         )
 
-    def _init_args(self) -> list[Any]:
+    def _init_args(self, seed: int) -> list[Any]:
         """Positional arguments for Model."""
         make = self._module.__dict__.get("get_init_inputs")
-        with running(self.problem, "get_init_inputs()"), seeded(0):
+        with running(self.problem, "get_init_inputs()"), seeded(seed):
             returned = make() if make is not None else []
         with running(self.problem, "matching get_init_inputs() with Model.__init__"):
             return positional(self._class().__init__, returned, "get_init_inputs()", skip=1)
 
     def _build(self, seed: int) -> torch.nn.Module:
+        # Objects like modules become parts of the model, so that each model gets its own.
+        args = self._init_args(seed) if self.init_source else self.init_args
         with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
-            model = self._class()(*self.init_args)
+            model = self._class()(*args)
         self._buffers = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
         return model.eval().requires_grad_(False)
 
@@ -114,6 +126,18 @@ class OpenCase:
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
         return model
+
+    @property
+    def trained_otherwise(self) -> tuple[str, ...]:
+        """Modules of the model that compute something else in train mode, which the file's Model
+        is in before the harness changes it to eval mode, as `d (Dropout)`."""
+        with running(self.problem, "Model(...)"), seeded(0), torch.no_grad():
+            model = self._class()(*self._init_args(0))
+        return tuple(
+            f"{name} ({type(module).__name__})"
+            for name, module in model.named_modules()
+            if module.training and differs_in_training(module)
+        )
 
     def attributes(self) -> dict[str, int | float | bool]:
         """Numeric attributes of the Model, as `model.NAME`."""
@@ -275,14 +299,31 @@ class OpenCase:
         device: str,
         noise: int,
     ) -> list[torch.Tensor]:
+        try:
+            return self._called(inputs, state, dtype, device, noise)
+        except InvalidRequest as error:
+            if self._gradients or not differentiates(error):
+                raise
+        self._gradients = True
+        return self._called(inputs, state, dtype, device, noise)
+
+    def _called(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        dtype: torch.dtype | None,
+        device: str,
+        noise: int,
+    ) -> list[torch.Tensor]:
         model = self._loaded(state, dtype, device)
+        require_gradients(model, self._gradients)
         arguments = [
             tensor.item() if scalar else own_copy(tensor, dtype, device)
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
         before = torch.get_default_dtype()
         tf32 = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-        with running(self.problem, "Model.forward"), seeded(noise), torch.no_grad(), tf32:
+        with running(self.problem, "Model.forward"), seeded(noise), self._recording(), tf32:
             try:
                 if dtype is not None:
                     torch.set_default_dtype(dtype)  # for tensors that forward makes
@@ -292,7 +333,11 @@ class OpenCase:
                 torch.set_default_dtype(before)
         outputs = self._outputs(result)
         versions.check(self.problem, outputs)
+        self._overwritten = versions.changed
         return outputs
+
+    def _recording(self) -> AbstractContextManager[None]:
+        return torch.enable_grad() if self._gradients else torch.no_grad()
 
     def _loaded(
         self, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None, device: str
@@ -367,11 +412,31 @@ class OpenCase:
         every = {**dict(model.named_buffers()), **model.state_dict()}
         arrays = {name: cast(value, self._dtype) for name, value in every.items()}
 
-        def forward() -> Any:
-            with running(self.problem, "Model.forward"), torch.no_grad():
-                return torch.func.functional_call(model, arrays, tuple(inputs))
+        input_names = self.input_names  # drawing them is no part of the run
 
-        return inputs, {name: arrays[name] for name in model.state_dict()}, forward
+        def forward() -> Any:
+            names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+            versions = InputVersions(input_names, inputs)
+            with running(self.problem, "Model.forward"), self._recording():
+                if self._gradients:
+                    for name in names:
+                        value = arrays[name].detach()
+                        arrays[name] = value.requires_grad_(value.is_floating_point())
+                result = torch.func.functional_call(model, arrays, tuple(inputs))
+            self._overwritten = versions.changed
+            return result
+
+        def forward_or_differentiate() -> Any:
+            try:
+                return forward()
+            except InvalidRequest as error:
+                if self._gradients or not differentiates(error):
+                    raise
+            self._gradients = True
+            return forward()
+
+        state = {name: arrays[name] for name in model.state_dict()}
+        return inputs, state, forward_or_differentiate
 
     def _signature_of(
         self,
@@ -390,11 +455,26 @@ class OpenCase:
         """The outputs of the signature."""
         return self.signature.of("output")
 
+    @property
+    def gradients(self) -> bool:
+        """Whether forward differentiates, so that weights must require gradients."""
+        _ = self.signature  # runs the reference, or infers its shapes
+        return self._gradients
+
+    @property
+    def overwritten(self) -> tuple[str, ...]:
+        """Names of the inputs that forward changes in place."""
+        _ = self.signature
+        return self._overwritten
+
     def calling_convention(self) -> dict[str, Any]:
         """The arguments to construct and call a candidate for this case in another process, as
         JSON."""
         return {
-            "init_args": self.init_args,
+            "init_args": None if self.init_source else self.init_args,
+            "init_source": self.init_source,
+            "gradients": self.gradients,
+            "overwritten": [self.input_names.index(name) for name in self.overwritten],
             "dtype": self.case.dtype,
             "scalars": list(self.scalars),
             "state": [t.name for t in self.signature.of("parameter", "buffer")],

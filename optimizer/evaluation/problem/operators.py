@@ -83,6 +83,59 @@ def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> i
     return int(2 * prod(heads) * length * key[-2] * (width + value[-1]))
 
 
+def _layer(rows: Any, *weights: Any, **_: Any) -> int:
+    """One recurrent layer in one direction: at each position a product with both matrices."""
+    matrices = [weight for weight in weights[:2] if len(weight) == 2]
+    return int(2 * prod(rows[:-1]) * sum(map(prod, matrices)))
+
+
+def _recurrent(rows: Any, weights: Any, *args: Any, **kwargs: Any) -> int:
+    """All layers and directions of a recurrent network."""
+    matrices = [weight for weight in weights if len(weight) == 2]
+    return int(2 * prod(rows[:-1]) * sum(map(prod, matrices)))
+
+
+# In place of torch's formulas, or of none, by operator.
+_FORMULAS = {
+    name: shape_wrapper(formula)  # type: ignore[no-untyped-call]
+    for name, formula in (
+        *((name, _attention) for name in ATTENTIONS),
+        (torch.ops.aten.mkldnn_rnn_layer, _layer),
+        (torch.ops.aten._cudnn_rnn, _recurrent),
+        (torch.ops.aten.miopen_rnn, _recurrent),
+    )
+}
+_SPARSE_PRODUCTS = frozenset(("mm", "addmm", "mv", "addmv", "_sparse_addmm"))
+
+
+def formula_of(func: Any, args: Sequence[Any]) -> Callable[..., int] | None:
+    """The formula for the floating-point operations of a call; None if they are not counted."""
+    if func._schema.name.split("::")[-1] in _SPARSE_PRODUCTS:
+        sparse = [t for t in _tensors(args) if t.layout is not torch.strided]
+        if sparse:
+            return _sparse_product
+    formula: Callable[..., int] | None = _FORMULAS.get(func._overloadpacket)
+    return formula or flop_registry.get(func._overloadpacket)
+
+
+def _sparse_product(*args: Any, **_: Any) -> int:
+    """Of one sparse factor, by its elements that are stored; 0 for two, whose common positions are
+    unknown."""
+    factors = _tensors(args)[-2:]
+    dense = [t for t in factors if t.layout is torch.strided]
+    sparse = [t for t in factors if t.layout is not torch.strided]
+    if len(dense) != 1 or len(sparse) != 1:
+        return 0
+    matrix, stored = dense[0], sparse[0].values() if _compressed(sparse[0]) else sparse[0]._values()
+    if matrix.dim() < 2:
+        return 2 * stored.numel()
+    return 2 * stored.numel() * int(matrix.shape[-1 if factors[0] is sparse[0] else 0])
+
+
+def _compressed(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.sparse_coo
+
+
 def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
     """A reduction length from a problem file's constants, at least 1. Raises InvalidRequest for a
     formula without a value."""
@@ -131,14 +184,12 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
         super().__init__()
         self.flops = self.result_bytes = 0
         self.masks = False
-        attention = shape_wrapper(_attention)  # type: ignore[no-untyped-call]
-        self._formulas = {**flop_registry, **dict.fromkeys(ATTENTIONS, attention)}
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = func._schema.name
         if name in LAYOUT:
             return NotImplemented  # the tensor answers
-        formula = self._formulas.get(func._overloadpacket)
+        formula = formula_of(func, args)
         if formula is None and name != "prim::device":
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -256,6 +307,7 @@ UNKNOWN = "unknown"  # the guess for a file that calls no known operator
 _BEGINNINGS = {
     "attention": ("_scaled_dot_product", "_flash_attention", "_efficient_attention"),
     "conv": ("convolution", "_convolution", "conv"),
+    "recurrent": ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
     "bmm": ("bmm", "baddbmm"),
     "matmul": ("mm", "addmm", "mv", "addmv", "dot", "_cdist", "cdist", "linear"),
     "softmax": ("_softmax", "_log_softmax", "logsumexp"),
@@ -289,7 +341,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     """
     tensors = [*_tensors(args), *_tensors(list(kwargs.values())), *_tensors([result])]
     moved = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-    formula = flop_registry.get(func._overloadpacket)
+    formula = formula_of(func, args)
     if formula is None:
         return moved
     try:

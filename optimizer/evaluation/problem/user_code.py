@@ -24,8 +24,10 @@ from kb.errors import InvalidRequest, nearest
 from optimizer.evaluation.abi import ITEM_BYTES, TensorSpec
 from optimizer.evaluation.problem.load import assigned
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.runner import constructor
 
 NO_MEMORY = "can't allocate memory"  # torch's words for the CPU
+_NO_GRADIENT = " is NoneType"
 _NO_GPU = ("NVIDIA driver", "CUDA", "cuda", "HIP", "hip")
 
 
@@ -38,6 +40,12 @@ def running(problem: Problem, step: str) -> Iterator[None]:
         raise  # it may fit into host memory
     except MemoryError as error:
         raise _out_of_memory(problem, step) from error
+    except (SystemExit, constructor.EndsProcess) as ended:
+        raise InvalidRequest(
+            f"{problem.path.name}: {step} ends the process",
+            hint="Kernlore imports the file without command-line arguments: give those that it"
+            " parses defaults, and leave out sys.exit().",
+        ) from ended
     # The file is foreign code: it may raise anything, and that is the file's fault.
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
@@ -46,6 +54,12 @@ def running(problem: Problem, step: str) -> Iterator[None]:
         raise InvalidRequest(
             f"{problem.path.name}: {step} failed: {text[:500]}", hint=_advice(problem, text)
         ) from error
+
+
+def differentiates(error: InvalidRequest) -> bool:
+    """Whether forward failed because weights require no gradients and nothing records them: it
+    calls `backward()` or `torch.autograd.grad`, or returns a gradient that was not computed."""
+    return "does not require grad" in str(error.__cause__) or error.message.endswith(_NO_GRADIENT)
 
 
 def _out_of_memory(problem: Problem, step: str) -> InvalidRequest:
@@ -127,7 +141,8 @@ def import_problem(problem: Problem, constants: Mapping[str, Any]) -> types.Modu
     module = types.ModuleType(f"kernlore_problem_{digest}")
     module.__file__ = str(problem.path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up
-    with running(problem, "importing it"), _folder_on_path(problem.path.parent):
+    script = constructor.as_script(problem.path)
+    with running(problem, "importing it"), _folder_on_path(problem.path.parent), script:
         exec(compile(source, str(problem.path), "exec"), module.__dict__)
     return module
 
@@ -145,35 +160,15 @@ def _folder_on_path(folder: Path) -> Iterator[None]:
 
 
 def positional(function: Any, returned: Any, source: str, skip: int) -> list[Any]:
-    """Arguments of `function` as a list, from a list, a dict, [args, kwargs] or a single value,
-    without its first `skip` parameters. `source` is the name of the function that returned them.
+    """Arguments of `function` as a list. `source` is the name of the function that returned them.
     Raises InvalidRequest for keyword-only arguments, TypeError for arguments that do not fit."""
-    if isinstance(returned, dict):
-        args, kwargs = [], returned
-    elif isinstance(returned, tuple | list) and _is_args_kwargs(returned):
-        args, kwargs = list(returned[0]), returned[1]
-    elif isinstance(returned, tuple | list):
-        return list(returned)
-    else:
-        return [returned]
-    bound = inspect.signature(function).bind(*[None] * skip, *args, **kwargs)
-    bound_names = [name in bound.arguments for name in bound.signature.parameters]
-    bound.apply_defaults()
-    if bound.kwargs:
+    try:
+        return constructor.positional(function, returned, skip)
+    except constructor.KeywordOnly as error:
         raise InvalidRequest(
-            f"{source} names keyword-only arguments: {', '.join(bound.kwargs)}",
+            f"{source} names keyword-only arguments: {', '.join(error.names)}",
             hint="Let the function take them by position too.",
-        )
-    last = max((n for n, known in enumerate(bound_names, 1) if known), default=skip)
-    return list(bound.args[skip : max(last, skip + len(args))])
-
-
-def _is_args_kwargs(returned: Sequence[Any]) -> bool:
-    return (
-        len(returned) == 2
-        and isinstance(returned[0], tuple | list)
-        and isinstance(returned[1], dict)
-    )
+        ) from error
 
 
 def argument_names(forward: Any, count: int) -> list[str]:
@@ -202,6 +197,19 @@ def check_value(problem: Problem, label: str, value: Any) -> None:
             f"{problem.path.name}: {label} is {name}, {value.layout}",
             hint=f"Use dense tensors of {', '.join(ITEM_BYTES)}; give a sparse one by its parts.",
         )
+
+
+def differs_in_training(module: torch.nn.Module) -> bool:
+    """Whether train mode of a module of torch computes something else than eval mode: dropout,
+    norms with running statistics, randomised slopes."""
+    kinds = torch.nn.modules
+    if isinstance(module, kinds.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, kinds.batchnorm._NormBase):
+        return module.track_running_stats
+    if isinstance(module, kinds.RNNBase | kinds.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, kinds.RReLU) and module.lower < module.upper
 
 
 def hidden_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -255,6 +263,11 @@ class InputVersions:
             for name, value in zip(names, values, strict=True)
             if isinstance(value, torch.Tensor)
         ]
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the inputs that were changed."""
+        return tuple(name for name, value, version in self._inputs if value._version != version)
 
     def check(self, problem: Problem, outputs: Sequence[torch.Tensor]) -> None:
         """Raises InvalidRequest if forward changed an input in place that it does not return: a

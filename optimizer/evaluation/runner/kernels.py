@@ -11,7 +11,7 @@ import ctypes
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.evaluation.runner.constructor import as_script
 from optimizer.evaluation.runner.memory import dtype_of
 
 
@@ -59,6 +60,9 @@ _DTYPES = "float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 bool"
 DTYPE_CODES = {dtype_of(name): code for code, name in enumerate(_DTYPES.split())}
 
 
+REFERENCE = "Model"  # entry of a reference
+
+
 class KernelError(Exception):
     """The kernel cannot be set up or called as it is; the message is for its author."""
 
@@ -83,7 +87,8 @@ def import_file(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    with as_script(path):
+        spec.loader.exec_module(module)
     return module
 
 
@@ -97,9 +102,14 @@ def module_kernel(
     seed: int,
     dtype: str | None,
     device: str,
+    gradients: bool = False,
+    overwritten: Collection[int] = (),
 ) -> CallableKernel:
     """A `ModelNew` (or the reference `Model`), constructed with `init_args` after seeding torch,
-    with the reference's weights if its keys agree. Raises KernelError for a missing class."""
+    with the reference's weights if its keys agree. `gradients`: the problem differentiates, so
+    weights require gradients and calls record them. `overwritten` are the numbers of the inputs
+    that the reference changes in place: it gets copies, since a kernel may only read its inputs.
+    Raises KernelError for a missing class."""
     module = import_file(path, f"subject_{entry.lower()}")
     cls = getattr(module, entry, None)
     if cls is None:
@@ -117,9 +127,17 @@ def module_kernel(
             model.load_state_dict(dict(state))
         elif state:
             notes.append("its state_dict differs from the reference's; weights come from the seed")
+        require_gradients(model, gradients)
     weights = _weights(model, state)
-    call = _no_grad(model)
+    call = _with_grad(model) if gradients else _no_grad(model)
+    if entry == REFERENCE and overwritten:
+        return CallableKernel(lambda: call(*own_inputs(inputs, overwritten)), weights, notes)
     return CallableKernel(lambda: call(*inputs), weights, notes)
+
+
+def own_inputs(inputs: Sequence[Any], overwritten: Collection[int]) -> list[Any]:
+    """The inputs, with copies of those of these numbers."""
+    return [value.clone() if n in overwritten else value for n, value in enumerate(inputs)]
 
 
 def _weights(model: Any, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -128,6 +146,35 @@ def _weights(model: Any, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor
         return []
     own = model.state_dict(keep_vars=True)
     return [tensor.data for tensor in own.values()] if list(own) == list(state) else []
+
+
+def require_gradients(model: torch.nn.Module, wanted: bool) -> None:
+    """Whether the floating parameters of a model require gradients."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(wanted and parameter.is_floating_point())
+
+
+def _with_grad(model: Any) -> Callable[..., Any]:
+    """Calls that may differentiate: gradients of the call before are dropped, so that they do not
+    add up, and neither inputs nor outputs hold a graph between calls."""
+    own = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+
+    def call(*inputs: Any) -> Any:
+        for parameter in own:
+            parameter.grad = None
+        with torch.enable_grad():
+            return _detached(model(*map(_detached, inputs)))
+
+    return call
+
+
+def _detached(value: Any) -> Any:
+    """Tensors of a flat result without their graph, in the same container."""
+    if isinstance(value, torch.Tensor):
+        return value.detach() if value.requires_grad or value.is_leaf else value
+    if isinstance(value, dict):
+        return {key: _detached(part) for key, part in value.items()}
+    return [*map(_detached, value)] if isinstance(value, tuple | list) else value
 
 
 def _no_grad(model: Any) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ import torch
 
 from optimizer.evaluation.runner import clocks, fresh_values
 from optimizer.evaluation.runner.confine import confine, forbid_calls, leave_ipc
+from optimizer.evaluation.runner.constructor import init_arguments
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.fresh_values import GpuValueWriter, LateChange, refresh
 from optimizer.evaluation.runner.kernels import (
@@ -274,12 +275,14 @@ class Runner:
         return module_kernel(
             path,
             entry,
-            init_args=message["init_args"],
+            init_args=init_arguments(message, message["seed"]),
             inputs=inputs,
             state=state,
             seed=message["seed"],
             dtype=message["dtype"],
             device=self._device,
+            gradients=message["gradients"],
+            overwritten=message["overwritten"],
         )
 
     # -- calls

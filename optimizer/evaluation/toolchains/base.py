@@ -68,14 +68,18 @@ class CompileCase:
     candidate.
 
     `init_args`: None if unknown; then the candidate's own `get_init_inputs` is used, if it has
-    one. `dtype` is that of the floating weights, None for the candidate's own. `scalars` are values
-    of inputs that are plain numbers, by name.
+    one. `init_source` is the text and path of the problem file that makes the arguments where they
+    cannot be sent (see `init_arguments`). `gradients`: the problem differentiates. `dtype` is that
+    of the floating weights, None for the candidate's own. `scalars` are values of inputs that are
+    plain numbers, by name.
     """
 
     signature: Signature
     init_args: Sequence[Any] | None = None
     dtype: str | None = None
     scalars: Mapping[str, int | float | bool] = field(default_factory=dict)
+    init_source: tuple[str, str] | None = None
+    gradients: bool = False
 
 
 @dataclass(frozen=True)

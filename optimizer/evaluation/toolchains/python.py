@@ -293,6 +293,8 @@ def _case_request(case: CompileCase) -> dict[str, Any]:
     return {
         "tensors": [tensor.as_json() for tensor in case.signature.tensors],
         "init_args": case.init_args,
+        "init_source": case.init_source,
+        "gradients": case.gradients,
         "dtype": case.dtype,
         "scalars": case.scalars,
     }

@@ -311,6 +311,7 @@ def _case_view(problem: Problem, case: Case, device: str, remote: bool) -> CaseV
         kinds=observed.kinds,
         quantities=shape_quantities(opened.signature, observed),
         work=observed.work,
+        overwritten=opened.overwritten,
     )
 
 

@@ -28,6 +28,7 @@ from optimizer.evaluation.collectors.ceilings import Ceilings, from_file, measur
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.launch import ForkServer
 from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.problem.check import distrust
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.user_code import NO_MEMORY
 from optimizer.evaluation.settings import GIB, EvaluationSettings
@@ -218,6 +219,8 @@ def _search(
     else:
         store.begin(run)
     with LocalBench(problem, places, settings, ceilings=ceilings) as bench:
+        for sentence in distrust(problem, bench.device):
+            Lines(problem.name).log(sentence)
         view = problem_view(problem, bench.device)
         facts = session["target"]["facts"]
         search = Search(

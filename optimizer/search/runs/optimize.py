@@ -19,6 +19,7 @@ from kb.ids import new_id
 from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.isolation.machine import too_busy
+from optimizer.evaluation.problem.check import distrust
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import BRIEFLY, Evaluation
@@ -114,7 +115,9 @@ def optimize(
             over = compared_with(bench, chosen, view, hardware_view, store, resume)
         asked = models.remembered(listener.log)
         stages.ended("reading the problem")
-        run, measured = _begun(base, store, resume, problem, bench, goal, lock.run_id, asked)
+        run, measured = _begun(
+            base, store, resume, problem, bench, goal, lock.run_id, asked, listener.log
+        )
         stages.ended("the reference")
         with _ends(store, run.id):
             if models.models:
@@ -204,6 +207,7 @@ def _begun(
     goal: Goal,
     run_id: str,
     asked: Mapping[str, Any],
+    log: Callable[[str], None],
 ) -> tuple[RunRow, Evaluation | None]:
     """The run's row, and for a new run the reference's evaluation, which stores the problem's row
     that the run's row refers to."""
@@ -213,6 +217,9 @@ def _begun(
         Runs(base.catalog).clear_cancel(run_id)
         store.update(run)
     else:
+        if isinstance(bench, LocalBench):
+            for sentence in distrust(problem, bench.device):
+                log(sentence)
         reference = bench.reference()
         run = RunRow(
             id=run_id,

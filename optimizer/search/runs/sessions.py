@@ -30,7 +30,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.collectors.ceilings import from_file
 from optimizer.evaluation.evaluate import choose_target
-from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.load import load_problem, problem_paths
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
@@ -100,7 +100,7 @@ def packable(
             f"a packed session has no proposer {missing[0]!r}",
             hint=f"It has {', '.join(PACKED)}. For models: `kernlore runs propose`.",
         )
-    problems = [load_problem(path) for path in paths]
+    problems = [load_problem(path) for path in problem_paths(paths)]
     twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
     if twice:
         raise InvalidRequest(
@@ -322,7 +322,7 @@ def begin_runs(
             state=WAITING,
             started_at=time.time(),
         )
-        for problem in map(load_problem, paths)
+        for problem in map(load_problem, problem_paths(paths))
     ]
 
 

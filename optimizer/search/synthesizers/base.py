@@ -23,7 +23,9 @@ class CaseView:
     checks correctness. `constants` are numbers of the reference by plain name, which a toolchain's
     scalars may read. `source` is the problem file with this case's constants, "" if unknown.
     `kinds` counts the operators of the reference by kind and `work` weighs them (see `Observed`),
-    both empty if unknown. `quantities` are sizes by the names of predicates (`shape_quantities`).
+    both empty if unknown. `overwritten` names the inputs that the reference changes in
+    place, which a candidate may only read. `quantities` are sizes by the names of predicates
+    (`shape_quantities`).
     """
 
     name: str
@@ -35,6 +37,7 @@ class CaseView:
     source: str = ""
     kinds: Mapping[str, int] = field(default_factory=dict)
     quantities: Mapping[str, float | str] = field(default_factory=dict)
+    overwritten: tuple[str, ...] = ()
     # Depends on the kernels that torch chooses on this machine, so it is not compared.
     work: Mapping[str, float] = field(default_factory=dict, compare=False)
 

@@ -19,6 +19,8 @@ from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.toolchains.python import TorchPython
+from optimizer.search.bench.local import reference_bundle
+from optimizer.search.synthesizers.compiler.configurations import configured_bundle
 from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -155,3 +157,151 @@ def test_a_shape_that_depends_on_values_is_refused(make: Make, pool: RunnerPool)
     assert finding.severity == "invalid" and "shape of output0 depends on" in finding.message
     with pytest.raises(InvalidRequest, match="shape of output0 depends on"):
         evaluated(problem, pool, "x", forward)
+
+
+BACKWARD = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(64, 32)
+
+    def forward(self, x, t):
+        ((self.l(x) - t) ** 2).mean().backward()
+        return self.l.weight.grad
+
+
+def get_inputs():
+    return [torch.randn(128, 64), torch.randn(128, 32)]
+"""
+WRITTEN_OUT = """\
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(64, 32)
+
+    def forward(self, x, t):
+        wrong = self.l(x) - t
+        return (2 * FACTOR / wrong.numel()) * (wrong.T @ x)
+"""
+
+
+def judged(problem: Problem, bundle: Bundle | str, pool: RunnerPool) -> Evaluation:
+    if isinstance(bundle, str):
+        bundle = Bundle({"c.py": bundle}, "c.py", "torch", "ModelNew")
+    with Evaluator(problem, CPU, QUICK, pool=pool) as evaluator:
+        return evaluator.evaluate(bundle, TorchPython())
+
+
+def test_a_backward_pass_is_a_problem(tmp_path: Path, pool: RunnerPool) -> None:
+    path = tmp_path / "backward.py"
+    path.write_text(BACKWARD, encoding="utf-8")
+    problem = load_problem(path)
+    assert not [fault for fault in faults(problem) if fault.severity == "invalid"]
+    opened = OpenCase(problem, problem.cases[0])
+    assert opened.gradients
+    right = judged(problem, WRITTEN_OUT.replace("FACTOR", "1"), pool)
+    assert right.validity == "correct", right
+    by_autograd = BACKWARD.replace("Model(", "ModelNew(")
+    same = judged(problem, by_autograd, pool)
+    assert same.validity == "correct", same
+    wrong = judged(problem, WRITTEN_OUT.replace("FACTOR", "1.1"), pool)
+    assert wrong.validity == "incorrect"
+
+
+CONFIGURED = """\
+import argparse
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int, default=64)
+args = parser.parse_args()
+
+
+@dataclass
+class Config:
+    width: int
+    dtype: torch.dtype
+
+
+class Model(nn.Module):
+    def __init__(self, config, sizes, inner):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(config.width, dtype=config.dtype))
+        self.inner = inner
+        assert isinstance(sizes, tuple)
+
+    def forward(self, x):
+        return torch.relu(self.inner(x * self.w))
+
+
+def get_inputs():
+    return [torch.randn(args.rows, 65)]
+
+
+def get_init_inputs():
+    return [Config(65, torch.float32), (65, 3), nn.Linear(65, 33)]
+"""
+
+
+def test_arguments_of_any_type_reach_a_candidate(
+    tmp_path: Path, pool: RunnerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kernlore", "optimize", "configured.py"])
+    path = tmp_path / "configured.py"
+    path.write_text(CONFIGURED, encoding="utf-8")
+    problem = load_problem(path)
+    assert not [fault for fault in faults(problem) if fault.severity == "invalid"]
+    candidate = """\
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, config, sizes, inner):
+        super().__init__()
+        assert sizes == (config.width, 3)
+        self.w = nn.Parameter(torch.zeros(config.width, dtype=config.dtype))
+        self.inner = inner
+
+    def forward(self, x):
+        return RESULT
+"""
+    right = candidate.replace("RESULT", "self.inner(x * self.w).clamp(min=0)")
+    assert judged(problem, right, pool).validity == "correct"
+    wrong = candidate.replace("RESULT", "self.inner(x).clamp(min=0)")
+    assert judged(problem, wrong, pool).validity == "incorrect"
+
+
+def test_a_file_that_ends_the_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ends.py"
+    text = CONFIGURED.replace('"--rows", type=int, default=64', '"rows", type=int')
+    path.write_text(text, encoding="utf-8")
+    problem = load_problem(path)
+    with pytest.raises(InvalidRequest, match="ends the process"):
+        OpenCase(problem, problem.cases[0])
+
+
+def test_a_reference_that_changes_an_input_can_be_measured(make: Make, pool: RunnerPool) -> None:
+    inputs = "return [torch.randn(64, 65), torch.randn(64, 65)]"
+    problem = make("buf, grad", "buf.mul_(0.9).add_(grad); return buf", inputs)
+    opened = OpenCase(problem, problem.cases[0])
+    assert opened.overwritten == ("buf",)
+    evaluation = judged(problem, reference_bundle(opened), pool)
+    assert evaluation.validity == "correct", evaluation
+    compiled = configured_bundle(opened.source, "default", {}, [0])
+    assert judged(problem, compiled, pool).validity == "correct"
+    assert judged(problem, configured_bundle(opened.source, "default", {}), pool).validity in (
+        "incorrect",
+        "rejected",
+    )

@@ -182,7 +182,8 @@ def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
 
     device = "cpu" if real else "meta"
     inputs = arguments_of(case, device)
-    with tensors_claim_cuda(device), torch.no_grad():
+    recording = torch.set_grad_enabled(bool(case.get("gradients")))
+    with tensors_claim_cuda(device), recording:
         construct(module, entry, case)(*inputs)
 
 
@@ -194,6 +195,10 @@ def construct(module: ModuleType, entry: str, case: Request) -> Any:
     if cls is None:
         raise NotCalled(f"the file has no {entry}")
     arguments = case.get("init_args")
+    if case.get("init_source"):
+        from optimizer.evaluation.runner.constructor import init_arguments
+
+        arguments = init_arguments(case)
     if arguments is None and hasattr(module, "get_init_inputs"):
         arguments = module.get_init_inputs()
     try:
@@ -203,7 +208,9 @@ def construct(module: ModuleType, entry: str, case: Request) -> Any:
             raise NotCalled(f"the arguments of {entry} are not known: {problem}") from problem
         raise
     if isinstance(model, torch.nn.Module):
-        model = model.eval().requires_grad_(False)
+        model = model.eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(bool(case.get("gradients")) and parameter.is_floating_point())
         if case.get("dtype"):
             model = model.to(getattr(torch, case["dtype"]))
     return model

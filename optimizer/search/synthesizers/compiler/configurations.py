@@ -268,8 +268,10 @@ class ModelNew({base}):
         self.compiled = torch.compile(super().forward, dynamic=False, options=compile_options())
 
     def forward(self, *inputs):
-        return self.compiled(*inputs)
+        return self.compiled(*{inputs})
 '''
+# The reference changes inputs in place, and a candidate may only read them.
+_COPIED = "[x.clone() if n in {numbers} else x for n, x in enumerate(inputs)]"
 _REWRITTEN = '''
 
 {imports}
@@ -297,9 +299,13 @@ class ForwardText:
     kept: tuple[str, ...] = ()
 
 
-def configured_bundle(reference: str, mode: str, options: Options) -> Bundle:
-    """A candidate that runs the problem through torch.compile in this mode with these options."""
-    text = reference + _compiled("Model", mode, options, "The reference through torch.compile.")
+def configured_bundle(
+    reference: str, mode: str, options: Options, overwritten: Sequence[int] = ()
+) -> Bundle:
+    """A candidate that runs the problem through torch.compile in this mode with these options.
+    `overwritten` are the numbers of the inputs that the reference changes in place."""
+    summary = "The reference through torch.compile."
+    text = reference + _compiled("Model", mode, options, summary, overwritten)
     return _bundle(text, {"mode": mode, **options}, "config")
 
 
@@ -328,10 +334,13 @@ def rewritten_bundle(
     return _bundle(source, {"mode": mode, "rewrites": applied, **(options or {})}, "rewrite")
 
 
-def _compiled(base: str, mode: str, options: Options, summary: str) -> str:
+def _compiled(
+    base: str, mode: str, options: Options, summary: str, overwritten: Sequence[int] = ()
+) -> str:
     rows = "".join(f"    {name!r}: {value!r},\n" for name, value in sorted(options.items()))
     table = f"{{\n{rows}}}" if rows else "{}"
-    return _COMPILED.format(mode=mode, options=table, base=base, summary=summary)
+    inputs = _COPIED.format(numbers=tuple(overwritten)) if overwritten else "inputs"
+    return _COMPILED.format(mode=mode, options=table, base=base, summary=summary, inputs=inputs)
 
 
 def _bundle(text: str, values: Mapping[str, Value], origin: Origin) -> Bundle:

@@ -134,7 +134,10 @@ class CompilerSynthesizer:
     def _bundle(self, context: ProposalContext, candidate: Candidate) -> Bundle | None:
         source, step = context.problem.source, candidate.step
         if not candidate.rewrites:
-            return configured_bundle(source, step.mode, step.options)
+            main = context.problem.main
+            names = [tensor.name for tensor in main.signature.of("input")]
+            overwritten = [names.index(name) for name in main.overwritten]
+            return configured_bundle(source, step.mode, step.options, overwritten)
         rewrite = next(
             (r for r in self._rewrites(context) if ", ".join(r.names) == candidate.rewrites), None
         )

@@ -8,6 +8,7 @@ Problem files are their user's own code and run in this process, as when the har
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from optimizer.evaluation.problem.user_code import positional
+from optimizer.evaluation.runner.constructor import as_script
 
+# A failure is reported as the reason of a missing graph, not as a traceback on the terminal.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 _ATEN = torch.ops.aten
 # Operators that core ATen keeps whole and lowering needs decomposed.
 _WHOLE = (
@@ -118,12 +122,22 @@ def _traced(source: str, dtype: str | None, attention: bool, values: bool) -> Tr
             plain = make_fx(run)(*tensors)
             functional = torch.func.functionalize(plain, remove="mutations")
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
+            _leave_inputs(graph)
     graph.eliminate_dead_code()
     _merge_equal_views(graph)
     if len(graph.nodes) > MOST_OPERATORS:
         return NotTraced(f"it is made of {len(graph.nodes)} operators")
     names = tuple(state)[len(model.state_dict()) :]
     return Traced(graph, _held(known, names) if values and names else dict.fromkeys(names))
+
+
+def _leave_inputs(graph: fx.Graph) -> None:
+    """Remove copies into the graph's own inputs: a kernel returns the new values of an input that
+    the reference changes in place, and only reads the input."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            node.replace_all_uses_with(node.args[1])
+            graph.erase_node(node)
 
 
 def _held(known: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -241,5 +255,6 @@ def _module(source: str) -> types.ModuleType:
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     module = types.ModuleType(f"kernlore_lowered_{digest}")
     sys.modules[module.__name__] = module  # dataclasses look a class's module up
-    exec(compile(source, module.__name__, "exec"), module.__dict__)
+    with as_script(module.__name__):
+        exec(compile(source, module.__name__, "exec"), module.__dict__)
     return module

@@ -400,6 +400,8 @@ def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_p
         "path": str(candidate),
         "entry": "ModelNew",
         "init_args": [],
+        "gradients": False,
+        "overwritten": [],
         "dtype": None,
         "scalars": [],
         "state": [],

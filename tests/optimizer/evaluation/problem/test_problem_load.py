@@ -12,7 +12,13 @@ import torch
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.problem import open_case
-from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
+from optimizer.evaluation.problem.load import (
+    SHIPPED,
+    guess_op,
+    load_problem,
+    problem_paths,
+    shipped_problems,
+)
 from optimizer.evaluation.problem.open_case import LatestDraw, OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import seeded
@@ -563,3 +569,24 @@ def test_a_loop_that_carries_a_value_over_positions_is_a_scan(line: str, op: str
         f"        for t in range(9):\n            {line}\n        return q.amax()\n"
     )
     assert guess_op(source) == op
+
+
+def test_a_folder_stands_for_the_problems_in_it(tmp_path: Path) -> None:
+    source = (SHIPPED / "softmax" / "problem.py").read_text(encoding="utf-8")
+    for name in ("b.py", "a.py"):
+        (tmp_path / name).write_text(source, encoding="utf-8")
+    (tmp_path / "helper.py").write_text("WIDTH = 3\n", encoding="utf-8")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "problem.py").write_text(source, encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    found = problem_paths([tmp_path, "softmax", inner])
+    assert [path.name for path in found] == ["a.py", "b.py", "inner", "softmax"]
+    assert [load_problem(path).name for path in found[:3]] == ["a", "b", "inner"]
+    with pytest.raises(InvalidRequest, match=r"holds 3 problems.*a\.py, b\.py, inner"):
+        load_problem(tmp_path)
+    (inner / "only.py").write_text(source, encoding="utf-8")
+    (inner / "problem.py").unlink()
+    assert load_problem(inner).name == "only"
+    with pytest.raises(NotFound, match="has no problem"):
+        problem_paths([tmp_path / "empty"])

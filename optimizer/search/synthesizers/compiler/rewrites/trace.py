@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
+import logging
 import re
 import sys
 import threading
@@ -32,6 +33,7 @@ from torch.fx import Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
+from optimizer.evaluation.runner.constructor import as_script
 from optimizer.search.synthesizers.compiler.configurations import ForwardText
 from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     CACHED,
@@ -70,6 +72,8 @@ _MAKERS = (
 )
 # torch.fx and `makers` replace functions of torch while they trace.
 _TRACING = threading.Lock()
+# A failure is reported as the reason of a missing graph, not as a traceback on the terminal.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 _HIDDEN = re.compile(r"_tensor_constant\d+")
 _FUNCTIONAL = re.compile(r"torch\._C\._nn\.(\w+)")
 
@@ -217,7 +221,8 @@ def _module(source: str) -> types.ModuleType:
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     module = types.ModuleType(f"kernlore_traced_{digest}")
     sys.modules[module.__name__] = module  # dataclasses look a class's module up
-    exec(compile(source, module.__name__, "exec"), module.__dict__)
+    with as_script(module.__name__):
+        exec(compile(source, module.__name__, "exec"), module.__dict__)
     return module
 
 
