@@ -25,7 +25,7 @@ from optimizer.evaluation.formats.sources import (
     read_text,
 )
 from optimizer.evaluation.formats.task import ForeignTask, TaskFormat, converted, timings_of
-from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 
 TASK = (
@@ -174,7 +174,9 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
         )
     if custom is not None:
         sizes = ", ".join(f"{name!r}: {name}" for name in axes)
-        scalars = "".join(f", {n!r}: {_value(n, s)}" for n, s in inputs.items() if not s["shape"])
+        scalars = "".join(
+            f", {n!r}: {_value(n, s)}" for n, s in inputs.items() if s["shape"] is None
+        )
         local.append(f"    _made = _reference.{custom}({{{sizes}{scalars}}}, torch.device('cpu'))")
     fields = {
         "constants": "\n".join(f"{name} = {value!r}" for name, value in constants.items()),
@@ -189,11 +191,6 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
     for key, value in fields.items():
         text = text.replace(f"{{{key}}}", value)
     head = loader({"reference": on_the_device_of_its_inputs(tree)})
-    stored = [
-        name
-        for name in inputs
-        if any(w["inputs"].get(name, {}).get("type") == "safetensors" for w in workloads)
-    ]
     return converted(
         str(definition["name"]),
         file,
@@ -201,7 +198,6 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
         cases,
         reference=reference,
         summary=str(definition.get("description") or ""),
-        policy=ProblemPolicy(fixed=tuple(stored)),
     )
 
 

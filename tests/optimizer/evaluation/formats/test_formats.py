@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
@@ -240,6 +241,21 @@ def test_a_wrong_flashinfer_solution_is_incorrect(definition: Path, pool: Runner
     assert found.validity == "incorrect"
     trace = json.loads(read.write_back(found).splitlines()[0])["evaluation"]
     assert trace["status"] == "INCORRECT_NUMERICAL" and trace["performance"] is None
+
+
+def test_arrays_of_a_workload_are_read_from_their_file(definition: Path, pool: RunnerPool) -> None:
+    from safetensors.torch import save_file
+
+    lines = definition.parents[2] / "workloads" / "elementwise" / "scaled_add_n64.jsonl"
+    save_file({"the_row": torch.arange(64.0)}, lines.parent / "row.safetensors")
+    row = workload("stored", 32)
+    stored = {"type": "safetensors", "path": "row.safetensors", "tensor_key": "the_row"}
+    row["workload"]["inputs"]["row"] = stored
+    lines.write_text(json.dumps(row) + "\n")
+    read = flashinfer_task(definition, solution(DESTINATION))
+    found = judged(read, pool)
+    assert found.correct, found.message
+    assert any("whether it reads row" in note for note in found.notes), found.notes
 
 
 def test_flashinfer_files_that_lack_something_say_so(definition: Path) -> None:
