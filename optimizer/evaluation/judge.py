@@ -16,7 +16,7 @@ from typing import Any
 from kb.errors import InvalidRequest
 from optimizer.evaluation.evaluate import check_request, evaluate_request, isolation_level
 from optimizer.evaluation.formats import AUTO as ANY_FORMAT
-from optimizer.evaluation.formats import format_of
+from optimizer.evaluation.formats import format_of, kernel_bench
 from optimizer.evaluation.formats.task import ForeignTask
 from optimizer.evaluation.problem.derived import DerivedCases, fitting
 from optimizer.evaluation.problem.spec import HELD_OUT
@@ -25,7 +25,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
 from retrieval.knowledge_base import KnowledgeBase
 
-SCHEMA = "kernlore-judgement/1"
+SCHEMA, FOLDER_SCHEMA = "kernlore-judgement/1", "kernlore-judgements/1"
 CORRECT, INCORRECT, REJECTED, NO_VERDICT = 0, 3, 4, 5  # exit codes
 MIN_KEY = 16  # bytes
 
@@ -41,7 +41,7 @@ def judge(
     strict_shapes: bool = False,
     key: bytes | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """The judgement as JSON, and the result in the convention of the task.
+    """The judgement as JSON, signed, and the result in the convention of the task.
 
     Hidden shapes are the held-out cases of the task, which decide the verdict, or, if it declares
     none, shapes derived from its sizes, which decide it only with `strict_shapes`: a task may be
@@ -91,9 +91,46 @@ def judge(
         "judged_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "evaluation": evaluation.as_json(),
     }
-    # The form that a file holds, so that a reader's signature is of the same values.
-    record = json.loads(json.dumps(record))
-    return {**record, "signature": signature(record, key)}, read.write_back(evaluation)
+    return signed(record, key), read.write_back(evaluation)
+
+
+def judge_folder(
+    base: KnowledgeBase,
+    submissions: Path,
+    tasks: Path,
+    *,
+    hardware: str = AUTO,
+    isolation: str = "auto",
+    strict_shapes: bool = False,
+    key: bytes | None = None,
+) -> tuple[dict[str, Any], str]:
+    """As `judge`, for folders of tasks and submissions in the convention of KernelBench. The
+    verdict is the worst of all, `incorrect` if a task has no submission."""
+    pairs, missing = kernel_bench.pairs_of(tasks, submissions)
+    records, texts = [], []
+    for pair in pairs:
+        record, text = judge(
+            base,
+            pair.submission,
+            pair.task,
+            format=kernel_bench.FORMAT.name,
+            hardware=hardware,
+            isolation=isolation,
+            strict_shapes=strict_shapes,
+        )
+        records.append(record)
+        texts.append((pair, text))
+    verdicts = {record["verdict"] for record in records} | ({"incorrect"} if missing else set())
+    worst = next(v for v in ("rejected", "incorrect", "none", "correct") if v in verdicts)
+    correct = sum(record["verdict"] == "correct" for record in records)
+    record = {
+        "schema": FOLDER_SCHEMA,
+        "verdict": worst,
+        "message": f"{correct} of {len(records)} submissions are correct",
+        "without_submission": missing,
+        "judgements": records,
+    }
+    return signed(record, key), kernel_bench.write_back_all(texts)
 
 
 def exit_code(record: Mapping[str, Any]) -> int:
@@ -140,6 +177,12 @@ def _message(evaluation: Evaluation, hidden: Mapping[str, Any], verdict: str) ->
 # -- signatures
 
 
+def signed(record: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
+    """The record with its signature."""
+    stored = json.loads(json.dumps(record))  # as a reader of the file gets its values
+    return {**stored, "signature": signature(stored, key)}
+
+
 def read_key(path: Path) -> bytes:
     """The key in a file, without surrounding white space. Raises InvalidRequest for a short one."""
     key = path.read_bytes().strip()
@@ -154,8 +197,8 @@ def read_key(path: Path) -> bytes:
 def signature(record: Mapping[str, Any], key: bytes | None) -> dict[str, str]:
     """HMAC-SHA256 of the record without its signature; a plain SHA-256 without a key. Both are of
     its JSON with sorted keys, no white space, and non-ASCII characters escaped."""
-    signed = {name: value for name, value in record.items() if name != "signature"}
-    text = json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()
+    fields = {name: value for name, value in record.items() if name != "signature"}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     if key is None:
         return {"algorithm": "SHA-256", "value": hashlib.sha256(text).hexdigest()}
     return {

@@ -84,3 +84,27 @@ def test_mistakes_of_the_caller_are_exit_code_2(tmp_path: Path) -> None:
     assert ran.code == 2 and "Give it as --task." in ran.err
     ran = kernlore("judge", submission, "--task", tmp_path, data=tmp_path / "data")
     assert ran.code == 2 and "the format of the task" in ran.err
+
+
+def test_a_folder_of_tasks_is_judged(tmp_path: Path) -> None:
+    tasks, submissions = tmp_path / "level1", tmp_path / "run"
+    for folder in (tasks, submissions):
+        folder.mkdir()
+    for name in ("1_doubled.py", "2_another.py", "10_third.py"):
+        (tasks / name).write_text(TASK)
+    for name, verdict in (
+        ("1_doubled.py", "correct"),
+        ("level_1_problem_2_sample_0_kernel.py", "incorrect"),
+        ("level_1_problem_2_sample_1_kernel.py", "correct"),
+        ("level_2_problem_10_sample_0_kernel.py", "correct"),
+    ):
+        (submissions / name).write_text(SUBMISSION.format(body=BODIES[verdict]))
+    output, report = tmp_path / "all.json", tmp_path / "eval_results.json"
+    files = ("--output", output, "--report", report)
+    ran = kernlore("judge", submissions, "--task", tasks, *files, data=tmp_path / "data")
+    assert ran.code == 3 and ran.out.startswith("incorrect: 2 of 3 submissions are correct")
+    assert "no submission: 10_third.py" in ran.out
+    results = json.loads(report.read_text())
+    found = {n: [(r["sample_id"], r["correctness"]) for r in rows] for n, rows in results.items()}
+    assert found == {"1": [(0, True)], "2": [(0, False), (1, True)]}
+    assert kernlore("judge", output, "--verify", data=tmp_path / "data").out == ran.out

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
 
 def _text(record: Json) -> str:
-    """The verdict first, then times, hidden shapes, findings and the signature."""
+    """The verdict first, then what it is about, and the signature."""
+    signed = record["signature"]
+    signature = f"signature: {signed['algorithm']} {signed['value']}"
+    if "judgements" not in record:
+        return f"{_judgement_text(record)}\n{signature}"
+    parts = [f"{record['verdict']}: {record['message']}"]
+    parts += [f"no submission: {name}" for name in record["without_submission"]]
+    return "\n".join([*parts, *map(_judgement_text, record["judgements"]), signature])
+
+
+def _judgement_text(record: Json) -> str:
+    """The verdict, times, hidden shapes, findings and isolation."""
     found, task, hidden = record["evaluation"], record["task"], record["hidden"]
     reason = f": {record['message']}" if record["message"] else ""
     lines = [f"{record['verdict']}{reason} ({task['name']}, {task['format']}, {found['hardware']})"]
@@ -39,8 +50,6 @@ def _text(record: Json) -> str:
     ]
     isolation = found["isolation"]
     lines.append(f"isolation: {isolation['level'] if isolation else 'nothing ran'}")
-    signed = record["signature"]
-    lines.append(f"signature: {signed['algorithm']} {signed['value']}")
     return "\n".join(lines)
 
 
@@ -54,16 +63,22 @@ def _code(record: Json) -> int:
 def judge(
     services: Services,
     submission: Annotated[
-        Path, typer.Argument(help="The submission; with --verify, a file written by --output.")
+        Path,
+        typer.Argument(
+            help="The submission, or a folder of them; with --verify, a file that --output wrote."
+        ),
     ],
     task: Annotated[
-        Path | None, typer.Option(help="The task: a file or folder, or a built-in problem.")
+        Path | None,
+        typer.Option(
+            help="The task: a file or folder, a built-in problem, or a folder of KernelBench tasks."
+        ),
     ] = None,
     format: Annotated[
         str,
         typer.Option(
-            help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench, or"
-            " auto: the one that recognises the task."
+            help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench,"
+            " sol-execbench, or auto: the one that recognises the task."
         ),
     ] = "auto",
     hardware: DeviceHardware = "auto",
@@ -103,22 +118,28 @@ def judge(
     judged.
     """
     from optimizer.evaluation import judge as judges
+    from optimizer.evaluation.formats import kernel_bench
 
     key = judges.read_key(sign_key) if sign_key is not None else None
     if verify:
         return judges.verify(submission, key)
     if task is None:
         raise InvalidRequest("no task is named", hint="Give it as --task.")
-    record, text = judges.judge(
-        services,
-        submission,
-        task,
-        format=format,
-        hardware=hardware,
-        isolation=isolation,
-        strict_shapes=strict_shapes,
-        key=key,
-    )
+    options = {"hardware": hardware, "isolation": isolation}
+    if format in ("auto", kernel_bench.FORMAT.name) and kernel_bench.is_folder(task):
+        record, text = judges.judge_folder(
+            services, submission, task, **options, strict_shapes=strict_shapes, key=key
+        )
+    else:
+        record, text = judges.judge(
+            services,
+            submission,
+            task,
+            format=format,
+            **options,
+            strict_shapes=strict_shapes,
+            key=key,
+        )
     if output is not None:
         output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     if report is not None:

@@ -12,7 +12,12 @@ from optimizer.evaluation.formats.task import TaskFormat
 
 AUTO = "auto"
 # In the order in which they are tried: the last reads the widest range of files.
-FORMATS: tuple[TaskFormat, ...] = (gpu_mode.FORMAT, flashinfer_bench.FORMAT, kernel_bench.FORMAT)
+FORMATS: tuple[TaskFormat, ...] = (
+    gpu_mode.FORMAT,
+    flashinfer_bench.SOL_EXECBENCH,
+    flashinfer_bench.FLASHINFER_BENCH,
+    kernel_bench.FORMAT,
+)
 
 
 def format_of(task: Path, name: str = AUTO) -> TaskFormat:

@@ -1,4 +1,5 @@
-"""FlashInfer-Bench: a definition (JSON) with workloads (JSON lines), and a solution (JSON).
+"""FlashInfer-Bench and SOL-ExecBench: a definition (JSON) with workloads (JSON lines), and a
+solution (JSON). SOL-ExecBench adds axes that are expressions, and functions that make the inputs.
 
 Each workload becomes a timed case. Its variable axes become constants of the problem file, so that
 other sizes can be derived from them. The result is written back as one trace for each workload.
@@ -6,6 +7,7 @@ other sizes can be derived from them. The result is written back as one trace fo
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from optimizer.evaluation.formats.sources import (
     read_text,
 )
 from optimizer.evaluation.formats.task import ForeignTask, TaskFormat, converted, timings_of
-from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 
 TASK = (
@@ -151,8 +153,8 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
     if "run" not in defined_names(tree):
         raise InvalidRequest("the reference does not define run", hint="Name its function run.")
     inputs, axes = definition["inputs"], definition["axes"]
-    variable = [name for name, axis in axes.items() if axis.get("type") != "const"]
-    constant = {name: axis["value"] for name, axis in axes.items() if axis.get("type") == "const"}
+    variable = [name for name, axis in axes.items() if axis.get("type", "var") == "var"]
+    constant = _fixed_axes(axes)
     for name in (*axes, *inputs, *definition["outputs"]):
         if not name.isidentifier():
             raise InvalidRequest(f"{name!r} is no Python name", hint="Rename the axis or tensor.")
@@ -163,23 +165,32 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
             )
     cases = tuple(_case(definition, workload, variable) for workload in workloads)
     constants = {**cases[0].constants}
-    local = [f"    {name} = {value!r}" for name, value in constant.items()]
+    local = [f"    {name} = {value}" for name, value in constant.items()]
     local += [f"    assert {text}" for text in definition.get("constraints") or ()]
+    custom = definition.get("custom_inputs_entrypoint")
+    if custom is not None and custom not in defined_names(tree):
+        raise InvalidRequest(
+            f"the reference does not define {custom}", hint="It is custom_inputs_entrypoint."
+        )
+    if custom is not None:
+        sizes = ", ".join(f"{name!r}: {name}" for name in axes)
+        scalars = "".join(
+            f", {n!r}: {_value(n, s)}" for n, s in inputs.items() if s["shape"] is None
+        )
+        local.append(f"    _made = _reference.{custom}({{{sizes}{scalars}}}, torch.device('cpu'))")
     fields = {
         "constants": "\n".join(f"{name} = {value!r}" for name, value in constants.items()),
         "names": ", ".join(inputs),
         "fixed": "\n".join(local) or "    pass",
-        "values": "\n".join(f"        {_value(name, spec)}," for name, spec in inputs.items()),
+        "values": "\n".join(
+            f"        {_value(name, spec) if not custom else _made(name, spec)},"
+            for name, spec in inputs.items()
+        ),
     }
     text = _PROBLEM
     for key, value in fields.items():
         text = text.replace(f"{{{key}}}", value)
     head = loader({"reference": on_the_device_of_its_inputs(tree)})
-    stored = [
-        name
-        for name in inputs
-        if any(w["inputs"].get(name, {}).get("type") == "safetensors" for w in workloads)
-    ]
     return converted(
         str(definition["name"]),
         file,
@@ -187,7 +198,6 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
         cases,
         reference=reference,
         summary=str(definition.get("description") or ""),
-        policy=ProblemPolicy(fixed=tuple(stored)),
     )
 
 
@@ -213,15 +223,19 @@ def _case(definition: Mapping[str, Any], workload: Mapping[str, Any], variable: 
             hint="It gives a number for each variable axis and a source for each input.",
         )
     constants = {name: workload["axes"][name] for name in variable}
-    for name, spec in definition["inputs"].items():
-        constants[f"_source_of_{name}"] = _source(name, spec, workload)
+    for name in definition["inputs"]:
+        constants[f"_source_of_{name}"] = _source(definition, name, workload)
     return Case(str(workload["uuid"]), constants=constants)
 
 
-def _source(name: str, spec: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
+def _source(
+    definition: Mapping[str, Any], name: str, workload: Mapping[str, Any]
+) -> dict[str, Any]:
+    spec = definition["inputs"][name]
     source = dict(workload["inputs"][name])
     kind, scalar = source.get("type"), spec["shape"] is None
-    known = ("scalar",) if scalar else ("random", "safetensors")
+    custom = definition.get("custom_inputs_entrypoint")
+    known = ("scalar", "custom") if scalar else ("custom",) if custom else ("random", "safetensors")
     if kind not in known:
         raise InvalidRequest(
             f"workload {workload['uuid']}: the input {name} is of the type {kind!r}",
@@ -239,9 +253,26 @@ def _source(name: str, spec: Mapping[str, Any], workload: Mapping[str, Any]) -> 
 
 def _value(name: str, spec: Mapping[str, Any]) -> str:
     if spec["shape"] is None:
-        return f'_source_of_{name}["value"]'
+        return f'_source_of_{name}.get("value")'
     shape = ", ".join(map(str, spec["shape"]))
     return f"_drawn(_source_of_{name}, ({shape}{',' if shape else ''}), torch.{spec['dtype']})"
+
+
+def _made(name: str, spec: Mapping[str, Any]) -> str:
+    """The value of a function that makes inputs, where a workload gives no scalar."""
+    made = f"_made[{name!r}]"
+    if spec["shape"] is None:
+        return f"{made} if {name!r} in _made else {_value(name, spec)}"
+    return made
+
+
+def _fixed_axes(axes: Mapping[str, Any]) -> dict[str, str]:
+    """Text of the axes that are constants or expressions, in an order in which each is known."""
+    texts = {name: str(axis["value"]) for name, axis in axes.items() if axis.get("type") == "const"}
+    for name, axis in axes.items():
+        if axis.get("type") == "expr":
+            texts[name] = f"({axis['expression']})"
+    return texts
 
 
 # -- the submission
@@ -290,11 +321,14 @@ def _destinations(definition: Mapping[str, Any], function: str) -> list[str]:
     """Statements that allocate the outputs, pass them after the inputs, and return them. Sizes are
     read from the inputs."""
     axes = definition["axes"]
-    sizes = {n: repr(axis["value"]) for n, axis in axes.items() if axis.get("type") == "const"}
+    sizes = {n: str(axis["value"]) for n, axis in axes.items() if axis.get("type") == "const"}
     tensors = {n: spec for n, spec in definition["inputs"].items() if spec["shape"]}
     for name, spec in tensors.items():
         for number, axis in enumerate(spec["shape"]):
             sizes.setdefault(axis, f"{name}.shape[{number}]")
+    for name, axis in axes.items():
+        if axis.get("type") == "expr" and name not in sizes:
+            sizes[name] = _in_sizes(str(axis["expression"]), sizes)
     device = next(iter(tensors), None)
     where = f"{device}.device" if device else '"cpu"'
     lines, outputs = [], []
@@ -314,6 +348,15 @@ def _destinations(definition: Mapping[str, Any], function: str) -> list[str]:
         )
     arguments = ", ".join([*definition["inputs"], *outputs])
     return [*lines, f"{function}({arguments})", f"return {', '.join(outputs)}"]
+
+
+def _in_sizes(expression: str, sizes: Mapping[str, str]) -> str:
+    """The expression over axes as one over the shapes of inputs."""
+    tree = parsed("the expression of an axis", expression, "Write it in Python's operators.")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in sizes:
+            node.id = f"({sizes[node.id]})"
+    return f"({ast.unparse(tree)})"
 
 
 # -- the result
@@ -367,4 +410,15 @@ def write_back(
     return "\n".join(lines) + "\n"
 
 
-FORMAT = TaskFormat("flashinfer-bench", TASK, SUBMISSION, _recognises, _read)
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and _recognises(path)
+
+
+FLASHINFER_BENCH = TaskFormat("flashinfer-bench", TASK, SUBMISSION, _recognises, _read)
+SOL_EXECBENCH = TaskFormat(
+    "sol-execbench",
+    "a folder with definition.json and workload.jsonl",
+    SUBMISSION,
+    _is_folder,
+    _read,
+)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import guess_op
-from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import CaseTiming, Evaluation
 
 
@@ -46,7 +46,6 @@ def converted(
     *,
     reference: str,
     summary: str = "",
-    policy: ProblemPolicy | None = None,
 ) -> Problem:
     """A problem from generated text. The operator is guessed from the text of the `reference`."""
     identity = repr((source, [(case.name, sorted(case.constants.items())) for case in cases]))
@@ -57,7 +56,6 @@ def converted(
         sha256=hashlib.sha256(identity.encode()).hexdigest(),
         op=guess_op(reference),
         cases=cases,
-        policy=policy or ProblemPolicy(),
         declared=True,
         summary=summary,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
@@ -242,6 +243,21 @@ def test_a_wrong_flashinfer_solution_is_incorrect(definition: Path, pool: Runner
     assert trace["status"] == "INCORRECT_NUMERICAL" and trace["performance"] is None
 
 
+def test_arrays_of_a_workload_are_read_from_their_file(definition: Path, pool: RunnerPool) -> None:
+    from safetensors.torch import save_file
+
+    lines = definition.parents[2] / "workloads" / "elementwise" / "scaled_add_n64.jsonl"
+    save_file({"the_row": torch.arange(64.0)}, lines.parent / "row.safetensors")
+    row = workload("stored", 32)
+    stored = {"type": "safetensors", "path": "row.safetensors", "tensor_key": "the_row"}
+    row["workload"]["inputs"]["row"] = stored
+    lines.write_text(json.dumps(row) + "\n")
+    read = flashinfer_task(definition, solution(DESTINATION))
+    found = judged(read, pool)
+    assert found.correct, found.message
+    assert any("whether it reads row" in note for note in found.notes), found.notes
+
+
 def test_flashinfer_files_that_lack_something_say_so(definition: Path) -> None:
     with pytest.raises(InvalidRequest, match="solutions in 'cuda' are not read"):
         flashinfer_task(definition, solution(DESTINATION, language="cuda"))
@@ -249,6 +265,54 @@ def test_flashinfer_files_that_lack_something_say_so(definition: Path) -> None:
         flashinfer_task(definition, solution(DESTINATION) | {"definition": "another"})
     with pytest.raises(InvalidRequest, match=r"the entry point is 'run\.py::run'"):
         flashinfer_task(definition, solution(DESTINATION, "run.py::run"))
+
+
+# -- SOL-ExecBench
+
+SOL_REFERENCE = """\
+import torch
+
+
+def make(axes_and_scalars, device):
+    rows, n = axes_and_scalars["rows"], axes_and_scalars["n"]
+    picked = torch.randint(0, rows, (rows,), dtype=torch.int32, device=device)
+    return {"x": torch.randn(rows, n, device=device), "picked": picked}
+
+
+def run(x, picked):
+    return x[picked.long(), : x.shape[1] // 2].contiguous()
+"""
+SOL_DEFINITION = {
+    "name": "picked_halves",
+    "custom_inputs_entrypoint": "make",
+    "axes": {
+        "rows": {"type": "var"},
+        "n": {"type": "const", "value": 64},
+        "half": {"type": "expr", "expression": "n // 2"},
+    },
+    "inputs": {
+        "x": {"shape": ["rows", "n"], "dtype": "float32"},
+        "picked": {"shape": ["rows"], "dtype": "int32"},
+    },
+    "outputs": {"y": {"shape": ["rows", "half"], "dtype": "float32"}},
+    "reference": SOL_REFERENCE,
+}
+
+
+def test_a_sol_execbench_solution_is_judged(tmp_path: Path, pool: RunnerPool) -> None:
+    (tmp_path / "definition.json").write_text(json.dumps(SOL_DEFINITION))
+    inputs = {"x": {"type": "custom"}, "picked": {"type": "custom"}}
+    row = {"uuid": "one", "axes": {"rows": 512}, "inputs": inputs}
+    (tmp_path / "workload.jsonl").write_text(json.dumps(row) + "\n")
+    verdicts = {"picked.long()": "correct", "picked.long().flip(0)": "incorrect"}
+    for index, validity in verdicts.items():
+        text = f"def run(x, picked, y):\n    y.copy_(x[{index}, : y.shape[1]])\n"
+        given = solution(text) | {"definition": "picked_halves"}
+        (tmp_path / "solution.json").write_text(json.dumps(given))
+        form = format_of(tmp_path)
+        assert form.name == "sol-execbench"
+        found = judged(form.read(tmp_path, tmp_path / "solution.json"), pool)
+        assert found.validity == validity, found.message
 
 
 # -- the table
