@@ -86,13 +86,14 @@ def distrust(problem: Problem, device: str = "cpu", seconds: float = DISTRUST_SE
 
 
 def _faults(case: OpenCase, device: str, sized: bool = True) -> list[CaseFault]:
+    if any(output.elements == 0 for output in case.outputs):
+        message = "an output has no elements"
+        return [CaseFault(case.case.name, "invalid", message, "Choose larger constants.")]
     run = _run(case, device)
     try:
         check_shapes(case.problem, case.outputs, run.references)
     except InvalidRequest as problem:
         return [_invalid(run, problem.message, problem.hint)]
-    if any(output.elements == 0 for output in case.outputs):
-        return [_invalid(run, "an output has no elements", "Choose larger constants.")]
     findings = list(_repeatable(run))
     if findings:  # a golden from other random numbers means nothing
         return findings

@@ -8,12 +8,14 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 
 UNKNOWN = "not comparable"
+MOST_NESTED = 20  # levels of an argument
 TABLE = "dispatch.json"
 Key = tuple[Any, ...]
 
@@ -27,17 +29,50 @@ def constructor_arguments(
     return {name: plain(value) for name, value in bound.arguments.items()}, list(bound.args)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON; one that cannot be compared becomes {UNKNOWN: its type}."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if depth >= MOST_NESTED:
+        return {UNKNOWN: type(value).__name__}
     if isinstance(value, tuple | list):
-        return [plain(part) for part in value]
+        return [plain(part, depth + 1) for part in value]
     if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): plain(part, depth + 1) for key, part in value.items()}
     if isinstance(value, torch.dtype | torch.device):
         return str(value)
-    return {UNKNOWN: type(value).__name__}
+    if isinstance(value, torch.Tensor):
+        return {UNKNOWN: type(value).__name__}
+    if isinstance(value, torch.nn.Module):
+        return _plain_module(value, depth + 1)
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if callable(value) or not hasattr(value, "__dict__") or not _by_attributes(type(value)):
+        return {UNKNOWN: type(value).__name__}
+    return {"type": type(value).__qualname__, "attributes": plain(vars(value), depth + 1)}
+
+
+def _plain_module(module: torch.nn.Module, depth: int) -> Any:
+    """A module by its class, attributes and parts; its weights are in the state_dict of the Model
+    that it becomes a part of."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return {UNKNOWN: type(module).__name__}
+    own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
+    return {
+        "type": type(module).__qualname__,
+        "attributes": plain(own, depth),
+        "modules": plain(dict(module.named_children()), depth),
+        "weights": [*module._parameters, *module._buffers],
+    }
+
+
+def _by_attributes(cls: type) -> bool:
+    """Whether the attributes of an object are all of it: its class is Python's own and holds no
+    data outside of them, like a subclass of a dict does."""
+    bases = cls.__mro__[:-1]
+    return all(
+        base.__module__ != "builtins" and not getattr(base, "__slots__", ()) for base in bases
+    )
 
 
 def comparable(value: Any) -> bool:

@@ -44,7 +44,8 @@ FLOATS = "torch.randn(8, 64)"
 PROBLEMS = {
     "aborts": ("pass", "os.abort()", FLOATS, "signal SIGABRT"),
     "leaves": ("pass", "os._exit(0)", FLOATS, "exit code 0 before its search was over"),
-    "exits": ("pass", "sys.exit(7)", FLOATS, "exit code 7"),
+    "exits": ("pass", "os._exit(7)", FLOATS, "exit code 7"),
+    "quits": ("pass", "sys.exit(7)", FLOATS, "Model.forward ends the process"),
     "raises": ("pass", "raise ValueError('no such thing')", FLOATS, "ValueError: no such thing"),
     "hangs": ("pass", "exec('while True: pass')", FLOATS, "killed after 3 seconds"),
     "bomb": ("pass", "return x.repeat(1 << 34)", "torch.randn(64)", "more memory than there is"),
@@ -101,7 +102,7 @@ def _out(place: Path) -> Path:
     return place
 
 
-def test_no_problem_of_fifteen_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_problem_of_many_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = tuple(name for name in PROBLEMS if name != "hangs")
     folder, out = _session(tmp_path / "session", names), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--memory", "8"]) == 1
