@@ -299,7 +299,8 @@ def _conclude(
         )
     baseline, candidate = _sides(pairs, policy)
     candidate = [mean + charged for mean in candidate]
-    if apart := _apart([ours / theirs for ours, theirs in zip(baseline, candidate, strict=True)]):
+    ratios = [ours / theirs for ours, theirs in zip(baseline, candidate, strict=True)]
+    if policy.waits < 1 and (apart := _apart(ratios)):  # else other work does not matter
         return CaseTiming(case, "repeat", calls=calls, reason=apart)
     return CaseTiming(
         case,
