@@ -332,6 +332,23 @@ def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(
     assert first["synthesizer"] == "traced" and first["verdict"] in ("correct", "unmeasured")
 
 
+def test_the_problems_of_a_folder_are_searched_one_after_another(place: Path) -> None:
+    folder = place / "several"
+    folder.mkdir()
+    for name in ("first_norm", "second_norm"):
+        (folder / f"{name}.py").write_text(OWN)
+    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "1")
+    out = place / "searched"
+    done = kernlore("optimize", folder, *options, "-o", out, "--json", data=place / "x")
+    assert done.code == 0, done.err
+    first, second = done.json
+    assert (first["problem"], second["problem"]) == ("first_norm", "second_norm")
+    assert (first["state"], second["state"]) == ("finished", "finished")
+    assert {path.name for path in out.iterdir()} == {"first_norm", "second_norm"}
+    runs = {row["id"]: row for row in run_json(place, "list", data="x")}
+    assert {first["run"], second["run"]} <= runs.keys()
+
+
 def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_one(
     place: Path,
 ) -> None:

@@ -346,11 +346,6 @@ def test_several_problems_are_searched_side_by_side(
         assert run_store(chip.services).run(answer["run"]).cluster["address"] == nodes.address
 
 
-def test_several_problems_need_a_cluster(tmp_path: Path) -> None:
-    done = kernlore("optimize", "softmax", "row_reduction", data=tmp_path / "data")
-    assert done.code == 2 and "--ray" in done.err
-
-
 def _other(environment: Any) -> Any:
     from dataclasses import replace
 

@@ -186,7 +186,7 @@ FOLDED = """
 """
 SQUARE = {name: f"torch.randn({N}, {N})" for name in "ab"}
 MATRIX = 4 * N * N
-LONG = 1024
+LONG = 512
 ROWS, LENGTH, WIDTH = 16, 64, 48
 VALID = 16  # of the positions of each row at most
 BY_FFT = 2.5 * 3 * 2 * LONG * math.log2(2 * LONG)
