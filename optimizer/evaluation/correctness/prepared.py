@@ -29,6 +29,7 @@ from optimizer.evaluation.problem.bounds import (
     plainly_equal,
     rounding,
     shares,
+    with_scale_of,
 )
 from optimizer.evaluation.problem.check import unvaried
 from optimizer.evaluation.problem.open_case import DrawnValues, OpenCase
@@ -47,6 +48,8 @@ T = TypeVar("T")
 CACHED_SEEDS = 4
 # Calls of a block whose inputs are computed again if a few of their sampled elements differ.
 MAX_RECOMPUTED = 4
+# The same to learn the scale of their outputs. A block of many calls is of a small case.
+MAX_RESCALED = 64
 # Elements of a second draw that values are replaced from: many times the number that one call
 # replaces, and few compared with the inputs.
 BANK = 1 << 20
@@ -280,6 +283,7 @@ class PreparedCase(OpenCase):
             output, reference = ours.to(device), theirs.to(device)
             if plainly_equal(output, reference, bound):
                 continue
+            bound = with_scale_of(bound, reference)
             golden = reference.double() if bound.kind == "float" else reference
             error = compare(
                 output,
@@ -289,7 +293,6 @@ class PreparedCase(OpenCase):
                     reference=reference,
                     allowed=2 * bound.allowed,
                     quantile_allowed=2 * bound.quantile_allowed,
-                    unit=None,
                     finite=False,
                     pointed=self.pointed(tensors(), device) if bound.pointed else None,
                 ),
@@ -331,10 +334,39 @@ class PreparedCase(OpenCase):
         ):
             if bound.kind == "index" or agree(mine, wanted, at, bound):
                 continue
+            if bound.kind == "float" and self._agree_rescaled(
+                number, at, mine, wanted, bound, tensors
+            ):
+                continue
             if not (_is_whole(bound) and self._samples_rounded(number, at, mine, wanted, tensors)):
                 return f"{bound.name} of a timed call is wrong at some of the elements looked at"
             undecided[bound.name] += int((mine != wanted).sum())
         return None
+
+    def _agree_rescaled(
+        self,
+        number: int,
+        at: torch.Tensor,
+        mine: torch.Tensor,
+        wanted: torch.Tensor,
+        bound: Bound,
+        tensors: Callable[[int], Sequence[torch.Tensor] | None],
+    ) -> bool:
+        """Whether the sampled elements agree at the scale of each call's own outputs. `at`, `mine`
+        and `wanted` have a row for each call."""
+        calls = range(len(at))
+        apart = [n for n in calls if not agree(mine[n], wanted[n], at[n], bound)]
+        if len(apart) > MAX_RESCALED:
+            return False
+        for call in apart:
+            held = tensors(call)
+            if held is None:
+                return False
+            outputs = self.reference(*inputs_and_state(self, held), device=self._golden_device)
+            rescaled = with_scale_of(bound, outputs[number])
+            if not agree(mine[call], wanted[call], at[call], rescaled):
+                return False
+        return True
 
     def _samples_rounded(
         self,

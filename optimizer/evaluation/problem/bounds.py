@@ -203,6 +203,17 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
     return bool((torch.cat(apart) / bound.scale).max() <= limit)
 
 
+def with_scale_of(bound: Bound, outputs: torch.Tensor) -> Bound:
+    """The bound for other values of the inputs: the scale of a slice is at least that of these
+    outputs of the reference. A slice that is empty in the case, as of padding, may hold results
+    in a call with other lengths.
+    """
+    if bound.scale is None:
+        return bound
+    scale = _scale(outputs.double(), bound.rows).to(bound.scale.device)
+    return replace(bound, scale=torch.maximum(bound.scale, scale), unit=None)
+
+
 def agree(ours: torch.Tensor, theirs: torch.Tensor, at: torch.Tensor, bound: Bound) -> bool:
     """Whether sampled elements of two outputs differ by at most the sum of both bounds. `at` has
     their positions in the flat output; all three have one shape."""

@@ -410,8 +410,6 @@ def test_it_is_correct_and_has_no_flag(given: Right, evaluator: Evaluator) -> No
         source = file_of("ModelNew", given, given.candidate, given.extra)
         bundle = Bundle({"model.py": source}, "model.py", "torch", "ModelNew")
     found = evaluator.evaluate(bundle, CppToolchain() if cpp else TorchPython())
-    if given is RIGHT["ragged rows"] and "of a timed call" in found.message:
-        pytest.xfail("a known false alarm of timed calls with integer inputs, see ADR 006")
     assert found.validity == "correct", (found.message, found.log[-500:])
     assert not found.flags
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from optimizer.evaluation.problem.bounds import Pointed, allowed, compare, plainly_equal, within
+from optimizer.evaluation.problem.bounds import (
+    Pointed,
+    agree,
+    allowed,
+    compare,
+    plainly_equal,
+    with_scale_of,
+    within,
+)
 from optimizer.evaluation.records import OutputError
 
 LONG = 65_536
@@ -172,3 +181,24 @@ def test_counts_that_differ_are_no_errors_of_size() -> None:
     )
     called = error.in_words("output1 of a timed call")
     assert called.startswith("output1 of a timed call is wrong in a share of 0.000666")
+
+
+def test_a_slice_that_is_empty_in_the_case_has_the_scale_of_a_calls_own_outputs() -> None:
+    golden = torch.zeros(4, 48, dtype=torch.float64)
+    golden[0] = torch.randn(48, dtype=torch.float64)
+    bound = allowed(golden, golden.float(), "float", "float32", 48)
+    called = torch.randn(4, 48)
+    called[2, 5] = 1e-4  # where terms cancel
+    rounded = called.clone()
+    rounded[2, 5] += 1e-7
+    assert not plainly_equal(rounded, called, bound)
+    rescaled = with_scale_of(bound, called)
+    assert plainly_equal(rounded, called, rescaled)
+    assert compare(rounded, called.double(), replace(rescaled, reference=called)).ok
+    at = torch.tensor([2 * 48 + 5])
+    ours, theirs = rounded.flatten()[at], called.flatten()[at]
+    assert agree(ours, theirs, at, rescaled) and not agree(ours, theirs, at, bound)
+    rounded[2, 5] += 1e-2
+    assert not compare(rounded, called.double(), replace(rescaled, reference=called)).ok
+    assert with_scale_of(bound, torch.zeros(4, 48)).scale is not None
+    assert bool((with_scale_of(bound, torch.zeros(4, 48)).scale == bound.scale).all())
