@@ -86,8 +86,9 @@ Wait = Annotated[
 
 
 def wait_for_processors(minutes: float) -> None:
-    """Wait at most `minutes` until other work leaves enough processors, and say what is waited
-    for. Returns at once without other work or minutes."""
+    """Wait at most `minutes` until other work leaves enough processors, and print the busy
+    processes. Returns at once without other work or minutes.
+    """
     from api.cli.output import note
     from optimizer.evaluation.isolation.machine import usable_processors, wait_until_quiet
 

@@ -125,7 +125,7 @@ def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
 
 def wait_until_quiet(threads: int, seconds: float, log: Callable[[str], None]) -> bool:
     """Wait until other work leaves enough processors, at most `seconds`; whether it does. `log`
-    gets what is waited for, once a minute."""
+    gets the processes that are busy, once a minute."""
     until, said = time.monotonic() + seconds, -math.inf
     while busy := too_busy(threads):
         now = time.monotonic()
