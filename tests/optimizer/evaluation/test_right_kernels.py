@@ -279,7 +279,7 @@ RIGHT = {
         fits=False,
     ),
     "steps until nothing changes": Right(
-        {"x": "torch.randn(64, 64)", "w": "torch.randn(64, 64) / 24"},
+        {"x": "torch.randn(64, 64)", "w": "torch.randn(64, 64) / 40"},
         "y = x\nfor _ in range(100):\n    y = torch.tanh(y @ w) + x\nreturn y",
         "y = x\nfor _ in range(40):\n    y = torch.tanh(y @ w) + x\nreturn y",
         40 * 2 * 64**3,
