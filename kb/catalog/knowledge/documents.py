@@ -243,6 +243,31 @@ class Documents:
             bump_documents(connection)
             return withdrawn
 
+    def discard(
+        self,
+        document_id: str,
+        version_id: str,
+        job_id: str,
+        *,
+        access_scope: AccessScope = ALL_ACCESS,
+    ) -> None:
+        """Remove a version that was never stored, with its failed job."""
+        versions = t.document_versions
+        with self._catalog.write() as connection:
+            check_document(connection, document_id, access_scope)
+            chosen = sa.select(versions.c.blob_key).where(versions.c.id == version_id)
+            key = connection.scalar(chosen)
+            connection.execute(
+                versions.delete().where(
+                    versions.c.id == version_id,
+                    versions.c.document_id == document_id,
+                    versions.c.state == "failed",
+                )
+            )
+            connection.execute(t.work.delete().where(t.work.c.id == job_id))
+            if key is not None:
+                owe_erasure(connection, [key])
+
     @staticmethod
     def _row(connection: Connection, document_id: str, access_scope: AccessScope) -> sa.Row[Any]:
         row = connection.execute(

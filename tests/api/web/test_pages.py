@@ -169,7 +169,7 @@ def test_files_are_uploaded_watched_and_deleted(filled: Filled) -> None:
 
 
 def test_the_page_of_a_job_says_what_its_document_replaces(filled: Filled) -> None:
-    data = {"hardware": CHIP, "source_key": "pages/colours"}
+    data = {"hardware": CHIP, "source_key": "pages/colours", "replace": "yes"}
     sheet = "| Quantity | Value | Unit |\n|---|---|---|\n| Odd links | 7 | |\n"
     texts = ("# Umber book\n\nText about brown earth and its colours.\n", "# Sienna\n\n" + sheet)
     for text in texts:
