@@ -651,17 +651,29 @@ class Kernlore:
         *,
         hardware: str | None = None,
         category: str | None = None,
+        q: str | None = None,
+        origin: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
     ) -> list[Json]:
         """List documents.
 
-        All documents by category and title.
+        Documents by category and title. `total` counts those of all pages.
 
         hardware: Only documents about exactly this hardware (id, name or alias).
         category: Only documents of this category.
+        q: Words that title or source key must have.
+        origin: Only built-in documents, or only uploads.
+        limit: Documents to return. Default: all.
+        offset: Documents to skip.
         """
         params = _sendable_fields(
             hardware=hardware,
             category=category,
+            q=q,
+            origin=origin,
+            limit=limit,
+            offset=offset,
         )
         body = self._call("GET", "/documents", params=params)
         return _rows(body, "documents")

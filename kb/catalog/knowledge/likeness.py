@@ -61,7 +61,8 @@ def check_replacement(
     raise UnrelatedVersion(
         f"'{title}' would replace '{earlier.title}', with which it shares {_shared(share)}",
         hint="Nothing was replaced. Decide about the job (`kernlore jobs decide`): replace,"
-        " separate (keep both) or discard; or send the file with replace=true, or with another source_key.",
+        " separate (keep both) or discard; or send the file with replace=true, or with another"
+        " source_key.",
         details={"replaces": earlier.title, "share": round(share, 3)},
     )
 
