@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from kb.errors import InvalidRequest
+from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.profiles.reader import read_profile
 
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
@@ -92,4 +94,9 @@ def _is_question(text: str) -> bool:
     """Whether a short text is a person's question, and not a line that a tool printed."""
     if text.endswith("?"):
         return True
-    return not _LOG.search(text)
+    return not _LOG.search(text) and not _signatures().match(text, 1)
+
+
+@cache
+def _signatures() -> SignatureIndex:
+    return SignatureIndex(load_signatures())

@@ -91,7 +91,7 @@ def _environment() -> Environment:
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
     environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
     environment.globals["version"] = product_version()
-    environment.globals["sections"] = SECTIONS
+    environment.globals["menu"] = SECTIONS
     return environment
 
 
