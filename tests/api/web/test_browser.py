@@ -30,7 +30,7 @@ EXAMPLE = ROOT / "examples/new_chip"
 DOCUMENTS = ("guidance/memory-bound.md", "hardware/h100/tuning.md")
 EVIL = "<img src=x onerror=\"document.documentElement.dataset.evil='yes'\">"
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-PATIENCE = 45_000  # milliseconds: a loaded machine is no defect of a page
+PATIENCE = 120_000  # milliseconds: a loaded machine is no defect of a page
 
 
 @dataclass(frozen=True)
