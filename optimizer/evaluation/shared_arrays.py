@@ -138,9 +138,12 @@ def copy_into(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one size and dtype in host memory are equal bit by bit; NaN is a value
-    here."""
+    """Whether two tensors of one size and dtype are equal bit by bit, by the device of the first;
+    NaN is a value here."""
     ours, theirs = left.contiguous(), right.contiguous()
+    if ours.device.type != "cpu":
+        there = theirs.to(ours.device)
+        return torch.equal(_as_words(ours), _as_words(there))
     size = ours.numel() * ours.element_size()
     first, second = ours.data_ptr(), theirs.data_ptr()
 
@@ -148,6 +151,12 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         return bool(_memcmp(first + begin, second + begin, end - begin) == 0)
 
     return not size or all(_in_pieces(same, size, 1))
+
+
+def _as_words(values: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor as integers."""
+    flat = values.view(-1).view(torch.uint8) if values.numel() else values.new_empty(0).byte()
+    return flat.view(torch.int64) if flat.numel() % 8 == 0 else flat
 
 
 def _in_pieces(work: Callable[[int, int], T], count: int, size: int) -> Iterable[T]:
