@@ -24,7 +24,7 @@ from kb.hardware.spec import ToolchainSpec
 from kb.plain import Doc
 from optimizer.evaluation.acceptance.claims import (
     ManualSection,
-    Trial,
+    ManualTrial,
     check_latencies,
     check_names,
     check_operands,
@@ -44,7 +44,7 @@ from optimizer.evaluation.acceptance.records import (
     SectionMark,
     store,
 )
-from optimizer.evaluation.acceptance.tool import Host, Tool, host_of
+from optimizer.evaluation.acceptance.tool import Host, ProbedTool, host_of
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.registry import usable_toolchain
@@ -94,9 +94,9 @@ def _of_language(
         kernels = samples.listed(connection, lineage, base.access)
     cards = [card for card in cards if card.language in ("", language)]
     with tempfile.TemporaryDirectory(prefix="kernlore-accept-") as folder:
-        tool = Tool(language, template, chosen.target, Path(folder))
+        tool = ProbedTool(language, template, chosen.target, Path(folder))
         findings, hosts = _kernels(tool, template, kernels, language)
-        trial = Trial(tool, hosts, cards, _sections(base, manuals))
+        trial = ManualTrial(tool, hosts, cards, _sections(base, manuals))
         signatures = [s.pattern for place in lineage for s in base.registry.all()[place].signatures]
         findings += _claims(trial, signatures)
         compiled = tool.compiled
@@ -120,7 +120,7 @@ def _of_language(
 
 
 def _kernels(
-    tool: Tool, template: ToolchainSpec, kernels: Sequence[samples.Sample], language: str
+    tool: ProbedTool, template: ToolchainSpec, kernels: Sequence[samples.Sample], language: str
 ) -> tuple[list[Finding], list[Host]]:
     """Compile every whole kernel; those that compile are hosts, the ones that run first."""
     findings: list[Finding] = []
@@ -146,7 +146,7 @@ def _kernels(
     return findings, hosts[:MAX_HOSTS]
 
 
-def _claims(trial: Trial, signatures: Sequence[str]) -> list[Finding]:
+def _claims(trial: ManualTrial, signatures: Sequence[str]) -> list[Finding]:
     findings: list[Finding] = []
     if not trial.hosts:
         message = "no whole kernel compiles, so no statement can be tried"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kb.catalog.knowledge.symbols import Symbol
 from optimizer.evaluation.acceptance.records import Finding, Outcome
-from optimizer.evaluation.acceptance.tool import NONSENSE, Host, Tool, Tried, cost_of_run
+from optimizer.evaluation.acceptance.tool import NONSENSE, Host, Tried, cost_of_run
 from retrieval.search.names import unknown_names
 
 CALLED = ("instruction", "function")
@@ -44,7 +44,7 @@ class ManualSection:
 
 
 @dataclass
-class Trial:
+class ManualTrial:
     """What the checks share: the tool, hosts, cards by name, and statements that were accepted."""
 
     tool: Tool
@@ -151,7 +151,7 @@ def _with_operands(statement: str, name: str, operands: Sequence[str]) -> str | 
 # -- names and operands
 
 
-def witnesses_of(trial: Trial) -> dict[str, Witness]:
+def witnesses_of(trial: ManualTrial) -> dict[str, Witness]:
     """By mark, a witness; those of the empty mark are instructions or functions."""
     known = {card.name: card for card in trial.cards if card.kind != "error"}
     found: dict[str, Witness] = {}
@@ -171,7 +171,9 @@ def witnesses_of(trial: Trial) -> dict[str, Witness]:
     return found
 
 
-def _witness(trial: Trial, host: Host, place: int, statement: str, name: str) -> Witness | None:
+def _witness(
+    trial: ManualTrial, host: Host, place: int, statement: str, name: str
+) -> Witness | None:
     bare = Witness(host, place, statement, name, "", frozenset())
     plain = trial.insert(bare, statement)
     unknown = trial.insert(bare, renamed(statement, name, mark_of(name) + NONSENSE))
@@ -189,7 +191,7 @@ def _witness(trial: Trial, host: Host, place: int, statement: str, name: str) ->
     return Witness(host, place, statement, name, unknown.kind, frozenset(counted), plain.ok)
 
 
-def check_names(trial: Trial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
+def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """Whether the tool knows each name, and compiles its example."""
     seen: set[str] = set()
     for card in trial.cards:
@@ -204,7 +206,7 @@ def check_names(trial: Trial, witnesses: Mapping[str, Witness]) -> Iterator[Find
 
 
 def _check_name(
-    trial: Trial, witness: Witness | None, card: Symbol, same: Sequence[Symbol]
+    trial: ManualTrial, witness: Witness | None, card: Symbol, same: Sequence[Symbol]
 ) -> Iterator[Finding]:
     if witness is None:
         yield finding("name", "unchecked", card, "no kernel here has a line to try it in")
@@ -239,7 +241,7 @@ def _check_name(
             yield finding("example", "unchecked", card, message, statement)
 
 
-def check_undefined(trial: Trial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
+def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """Names that kernels or sections use, that the tool knows and no document defines."""
     defined = {card.name for card in trial.cards}
     used: dict[str, tuple[str, str]] = {}
@@ -259,7 +261,7 @@ def check_undefined(trial: Trial, witnesses: Mapping[str, Witness]) -> Iterator[
             yield Finding("name", "missing", name, document, place, message, witness.statement)
 
 
-def check_operands(trial: Trial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
+def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """The number of operands in signatures, against statements that compile."""
     uses: dict[str, dict[int, str]] = defaultdict(dict)
     lines = [line.strip() for host in trial.hosts for line in host.lines]
@@ -285,7 +287,7 @@ def _stated_count(card: Symbol) -> int | None:
 
 
 def _operand_finding(
-    trial: Trial,
+    trial: ManualTrial,
     witnesses: Mapping[str, Witness],
     card: Symbol,
     stated: int,
@@ -337,7 +339,7 @@ class TimedClaim:
     statement: str
 
 
-def check_latencies(trial: Trial) -> Iterator[Finding]:
+def check_latencies(trial: ManualTrial) -> Iterator[Finding]:
     """Latencies and issue cycles of cards, measured by chains of copies in a host that runs."""
     host = next((host for host in trial.hosts if host.signature is not None), None)
     claims = {card.name: (card, *_stated_cycles(trial.cards, card.name)) for card in trial.cards}
@@ -409,14 +411,14 @@ def _pattern(token: str) -> str:
 class _Chains:
     """Measures repeated statements in a host, on registers that the host does not use."""
 
-    trial: Trial
+    trial: ManualTrial
     host: Host
     place: int
     fresh: dict[str, str] = field(default_factory=dict)  # pattern -> register
     prepare: list[str] = field(default_factory=list)
 
     @classmethod
-    def at_cheapest_place(cls, trial: Trial, host: Host) -> _Chains | None:
+    def at_cheapest_place(cls, trial: ManualTrial, host: Host) -> _Chains | None:
         """At the place where copies of the line cost least: outside loops."""
         assert host.signature is not None
         base = cost_of_run(trial.tool.run("\n".join(host.lines) + "\n", host.signature))
@@ -492,7 +494,7 @@ _RANGE = re.compile(
 )
 
 
-def check_ranges(trial: Trial) -> Iterator[Finding]:
+def check_ranges(trial: ManualTrial) -> Iterator[Finding]:
     """The last register of a range compiles in a statement, and the next one does not."""
     statements = [(h, p, h.statement(p)) for h in trial.hosts for p in h.places]
     witness = next(((h, p) for h, p, _ in statements), None)
@@ -515,7 +517,7 @@ def check_ranges(trial: Trial) -> Iterator[Finding]:
 
 
 def _range_outcome(
-    trial: Trial, host: Host, place: int, tries: Sequence[str], prefix: str, last: int
+    trial: ManualTrial, host: Host, place: int, tries: Sequence[str], prefix: str, last: int
 ) -> tuple[Outcome, str, str]:
     token = re.compile(rf"(?<![\w.]){re.escape(prefix)}\d+(?![\w.])")
     statement = next((text for text in tries if token.search(text)), None)
@@ -536,7 +538,7 @@ def _range_outcome(
 # -- completeness
 
 
-def check_tables(trial: Trial) -> Iterator[Finding]:
+def check_tables(trial: ManualTrial) -> Iterator[Finding]:
     """A table that lists names which sections below it define, and lacks some of them."""
     own = defaultdict(list)
     for card in trial.cards:
@@ -568,7 +570,7 @@ def check_tables(trial: Trial) -> Iterator[Finding]:
             )
 
 
-def check_references(trial: Trial, stated: Sequence[str]) -> Iterator[Finding]:
+def check_references(trial: ManualTrial, stated: Sequence[str]) -> Iterator[Finding]:
     """Error codes that sections, hardware.toml (`stated`) or the tool name and nothing defines."""
     defined = {card.name for card in trial.cards if card.kind == "error"}
     shapes = {_DIGITS.sub("0", code) for code in defined}

@@ -9,7 +9,7 @@ from optimizer.evaluation.acceptance.records import (
     Acceptance,
     Finding,
     ManualAcceptance,
-    WrittenProblem,
+    WrittenKernels,
 )
 
 TITLES = {
@@ -61,7 +61,7 @@ def _language(result: ManualAcceptance) -> Iterator[str]:
         yield from ("### Could not be tried", "", *_findings(unchecked[:MOST_UNCHECKED]), "")
 
 
-def _problems(problems: Sequence[WrittenProblem]) -> Iterator[str]:
+def _problems(problems: Sequence[WrittenKernels]) -> Iterator[str]:
     right = [p.first_right for p in problems if p.first_right is not None]
     yield from (
         "## Kernels written from the manuals alone",

@@ -78,7 +78,7 @@ class ManualAcceptance:
 
 
 @dataclass(frozen=True)
-class WrittenProblem:
+class WrittenKernels:
     """A problem that a model wrote kernels for: at which attempt the first was right (None: none
     was), of how many; the cost of the best in words, and its run."""
 
@@ -100,7 +100,7 @@ class Acceptance:
     mark: float
     made_at: str
     languages: tuple[ManualAcceptance, ...] = ()
-    problems: tuple[WrittenProblem, ...] = ()
+    problems: tuple[WrittenKernels, ...] = ()
 
 
 def store(base: KnowledgeBase, result: Acceptance) -> None:

@@ -52,7 +52,7 @@ class Tried:
 
 
 @dataclass
-class Tool:
+class ProbedTool:
     """The toolchain of one language; results are kept by source."""
 
     language: str
@@ -165,7 +165,7 @@ class Host:
         return self.lines[place].strip()
 
 
-def host_of(tool: Tool, title: str, code: str) -> Host | None:
+def host_of(tool: ProbedTool, title: str, code: str) -> Host | None:
     """The host of a kernel, or None where it does not compile."""
     source = code.strip("\n") + "\n"
     if not tool.compile(source).ok:
@@ -177,7 +177,7 @@ def host_of(tool: Tool, title: str, code: str) -> Host | None:
     return Host(title, lines, tuple(islice(inserted, MOST_PLACES)), _runs_with(tool, source))
 
 
-def _runs_with(tool: Tool, source: str) -> Signature | None:
+def _runs_with(tool: ProbedTool, source: str) -> Signature | None:
     for signature in _signatures(tool.template):
         if tool.run(source, signature).ok:
             return signature

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kb.hardware.spec import ToolchainSpec
-from optimizer.evaluation.acceptance.records import Acceptance, WrittenProblem, store
+from optimizer.evaluation.acceptance.records import Acceptance, WrittenKernels, store
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, time_text
@@ -86,7 +86,7 @@ def _written(
     models: ModelOptions,
     attempts: int,
     log: Callable[[str], None],
-) -> Iterator[WrittenProblem]:
+) -> Iterator[WrittenKernels]:
     dtypes = {a.dtype for a in chain.sample_arguments}
     whole = bool(dtypes) and not any(dtype.startswith(("float", "bfloat")) for dtype in dtypes)
     goal = Goal(language=language, candidates=attempts, synthesizers=("llm",))
@@ -134,12 +134,12 @@ def problem_source(shapes: Sequence[tuple[int, ...]], expression: str, whole: bo
     )
 
 
-def written_problem(finished: FinishedRun, name: str, language: str, models: str) -> WrittenProblem:
+def written_problem(finished: FinishedRun, name: str, language: str, models: str) -> WrittenKernels:
     """The row of one run: the first right attempt, counted from 1, and the cost of the best."""
     tries = [node for node in finished.tree.nodes[1:] if node.proposal is not None]
     right = [n for n, node in enumerate(tries, start=1) if node.correct]
     best = finished.tree.best
-    return WrittenProblem(
+    return WrittenKernels(
         problem=name,
         language=language,
         model=models,

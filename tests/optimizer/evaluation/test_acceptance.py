@@ -21,9 +21,9 @@ from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from optimizer.evaluation.acceptance import claims
 from optimizer.evaluation.acceptance.accept import sections_of
-from optimizer.evaluation.acceptance.claims import Trial, operands_of
+from optimizer.evaluation.acceptance.claims import ManualTrial, operands_of
 from optimizer.evaluation.acceptance.records import FAULTS, Finding
-from optimizer.evaluation.acceptance.tool import Tool, host_of, kind_of
+from optimizer.evaluation.acceptance.tool import ProbedTool, host_of, kind_of
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from tests.places import ROOT
 
@@ -59,9 +59,9 @@ def _findings(folder: Path, seed: int, plant: Fault) -> tuple[HardwareSpec, list
     spec = parse_hardware(text, "hardware.toml")
     language, template = next(iter(spec.toolchains.items()))
     cards, kernels, sections = _read(docs, language)
-    tool = Tool(language, template, EvaluationTarget(spec.id, (spec.id,)), folder)
+    tool = ProbedTool(language, template, EvaluationTarget(spec.id, (spec.id,)), folder)
     hosts = [h for title, code in kernels if (h := host_of(tool, title, code)) is not None]
-    trial = Trial(tool, sorted(hosts, key=lambda h: h.signature is None), cards, sections)
+    trial = ManualTrial(tool, sorted(hosts, key=lambda h: h.signature is None), cards, sections)
     witnesses = claims.witnesses_of(trial)
     found = [*claims.check_names(trial, witnesses), *claims.check_undefined(trial, witnesses)]
     found += [*claims.check_operands(trial, witnesses), *claims.check_latencies(trial)]
@@ -81,7 +81,11 @@ def _read(
         title = parsed.title or name
         split = split_sections(parsed.elements)
         for card in cards_of(split, (language,)):
-            place = {"document_id": name, "document_title": title, "path": split[card.section].path}
+            place: dict[str, Any] = {
+                "document_id": name,
+                "document_title": title,
+                "path": split[card.section].path,
+            }
             stated = {f.name: getattr(card, f.name) for f in fields(card) if f.name != "section"}
             ids: dict[str, Any] = {"id": f"{name}-{len(cards)}", "version": 1, "section_id": ""}
             cards.append(Symbol(**stated, **place, **ids, ordinal=len(cards), hardware=()))
