@@ -604,6 +604,9 @@ class Attempt:
                 self.context.problem.case(case).values(seed)
         with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
+            timed = next((case for case in self.cases if case.timed), None)
+            if timed is not None and loader.kind != "interpreter":
+                self.processes.begin_baseline(timed)
             self.context.pool.prepare()  # the runner of the next candidate
             with self._stage("correctness"):
                 self._check(runner, loader)

@@ -199,18 +199,25 @@ def run_simulated(
 
 
 def cost_of(timing: CaseTiming) -> float | None:
-    """The cost that candidates are compared by: cycles, or microseconds if a simulator gives no
-    cycles. Cycles of real hardware are no time, because clocks change."""
+    """The cost that candidates are compared by: a simulator's cycles or other count, or
+    microseconds if it gives neither. Cycles of real hardware are no time, because clocks change."""
     if timing.state != "simulator":
         return timing.candidate_us
-    return timing.cycles or timing.candidate_us
+    return timing.count or timing.cycles or timing.candidate_us
 
 
 def _timing(case: str, outcome: CommandRun, times: Sequence[float]) -> CaseTiming:
     state: TimingState = outcome.timing
     reason = "; ".join(outcome.notes) if state == "none" else ""
     timing = CaseTiming(
-        case, state, candidate_us=outcome.time_us, cycles=outcome.cycles, calls=1, reason=reason
+        case,
+        state,
+        candidate_us=outcome.time_us,
+        calls=1,
+        cycles=outcome.cycles,
+        reason=reason,
+        count=outcome.count,
+        counted=outcome.counted,
     )
     if not times:
         return timing
