@@ -10,8 +10,8 @@ block = 128
 
 
 class Model(nn.Module):
-    """`a` and `b` hold the bits of float8_e4m3fn. A scale of `a` is of one row and 128 terms, one of
-    `b` of 128 columns and 128 terms."""
+    """`a` and `b` hold the bits of float8_e4m3fn. `a` has a scale for each row and 128
+    terms, `b` for each 128 columns and 128 terms."""
 
     def forward(
         self, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor

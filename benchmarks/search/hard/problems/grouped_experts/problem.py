@@ -1,5 +1,7 @@
 """One matrix product for each expert, over the rows that belong to it."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn as nn
 
@@ -17,7 +19,7 @@ class Model(nn.Module):
     ) -> torch.Tensor:
         result = x.new_zeros(x.shape[0], weights.shape[1])
         ends = offsets.tolist()
-        for expert, (first, last) in enumerate(zip(ends, ends[1:], strict=False)):
+        for expert, (first, last) in enumerate(pairwise(ends)):
             result[first:last] = x[first:last] @ weights[expert].T
         return result
 

@@ -11,9 +11,9 @@ mean = 4
 
 
 class Model(nn.Module):
-    """Bag b of table t is the sum of the rows `indices[offsets[t * bags + b] : offsets[... + 1]]`. A
-    byte holds two weights, the lower four bits first; a weight is `bits * scale + bias` of its row.
-    """
+    """Bag b of table t is the sum of the rows that `indices` names from `offsets[t * bags +
+    b]` to the next offset. A byte holds two weights, the lower four bits first; a weight is
+    `bits * scale + bias` of its row."""
 
     def forward(
         self,
@@ -25,7 +25,9 @@ class Model(nn.Module):
     ) -> torch.Tensor:
         count = (offsets.shape[0] - 1) // packed.shape[0]
         lengths = offsets[1:] - offsets[:-1]
-        bag = torch.repeat_interleave(torch.arange(lengths.shape[0], device=lengths.device), lengths)
+        bag = torch.repeat_interleave(
+            torch.arange(lengths.shape[0], device=lengths.device), lengths
+        )
         table, row = bag // count, indices.long() % packed.shape[1]
         taken = packed[table, row]
         weights = torch.stack([taken & 15, taken >> 4], -1).flatten(1).to(scale.dtype)

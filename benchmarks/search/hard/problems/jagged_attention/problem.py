@@ -1,5 +1,7 @@
 """Attention within sequences of different lengths that lie one after the other."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn as nn
 
@@ -10,8 +12,8 @@ width = 16
 
 
 class Model(nn.Module):
-    """Rows `offsets[s]` to `offsets[s + 1]` of query, key and value are sequence s, which sees itself
-    alone; sequences may be empty."""
+    """Rows `offsets[s]` to `offsets[s + 1]` of query, key and value are sequence s, which
+    sees itself alone; sequences may be empty."""
 
     def forward(
         self,
@@ -22,7 +24,7 @@ class Model(nn.Module):
     ) -> torch.Tensor:
         result = torch.zeros_like(value)
         ends = offsets.tolist()
-        for first, last in zip(ends, ends[1:], strict=False):
+        for first, last in pairwise(ends):
             if last > first:
                 q, k, v = (part[first:last].transpose(0, 1) for part in (query, key, value))
                 weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, -1)

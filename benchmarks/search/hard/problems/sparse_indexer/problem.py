@@ -11,12 +11,10 @@ chosen = 8
 
 
 class Model(nn.Module):
-    """`score[q, p] = sum over heads of weight[q, h] * relu(query[q, h] . key[p])`; the result is the
-    `chosen` largest scores of each query, in descending order."""
+    """`score[q, p] = sum over heads of weight[q, h] * relu(query[q, h] . key[p])`; the
+    result is the `chosen` largest scores of each query, in descending order."""
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         score = query.new_zeros(query.shape[0], key.shape[0])
         for head in range(query.shape[1]):
             score = score + weight[:, head, None] * torch.relu(query[:, head] @ key.T)

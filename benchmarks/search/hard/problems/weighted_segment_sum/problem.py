@@ -9,8 +9,8 @@ width = 16
 
 
 class Model(nn.Module):
-    """`result[d] = sum over edges to d of weight[edge] * features[source[edge]]`; edges are sorted by
-    destination, of which some have none and some have many."""
+    """`result[d] = sum over edges to d of weight[edge] * features[source[edge]]`; edges are
+    sorted by destination, of which some have none and some have many."""
 
     def forward(
         self,
