@@ -32,6 +32,7 @@ RECORDS: Mapping[type, tuple[str, ...]] = {
     answers.SignalFinding: (),
     answers.Verdict: (),
     answers.ProfileRead: (),
+    answers.Uplift: (),
     answers.DocumentRef: (),
     answers.Excerpt: ("category", "text", "document"),
     answers.Move: (),
