@@ -23,6 +23,35 @@ class SignalFinding:
 
 
 @dataclass(frozen=True)
+class HotLines:
+    """Lines of a kernel that take a large part of its time, or whose accesses move much in vain.
+
+    `place` names them: `file` and the lines `first` to `last`, both 0 if the profile only has
+    instructions. `share_pct` is their part of the kernel in `unit`; `stall` is their leading stall
+    reason with `stall_pct` of their own stalls. `cause` is the id of the rule that explains them,
+    `signals` and `confidence` are those of the cause, `finding` is the sentence. `instructions` are
+    the hottest, {address, text, share_pct}; `awaited` is the instruction whose result they wait
+    for. `source` quotes the lines with their numbers, if their text is known.
+    """
+
+    place: str
+    file: str
+    first: int
+    last: int
+    share_pct: float
+    unit: str
+    stall: str
+    stall_pct: float
+    cause: str
+    signals: tuple[str, ...]
+    confidence: str
+    finding: str
+    instructions: tuple[Mapping[str, Any], ...] = ()
+    awaited: str = ""
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The diagnosis, root causes first; empty if no problem is known.
 
@@ -34,7 +63,7 @@ class Verdict:
     the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
     user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
     are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null.
+    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -44,6 +73,7 @@ class Verdict:
     measure_next: tuple[str, ...] = ()
     signatures: tuple[Mapping[str, Any], ...] = ()
     hint: str = ""
+    lines: tuple[HotLines, ...] = ()
 
     @property
     def signal_ids(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from retrieval.compose.moves import fitting_moves
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
+from retrieval.diagnose.hot_lines import words_of
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
@@ -274,7 +275,7 @@ def _ranking(
     """
     verdict = conclusion.verdict
     signals = [load_signals().get(name) for name in verdict.signal_ids]
-    plan = plan_of(request, signals, load_layout().is_known)
+    plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines))
     near = _near(snapshot, config)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else Cards()

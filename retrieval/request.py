@@ -15,6 +15,7 @@ from kb.moves_vocabulary import ROLES
 from kb.predicates import Value
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
+from retrieval.profiles.lines import LineRow
 
 MAX_NAME = 200  # characters of an id or name
 MAX_NAMES = 50  # in one list
@@ -71,6 +72,7 @@ class RetrieveRequest:
     `access_scope` is set by the interface, not by the caller. Only the built-in search sets
     `operators` (of the reference, by torch's names), `dtypes` (all of the problem) and `lacks`
     (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml).
+    `lines` are rows of a profile by line, whose samples are in `line_unit`.
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
@@ -149,6 +151,8 @@ class RetrieveRequest:
     operators: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    lines: tuple[LineRow, ...] = ()
+    line_unit: str = "samples"
 
     @property
     def given_signals(self) -> tuple[str, ...]:

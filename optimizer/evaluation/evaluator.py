@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -457,12 +458,9 @@ class Attempt:
         available = self.toolchain.available(self.context.target)
         if not available.ok:
             raise Unavailable(available.reason, hint=available.hint)
-        compiled = self.toolchain.compile(
-            self.bundle,
-            self.context.target,
-            self.workdir,
-            tuple(self._compile_case(case) for case in self.cases),
-        )
+        cases = tuple(self._compile_case(case) for case in self.cases)
+        with self._preparing_cases():
+            compiled = self.toolchain.compile(self.bundle, self.context.target, self.workdir, cases)
         self.metrics |= compiled.metrics
         self.notes += compiled.notes
         self.log = compiled.log
@@ -471,6 +469,29 @@ class Attempt:
         elif not compiled.ok:
             self._end("not_compiled", _first_error(compiled.log), compiled.log)
         return compiled
+
+    @contextmanager
+    def _preparing_cases(self) -> Iterator[None]:
+        """Draw values and compute goldens meanwhile in another thread: on a GPU both leave the
+        processors to the compiler. The timed cases come last, as they are checked."""
+        if not self.context.reuses or isinstance(self.toolchain, CommandToolchain):
+            yield
+            return
+        with ThreadPoolExecutor(1) as background:
+            number = torch.cuda.current_device() if torch.cuda.is_available() else -1
+            coming = background.submit(self._prepare_cases, number)
+            yield
+            coming.result()
+
+    def _prepare_cases(self, number: int) -> None:
+        problem = self.context.problem
+        with torch.cuda.device(number):
+            for case in sorted(self.cases, key=lambda case: case.timed):
+                for seed in self.seeds:
+                    problem.case(case).values(seed)
+                with self.context.lock.if_free() as free:
+                    if free:  # else another process measures on the device
+                        problem.case(case).expected(self.seeds[0])
 
     def _compile_case(self, case: Case) -> CompileCase:
         opened = self.context.problem.case(case)
@@ -550,6 +571,9 @@ class Attempt:
                 self.context.problem.case(case).values(seed)
         with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
+            timed = next((case for case in self.cases if case.timed), None)
+            if timed is not None and loader.kind != "interpreter":
+                self.processes.begin_baseline(timed)
             self.context.pool.prepare()  # the runner of the next candidate
             with self._stage("correctness"):
                 self._check(runner, loader)

@@ -97,8 +97,9 @@ class Interval:
 @dataclass(frozen=True)
 class CaseTiming:
     """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
-    a simulator's for one call. `charged_us` is the part of `candidate_us` that its own clock
-    missed.
+    a simulator's for one call. An emulator without a clock gives `count`, the executed `counted`
+    (`instructions` or `packets`) of one call, which is a cost and no time. `charged_us` is the
+    part of `candidate_us` that its own clock missed.
 
     `spread` is the half-width of the 95 % interval of `candidate_us`, in log units, of a candidate
     that was run repeatedly without a reference; else 0.
@@ -120,6 +121,15 @@ class CaseTiming:
     charged_us: float = 0.0
     rough_us: float | None = None
     rough_baseline_us: float | None = None
+    count: int | None = None
+    counted: str = ""
+
+    @property
+    def simulated_cost(self) -> str:
+        """Cycles or another count with its kind, as "1200 packets"; "" without one."""
+        if self.count is not None:
+            return f"{self.count} {self.counted}"
+        return "" if self.cycles is None else f"{self.cycles} cycles"
 
 
 class Violation(IntEnum):

@@ -341,14 +341,14 @@ def _check_samples(hardware: str | None, as_json: bool) -> int:
         note(f"{result.sample}: {result.outcome}")
         rows.append(result.as_json())
     show(rows, as_json, _check_lines)
-    return 1 if any(row["outcome"] == "refused" for row in rows) else 0
+    return 1 if any(row["outcome"] in ("refused", "wrong") for row in rows) else 0
 
 
 def _check_lines(rows: Sequence[Json]) -> str:
     lines = [columns("sample", "outcome", "toolchain", "target", "date")(rows)]
     for row in rows:
         broken = ", which compiled before" if row["broken"] else ""
-        if row["outcome"] in ("refused", "not checked"):
+        if row["outcome"] in ("refused", "wrong", "not checked"):
             lines.append(f"{row['sample']}{broken}: {row['detail']}")
     return "\n".join(lines)
 

@@ -239,6 +239,10 @@ def _result_text(answer: Any) -> str:
             f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
             f" ({ended})"
         )
+    elif outcome["clock"] not in ("wall", "program"):
+        first = (
+            f"{gain['value']:.2f}x over {over}, by executed {outcome['clock']} (no time) ({ended})"
+        )
     else:
         if outcome["clock"] == "program":
             over = f"{over}, by the time that the chip's program reports,"

@@ -185,7 +185,13 @@ def _number(text: str) -> float | str:
 
 def _answer_text(answer: Json) -> str:
     """An answer for people: the diagnosis, then knowledge about it, each part with its source."""
-    parts = [_diagnosis(answer), *_profile(answer), *_log_lines(answer), *_unknown(answer)]
+    parts = [
+        _diagnosis(answer),
+        *_profile(answer),
+        *_hot_lines(answer),
+        *_log_lines(answer),
+        *_unknown(answer),
+    ]
     parts += [_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1)]
     for move in answer.get("moves") or ():
         change = move.get("change") or {}
@@ -225,6 +231,12 @@ def _profile(answer: Json) -> list[str]:
     unread = f", {read['unread']} counters are unknown" if read["unread"] else ""
     head = f"profile of {read['kind']}: {len(read['metrics'])} metrics{of}{unread}"
     return ["\n    ".join([head, *read["notes"]])]
+
+
+def _hot_lines(answer: Json) -> list[str]:
+    """The lines that take the time of a kernel, with their source."""
+    groups = (answer.get("diagnosis") or {}).get("lines") or ()
+    return ["\n    ".join([group["finding"], *group["source"]]) for group in groups]
 
 
 def _log_lines(answer: Json) -> list[str]:

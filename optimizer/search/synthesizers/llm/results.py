@@ -129,8 +129,8 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
     if node.number not in (REFERENCE, _number(baseline)) and evaluation.speedup is not None:
         lines.append(f"speed-up over {_name(baseline)}: {_interval(evaluation.speedup)}")
     for timing in evaluation.timings:
-        if timing.cycles is not None and timing.state == "simulator":
-            lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
+        if timing.simulated_cost and timing.state == "simulator":
+            lines.append(f"case {timing.case}: {timing.simulated_cost} in the simulator")
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
             other = _name(baseline).removeprefix("the ")
