@@ -157,8 +157,14 @@ def _cell(
 
 
 def _arrives(kernel: WholeKernel, context: str) -> Literal["whole", "main loop", "part", "nothing"]:
-    if kernel.code in context:
+    shown = _plain(context)
+    if _plain(kernel.code) in shown:
         return "whole"
-    if all(part in context for part in main_parts(kernel.code, kernel.language)):
+    if all(_plain(part) in shown for part in main_parts(kernel.code, kernel.language)):
         return "main loop"
     return "part" if f'id="{kernel.id}"' in context else "nothing"
+
+
+def _plain(text: str) -> str:
+    """The text with white space normalised: a whole document joins its passages by new lines."""
+    return " ".join(text.split())
