@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from retrieval.profiles.lines import LineRow, of_leading
+from retrieval.profiles.lines import TIME_UNIT, LineRow, of_leading
 from retrieval.profiles.profile import Kernel, Metric, Profile, number
 
 KIND = "perf"
@@ -77,7 +77,7 @@ def read(text: str) -> Profile | None:
     """The counts, or the lines and symbols of a sampled program; None for another text."""
     kernel, rows = of_leading(read_lines(text))
     if rows:
-        return Profile(KIND, kernel, {}, (Kernel(kernel, 1, 0.0),), (), rows, "% of the time")
+        return Profile(KIND, kernel, {}, (Kernel(kernel, 1, 0.0),), (), rows, TIME_UNIT)
     counts = next((c for c in (_json(text), counts_of_csv(text), _text(text)) if c), None)
     if counts is None:
         return _report(text)
@@ -208,7 +208,21 @@ def read_lines(text: str) -> dict[str, list[LineRow]]:
                 symbol = named["name"]
             elif quoted["text"].strip() and not quoted["text"].rstrip().endswith("():"):
                 source, line = quoted["text"].strip(), int(quoted["line"] or 0)
-    return tables
+    return {name: _with_file(rows) for name, rows in tables.items()}
+
+
+def _with_file(rows: list[LineRow]) -> list[LineRow]:
+    """The rows with their file and line, which perf names at sampled instructions only: the number
+    before a source line counts from the start of the listing in some versions.
+    """
+    files = {row.file for row in rows if row.file}
+    by_samples = sorted(rows, key=lambda row: row.samples)
+    marked = {row.source: row.line for row in by_samples if row.file and row.source}
+    file = next(iter(files)) if len(files) == 1 else ""
+    return [
+        row if row.file else replace(row, file=file, line=marked.get(row.source, row.line))
+        for row in rows
+    ]
 
 
 _REPORTED = re.compile(
