@@ -12,17 +12,18 @@ from retrieval.profiles import linux_perf, neuron, nsight, nsys, proton, rocm, t
 from retrieval.profiles.profile import Profile
 
 READ = (
-    "What these print is read, unchanged: `ncu --csv`, also with `--page raw`, and ncu's text"
-    " report; `nsys stats` as text or CSV; rocprof's, rocprofv3's and rocprof-compute's CSV of"
-    " counters and statistics;"
-    " `perf stat` as text, with `-x,` or with `-j`; Proton's .hatchet file;"
-    " PyTorch's profiler as a table or an exported trace;"
-    " `neuron-profile view --output-format summary-json`."
+    "What these print is read, unchanged: `ncu --csv`, also with `--page raw` and `--page source`"
+    " (`--print-source cuda,sass` for lines), and ncu's text report; `nsys stats` as text or CSV;"
+    " rocprof's, rocprofv3's and rocprof-compute's CSV of counters and statistics, stats_*.csv and"
+    " code.json of a thread trace, and samples of the program counter; `perf stat` as text, with"
+    " `-x,` or with `-j`, `perf annotate --stdio`; Proton's .hatchet file; PyTorch's profiler as a"
+    " table or an exported trace; `neuron-profile view --output-format summary-json`."
 )
 _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
     torch_profile.read_json,
     neuron.read,
     proton.read,
+    rocm.read_json,
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     nsight.read,
@@ -30,17 +31,18 @@ _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     rocm.read,
     torch_profile.read_table,
     linux_perf.read,
+    proton.read_text,
 )
 
 
 def read_profile(text: str) -> Profile:
-    """A profile with at least one metric. Raises InvalidRequest, which lists the supported
-    profilers, for a text of an unknown profiler or one without counters.
+    """A profile with a metric, a line or the time of a kernel. Raises InvalidRequest, which lists
+    the supported profilers, for a text of an unknown profiler or an empty profile.
     """
     profile = _recognised(text.lstrip("\ufeff"))
     if profile is None:
         raise InvalidRequest("the profile is of no profiler that is read here", hint=READ)
-    if not profile.metrics:
+    if not profile.metrics and not profile.lines and not any(k.us for k in profile.kernels):
         reasons = "; ".join(profile.notes)
         raise InvalidRequest(
             f"the profile of {profile.kind} holds no usable counter"

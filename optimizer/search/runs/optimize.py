@@ -412,8 +412,8 @@ def _store(
     source = node.proposal.bundle.source
     case = problem.main
     shapes = tuple(f"{t.name} {t.dtype} {list(t.shape)}" for t in case.signature.tensors)
-    cycles = [t.cycles for t in node.evaluation.timings if t.cycles is not None]
-    took = f", {cycles[0]} cycles in the simulator" if cycles else ""
+    costs = [t.simulated_cost for t in node.evaluation.timings if t.simulated_cost]
+    took = f", {costs[0]} in the simulator" if costs else ""
     cards = own_symbols(base.snapshots.current(), hardware.lineage, language, ALL_ACCESS)
     with base.catalog.write() as connection:
         return samples.add_verified(
