@@ -27,6 +27,8 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.layout import load_layout
 from retrieval.near import NearIndex
+from retrieval.operators import OperatorTraits, load_operators
+from retrieval.readers import uplift_of
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
 from retrieval.search.by_names import by_words
@@ -105,6 +107,14 @@ def answer(
     excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=exclusions.excerpts)
 
     by_signal = not request.in_words and bool(verdict.signals)
+    traits = traits_of(request)
+    uplift = uplift_of(
+        scope.lineage,
+        request.language,
+        traits.kinds,
+        request.reader,
+        request.language is not None and not load_layout().is_known(request.language),
+    )
     material = Material(
         request=request,
         verdict=verdict,
@@ -123,12 +133,27 @@ def answer(
         chip_languages=scope.chip_languages,
         titles=titles(),
         signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+        facts=scope.facts,
+        traits=traits,
+        uplift=uplift,
     )
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
     hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
     result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
-    return AnswerResult(request, replace(result, profile=profile), _shown(excerpts, composed))
+    result = replace(result, profile=profile, uplift=uplift)
+    return AnswerResult(request, result, _shown(excerpts, composed))
+
+
+def traits_of(request: RetrieveRequest) -> OperatorTraits:
+    """What the operator of a request is: by its name, else its question, else its draft."""
+    return load_operators().of(
+        request.op,
+        filter(None, (request.query,)),
+        code=request.draft or "",
+        dtypes=(*filter(None, (request.dtype,)), *request.dtypes),
+        sizes=request.problem,
+    )
 
 
 def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) -> AnswerResult:

@@ -65,6 +65,7 @@ def retrieve(
         str | None, typer.Option(help="File with the source of the kernel in hand.")
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help=help_of("exclude"))] = None,
+    reader: Annotated[str | None, typer.Option(help=help_of("reader"))] = None,
     context: Annotated[
         bool, typer.Option("--context", help="Print only the text for a prompt.")
     ] = False,
@@ -96,6 +97,7 @@ def retrieve(
         "task": task,
         "draft": None if draft is None else read_log(draft),
         "exclude": exclude,
+        "reader": reader,
     }
     request: Any = {name: value for name, value in fields.items() if value not in (None, [])}
     with open_target(data_dir, url) as target:
@@ -218,6 +220,7 @@ def _answer_text(answer: Json) -> str:
         )
     for skill in answer.get("skills") or ():
         parts.append(f"skill {skill['name']} ({skill['tier']}): {skill['summary']}")
+    parts += [_uplift(row) for row in answer.get("uplift") or ()]
     parts += [f"hint: {in_commands(hint)}" for hint in answer.get("hints") or ()]
     parts.append(f"retrieval {answer['retrieval_id']}; `--context` prints the text for a prompt")
     return "\n\n".join(part for part in parts if part)
@@ -271,6 +274,16 @@ def _unknown(answer: Json) -> list[str]:
         + (f"; near it: {', '.join(name['nearest'])}" if name["nearest"] else "")
         for name in answer.get("unknown_names") or ()
     ]
+
+
+def _uplift(row: Json) -> str:
+    """A measurement of what a context gained."""
+    placebo = f", {row['placebo']:g} with a placebo" if row.get("placebo") is not None else ""
+    return (
+        f"measured for a {row['reader']} reader, {row['operator']} in {row['language']} on"
+        f" {row['chip']}: {row['with_context']:g} with a context, {row['without']:g} without"
+        f"{placebo} ({row['unit']}; n = {row['n']}, {row['date']})"
+    )
 
 
 def _excerpt(rank: int, excerpt: Json) -> str:
