@@ -47,7 +47,7 @@ class ManualSection:
 class ManualTrial:
     """What the checks share: the tool, hosts, cards by name, and statements that were accepted."""
 
-    tool: Tool
+    tool: ProbedTool
     hosts: Sequence[Host]
     cards: Sequence[Symbol]
     sections: Sequence[ManualSection]

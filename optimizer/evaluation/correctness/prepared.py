@@ -43,7 +43,7 @@ from optimizer.evaluation.runner.fresh_values import refresh
 from optimizer.evaluation.runner.kernels import DispatchWatch
 from optimizer.evaluation.runner.memory import SAMPLED, drawn_elements
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.shared_arrays import copy_into
+from optimizer.evaluation.shared_arrays import copy_into, on_host
 
 T = TypeVar("T")
 CACHED_SEEDS = 4
@@ -122,7 +122,7 @@ class PreparedCase(OpenCase):
                 drawn = drawn._replace(state=self._frozen)
             if self._banks is None:  # for all seeds: drawing large arrays takes long
                 self._banks = self._drawn_banks(seed, drawn)
-            tensors = tuple(value.cpu() for value in (*drawn.inputs, *drawn.state.values()))
+            tensors = tuple(map(on_host, (*drawn.inputs, *drawn.state.values())))
             values = CaseValues(seed, tensors, self._banks)
             _cache(self._values_of, seed, values)
         return values

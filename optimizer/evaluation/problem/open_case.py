@@ -6,6 +6,7 @@ Everything is drawn from seeds, so that any process makes the same values. Does 
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
@@ -44,6 +45,9 @@ from optimizer.evaluation.runner.kernels import require_gradients
 T = TypeVar("T")
 
 _NUDGE_SEED = 0xE9
+# Names of the buffers and the model of the latest case, by its text: initialising the weights of a
+# large one takes seconds.
+_LATEST_MODEL: dict[str, tuple[frozenset[str], torch.nn.Module]] = {}
 _SECOND_DRAW = 0x9E3779B9  # added to a seed for the values that replace others
 
 
@@ -120,7 +124,11 @@ class OpenCase:
 
     @cached_property
     def _model(self) -> torch.nn.Module:
-        """The model that every reference run copies."""
+        """The model that every reference run copies, also those of the same case opened again."""
+        key = hashlib.sha256(f"{self.problem.path}\0{self.source}".encode()).hexdigest()
+        if key in _LATEST_MODEL:
+            self._buffers, model = _LATEST_MODEL[key]
+            return model
         model = self._build(0)
         # Random values outside the state_dict would differ between processes.
         first = hidden_tensors(model)
@@ -132,6 +140,8 @@ class OpenCase:
                 "which are neither parameters nor buffers",
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
+        _LATEST_MODEL.clear()
+        _LATEST_MODEL[key] = (self._buffers, model)
         return model
 
     @property
@@ -460,8 +470,9 @@ class OpenCase:
         if self.infers:
             with suppress(InvalidRequest):  # its sizes depend on values, which must be drawn
                 return self._inferred()
-        inputs, state = self.drawn(0)
-        return self._signature_of(inputs, state, self.reference(inputs, state))
+        inputs, state = self.drawn_in_place(0)
+        outputs = self.reference(inputs, state, device=self._latest.device)
+        return self._signature_of(inputs, state, outputs)
 
     def _inferred(self) -> Signature:
         """The signature from shapes and dtypes alone."""
@@ -473,7 +484,7 @@ class OpenCase:
     def fake_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
         """Inputs, weights and the reference's run, for a context in which tensors have no
         memory."""
-        values, model = self._values(0), self._build(0)
+        values, model = self._values(0), self._fake_model()
         inputs = [cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
         every = {**dict(model.named_buffers()), **model.state_dict()}
         arrays = {name: cast(value, self._dtype) for name, value in every.items()}
@@ -503,6 +514,23 @@ class OpenCase:
 
         state = {name: arrays[name] for name in model.state_dict()}
         return inputs, state, forward_or_differentiate
+
+    def _fake_model(self) -> torch.nn.Module:
+        """A model without memory, or one whose arrays are replaced by such arrays where its
+        constructor needs memory, as for conversions (`Linear(...).bfloat16()`)."""
+        try:
+            return self._build(0)
+        except InvalidRequest:
+            mode = torch._guards.detect_fake_mode()
+            if mode is None:
+                raise
+            with unset_fake_temporarily():
+                model = copy.deepcopy(self._model)
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                path, _, last = name.rpartition(".")
+                fake = mode.from_tensor(tensor, static_shapes=True)
+                setattr(model.get_submodule(path), last, fake)
+            return model
 
     def _signature_of(
         self,
@@ -658,8 +686,9 @@ class OpenCase:
         if self.infers:
             with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
                 return reference_cost(self.fake_run()[2])
-        inputs, state = self.drawn(0)
-        return reference_cost(lambda: self.reference(inputs, state))
+        inputs, state = self.drawn_in_place(0)
+        device = self._latest.device
+        return reference_cost(lambda: self.reference(inputs, state, device=device))
 
     @property
     def flops(self) -> int:
@@ -744,6 +773,11 @@ class LatestDraw:
         self._place = DrawPlace(device)
         self._seed: int | None = None
         self._values: list[Any] = []
+
+    @property
+    def device(self) -> str:
+        """The device of the values, the CPU before the first draw."""
+        return self._place.device or "cpu"
 
     def of(self, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
         """Values of `draw` for the seed, on the device that draws them. Those on a GPU, and those

@@ -197,9 +197,11 @@ class Synthesizer(Protocol):
 @runtime_checkable
 class ReadsContext(Protocol):
     """A synthesizer that reads the composed context of an answer: a model or an external optimizer.
-    `context_tokens` bounds that context."""
+    `context_tokens` bounds that context, `reader` is its class in `retrieval.request.READERS`, None
+    for the full context."""
 
     context_tokens: int
+    reader: str | None
 
 
 @runtime_checkable
