@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kb.catalog.knowledge.symbols import Symbol
 from optimizer.evaluation.acceptance.records import Finding, Outcome
-from optimizer.evaluation.acceptance.tool import NONSENSE, Host, Tried, cost_of_run
+from optimizer.evaluation.acceptance.tool import NONSENSE, Host, ProbedTool, Tried, cost_of_run
 from retrieval.search.names import unknown_names
 
 CALLED = ("instruction", "function")
