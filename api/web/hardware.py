@@ -338,6 +338,17 @@ def samples(
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
 
 
+@router.get("/{hardware_id}/acceptance")
+def acceptance(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """The last acceptance test of the chip's manuals, or how to make one."""
+    chip = hardware.show_hardware(services, hardware_id)
+    try:
+        result = hardware.show_acceptance(services, chip.id)
+    except NotFound:
+        result = None
+    return page(request, "acceptance.html", chip=chip, result=result)
+
+
 @router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted, scope="function")])
 def first_prompt(
     hardware_id: str,
