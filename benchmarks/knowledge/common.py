@@ -165,8 +165,9 @@ class Model:
         )
         content = (
             f"Answer from what you know. In a sentence with {BLANK}, give only what the blank"
-            " stands for; otherwise write the code. If you do not know, answer with an empty string. Reply"
-            f" with one JSON object of strings by number and nothing else.\n\n{listed}"
+            " stands for; otherwise write the code. If you do not know, answer with an empty"
+            " string. Reply with one JSON object of strings by number and nothing else."
+            f"\n\n{listed}"
         )
         key = os.environ.get("OPENAI_API_KEY", "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
