@@ -17,7 +17,7 @@ from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, section_excerpts
 from retrieval.compose.hints import hints_of
-from retrieval.compose.moves import fitting_moves
+from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
@@ -217,8 +217,10 @@ def conclude(
 def moves_for(
     snapshot: Snapshot, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
-    """The moves that fit the diagnosis."""
-    return fitting_moves(
+    """The moves that fit the diagnosis; those that shrink something come with the factor by which
+    the leading error exceeds its limit.
+    """
+    moves = fitting_moves(
         snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
         conclusion.metrics,
@@ -230,6 +232,9 @@ def moves_for(
         scope.chip_languages,
         conclusion.roles,
     )
+    first = next(iter(conclusion.verdict.signatures), None)
+    over = first["quantities"] if first else None
+    return moves if over is None else tuple(shrunk(move, over["factor"]) for move in moves)
 
 
 @stage("moves and skills")

@@ -39,7 +39,13 @@ _TEXT = re.compile(
     r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.]+)%\))?\s*"
 )
 _MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.]+%\))?\s*")
-_TOP_DOWN = re.compile(r"\s*(?P<value>-?[\d.]+)?\s*%\s+(?P<name>tma_\w+)\s*")
+# Metrics of the top-down analysis of Intel (tma_*), and of AMD.
+_TOP_DOWN = re.compile(
+    r"\s*(?P<value>-?[\d.,]+)?\s*%\s+(?P<name>tma_\w+|(?:frontend|backend)_bound\w*"
+    r"|bad_speculation\w*|retiring\w*)\s*"
+)
+_MISSES = {"LLC-load-misses", "cache-misses", "ll_cache_miss_rd"}  # bytes, if divided by the time
+_ELAPSED = re.compile(r"\s*(\d+[.,]\d+)\s.{0,40}seconds time elapsed")
 _GROUPED = re.compile(r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{3})+")
 
 
@@ -68,7 +74,8 @@ class Counts:
         match = _TOP_DOWN.fullmatch(unit)
         if match is None:
             return
-        shown = number(match["value"]) if match["value"] else value
+        text = re.sub(r",(\d{1,2})$", r".\1", match["value"] or "")  # a decimal comma
+        shown = number(text) if text else value
         if shown is not None:
             self.metrics.setdefault(match["name"], shown)
 
@@ -138,6 +145,8 @@ def _text(text: str) -> Counts | None:
         return None
     counts = Counts()
     for line in _lines(text):
+        if (elapsed := _ELAPSED.match(line)) and _MISSES & counts.metrics.keys():
+            counts.metrics["seconds time elapsed"] = float(elapsed[1].replace(",", "."))
         match = _TEXT.fullmatch(line)
         if match is not None:
             share = number(match["share"]) if match["share"] else None

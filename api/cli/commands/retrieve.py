@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from api.cli.target import CommandTarget, open_target
 from api.operations import retrieve as asking
 from kb.errors import InvalidRequest
 from kb.headings import below_title
+from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
 
 TEXT_SHOWN = 240  # characters of an excerpt in the list
@@ -79,7 +81,7 @@ def retrieve(
         "query": query,
         "log": None if log is None else read_log(log),
         "metrics": read_metrics(metrics) if metrics else None,
-        "profile": None if profile is None else read_log(profile),
+        "profile": None if profile is None else read_profile_file(profile),
         "hardware": hardware,
         "op": op,
         "language": language,
@@ -140,6 +142,22 @@ def read_log(name: str) -> str:
     """The text of a file or, for `-`, of standard input; bytes other than UTF-8 are replaced."""
     data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     return data.decode("utf-8", "replace")
+
+
+def read_profile_file(name: str) -> str:
+    """The text of a profile; an exported database of Nsight Systems as the summary of its kernels.
+    Raises InvalidRequest for another database.
+    """
+    path = Path(name)
+    if name == "-" or not path.is_file() or not path.read_bytes()[:16].startswith(SQLITE):
+        return read_log(name)
+    try:
+        return summary_of_database(path)
+    except sqlite3.Error as error:
+        raise InvalidRequest(
+            f"{name} is no export of Nsight Systems: {error}",
+            hint="Export it with `nsys export --type sqlite`, or send the text of `nsys stats`.",
+        ) from error
 
 
 def read_metrics(entries: Sequence[str], option: str = "--metrics") -> dict[str, Any]:
