@@ -180,6 +180,32 @@ class ContextPart:
 
 
 @dataclass(frozen=True)
+class Uplift:
+    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
+    of which more is better, and `placebo` with another context of the same size, None if that was
+    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
+    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
+    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """
+
+    chip: str
+    operator: str
+    language: str
+    reader: str
+    model: str
+    with_context: float
+    without: float
+    unit: str
+    n: int
+    date: str
+    command: str
+    source: str
+    placebo: float | None = None
+    tokens: int | None = None
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
     improve the request. Outcomes are reported under `retrieval_id`.
@@ -188,7 +214,8 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile.
+    the metrics read from a given profile. `uplift` are measurements of what a context gained on
+    this chip, the closest first; empty where none is known.
     """
 
     retrieval_id: str
@@ -207,6 +234,7 @@ class Answer:
     parts: tuple[ContextPart, ...] = ()
     unknown_names: tuple[Mapping[str, Any], ...] = ()
     profile: ProfileRead | None = None
+    uplift: tuple[Uplift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""

@@ -161,6 +161,32 @@ class ProfileRead:
 
 
 @dataclass(frozen=True)
+class Uplift:
+    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
+    of which more is better, and `placebo` with another context of the same size, None if that was
+    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
+    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
+    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """
+
+    chip: str
+    operator: str = ""
+    language: str = ""
+    reader: str = ""
+    model: str = ""
+    with_context: float = 0.0
+    without: float = 0.0
+    unit: str = ""
+    n: int = 0
+    date: str = ""
+    command: str = ""
+    source: str = ""
+    placebo: float | None = None
+    tokens: int | None = None
+    interval: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
 class DocumentRef:
     """The document of an excerpt, in the version that is current."""
 
@@ -245,7 +271,8 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile.
+    the metrics read from a given profile. `uplift` are measurements of what a context gained on
+    this chip, the closest first; empty where none is known.
     """
 
     retrieval_id: str
@@ -264,6 +291,7 @@ class Answer:
     parts: tuple[ContextPart, ...] = ()
     unknown_names: tuple[Json, ...] = ()
     profile: ProfileRead | None = None
+    uplift: tuple[Uplift, ...] = ()
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -528,6 +556,7 @@ class Kernlore:
         signals: Sequence[str] | None = None,
         profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         roles: Sequence[str] | None = None,
+        reader: str | None = None,
     ) -> Answer:
         """Ask with a log, metrics, a question or a signal, or several. The service supplies
         defaults.
@@ -558,6 +587,9 @@ class Kernlore:
             `metrics`, which take precedence.
         roles: Roles of parameters that the caller can change, like vector or tile_m. Their
             moves are added to the best moves of any role.
+        reader: Class of the model that reads `context`. For a strong one, which writes right
+            kernels for common chips by itself, it has at most 2,000 tokens of what surprises,
+            unless more is known to help (`uplift`). Default: the full context.
         """
         json = _sendable_fields(
             signal=signal,
@@ -581,6 +613,7 @@ class Kernlore:
             signals=_listed(signals),
             profile=profile,
             roles=_listed(roles),
+            reader=reader,
         )
         body = self._call("POST", "/retrieve", json=json)
         return _record(Answer, body)

@@ -27,6 +27,7 @@ MAX_TOKENS = 100_000
 MAX_EXCLUDED = 1_000
 Task = Literal["write", "repair", "speed_up", "ask"]
 TASKS: tuple[Task, ...] = get_args(Task)
+READERS = ("strong", "small")
 SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
 
 # Value types. text, names: str, tuple of str; count: int; metrics: name -> a profiler's number or
@@ -139,6 +140,13 @@ class RetrieveRequest:
         "Roles of parameters that the caller can change, like vector or tile_m. Their moves are"
         " added to the best moves of any role.",
         choices=lambda: tuple(sorted(ROLES)),
+    )
+    reader: str | None = _field(
+        "text",
+        "Class of the model that reads `context`. For a strong one, which writes right kernels for"
+        " common chips by itself, it has at most 2,000 tokens of what surprises, unless more is"
+        " known to help (`uplift`). Default: the full context.",
+        choices=lambda: READERS,
     )
     operators: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()

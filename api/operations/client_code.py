@@ -33,6 +33,7 @@ RECORDS: Mapping[type, tuple[str, ...]] = {
     answers.HotLines: (),
     answers.Verdict: (),
     answers.ProfileRead: (),
+    answers.Uplift: (),
     answers.DocumentRef: (),
     answers.Excerpt: ("category", "text", "document"),
     answers.Move: (),

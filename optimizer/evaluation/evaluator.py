@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import random
 import shutil
 import tempfile
@@ -34,7 +35,12 @@ from optimizer.evaluation.candidate_processes import (
     EvaluationContext,
 )
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.profilers import Collected, collect_all, write_job
+from optimizer.evaluation.collectors.profilers import (
+    Collected,
+    collect_all,
+    collect_lines,
+    write_job,
+)
 from optimizer.evaluation.correctness.check import check_case, run_simulated
 from optimizer.evaluation.correctness.prepared import PreparedCase, PreparedProblem
 from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
@@ -89,6 +95,7 @@ from optimizer.evaluation.toolchains.base import (
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
+MAX_LINE_PROFILES = 8  # of one evaluator; each takes seconds
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
@@ -172,6 +179,8 @@ class Evaluator:
         self._owns_pool = pool is None
         self._signatures = tuple(signatures)
         self._rules = rules
+        self._fastest_us = math.inf
+        self._sampled = 0
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
         pool = pool or RunnerPool(RunnerSettings(device, settings.threads, self._level))
         flush_bytes, reuses = flush_bytes_of(target.facts), reuses_processes(device)
@@ -258,7 +267,7 @@ class Evaluator:
             if not self.context.reuses:
                 self.context.pool.prepare()
             shutil.rmtree(workdir, ignore_errors=True)
-        evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
+        evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected, bundle.source)
         self.context.journal.finish(evaluation, self.problem)
         return evaluation
 
@@ -266,7 +275,8 @@ class Evaluator:
         """Reports of profilers, which take seconds: on request, and for correct candidates."""
         kinds = ("python", "c_abi")
         timed = [case for case in attempt.cases if case.timed]
-        wanted = self.settings.profile and attempt.validity == "correct" and timed
+        by_line = self._is_fastest(attempt)
+        wanted = (self.settings.profile or by_line) and attempt.validity == "correct" and timed
         if not wanted or attempt.loader is None or attempt.loader.kind not in kinds:
             return []
         began = time.perf_counter()
@@ -281,12 +291,34 @@ class Evaluator:
         )
         with self.context.lock:
             self.context.alone()
-            collected = collect_all(job)
+            collected = collect_all(job) if self.settings.profile else []
+            if by_line is not None:
+                collected.append(collect_lines(job, by_line))
         attempt.seconds["profile"] = time.perf_counter() - began
         return collected
 
+    def _is_fastest(self, attempt: Attempt) -> float | None:
+        """Microseconds of a call of the leading case if this candidate is to be sampled by line: it
+        is the fastest so far, and fewer than MAX_LINE_PROFILES were sampled."""
+        known = (t.candidate_us or t.rough_us for t in attempt.timings)
+        times = [time_us for time_us in known if time_us is not None]
+        whole = len(times) == len(attempt.timings) > 0
+        if not whole or attempt.validity != "correct" or sum(times) >= self._fastest_us:
+            return None
+        self._fastest_us = sum(times)
+        compiled = attempt.loader is not None and attempt.loader.kind == "c_abi"
+        sampled = self.settings.lines and (compiled or self.device == "cuda")
+        if not sampled or self._sampled >= MAX_LINE_PROFILES:
+            return None
+        self._sampled += 1
+        return max(times)
+
     def _diagnosed(
-        self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
+        self,
+        evaluation: Evaluation,
+        cases: Sequence[Case],
+        collected: Sequence[Collected],
+        source: str,
     ) -> Evaluation:
         began = time.perf_counter()
         counted = self.context.problem.counted_work if evaluation.correct else self.work
@@ -299,6 +331,7 @@ class Evaluator:
             signatures=self._signatures,
             rules=self._rules,
             collected=collected,
+            source=source,
         )
         verdict = diagnose_evaluation(evaluation, inputs)
         took = {**evaluation.seconds, "diagnose": round(time.perf_counter() - began, 4)}

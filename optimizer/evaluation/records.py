@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
-from kb.answers import SignalFinding, Verdict
+from kb.answers import HotLines, SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 Validity = Literal[
@@ -261,7 +261,13 @@ def verdict_from_json(record: Mapping[str, Any]) -> EvaluationVerdict:
     for name in ("unrecognised", "ruled_out", "abstained", "measure_next", "signatures", "kernels"):
         fields[name] = tuple(fields.get(name, ()))
     signals = tuple(_signal(row) for row in fields.get("signals", ()))
-    return EvaluationVerdict(**{**fields, "signals": signals})
+    lines = tuple(_hot_lines(row) for row in fields.get("lines", ()))
+    return EvaluationVerdict(**{**fields, "signals": signals, "lines": lines})
+
+
+def _hot_lines(row: Mapping[str, Any]) -> HotLines:
+    lists = {name: tuple(row[name]) for name in ("signals", "instructions", "source")}
+    return HotLines(**{**row, **lists})
 
 
 def _signal(row: Mapping[str, Any]) -> SignalFinding:

@@ -21,6 +21,9 @@ from retrieval.request import Task
 
 HEADINGS = {
     "errors": "## What the log says",
+    "surprises": "## What surprises on this chip",
+    "facts": "## Limits and rates of this device",
+    "kernels": "## Whole kernels for this operator, the closest first",
     "symbols": "## The names in question",  # NAMES for a first kernel
     "constraint": "## Constraints: what must hold",
     "guidance": "## Guidance: what to try",

@@ -19,7 +19,16 @@ from kb.answers import HotLines, SignalFinding
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, Value, compile_predicate
 from retrieval.diagnose.signals import DATA, load_signals
-from retrieval.profiles.lines import OTHER, READY, Access, LineRow, access_of, awaited_by
+from retrieval.profiles.lines import (
+    OTHER,
+    READY,
+    TIME_UNIT,
+    Access,
+    LineRow,
+    access_of,
+    awaited_by,
+    without_skid,
+)
 
 MIN_SHARE = 5.0  # per cent of the samples, or of what is moved in vain, of a hot line
 MAX_GROUPS = 6
@@ -80,6 +89,8 @@ def hot_lines(
     """The groups of hot lines of one kernel, in descending order of their share. `rows` are in the
     order of addresses; `draft` is the source of the kernel, from which lines are quoted.
     """
+    if unit == TIME_UNIT:
+        rows = without_skid(_located(rows, draft or ""))
     total = sum(row.samples for row in rows)
     if not total:
         rows = [replace(row, samples=1.0) for row in rows]
@@ -92,6 +103,19 @@ def hot_lines(
         replace(found, source=_quoted(found, texts, draft)) if found.first else found
         for found in (_described(group, total, unit) for group in chosen)
     )
+
+
+def _located(rows: Sequence[LineRow], draft: str) -> list[LineRow]:
+    """The rows with the numbers of the nearest lines of the draft that have the same text."""
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(draft.splitlines(), 1):
+        places.setdefault("".join(line.split()), []).append(number)
+
+    def nearest(row: LineRow) -> int:
+        known = places.get("".join(row.source.split()), ()) if row.source else ()
+        return min(known, key=lambda number: abs(number - row.line), default=row.line)
+
+    return [replace(row, line=nearest(row)) for row in rows]
 
 
 def _in_order(groups: Sequence[list[_Line]]) -> list[list[_Line]]:

@@ -39,6 +39,8 @@ class LineRow:
     lanes: float | None = None
 
 
+TIME_UNIT = "the time"  # unit of samples of a processor, which have no stall reasons
+
 # Names of stall reasons in ncu's source view and its metrics, CUPTI, Proton and rocprofv3. A name
 # is matched without its prefix and case.
 STALLS = {
@@ -284,7 +286,7 @@ def awaited_by(rows: Sequence[LineRow], place: int, stall: str = "") -> int | No
             # cp.async is waited for by a barrier behind LDGDEPBAR, which names no register.
             return _nearest(rows, place, ("async_copy",), LOOK_BACK)
         return found
-    return _skidded(rows, place)
+    return None
 
 
 NEAR = 16  # instructions
@@ -341,14 +343,20 @@ def _awaited_on_amd(rows: Sequence[LineRow], place: int) -> int | None:
     return None
 
 
-def _skidded(rows: Sequence[LineRow], place: int) -> int | None:
-    """Interrupts of a processor arrive after the instruction that took the time: without a memory
-    access at the sampled one, the instruction before it.
+def without_skid(rows: Sequence[LineRow]) -> list[LineRow]:
+    """The rows of a processor, with samples at the instruction that took the time: an interrupt
+    arrives after it, so that samples of one without a memory access belong to a slow one before it.
     """
     slow = ("load", "gather", "divide", "atomic", "call")
-    if place == 0 or access_of(rows[place].instruction).kind in (*slow, "store", "scatter"):
-        return None
-    return place - 1 if access_of(rows[place - 1].instruction).kind in slow else None
+    moved = list(rows)
+    for place in range(1, len(moved)):
+        late, early = moved[place], moved[place - 1]
+        own = access_of(late.instruction).kind
+        if own in (*slow, "store", "scatter") or access_of(early.instruction).kind not in slow:
+            continue
+        moved[place - 1] = replace(early, samples=early.samples + late.samples)
+        moved[place] = replace(late, samples=0.0)
+    return moved
 
 
 # -- rows of one kernel

@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from retrieval.profiles.lines import LineRow, of_leading
+from retrieval.profiles.lines import TIME_UNIT, LineRow, of_leading
 from retrieval.profiles.profile import Kernel, Metric, Profile, number
 
 KIND = "perf"
@@ -39,7 +39,13 @@ _TEXT = re.compile(
     r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.]+)%\))?\s*"
 )
 _MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.]+%\))?\s*")
-_TOP_DOWN = re.compile(r"\s*(?P<value>-?[\d.]+)?\s*%\s+(?P<name>tma_\w+)\s*")
+# Metrics of the top-down analysis of Intel (tma_*), and of AMD.
+_TOP_DOWN = re.compile(
+    r"\s*(?P<value>-?[\d.,]+)?\s*%\s+(?P<name>tma_\w+|(?:frontend|backend)_bound\w*"
+    r"|bad_speculation\w*|retiring\w*)\s*"
+)
+_MISSES = {"LLC-load-misses", "cache-misses", "ll_cache_miss_rd"}  # bytes, if divided by the time
+_ELAPSED = re.compile(r"\s*(\d+[.,]\d+)\s.{0,40}seconds time elapsed")
 _GROUPED = re.compile(r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{3})+")
 
 
@@ -68,7 +74,8 @@ class Counts:
         match = _TOP_DOWN.fullmatch(unit)
         if match is None:
             return
-        shown = number(match["value"]) if match["value"] else value
+        text = re.sub(r",(\d{1,2})$", r".\1", match["value"] or "")  # a decimal comma
+        shown = number(text) if text else value
         if shown is not None:
             self.metrics.setdefault(match["name"], shown)
 
@@ -77,7 +84,7 @@ def read(text: str) -> Profile | None:
     """The counts, or the lines and symbols of a sampled program; None for another text."""
     kernel, rows = of_leading(read_lines(text))
     if rows:
-        return Profile(KIND, kernel, {}, (Kernel(kernel, 1, 0.0),), (), rows, "% of the time")
+        return Profile(KIND, kernel, {}, (Kernel(kernel, 1, 0.0),), (), rows, TIME_UNIT)
     counts = next((c for c in (_json(text), counts_of_csv(text), _text(text)) if c), None)
     if counts is None:
         return _report(text)
@@ -138,6 +145,8 @@ def _text(text: str) -> Counts | None:
         return None
     counts = Counts()
     for line in _lines(text):
+        if (elapsed := _ELAPSED.match(line)) and _MISSES & counts.metrics.keys():
+            counts.metrics["seconds time elapsed"] = float(elapsed[1].replace(",", "."))
         match = _TEXT.fullmatch(line)
         if match is not None:
             share = number(match["share"]) if match["share"] else None
@@ -208,7 +217,21 @@ def read_lines(text: str) -> dict[str, list[LineRow]]:
                 symbol = named["name"]
             elif quoted["text"].strip() and not quoted["text"].rstrip().endswith("():"):
                 source, line = quoted["text"].strip(), int(quoted["line"] or 0)
-    return tables
+    return {name: _with_file(rows) for name, rows in tables.items()}
+
+
+def _with_file(rows: list[LineRow]) -> list[LineRow]:
+    """The rows with their file and line, which perf names at sampled instructions only: the number
+    before a source line counts from the start of the listing in some versions.
+    """
+    files = {row.file for row in rows if row.file}
+    by_samples = sorted(rows, key=lambda row: row.samples)
+    marked = {row.source: row.line for row in by_samples if row.file and row.source}
+    file = next(iter(files)) if len(files) == 1 else ""
+    return [
+        row if row.file else replace(row, file=file, line=marked.get(row.source, row.line))
+        for row in rows
+    ]
 
 
 _REPORTED = re.compile(

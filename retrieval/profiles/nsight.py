@@ -153,12 +153,16 @@ def _wide_launches(rows: Iterator[Mapping[str, str]], names: Sequence[str]) -> l
 
 def _text_launches(lines: Sequence[str]) -> list[Launch]:
     launches: list[tuple[str, dict[str, Metric]]] = []
+    advice: list[list[str]] = []
     columns: list[tuple[int, int]] = []
     for line in lines:
+        if advice:
+            advice[-1].append(line)
         if ", Context " in line and ", Stream " in line:
             head = line.partition(", Context ")[0].strip()
             kernel = _TIME_OF_LAUNCH.sub("", _GRID.sub("", head))
             launches.append((kernel, {}))
+            advice.append([])
         elif "---" in line and not line.strip(" -"):
             drawn = [(match.start(), match.end()) for match in re.finditer("-+", line)]
             columns = drawn if len(drawn) == 3 else []
@@ -168,7 +172,65 @@ def _text_launches(lines: Sequence[str]) -> list[Launch]:
             (first, second), (third, fourth), (fifth, _) = columns
             cells = line[first:second], line[third:fourth], line[fifth:]
             _add(launches[-1][1], *(cell.strip() for cell in cells))
+    for (_, metrics), written in zip(launches, advice, strict=True):
+        for name, value in _advised(" ".join(" ".join(written).split())).items():
+            metrics.setdefault(name, value)
     return [_launch(kernel, metrics) for kernel, metrics in launches if metrics]
+
+
+# Phrases of the advice about a stall, with its reason.
+_PHRASES = {
+    "a L1TEX (local, global, surface, texture) operation": "long_scoreboard",
+    "MIO (memory input/output) instruction queue": "mio_throttle",
+    "MIO (memory input/output) operation": "short_scoreboard",
+    "sibling warps at a CTA barrier": "barrier",
+    "a fixed latency execution dependency": "wait",
+    "local/global (LG) instruction queue": "lg_throttle",
+    "LG (local/global) memory": "lg_throttle",
+    "execution pipe to be available": "math_pipe_throttle",
+    "branch target to be computed": "branch_resolving",
+    "memory barrier": "membar",
+    "instruction cache": "no_instruction",
+    "immediate constant cache": "imc_miss",
+    "IMC miss": "imc_miss",
+}
+_STALL_ADVICE = re.compile(
+    r"being stalled (?P<what>.{10,400}?)\. .{0,1500}?This stall type represents about"
+    r" (?P<share>[\d.]+)% of the total average of (?P<cycles>[\d.]+) cycles"
+)
+_EXCESS = re.compile(
+    r"uncoalesced (?P<space>global|shared) accesses resulting in a total of \d+ excessive"
+    r" (?:sectors|wavefronts) \((?P<share>\d+)% of the total"
+)
+_CONFLICTS = re.compile(r"bank conflicts, which represent (?P<share>[\d.]+)% of the overall")
+_BUSIEST = re.compile(
+    r"\b(?P<pipe>XU|FP64|Tensor\S*) is the highest-utilized pipeline \((?P<share>[\d.]+)%"
+)
+_PIPES = {"XU": "special_pipe_pct", "FP64": "fp64_pipe_pct"}
+
+
+def _advised(text: str) -> dict[str, Metric]:
+    """The numbers in the advice of a report: the leading stall, accesses in vain, the busiest pipe.
+    Its tables have no stall reasons.
+    """
+    found: dict[str, Metric] = {}
+    for stall in _STALL_ADVICE.finditer(text):
+        reason = next((name for phrase, name in _PHRASES.items() if phrase in stall["what"]), "")
+        if f"{reason}_stall_share" in _SHARES:
+            found[f"{reason}_stall_share"] = round(float(stall["share"]) / 100, 4)
+    for excess in _EXCESS.finditer(text):
+        share = float(excess["share"])
+        if excess["space"] == "global":
+            found["load_efficiency_pct"] = round(100 - share, 2)
+        else:
+            found["bank_conflict_ratio"] = round(share / 100, 4)
+    for conflict in _CONFLICTS.finditer(text):
+        known = float(str(found.get("bank_conflict_ratio", 0)))
+        found["bank_conflict_ratio"] = max(known, round(float(conflict["share"]) / 100, 4))
+    for busiest in _BUSIEST.finditer(text):
+        if busiest["pipe"] in _PIPES:
+            found[_PIPES[busiest["pipe"]]] = float(busiest["share"])
+    return found
 
 
 def _launch(kernel: str, metrics: Mapping[str, Metric]) -> Launch:

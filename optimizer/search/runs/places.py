@@ -33,7 +33,7 @@ from optimizer.evaluation.evaluate import (
     resolver,
 )
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import EvaluationSettings, settings_of_search
 from optimizer.evaluation.targets import AUTO, target_for
 from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -64,7 +64,7 @@ def bench_for(
 ) -> LocalBench | SimulatedBench:
     """The bench of this machine's devices, or of a chip's own commands."""
     target = target_of(places)
-    settings = EvaluationSettings()
+    settings = settings_of_search()
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     signatures = known_signatures(base, target.lineage)
     rules = known_rules(base, target.lineage)
