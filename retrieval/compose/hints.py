@@ -15,13 +15,11 @@ from retrieval.compose.composer import Composed, Material
 from retrieval.compose.sections import one_line
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
+from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.names import hint_of_name
 from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
-# The highest score of a section about a chip by words alone (see by_signal): above it, its heading,
-# its text or a move names the signal.
-WORDS_ALONE = 1.0
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 KNOWLEDGE_LOADING = "The built-in knowledge is being loaded: this answer lacks parts of it."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."

@@ -77,13 +77,16 @@ class SectionWeights:
     """
 
     heading: float = 1.5
+    topic: float = 0.2
+    use: float = 0.4
+    follow: float = 0.0
     afterwards: float = 0.4
     named: float = 0.35
     tagged: float = 0.15
     moved: float = 0.7
     family: float = 0.75
     general: float = 0.6
-    aside: float = 0.6
+    aside: float = 0.8
     another: float = 0.7
     operator: float = 0.6
     rule: float = 0.7
@@ -100,6 +103,9 @@ class SectionWeights:
 
 
 WEIGHTS = SectionWeights()
+# The highest score of a section by words and use alone: above it, its heading, its text or a move
+# names the signal.
+WORDS_ALONE = math.sqrt(1.0 + WEIGHTS.use)
 
 
 def by_sections(
@@ -122,6 +128,7 @@ def by_sections(
     best = max((entry.score for entry in pool), default=0.0) or 1.0
     by_seq = {entry.seq: entry for entry in pool}
     marks = snapshot.marks(by_seq, signal.id, move_ids)
+    uses = dict(zip(by_seq, snapshot.uses(list(by_seq), signal.id).tolist(), strict=True))
     sections: dict[str, list[Mark]] = {}
     for mark in marks:
         sections.setdefault(mark.section_id, []).append(mark)
@@ -130,36 +137,42 @@ def by_sections(
     naming: set[int] = set()  # sections of the chip itself whose text names the signal
     behind: list[Ranked] = []
     for members in sections.values():
-        entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
+        own = [(by_seq[m.seq].score / best + weights.use * uses[m.seq], by_seq[m.seq]) for m in members]
+        own.sort(key=lambda pair: (-pair[0], pair[1].seq))
+        entries = [entry for _, entry in own]
         title = members[0].path[-1] if members[0].path else ""
         heading = titles.of(title)
-        evidence = _evidence(members, heading, signal, weights)
+        use = max(uses[m.seq] for m in members)
+        evidence = _evidence(members, heading, signal, use, weights)
         aside = weights.aside if signal.id in heading.aside else 1.0
-        words = entries[0].score / best * aside
+        words = own[0][0] * aside
         near = _nearness(members[0], lineage, chips, weights)
         if near == 1.0 and _names_signal(members, title, signal.id, op):
             naming.add(entries[0].seq)
         general = near == weights.general
-        score = math.sqrt(max(0.0, words + near * evidence))
+        score, factor = math.sqrt(max(0.0, words + near * evidence)), 1.0
         if not any(m.moved for m in members):
-            score *= weights.titled(titles.of_another(title, signal.id), general)
+            factor *= weights.titled(titles.of_another(title, signal.id), general)
             if general and _is_guide_to_other(members[0].path, op):
-                score *= weights.operator
+                factor *= weights.operator
         if entries[0].category == "constraint" and signal.group not in BROKEN:
-            score *= weights.rule
+            factor *= weights.rule
         if general and alone:
-            score *= weights.alone
+            factor *= weights.alone
         if general and speaks_of_other_machines(members, languages):
-            score *= weights.far
+            factor *= weights.far
+        score *= factor
         places[entries[0].seq] = general
         leads.append(_scored(entries[0], score))
-        behind += [_scored(e, FOLLOWING * e.score / best) for e in entries[1:]]
+        behind += [
+            _scored(e, factor * math.sqrt(max(0.0, w * aside + weights.follow * near * evidence)))
+            for w, e in own[1:]
+        ]
     tail = [_scored(entry, 0.0) for entry in rest]
     leads = _own_first(leads, places, naming)
     leads = _far_behind(leads, places, weights)
-    leads.sort(key=lambda e: (-e.score, e.seq))
-    behind.sort(key=lambda e: (-e.score, e.seq))
-    return [*leads, *behind, *tail]
+    ordered = sorted([*leads, *behind], key=lambda e: (-e.score, e.seq))
+    return [*ordered, *tail]
 
 
 def _far_behind(
@@ -246,7 +259,7 @@ def _families_in(title: str) -> frozenset[str]:
 
 
 def _evidence(
-    members: Sequence[Mark], heading: Heading, signal: Signal, weights: SectionWeights
+    members: Sequence[Mark], heading: Heading, signal: Signal, use: float, weights: SectionWeights
 ) -> float:
     """The evidence in the section's heading, text, tags and moves."""
     named, tagged, moved = 0.0, 0.0, 0.0
@@ -258,8 +271,12 @@ def _evidence(
     if not affinity:
         return named + tagged + moved
     later = any(contains_phrase(heading.words, words) for words in signal.afterwards)
+    clear = 1.0 if affinity >= BY_ID else weights.topic + (1 - weights.topic) * use
     return (
-        weights.heading * (weights.afterwards if later else 1.0) * affinity + named + tagged + moved
+        clear * weights.heading * (weights.afterwards if later else 1.0) * affinity
+        + named
+        + tagged
+        + moved
     )
 
 
