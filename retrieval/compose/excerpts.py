@@ -305,7 +305,7 @@ def signal_excerpts(
     live = _Neighbourhood(snapshot, pool, scope, excluded)
     seqs = [entry.seq for entry in pool]
     uses = dict(zip(seqs, snapshot.uses(seqs, signal).tolist(), strict=True)) if signal else {}
-    near = FAR * ranked[0].score if ranked else 0.0
+    near = FAR * max((entry.score for entry in pool), default=0.0)
     chosen: list[Sequence[Passage]] = []
     used: set[int] = set()
     repeats = Repeats(shape.duplicate)
@@ -313,8 +313,7 @@ def signal_excerpts(
         passage = live.get(entry.seq)
         if passage is None or entry.seq in used:
             continue
-        general = ANY in passage.hardware
-        if len(chosen) >= ENOUGH and entry.score < near and (general or uses.get(entry.seq, 0) < USEFUL):
+        if len(chosen) >= ENOUGH and _is_far(entry, passage, near, uses):
             continue
         group: Sequence[Passage] = [passage]
         if signal is None or entry.score > WORDS_ALONE:
@@ -333,9 +332,13 @@ def signal_excerpts(
     return [excerpt_of(group, by_seq) for group in chosen]
 
 
-def _section_around(
-    snapshot: Snapshot, hit: Passage, scope: ScopeFilter
-) -> Sequence[Passage]:
+def _is_far(entry: Ranked, passage: Passage, near: float, uses: Mapping[int, float]) -> bool:
+    """Whether a passage has a low score and, if it is about the chip, hardly any use."""
+    use = 0.0 if ANY in passage.hardware else uses.get(entry.seq, 0.0)
+    return entry.score < near and use < USEFUL
+
+
+def _section_around(snapshot: Snapshot, hit: Passage, scope: ScopeFilter) -> Sequence[Passage]:
     """The part of a section around a hit, cached because a chip's sections occur in answers to many
     signals.
     """

@@ -9,9 +9,9 @@ know which chip a document is about (`Knowledge`) or what people decided about a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kb.tokens import tokenize
 from retrieval.snapshot.ontology import Ontology
@@ -36,16 +36,18 @@ _CALLED = re.compile(
 )
 # A subject that stands for what the sentence before speaks of: "This RAM is called L1."
 _AGAIN = re.compile(
-    r"^(?:This|These|The latter) (?:memory|memories|RAM|SRAM|buffers?|storage|units?|engines?|cores?|queues?|registers?|caches?|instructions?)$"
+    r"^(?:This|These|The latter) (?:memory|memories|RAM|SRAM|buffers?|storage|units?|engines?"
+    r"|cores?|queues?|registers?|caches?|instructions?)$"
 )
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|:\w+:`~?([^`<]*)(?:<[^`]*>)?`")
 # Where the noun phrase of a definition ends: "a queue of requests for the core" is a queue.
 _PHRASE_ENDS = re.compile(
-    r"[.;:,(]|\b(?:that|which|for|to|used|where|when|of|in|within|inside|with|on(?! ?-?chip)|between|from|by|at|per)\b"
+    r"[.;:,(]|\b(?:that|which|for|to|used|where|when|of|in|within|inside|with"
+    r"|on(?! ?-?chip)|between|from|by|at|per)\b"
 )
 
 
-class Section(NamedTuple):
+class SectionTexts(NamedTuple):
     """Sections as they are stored: `texts` are those of its passages, in reading order."""
 
     id: str
@@ -55,8 +57,9 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a document for a concept. `quote` is the text that says so, in section `section_id`;
-    both are empty for a name of the ontology: one of every manual ("name") or of a family.
+    """A term of a document for a concept. `quote` is the text that says so, in section
+    `section_id`; both are empty for a name of the ontology: one of every manual ("name") or of a
+    family.
     `passages` counts the document's passages with it.
     """
 
@@ -68,7 +71,7 @@ class Term:
     passages: int = 0
 
 
-def terms_of(sections: Iterable[Section], ontology: Ontology) -> list[Term]:
+def terms_of(sections: Iterable[SectionTexts], ontology: Ontology) -> list[Term]:
     """The terms that a document defines, in reading order; of one term the first definition."""
     found: dict[str, Term] = {}
     for section in sections:
@@ -154,7 +157,7 @@ def _glossary_row(line: str) -> tuple[str, str] | None:
     """The term and its meaning, of a row of a table or an entry of a list."""
     cells = [cell.strip(_MARKS) for cell in line.strip("| ").split("|")]
     if len(cells) < 2:
-        cells = [part.strip(_MARKS) for part in re.split(r":| – | — | - ", line, maxsplit=1)]
+        cells = [part.strip(_MARKS) for part in re.split(r":| [\u2013\u2014-] ", line, maxsplit=1)]
     if len(cells) < 2 or not 0 < len(cells[0].split()) <= 4:
         return None
     return cells[0], cells[1]

@@ -6,7 +6,7 @@ Reads `data/ontology.toml`. Does not know documents.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ REASONS = ("cause", "symptom", "limit", "remedy", "counter", "example")
 
 
 @dataclass(frozen=True)
-class Concept:
+class OntologyConcept:
     """A concept of the field. `names` mean it in every manual, those of `families` in manuals of a
     vendor or family. `raises` are the signals that it may raise.
     """
@@ -38,7 +38,7 @@ class Concept:
 class Ontology:
     """`concepts` by id; `groups` of entries by signal; the `words` of each reason of REASONS."""
 
-    concepts: Mapping[str, Concept]
+    concepts: Mapping[str, OntologyConcept]
     groups: Mapping[str, tuple[tuple[str, ...], ...]]
     words: Mapping[str, tuple[str, ...]]
     fingerprint: str
@@ -90,7 +90,7 @@ class Ontology:
 def ontology_from(data: Mapping[str, Any], text: str, signals: SignalRegistry) -> Ontology:
     """Check parsed TOML. Raises InvalidKnowledge, which names each unknown signal and concept."""
     concepts = {
-        row["id"]: Concept(
+        row["id"]: OntologyConcept(
             row["id"],
             row["kind"],
             row["meaning"],

@@ -19,7 +19,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.rows import portions
 from kb.scope import ANY
 from kb.tokens import shadow
-from retrieval.snapshot.lexicon import Section, terms_of
+from retrieval.snapshot.lexicon import SectionTexts, terms_of
 from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.segment import DocumentRows, PassageRow, SectionRow, StoredDocument
 
@@ -206,6 +206,6 @@ def _document(
     texts: dict[str, list[str]] = {section.id: [] for section in shown}
     for p in passages:
         texts[p["section_id"]].append(p["text"])
-    read = (Section(section.id, section.path, texts[section.id]) for section in shown)
+    read = (SectionTexts(section.id, section.path, texts[section.id]) for section in shown)
     terms = terms_of(read, load_ontology())
     return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)

@@ -119,8 +119,9 @@ class Segment:
     `Uses`.
 
     Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents,
-    section_about, section_uses and section_reasons. The passages of section s, in reading order, are the rows
-    `members[member_starts[s]:member_starts[s + 1]]`. `words` describes the word indexes.
+    section_about, section_uses and section_reasons. The passages of section s, in reading order,
+    are the rows `members[member_starts[s]:member_starts[s + 1]]`. `words` describes the word
+    indexes.
     """
 
     arrays: Arrays

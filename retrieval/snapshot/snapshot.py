@@ -28,7 +28,7 @@ from retrieval.snapshot.knowledge import Knowledge
 from retrieval.snapshot.lexicon import Term
 from retrieval.snapshot.ontology import REASONS
 from retrieval.snapshot.segment import Segment, SegmentPart, StoredDocument, number_of, runs_of
-from retrieval.snapshot.uses import FULL
+from retrieval.snapshot.uses import FULL, TREATED
 from retrieval.snapshot.words import Level, Postings, WordIndex
 
 T = TypeVar("T")
@@ -298,6 +298,21 @@ class Snapshot:
             inside = (rows >= part.first) & (rows < part.first + part.segment.rows)
             values[inside] = part.segment.uses[rows[inside] - part.first, column]
         return values / FULL
+
+    def treating(self, hardware: Sequence[str], access: AccessScope) -> dict[str, Rows]:
+        """The numbers of the passages about any of this hardware that treat a signal, by signal."""
+
+        def find() -> dict[str, Rows]:
+            rows = self._about_chips(hardware, ScopeFilter(None, access_scope=access))
+            found: dict[str, list[Rows]] = {signal: [] for signal in load_signals().ids}
+            for part in self._parts:
+                own = part.own(rows)
+                high = part.segment.uses[own] >= TREATED * FULL
+                for column, signal in enumerate(found):
+                    found[signal].append(part.segment.seqs[own[high[:, column]]])
+            return {s: np.concatenate(r or [np.zeros(0, np.int64)]) for s, r in found.items()}
+
+        return self.keep("treating", (tuple(hardware), access), find)
 
     def reasons(self, section_ids: Iterable[str], signal: str) -> dict[str, str]:
         """What each of these sections offers for a signal, one of REASONS; sections that hardly

@@ -25,6 +25,7 @@ SECTION, MOST_OF_SECTION = 1.8, 2.4
 ABSENT = 0.1  # factor for a group without a word
 RAISED = 0.3  # use of a passage about a concept that may raise the signal
 FULL = 255  # a use of 1
+TREATED = 0.7  # use of a passage about the chip, from which on its manuals treat the signal
 LEAST = 64  # use of a section from which on it has a reason
 USED = 2  # passages with a name from which on a document uses it
 Counts = NDArray[np.float32]
@@ -94,7 +95,7 @@ def concept_counts(
     concepts of each document.
     """
     totals = {
-        concept.id: np.sum([counts.of(name) for name in concept.names], axis=0, dtype=np.float32)
+        concept.id: np.asarray(np.sum([counts.of(n) for n in concept.names], axis=0), np.float32)
         for concept in ontology.concepts.values()
     }
     for place, names in enumerate(own):
