@@ -23,6 +23,7 @@ from api.web.pages import (
     see_other,
 )
 from ingestion.hardware import FactFilter
+from kb.errors import NotFound
 from kb.hardware.spec import is_shipped
 from retrieval.documents import list_documents
 from retrieval.onboarding import onboarding_steps
@@ -148,6 +149,17 @@ def samples(
     rows = hardware.list_samples(services, chip.id, operator).samples
     shown = paged(rows, number, 10)
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
+
+
+@router.get("/{hardware_id}/acceptance")
+def acceptance(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """The last acceptance test of the chip's manuals, or how to make one."""
+    chip = hardware.show_hardware(services, hardware_id)
+    try:
+        result = hardware.show_acceptance(services, chip.id)
+    except NotFound:
+        result = None
+    return page(request, "acceptance.html", chip=chip, result=result)
 
 
 @router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted, scope="function")])

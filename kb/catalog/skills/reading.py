@@ -362,12 +362,20 @@ def events_of(
 
 
 @dataclass(frozen=True)
+class RecipeText:
+    """A recipe as it is stored: its JSON, and the text of its template, "" if that is missing."""
+
+    body: Mapping[str, Any]
+    template: str
+
+
+@dataclass(frozen=True)
 class StoredHead:
-    """A head with what decides when it is chosen; see `KnownSkill`."""
+    """A head with what decides when it is chosen; see `MeasuredSkill`."""
 
     head: SkillHead
     owner: str
-    recipe: bool
+    recipe: RecipeText | None
     error: str | None
 
 
@@ -381,8 +389,14 @@ def stored_heads(connection: Connection) -> list[StoredHead]:
     for row in rows:
         head = record_of(SkillHead, row, scopes=scopes[row.id])
         error = row.metadata.get("error") if head.transformation.lower().startswith(MEND) else None
-        heads.append(StoredHead(head, row.access_scope, row.recipe is not None, error))
+        recipe = _recipe_text(row.recipe, row.metadata) if row.recipe is not None else None
+        heads.append(StoredHead(head, row.access_scope, recipe, error))
     return heads
+
+
+def _recipe_text(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> RecipeText:
+    template = metadata.get("files", {}).get(body.get("template"), "")
+    return RecipeText(body, str(template))
 
 
 def counters(connection: Connection) -> dict[str, tuple[int, int]]:
