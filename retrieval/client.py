@@ -344,6 +344,7 @@ class Job:
     group: str | None = None
     passages_done: int = 0
     passages: int | None = None
+    ahead: int | None = None
     attempts: int = 0
     created_at: str = ""
     started_at: str | None = None
@@ -362,7 +363,8 @@ class Job:
 @dataclass(frozen=True)
 class JobCounts:
     """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
-    that are embedding, their known passages, and those with a vector.
+    that are embedding, their known passages, and those with a vector. `seconds_left` is estimated
+    from the work of the last ten minutes; None while nothing is left or known.
     """
 
     queued: int = 0
@@ -373,6 +375,7 @@ class JobCounts:
     embedding: int = 0
     passages_done: int = 0
     passages: int = 0
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -711,17 +714,29 @@ class Kernlore:
         *,
         hardware: str | None = None,
         category: str | None = None,
+        q: str | None = None,
+        origin: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
     ) -> list[Json]:
         """List documents.
 
-        All documents by category and title.
+        Documents by category and title. `total` counts those of all pages.
 
         hardware: Only documents about exactly this hardware (id, name or alias).
         category: Only documents of this category.
+        q: Words that title or source key must have.
+        origin: Only built-in documents, or only uploads.
+        limit: Documents to return. Default: all.
+        offset: Documents to skip.
         """
         params = _sendable_fields(
             hardware=hardware,
             category=category,
+            q=q,
+            origin=origin,
+            limit=limit,
+            offset=offset,
         )
         body = self._call("GET", "/documents", params=params)
         return _rows(body, "documents")
@@ -798,16 +813,19 @@ class Kernlore:
         title: str | None = None,
         source_key: str | None = None,
         group: str | None = None,
+        replace: bool = False,
     ) -> list[Upload]:
         """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
 
-        `group` is a name for what is sent together; several files get a new one where none is
-        given.
+        A folder stands for its files, which are named by their paths in it; a ZIP archive is
+        unpacked by the service. `group` is a name for what is sent together; several files get a
+        new one where none is given. Without `replace`, a file whose text is unrelated to the
+        document of the same name replaces nothing: its job fails with `unrelated_version`.
 
         When one is refused the error's `details` name it and list, as `accepted`, the documents
         sent before it. Sending those again is harmless: they answer `unchanged`.
         """
-        several = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+        several = _named_files([paths] if isinstance(paths, str | Path) else paths)
         if len(several) != 1 and (title or source_key):
             hint = "Upload the files one by one to name them, or leave both out."
             raise KernloreClientError("invalid_request", "one name for several files", hint)
@@ -816,10 +834,11 @@ class Kernlore:
         names = {"category": category, "title": title, "source_key": source_key, "group": group}
         about = [Part("hardware", chip) for chip in _listed(hardware) or ()]
         about += [Part(name, value) for name, value in names.items() if value is not None]
+        about += [Part("replace", "true")] if replace else []
         sent: list[Upload] = []
-        for path in several:
+        for name, path in several:
             try:
-                sent.append(self._upload_one(path, about))
+                self._upload_one(path, name, about, sent)
             except KernloreClientError as error:
                 error.details.update(path=str(path), accepted=[u.document_id for u in sent])
                 raise
@@ -842,16 +861,24 @@ class Kernlore:
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, 2.0)
 
-    def _upload_one(self, path: Path, about: Sequence[Part]) -> Upload:
+    def _upload_one(self, path: Path, name: str, about: Sequence[Part], sent: list[Upload]) -> None:
+        """Send one file, and add its document, or those of an archive, to `sent`."""
         try:
             file = path.open("rb")
         except OSError as error:
             message = f"cannot read {path}: {error.strerror}"
-            hint = "Give the path of a file, not of a folder, that this process may read."
+            hint = "Give the path of a file or folder that this process may read."
             raise KernloreClientError("invalid_request", message, hint) from error
         with file:
-            body = self._call("POST", "/documents", files=[*about, Part("file", file, path.name)])
-        return _record(Upload, body[0] if isinstance(body, list) and len(body) == 1 else body)
+            body = self._call("POST", "/documents", files=[*about, Part("file", file, name)])
+        if isinstance(body, list):  # from a service of an earlier version
+            body = {"documents": body}
+        answers = body.get("documents", [body])
+        sent += [_record(Upload, answer) for answer in answers if "error" not in answer]
+        for answer in answers:
+            if refusal := answer.get("error"):
+                message = f"{answer['name']}: {refusal['message']}"
+                raise KernloreClientError(refusal["code"], message, refusal.get("hint", ""))
 
     def _call(self, method: str, path: str, **carried: Any) -> Any:
         status, body = self._backend.send(method, path, **carried)
@@ -861,6 +888,29 @@ class Kernlore:
             hint, details = body.get("hint", ""), body.get("details")
             raise KernloreClientError(body["code"], body["message"], hint, details, status)
         raise _unexpected(f"{method} {path} answered {status}", body, status)
+
+
+def _named_files(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
+    """The files of paths and folders, each after the name that it is sent under."""
+    named: dict[str, Path] = {}
+    files: list[tuple[str, Path]] = []
+    for given in map(Path, paths):
+        inside = sorted(given.rglob("*")) if given.is_dir() else [given]
+        for path in inside:
+            below = path.relative_to(given) if given.is_dir() else Path(given.name)
+            if given.is_dir() and (
+                not path.is_file() or any(part.startswith(".") for part in below.parts)
+            ):
+                continue
+            name = below.as_posix()
+            if named.setdefault(name, path) != path:
+                message = f"{named[name]} and {path} would both be sent as {name}"
+                hint = "Give the folder above both, or upload each with its own source_key."
+                raise KernloreClientError("invalid_request", message, hint)
+            files.append((name, path))
+    if not files:
+        raise KernloreClientError("invalid_request", "no files to upload", "Check the paths.")
+    return files
 
 
 def _no_answer(error: httpx.RequestError, url: str, request: str) -> KernloreClientError:

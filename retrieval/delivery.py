@@ -24,6 +24,7 @@ from retrieval.compose.kernels import (
 )
 from retrieval.operators import OperatorKind, load_operators
 from retrieval.request import MAX_TOKENS, RetrieveRequest
+from retrieval.scope import scope_of
 from retrieval.snapshot.knowledge import Chips
 from retrieval.snapshot.snapshot import Snapshot
 
@@ -78,7 +79,8 @@ def delivered_kernels(
     cells = [
         cell
         for chip in chosen
-        for name in _languages(chips, chip, language)
+        for name in _languages(snapshot, chips, chip, base.access)
+        if not language or name == language
         for cell in _cells(snapshot, chips, chip, name, kinds, task, max_tokens, base.access)
     ]
     holes = sum(cell.arrives not in ("whole", "main loop") for cell in cells)
@@ -89,12 +91,19 @@ def _chips(chips: Chips) -> list[str]:
     return sorted(name for name, spec in chips.all().items() if spec.kind == CHIPS)
 
 
-def _languages(chips: Chips, chip: str, language: str) -> Sequence[str]:
-    specs = chips.all()
-    lineage = chips.lineage(chip)
-    declared = next((specs[h].languages for h in lineage if specs[h].languages), ())
-    chains = [name for h in lineage for name in specs[h].toolchains]
-    return [n for n in dict.fromkeys((*declared, *chains)) if not language or n == language]
+def _languages(snapshot: Snapshot, chips: Chips, chip: str, access: AccessScope) -> tuple[str, ...]:
+    """The languages of kernels for a chip: its own, and those of kernels that were compiled."""
+    scope = scope_of(
+        RetrieveRequest(hardware=chip, access_scope=access),
+        chips,
+        lambda own: snapshot.languages_of(own, access),
+    )
+    compiled = (
+        kernel.language
+        for kernel in snapshot.kernels(scope.lineage, access)
+        if kernel.status not in ("untried", "refused")
+    )
+    return tuple(dict.fromkeys((*scope.chip_languages, *filter(None, compiled))))
 
 
 def _kinds(operator: str) -> list[OperatorKind]:

@@ -137,6 +137,7 @@ decide_facts = declared(
         "ids": {"value": {"status": "rejected", "ids": ["fact_0123456789abcdef"]}},
     },
 )(hardware.decide_facts)
+show_fact = declared("GET /facts/{fact_id}", "Show one fact", on=_registry)(hardware.show_fact)
 decide_fact = declared(
     "PATCH /facts/{fact_id}",
     "Accept, reject or correct a fact",

@@ -78,7 +78,7 @@ REFERENCE = 10  # names of a language in a document from which on it counts as a
 OWN_SECTIONS = 3  # number of sections titled for an operator above which they are not preferred
 OWN_SECTIONS_AMONG = 40  # passages among which those of the operator's own sections are sought
 OFFERED = 2  # candidates per section, since some are about other machines
-FORWARD = ("softmax", "norm")  # families with separate guides to the backward pass
+FORWARD = ("softmax", "norm", "attention")  # families with separate guides to the backward pass
 
 
 @dataclass(frozen=True)
@@ -260,12 +260,12 @@ def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> di
     """The offers of what surprises and of the device's facts."""
     language, kinds = material.request.language, material.traits.kinds
     languages = material.chip_languages if language is None else (language,)
-    facts = fact_block(material.facts, layout.facts)
 
     def surprises(room: int, largest: int, shown: frozenset[str]) -> Iterator[Block]:
         return surprise_blocks(snapshot, material.scope, material.lineage, languages, kinds)
 
     def facts_of(room: int, largest: int, shown: frozenset[str]) -> Sequence[Block]:
+        facts = fact_block(material.facts, layout.facts)
         return [facts] if facts is not None else []
 
     return {"surprises": surprises, "facts": facts_of}
@@ -434,11 +434,13 @@ def _fits_machine(material: Material, category: str, section: WholeSection) -> b
         return False
     if is_about_lacking(heading, section.text, material.request.lacks):
         return False
+    whole = f"{title} > {heading}"
+    asked = (material.request.query or "").lower()
+    other_pass = "backward" in whole.lower() and "backward" not in asked
+    if category != "hardware" and other_pass and _is_forward(material.request.op):
+        return False
     if material.toolchain is not None or category == "hardware" or not material.at_hand:
         return True
-    whole = f"{title} > {heading}"
-    if _is_forward(material.request.op) and "backward" in whole.lower():
-        return False
     return not is_for_others(whole, section.text, material.chip_languages)
 
 

@@ -220,7 +220,7 @@ def _selected_blocks(
     samples = [
         s
         for s in _samples(snapshot, target)
-        if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
+        if s.document_id is None or about.get(s.document_id, _stated(s, target)) >= ABOUT_LANGUAGE
     ]
     kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
     room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
@@ -249,6 +249,13 @@ def _selected_blocks(
         head = plain("section", "sections", "## From the documents of this chip")
         sections = [head, *sections]
     return [*kernels, *cards, *sections]
+
+
+def _stated(sample: Sample, target: Target) -> float:
+    """How much the document of a sample is about the language, where it is about the chip's family:
+    1 if the sample is in that language.
+    """
+    return 1.0 if sample.language == target.language else 0.0
 
 
 def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list[Block]:

@@ -47,6 +47,8 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "correct_passage": {"text": "A correction.", "actor": "ann"},
     "register_hardware": {"description": {"id": "h100", "summary": "Another."}},
     "correct_symbol": {"meaning": "A correction.", "actor": "ann"},
+    "restore_document": {"version": 1},
+    "decide_version": {"decision": "discard"},
     "decide_facts": {"status": "rejected", "where": {}, "actor": "ann"},
     "decide_fact": {"status": "rejected", "actor": "ann"},
     "change_skill": {"state": "retired", **SIGNED},

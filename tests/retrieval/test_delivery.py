@@ -36,7 +36,7 @@ from tests.catalogs import copy_data_dir
 from tests.shared import BUILTIN, once, read_builtin_knowledge
 
 SAMPLES = shipped_samples(BUILTIN)
-CHIPS = ("h100", "b200", "mi355x", "trainium2")
+CHIPS = ("h100", "b200", "mi355x", "trainium2", "riscv-v-128", "apple-m4", "gaudi3")
 EIGHT = [(chip, op) for chip in ("h100", "b200", "mi355x") for op in ("matmul", "attention")]
 
 
@@ -152,7 +152,7 @@ def test_every_kernel_that_ships_reaches_the_context_of_its_operator(
     chips = CHIPS if task == "write" else CHIPS[:1]
     for chip in chips:
         table = delivered_kernels(base, hardware=chip, task=task)  # type: ignore[arg-type]
-        assert len(table.kernels) >= 3
+        assert len(table.kernels) >= 2
         missing = [cell for cell in table.kernels if cell.arrives not in ("whole", "main loop")]
         assert not missing and table.holes == 0
         assert all(cell.tokens <= 24_000 for cell in table.kernels)

@@ -37,7 +37,14 @@ from optimizer.evaluation.problem.operators import ADDED_TO, traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import check_shapes
 from optimizer.evaluation.records import CaseTiming, Flag, OutputError
-from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times, work_of
+from optimizer.evaluation.roofline import (
+    CaseWork,
+    doubtful_us,
+    impossible_times,
+    remarkable,
+    unneeded_factor,
+    work_of,
+)
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.fresh_values import refresh
 from optimizer.evaluation.runner.kernels import DispatchWatch
@@ -524,9 +531,13 @@ class PreparedProblem:
         """Flags of a time that the device's ceilings contradict."""
         work, took = self.work(case), timing.candidate_us
         # What the result depends on is found only if it matters.
+        explained = 1.0
         if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
             work = self.needed_work(case)
-        return impossible_times(work, timing, ceilings)
+        if remarkable(timing) and ceilings:
+            work = self.needed_work(case)
+            explained = unneeded_factor(work, self.case(case).cost.result_bytes, ceilings)
+        return impossible_times(work, timing, ceilings, explained)
 
     def _dependence(self, case: Case) -> Dependence:
         if case.name not in self._dependences:
