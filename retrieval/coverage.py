@@ -8,6 +8,7 @@ in particular do not count. A passage counts for a signal if it has its tag or t
 
 from __future__ import annotations
 
+import keyword
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,14 @@ FIRST_KERNEL: Mapping[str, str] = {
     "limits": "names with sizes, alignments or counts that bound them",
     "launch": "entry or interface of the toolchain in hardware.toml",
 }
+# Words of the languages that chips' own are embedded in: no names of the chip.
+HOST_WORDS = frozenset(keyword.kwlist) | frozenset(
+    (
+        "auto", "case", "const", "default", "do", "double", "enum", "extern", "float", "goto",
+        "inline", "int", "long", "register", "short", "signed", "sizeof", "static", "struct",
+        "switch", "typedef", "union", "void",
+    )
+)  # fmt: skip
 ENOUGH = 2  # passages of the chip's own documents
 SUGGESTED = 3
 # Weight of a suggestion by the state of the signal that it would serve.
@@ -233,7 +242,8 @@ def _without_card(
     own = [kernel.code for kernel in kernels if not load_layout().is_known(kernel.language)]
     names: dict[str, None] = {}
     for code in [*stated, *own]:
-        names |= dict.fromkeys(entry.name for entry in unknown_names(code, cards))
+        unknown = (entry.name for entry in unknown_names(code, cards))
+        names |= dict.fromkeys(name for name in unknown if name not in HOST_WORDS)
     return tuple(names)[:MAX_NAMES]
 
 
