@@ -25,7 +25,7 @@ DATA ?= data
 # which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-postgres test-stores cluster postgres helm quick check lint types docs setup browser serve clean
+.PHONY: run test test-postgres test-stores cluster postgres helm emulators quick check lint types docs setup browser serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
@@ -99,6 +99,16 @@ helm: setup
 	else echo "Installing Helm's library for the tests of the chart."; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check helm-python-sdk==0.2.2 \
 			|| echo "Helm could not be installed; the chart will not be rendered."; fi
+
+# For the tests of the chips that run in an emulator; without it they are skipped. 500 MB.
+emulators:
+	@if command -v clang-19 >/dev/null && command -v qemu-hexagon >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing clang 19 and QEMU for the tests of emulated chips."; \
+		apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends qemu-user clang-19 lld-19 llvm-19 >/dev/null \
+			|| echo "clang 19 or QEMU could not be installed; tests of emulated chips will be skipped."; \
+	else echo "No clang 19 or QEMU: the tests of emulated chips will be skipped."; fi
 
 clean:
 	rm -rf $(VENV) $(DATA) build dist *.egg-info

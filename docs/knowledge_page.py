@@ -1,7 +1,8 @@
 """The page docs/reference/knowledge.md: the built-in knowledge, counted from its files.
 
-Three tables: chips, whole kernels, skills. Opens no catalog: documents are parsed and their cards
-of names counted as ingestion would, which takes about five seconds of a processor.
+Four tables: chips, chips that run in an emulator, whole kernels, skills. Opens no catalog:
+documents are parsed and their cards of names counted as ingestion would, which takes about five
+seconds of a processor.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def knowledge_page(manuals: Path, library: Path, notice: str) -> str:
         " signatures. `kernlore hardware coverage ID` lists the covered and missing signals and"
         " topics of one chip.",
         "",
+        *_emulated(specs, samples),
+        "",
         *_kernels(samples),
         "",
         *_skills(skills),
@@ -127,6 +130,37 @@ def _chips(
         )
         cells = (f"`{spec.id}`", spec.name, KINDS[spec.kind], ", ".join(spec.languages), *pairs)
         yield f"| {' | '.join(cells)} |"
+
+
+def _emulated(specs: Mapping[str, HardwareSpec], samples: Sequence[ShippedSample]) -> Iterator[str]:
+    yield from (
+        "## Chips that run in an emulator",
+        "",
+        "Compiler and emulator of these chips are packages that one command installs; without"
+        " them, the message about a missing program names it. Their costs are counts or cycles of"
+        " a model and no time. The sample of each toolchain is compiled, run and compared by"
+        " `kernlore hardware check ID` and by the tests.",
+        "",
+        "| id | language | programs | cost | whole kernels that ran | where | installed by |",
+        "|---|---|---|---|---|---|---|",
+    )
+    for spec in sorted(specs.values(), key=lambda spec: spec.id):
+        for language, chain in spec.toolchains.items():
+            if not chain.install:
+                continue
+            own = [s for s in samples if s.hardware == spec.id and s.language == language]
+            ran = [check for s in own if (check := _latest(s.checked, RAN)) is not None]
+            where = sorted({check.where for check in ran}) or ["the toolchain's sample alone"]
+            cells = (
+                f"`{spec.id}`",
+                language,
+                ", ".join(chain.programs),
+                chain.cost,
+                str(len(ran)),
+                "; ".join(where),
+                f"`{chain.install}`",
+            )
+            yield f"| {' | '.join(cells)} |"
 
 
 def _pair(own: int, reached: int) -> str:

@@ -361,6 +361,12 @@ def open_questions(registry: HardwareRegistry) -> list[tuple[str, int, int]]:
     ]
 
 
+def show_fact(registry: HardwareRegistry, fact_id: str) -> ShownFact:
+    """Its value, source, status, and the value before a correction."""
+    fact = registry.fact(fact_id)
+    return _fact(fact, fact.hardware_id)
+
+
 def decide_fact(
     registry: HardwareRegistry,
     fact_id: str,
@@ -368,7 +374,7 @@ def decide_fact(
     number: Annotated[IsFinite[float] | None, Doc("The value, in the unit of the fact.")] = None,
     text: Annotated[
         Annotated[str, MinLen(1), MaxLen(200)] | None,
-        Doc("The value as text, if it is not a number."),
+        Doc("The value as text: with its unit, like 192 KiB, or one that is not a number."),
     ] = None,
     note: Annotated[
         Annotated[str, MaxLen(2000)] | None, Doc("A remark that is shown with the fact.")

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Protocol, cast
 
 import sqlalchemy as sa
 from annotated_types import Ge, Le
 from sqlalchemy import Connection
 
+from ingestion.uploads import REPLACE, Uploads, keep_separate
 from kb import clock
+from kb.blobs import Blobs
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Jobs, JobState
+from kb.catalog.jobs import KIND, Jobs, JobState
+from kb.catalog.knowledge.documents import Documents
 from kb.catalog.work import COLUMNS, Job, job_from
-from kb.errors import InvalidRequest
+from kb.errors import Conflict, InvalidRequest, UnrelatedVersion
 from kb.plain import Doc
 from kb.scope import AccessScope
 
 Stage = Literal["reading", "embedding"]
+Decision = Literal["replace", "separate", "discard"]
 STATES: tuple[JobState, ...] = ("queued", "running", "ready", "partial", "failed")
 MAX_LIMIT = 500
+RECENT = timedelta(minutes=10)  # of work, from which the time left is estimated
+PASSAGES = 30  # of a document that is not read yet, if none of its upload is
 
 
 class Parts(Protocol):
@@ -43,6 +49,15 @@ class Parts(Protocol):
 
     @property
     def registry(self) -> HardwareRegistry: ...
+
+    @property
+    def uploads(self) -> Uploads: ...
+
+    @property
+    def documents(self) -> Documents: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
 
     @property
     def access(self) -> AccessScope: ...
@@ -83,6 +98,9 @@ class DocumentJob:
     group: str | None
     passages_done: int
     passages: int | None
+    ahead: Annotated[
+        int | None, Doc("Queued jobs that were sent before this one; null unless it is queued.")
+    ]
     attempts: int
     created_at: str
     started_at: str | None
@@ -100,7 +118,8 @@ class DocumentJob:
 @dataclass(frozen=True)
 class JobCounts:
     """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
-    that are embedding, their known passages, and those with a vector.
+    that are embedding, their known passages, and those with a vector. `seconds_left` is estimated
+    from the work of the last ten minutes; None while nothing is left or known.
     """
 
     queued: int = 0
@@ -111,6 +130,7 @@ class JobCounts:
     embedding: int = 0
     passages_done: int = 0
     passages: int = 0
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +180,8 @@ def list_jobs(
         subjects = [job.subject_id for job in page if job.subject_id]
         documents = _documents(connection, subjects, parts.access)
         counts = _counts(connection, about)
-    listed = tuple(_with_document(job, documents) for job in page)
+        ahead = _ahead(connection, page)
+    listed = tuple(_with_document(job, documents, ahead) for job in page)
     return JobPage(listed, counts, _cursor(page[-1]) if len(rows) > limit else None)
 
 
@@ -174,10 +195,44 @@ def retry_job(parts: Parts, job_id: str) -> DocumentJob:
     return _shown(parts, parts.jobs.retry(job_id, access_scope=parts.access))
 
 
+def decide_version(
+    parts: Parts,
+    job_id: str,
+    decision: Annotated[
+        Decision,
+        Doc(
+            "Replace the current version, keep both as separate documents, or discard the new file."
+        ),
+    ],
+) -> DocumentJob:
+    """For a job that failed with `unrelated_version`; 409 for others. The answer is the job that
+    is queued, or the discarded one.
+    """
+    jobs, access = parts.jobs, parts.access
+    job = jobs.get(job_id, access_scope=access)
+    if job.state != "failed" or (job.error or {}).get("code") != UnrelatedVersion.code:
+        raise Conflict(
+            f"job {job_id} waits for no decision",
+            hint="Only a job that failed with unrelated_version takes one.",
+        )
+    if decision == "replace":
+        return _shown(parts, jobs.retry(job_id, access_scope=access, confirmed={REPLACE: True}))
+    shown = _shown(parts, job)
+    document_id, version_id = str(job.subject_id), str(job.payload["version_id"])
+    if decision == "separate":
+        places = (parts.uploads, parts.documents, parts.blobs)
+        submitted = keep_separate(*places, document_id, version_id, access, job.group_id)
+        if submitted.job_id is not None:
+            shown = show_job(parts, submitted.job_id)
+    parts.documents.discard(document_id, version_id, job_id, access_scope=access)
+    return shown
+
+
 def _shown(parts: Parts, job: Job) -> DocumentJob:
     with parts.catalog.read() as connection:
         documents = _documents(connection, [job.subject_id] if job.subject_id else [], parts.access)
-    return _with_document(job, documents)
+        ahead = _ahead(connection, [job])
+    return _with_document(job, documents, ahead)
 
 
 def _about(parts: Parts, hardware: str, group: str) -> list[sa.ColumnElement[bool]]:
@@ -206,12 +261,49 @@ def _counts(connection: Connection, about: Sequence[sa.ColumnElement[bool]]) -> 
         .where(*about)
         .group_by(t.work.c.state)
     ).all()
-    return JobCounts(
+    counts = JobCounts(
         **{row[0]: row[1] for row in rows if row[0] in STATES},
         embedding=sum(row[2] for row in rows),
         passages_done=sum(row[3] for row in rows),
         passages=sum(row[4] for row in rows),
     )
+    return replace(counts, seconds_left=_seconds_left(connection, counts, about))
+
+
+def _seconds_left(
+    connection: Connection, counts: JobCounts, about: Sequence[sa.ColumnElement[bool]]
+) -> float | None:
+    """The passages that are left, at the rate of the jobs that ran in the last minutes."""
+    if not counts.queued + counts.running:
+        return None
+    since = clock.stamp(datetime.now(UTC) - RECENT)
+    worked = sa.or_(t.work.c.finished_at >= since, t.work.c.state == "running")
+    done, documents, begun = connection.execute(
+        sa.select(
+            sa.func.coalesce(sa.func.sum(t.work.c.passages_done), 0),
+            sa.func.count(t.work.c.passages),
+            sa.func.min(t.work.c.started_at),
+        ).where(*about, worked)
+    ).one()
+    if not done or begun is None:
+        return None
+    elapsed = max(1.0, (datetime.now(UTC) - datetime.fromisoformat(begun)).total_seconds())
+    read = counts.ready + counts.partial + counts.embedding
+    each = counts.passages / read if read and documents else PASSAGES
+    unread = counts.queued + counts.running - counts.embedding
+    left = max(0, counts.passages - counts.passages_done) + unread * each
+    return round(float(left * min(elapsed, RECENT.total_seconds()) / done), 1)
+
+
+def _ahead(connection: Connection, jobs: Sequence[Job]) -> dict[str, int]:
+    """How many queued jobs were sent before each queued one."""
+    queued = [job for job in jobs if job.state == "queued"]
+    if not queued:
+        return {}
+    order = sa.select(t.work.c.id).where(t.work.c.state == "queued", t.work.c.kind == KIND)
+    order = order.order_by(t.work.c.behind, t.work.c.created_at, t.work.c.id)
+    place = {job_id: n for n, job_id in enumerate(connection.scalars(order))}
+    return {job.id: place[job.id] for job in queued if job.id in place}
 
 
 def _documents(
@@ -234,7 +326,9 @@ def _documents(
     }
 
 
-def _with_document(job: Job, documents: Mapping[str, JobDocument]) -> DocumentJob:
+def _with_document(
+    job: Job, documents: Mapping[str, JobDocument], ahead: Mapping[str, int]
+) -> DocumentJob:
     stage: Stage | None = None
     if job.state == "running":
         stage = "reading" if job.passages is None else "embedding"
@@ -248,6 +342,7 @@ def _with_document(job: Job, documents: Mapping[str, JobDocument]) -> DocumentJo
         group=job.group_id,
         passages_done=job.passages_done,
         passages=job.passages,
+        ahead=ahead.get(job.id),
         attempts=job.attempts,
         created_at=job.created_at,
         started_at=job.started_at,

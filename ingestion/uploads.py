@@ -8,10 +8,14 @@ from __future__ import annotations
 import posixpath
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
+from zipfile import BadZipFile, ZipFile
+
+from sqlalchemy import Connection
 
 from ingestion.findings.scopes import template_languages
 from ingestion.formats.detect import detect
@@ -21,7 +25,9 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
 from kb.catalog.knowledge.documents import (
+    Document,
     Documents,
+    Version,
     count_erasures,
     is_blob_in_use,
     may_blob_be_gone,
@@ -33,12 +39,13 @@ from kb.catalog.knowledge.versions import (
     register,
     with_own_key,
 )
-from kb.errors import InvalidRequest, PayloadTooLarge, nearest
+from kb.errors import InvalidRequest, NotFound, PayloadTooLarge, UnsupportedFormat, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
 MAX_NAME = 200
 TRACE = "trace"  # in the payload of a job: the span of its upload
+REPLACE = "replace"  # in the payload of a job: its sender confirms that an unrelated text goes
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
 BUILTIN = "builtin"  # the origin of built-in documents, and the first part of their source keys
@@ -51,7 +58,7 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 class FileUpload:
     """One file with its description. Empty `hardware` means no hardware in particular. Stored as a
     `DocumentSource`: names resolved, the bytes in the blob store. The jobs of a `group` of uploads
-    can be listed together.
+    can be listed together. `replace` confirms that an unrelated text may be replaced.
     """
 
     name: str
@@ -64,6 +71,7 @@ class FileUpload:
     origin: str = "upload"
     access_scope: AccessScope = ALL_ACCESS
     group: str | None = None
+    replace: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,10 +180,14 @@ class Uploads:
             registered = register(connection, with_own_key(connection, source))
             job_id = None
             if registered.version_id is not None:
+                if registered.outcome == "new_version" and group is not None and not upload.replace:
+                    self._check_group(connection, registered.document_id, group, name)
                 payload: dict[str, Any] = {
                     "version_id": registered.version_id,
                     "title_given": bool((upload.title or "").strip()),
                 }
+                if upload.replace:
+                    payload[REPLACE] = True
                 if trace := telemetry.carrier():
                     payload[TRACE] = trace
                 job_id = self._jobs.enqueue(
@@ -184,6 +196,17 @@ class Uploads:
             elif group is not None:
                 self._jobs.join_group(connection, registered.document_id, group)
         return Submitted(registered.document_id, job_id, registered.outcome, name, group)
+
+    def _check_group(
+        self, connection: Connection, document_id: DocumentId, group: str, name: str
+    ) -> None:
+        """Refuse a second file of one name in an upload; the transaction is rolled back."""
+        if self._jobs.is_in_group(connection, document_id, group):
+            raise InvalidRequest(
+                f"two files of this upload are called {name}",
+                hint="Send the folder above both, so that each has its path; or send them one at a"
+                " time, each with its own source_key.",
+            )
 
     def known_builtin(self) -> dict[tuple[str, str], DocumentId]:
         """The built-in documents whose newest version is of the current pipeline, by source key and
@@ -306,6 +329,56 @@ def _languages(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(languages)
 
 
+def archived_files(
+    archive: BinaryIO, name: str, limits: tuple[int, int, int]
+) -> Iterator[tuple[str, bytes]]:
+    """The files of a ZIP archive with their paths in it, without hidden files and caches. `limits`
+    are files, bytes of one, and bytes of all. Raises PayloadTooLarge, and UnsupportedFormat for a
+    damaged or encrypted archive.
+    """
+    most_files, most_bytes, left = limits
+    try:
+        with ZipFile(archive) as opened:
+            members = [m for m in opened.infolist() if not m.is_dir() and not _hidden(m.filename)]
+            if len(members) > most_files:
+                raise PayloadTooLarge(
+                    f"{name[:MAX_NAME]} has {len(members):,} files; the limit is {most_files:,}",
+                    hint="Split it, or use `kernlore ingest FOLDER`.",
+                    details={"limit": most_files},
+                )
+            for member in members:
+                with opened.open(member) as content:
+                    data = content.read(most_bytes + 1)  # the size that it declares may be wrong
+                left -= len(data)
+                if left < 0:
+                    raise PayloadTooLarge(
+                        f"the files of {name[:MAX_NAME]} are too large together",
+                        hint="Split it, or use `kernlore ingest FOLDER`.",
+                    )
+                yield member.filename, data
+    except (BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+        raise UnsupportedFormat(
+            f"{name[:MAX_NAME]} cannot be unpacked: {error}",
+            hint="Send an archive without a password, or the files themselves.",
+        ) from None
+
+
+def is_archive(file: BinaryIO, name: str) -> bool:
+    """Whether a file is a ZIP archive of documents. Office documents are archives of other parts,
+    under another name.
+    """
+    if not name.lower().endswith(".zip"):
+        return False
+    start = file.read(4)
+    file.seek(0)
+    return start == b"PK\x03\x04"
+
+
+def _hidden(path: str) -> bool:
+    parts = PurePosixPath(path.replace("\\", "/")).parts
+    return any(p in _SKIPPED or p.startswith(".") or p == "__MACOSX" for p in parts)
+
+
 @dataclass(frozen=True)
 class LocalFile:
     """A file to be uploaded; `name` is its path below the folder of the caller."""
@@ -366,19 +439,65 @@ def read_again(
         if document.origin == BUILTIN:  # read again with each start of the service
             continue
         newest = documents.versions(document.id, access_scope=access_scope)[0]
-        submitted = uploads.submit(
-            FileUpload(
-                name=newest.file_name,
-                data=blobs.get(newest.blob_key),
-                category=document.category,
-                hardware=document.hardware,
-                languages=document.languages,
-                title=document.title,
-                source_key=document.source_key,
-                origin=document.origin,
-                access_scope=access_scope,
-            )
-        )
+        again = _again(document, newest, blobs, access_scope)
+        submitted = uploads.submit(replace(again, title=document.title))
         if submitted.job_id is not None:
             queued.append(submitted)
     return queued
+
+
+def restore_version(
+    uploads: Uploads,
+    documents: Documents,
+    blobs: Blobs,
+    document_id: str,
+    version: int,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> Submitted:
+    """Read the file of an earlier version again, as the newest version of its document. Raises
+    NotFound.
+    """
+    document = documents.get(document_id, access_scope=access_scope)
+    for stored in documents.versions(document_id, access_scope=access_scope):
+        if stored.number == version:
+            again = _again(document, stored, blobs, access_scope)
+            return uploads.submit(replace(again, replace=True))
+    raise NotFound(
+        f"{document_id} has no version {version}",
+        hint=f"GET /documents/{document_id} lists its versions.",
+    )
+
+
+def keep_separate(
+    uploads: Uploads,
+    documents: Documents,
+    blobs: Blobs,
+    document_id: str,
+    version_id: str,
+    access_scope: AccessScope = ALL_ACCESS,
+    group: str | None = None,
+) -> Submitted:
+    """Make a version that was not stored, because its text is unrelated to the document's, a
+    document of its own.
+    """
+    document = documents.get(document_id, access_scope=access_scope)
+    versions = documents.versions(document_id, access_scope=access_scope)
+    stored = next(v for v in versions if v.id == version_id)
+    again = _again(document, stored, blobs, access_scope)
+    key = f"{document.source_key}#{stored.sha256[:8]}"
+    return uploads.submit(replace(again, source_key=key, group=group))
+
+
+def _again(
+    document: Document, version: Version, blobs: Blobs, access_scope: AccessScope
+) -> FileUpload:
+    return FileUpload(
+        name=version.file_name,
+        data=blobs.get(version.blob_key),
+        category=document.category,
+        hardware=document.hardware,
+        languages=document.languages,
+        source_key=document.source_key,
+        origin=document.origin,
+        access_scope=access_scope,
+    )

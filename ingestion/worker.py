@@ -35,7 +35,7 @@ from ingestion.builtin.samples import with_checks
 from ingestion.findings.subjects import FactSource, proposals
 from ingestion.hardware import outdated_remarks
 from ingestion.read import DocumentFile, DocumentReader, ReadDocument
-from ingestion.uploads import TRACE
+from ingestion.uploads import REPLACE, TRACE
 from kb import telemetry
 from kb.blobs import Blobs
 from kb.catalog import meta
@@ -589,6 +589,10 @@ def store_version(
     uploaded = version.origin != "builtin"
     earlier = likeness.earlier_document(connection, version.document_id) if uploaded else None
     first = versions.is_first(connection, version.id)  # then there is nothing to replace
+    if earlier and not first and not job.payload.get(REPLACE):
+        texts = [passage.text for passage in read.content.passages]
+        title = read.content.title or version.declared["title"]
+        likeness.check_replacement(connection, earlier, title, texts)
     passages = versions.activate(connection, version.id, read.content)
     current = versions.is_current(connection, version.id)
     proposed = 0

@@ -23,6 +23,35 @@ class SignalFinding:
 
 
 @dataclass(frozen=True)
+class HotLines:
+    """Lines of a kernel that take a large part of its time, or whose accesses move much in vain.
+
+    `place` names them: `file` and the lines `first` to `last`, both 0 if the profile only has
+    instructions. `share_pct` is their part of the kernel in `unit`; `stall` is their leading stall
+    reason with `stall_pct` of their own stalls. `cause` is the id of the rule that explains them,
+    `signals` and `confidence` are those of the cause, `finding` is the sentence. `instructions` are
+    the hottest, {address, text, share_pct}; `awaited` is the instruction whose result they wait
+    for. `source` quotes the lines with their numbers, if their text is known.
+    """
+
+    place: str
+    file: str
+    first: int
+    last: int
+    share_pct: float
+    unit: str
+    stall: str
+    stall_pct: float
+    cause: str
+    signals: tuple[str, ...]
+    confidence: str
+    finding: str
+    instructions: tuple[Mapping[str, Any], ...] = ()
+    awaited: str = ""
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The diagnosis, root causes first; empty if no problem is known.
 
@@ -34,7 +63,7 @@ class Verdict:
     the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
     user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
     are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null.
+    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -44,6 +73,7 @@ class Verdict:
     measure_next: tuple[str, ...] = ()
     signatures: tuple[Mapping[str, Any], ...] = ()
     hint: str = ""
+    lines: tuple[HotLines, ...] = ()
 
     @property
     def signal_ids(self) -> tuple[str, ...]:
@@ -152,6 +182,32 @@ class ContextPart:
 
 
 @dataclass(frozen=True)
+class Uplift:
+    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
+    of which more is better, and `placebo` with another context of the same size, None if that was
+    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
+    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
+    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """
+
+    chip: str
+    operator: str
+    language: str
+    reader: str
+    model: str
+    with_context: float
+    without: float
+    unit: str
+    n: int
+    date: str
+    command: str
+    source: str
+    placebo: float | None = None
+    tokens: int | None = None
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
     improve the request. Outcomes are reported under `retrieval_id`.
@@ -160,7 +216,8 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile.
+    the metrics read from a given profile. `uplift` are measurements of what a context gained on
+    this chip, the closest first; empty where none is known.
     """
 
     retrieval_id: str
@@ -179,6 +236,7 @@ class Answer:
     parts: tuple[ContextPart, ...] = ()
     unknown_names: tuple[Mapping[str, Any], ...] = ()
     profile: ProfileRead | None = None
+    uplift: tuple[Uplift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""

@@ -134,6 +134,12 @@ class Conflict(KernloreError):
     code, status = "conflict", 409
 
 
+class UnrelatedVersion(KernloreError):
+    """A version of a document that would replace an unrelated text."""
+
+    code, status = "unrelated_version", 409
+
+
 class ParseFailed(KernloreError):
     """A document could not be read."""
 

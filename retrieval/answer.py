@@ -17,15 +17,18 @@ from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, section_excerpts
 from retrieval.compose.hints import hints_of
-from retrieval.compose.moves import fitting_moves
+from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
+from retrieval.diagnose.hot_lines import words_of
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.layout import load_layout
 from retrieval.near import NearIndex
+from retrieval.operators import OperatorTraits, load_operators
+from retrieval.readers import uplift_of
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
 from retrieval.search.by_names import by_words
@@ -104,6 +107,14 @@ def answer(
     excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=exclusions.excerpts)
 
     by_signal = not request.in_words and bool(verdict.signals)
+    traits = traits_of(request)
+    uplift = uplift_of(
+        scope.lineage,
+        request.language,
+        traits.kinds,
+        request.reader,
+        request.language is not None and not load_layout().is_known(request.language),
+    )
     material = Material(
         request=request,
         verdict=verdict,
@@ -122,12 +133,27 @@ def answer(
         chip_languages=scope.chip_languages,
         titles=titles(),
         signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+        facts=scope.facts,
+        traits=traits,
+        uplift=uplift,
     )
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
     hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
     result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
-    return AnswerResult(request, replace(result, profile=profile), _shown(excerpts, composed))
+    result = replace(result, profile=profile, uplift=uplift)
+    return AnswerResult(request, result, _shown(excerpts, composed))
+
+
+def traits_of(request: RetrieveRequest) -> OperatorTraits:
+    """What the operator of a request is: by its name, else its question, else its draft."""
+    return load_operators().of(
+        request.op,
+        filter(None, (request.query,)),
+        code=request.draft or "",
+        dtypes=(*filter(None, (request.dtype,)), *request.dtypes),
+        sizes=request.problem,
+    )
 
 
 def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) -> AnswerResult:
@@ -191,8 +217,10 @@ def conclude(
 def moves_for(
     snapshot: Snapshot, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
-    """The moves that fit the diagnosis."""
-    return fitting_moves(
+    """The moves that fit the diagnosis; those that shrink something come with the factor by which
+    the leading error exceeds its limit.
+    """
+    moves = fitting_moves(
         snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
         conclusion.metrics,
@@ -204,6 +232,9 @@ def moves_for(
         scope.chip_languages,
         conclusion.roles,
     )
+    first = next(iter(conclusion.verdict.signatures), None)
+    over = first["quantities"] if first else None
+    return moves if over is None else tuple(shrunk(move, over["factor"]) for move in moves)
 
 
 @stage("moves and skills")
@@ -249,7 +280,7 @@ def _ranking(
     """
     verdict = conclusion.verdict
     signals = [load_signals().get(name) for name in verdict.signal_ids]
-    plan = plan_of(request, signals, load_layout().is_known)
+    plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines))
     near = _near(snapshot, config)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else Cards()

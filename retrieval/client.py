@@ -80,6 +80,35 @@ class SignalFinding:
 
 
 @dataclass(frozen=True)
+class HotLines:
+    """Lines of a kernel that take a large part of its time, or whose accesses move much in vain.
+
+    `place` names them: `file` and the lines `first` to `last`, both 0 if the profile only has
+    instructions. `share_pct` is their part of the kernel in `unit`; `stall` is their leading stall
+    reason with `stall_pct` of their own stalls. `cause` is the id of the rule that explains them,
+    `signals` and `confidence` are those of the cause, `finding` is the sentence. `instructions` are
+    the hottest, {address, text, share_pct}; `awaited` is the instruction whose result they wait
+    for. `source` quotes the lines with their numbers, if their text is known.
+    """
+
+    place: str
+    file: str = ""
+    first: int = 0
+    last: int = 0
+    share_pct: float = 0.0
+    unit: str = ""
+    stall: str = ""
+    stall_pct: float = 0.0
+    cause: str = ""
+    signals: tuple[str, ...] = ()
+    confidence: str = ""
+    finding: str = ""
+    instructions: tuple[Json, ...] = ()
+    awaited: str = ""
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The diagnosis, root causes first; empty if no problem is known.
 
@@ -91,7 +120,7 @@ class Verdict:
     the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
     user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
     are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null.
+    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -101,6 +130,7 @@ class Verdict:
     measure_next: tuple[str, ...] = ()
     signatures: tuple[Json, ...] = ()
     hint: str = ""
+    lines: tuple[HotLines, ...] = ()
 
     @property
     def signal_ids(self) -> tuple[str, ...]:
@@ -128,6 +158,32 @@ class ProfileRead:
     unread: int = 0
     kernels: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Uplift:
+    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
+    of which more is better, and `placebo` with another context of the same size, None if that was
+    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
+    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
+    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """
+
+    chip: str
+    operator: str = ""
+    language: str = ""
+    reader: str = ""
+    model: str = ""
+    with_context: float = 0.0
+    without: float = 0.0
+    unit: str = ""
+    n: int = 0
+    date: str = ""
+    command: str = ""
+    source: str = ""
+    placebo: float | None = None
+    tokens: int | None = None
+    interval: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +273,8 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile.
+    the metrics read from a given profile. `uplift` are measurements of what a context gained on
+    this chip, the closest first; empty where none is known.
     """
 
     retrieval_id: str
@@ -236,6 +293,7 @@ class Answer:
     parts: tuple[ContextPart, ...] = ()
     unknown_names: tuple[Json, ...] = ()
     profile: ProfileRead | None = None
+    uplift: tuple[Uplift, ...] = ()
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -288,6 +346,7 @@ class Job:
     group: str | None = None
     passages_done: int = 0
     passages: int | None = None
+    ahead: int | None = None
     attempts: int = 0
     created_at: str = ""
     started_at: str | None = None
@@ -306,7 +365,8 @@ class Job:
 @dataclass(frozen=True)
 class JobCounts:
     """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
-    that are embedding, their known passages, and those with a vector.
+    that are embedding, their known passages, and those with a vector. `seconds_left` is estimated
+    from the work of the last ten minutes; None while nothing is left or known.
     """
 
     queued: int = 0
@@ -317,6 +377,7 @@ class JobCounts:
     embedding: int = 0
     passages_done: int = 0
     passages: int = 0
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -500,6 +561,7 @@ class Kernlore:
         signals: Sequence[str] | None = None,
         profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         roles: Sequence[str] | None = None,
+        reader: str | None = None,
     ) -> Answer:
         """Ask with a log, metrics, a question or a signal, or several. The service supplies
         defaults.
@@ -530,6 +592,9 @@ class Kernlore:
             `metrics`, which take precedence.
         roles: Roles of parameters that the caller can change, like vector or tile_m. Their
             moves are added to the best moves of any role.
+        reader: Class of the model that reads `context`. For a strong one, which writes right
+            kernels for common chips by itself, it has at most 2,000 tokens of what surprises,
+            unless more is known to help (`uplift`). Default: the full context.
         """
         json = _sendable_fields(
             signal=signal,
@@ -553,6 +618,7 @@ class Kernlore:
             signals=_listed(signals),
             profile=profile,
             roles=_listed(roles),
+            reader=reader,
         )
         body = self._call("POST", "/retrieve", json=json)
         return _record(Answer, body)
@@ -650,17 +716,29 @@ class Kernlore:
         *,
         hardware: str | None = None,
         category: str | None = None,
+        q: str | None = None,
+        origin: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
     ) -> list[Json]:
         """List documents.
 
-        All documents by category and title.
+        Documents by category and title. `total` counts those of all pages.
 
         hardware: Only documents about exactly this hardware (id, name or alias).
         category: Only documents of this category.
+        q: Words that title or source key must have.
+        origin: Only built-in documents, or only uploads.
+        limit: Documents to return. Default: all.
+        offset: Documents to skip.
         """
         params = _sendable_fields(
             hardware=hardware,
             category=category,
+            q=q,
+            origin=origin,
+            limit=limit,
+            offset=offset,
         )
         body = self._call("GET", "/documents", params=params)
         return _rows(body, "documents")
@@ -737,16 +815,19 @@ class Kernlore:
         title: str | None = None,
         source_key: str | None = None,
         group: str | None = None,
+        replace: bool = False,
     ) -> list[Upload]:
         """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
 
-        `group` is a name for what is sent together; several files get a new one where none is
-        given.
+        A folder stands for its files, which are named by their paths in it; a ZIP archive is
+        unpacked by the service. `group` is a name for what is sent together; several files get a
+        new one where none is given. Without `replace`, a file whose text is unrelated to the
+        document of the same name replaces nothing: its job fails with `unrelated_version`.
 
         When one is refused the error's `details` name it and list, as `accepted`, the documents
         sent before it. Sending those again is harmless: they answer `unchanged`.
         """
-        several = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+        several = _named_files([paths] if isinstance(paths, str | Path) else paths)
         if len(several) != 1 and (title or source_key):
             hint = "Upload the files one by one to name them, or leave both out."
             raise KernloreClientError("invalid_request", "one name for several files", hint)
@@ -755,10 +836,11 @@ class Kernlore:
         names = {"category": category, "title": title, "source_key": source_key, "group": group}
         about = [Part("hardware", chip) for chip in _listed(hardware) or ()]
         about += [Part(name, value) for name, value in names.items() if value is not None]
+        about += [Part("replace", "true")] if replace else []
         sent: list[Upload] = []
-        for path in several:
+        for name, path in several:
             try:
-                sent.append(self._upload_one(path, about))
+                self._upload_one(path, name, about, sent)
             except KernloreClientError as error:
                 error.details.update(path=str(path), accepted=[u.document_id for u in sent])
                 raise
@@ -781,16 +863,24 @@ class Kernlore:
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, 2.0)
 
-    def _upload_one(self, path: Path, about: Sequence[Part]) -> Upload:
+    def _upload_one(self, path: Path, name: str, about: Sequence[Part], sent: list[Upload]) -> None:
+        """Send one file, and add its document, or those of an archive, to `sent`."""
         try:
             file = path.open("rb")
         except OSError as error:
             message = f"cannot read {path}: {error.strerror}"
-            hint = "Give the path of a file, not of a folder, that this process may read."
+            hint = "Give the path of a file or folder that this process may read."
             raise KernloreClientError("invalid_request", message, hint) from error
         with file:
-            body = self._call("POST", "/documents", files=[*about, Part("file", file, path.name)])
-        return _record(Upload, body[0] if isinstance(body, list) and len(body) == 1 else body)
+            body = self._call("POST", "/documents", files=[*about, Part("file", file, name)])
+        if isinstance(body, list):  # from a service of an earlier version
+            body = {"documents": body}
+        answers = body.get("documents", [body])
+        sent += [_record(Upload, answer) for answer in answers if "error" not in answer]
+        for answer in answers:
+            if refusal := answer.get("error"):
+                message = f"{answer['name']}: {refusal['message']}"
+                raise KernloreClientError(refusal["code"], message, refusal.get("hint", ""))
 
     def _call(self, method: str, path: str, **carried: Any) -> Any:
         status, body = self._backend.send(method, path, **carried)
@@ -800,6 +890,29 @@ class Kernlore:
             hint, details = body.get("hint", ""), body.get("details")
             raise KernloreClientError(body["code"], body["message"], hint, details, status)
         raise _unexpected(f"{method} {path} answered {status}", body, status)
+
+
+def _named_files(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
+    """The files of paths and folders, each after the name that it is sent under."""
+    named: dict[str, Path] = {}
+    files: list[tuple[str, Path]] = []
+    for given in map(Path, paths):
+        inside = sorted(given.rglob("*")) if given.is_dir() else [given]
+        for path in inside:
+            below = path.relative_to(given) if given.is_dir() else Path(given.name)
+            if given.is_dir() and (
+                not path.is_file() or any(part.startswith(".") for part in below.parts)
+            ):
+                continue
+            name = below.as_posix()
+            if named.setdefault(name, path) != path:
+                message = f"{named[name]} and {path} would both be sent as {name}"
+                hint = "Give the folder above both, or upload each with its own source_key."
+                raise KernloreClientError("invalid_request", message, hint)
+            files.append((name, path))
+    if not files:
+        raise KernloreClientError("invalid_request", "no files to upload", "Check the paths.")
+    return files
 
 
 def _no_answer(error: httpx.RequestError, url: str, request: str) -> KernloreClientError:

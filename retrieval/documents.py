@@ -232,10 +232,26 @@ def list_documents(
         str, Doc("Only documents about exactly this hardware (id, name or alias).")
     ] = "",
     category: Annotated[Category | None, Doc("Only documents of this category.")] = None,
+    q: Annotated[str, Doc("Words that title or source key must have."), MaxLen(400)] = "",
+    origin: Annotated[
+        Literal["builtin", "upload"] | None, Doc("Only built-in documents, or only uploads.")
+    ] = None,
+    limit: Annotated[
+        int | None, Doc("Documents to return. Default: all."), Ge(1), Le(10_000)
+    ] = None,
+    offset: Annotated[int, Doc("Documents to skip."), Ge(0)] = 0,
 ) -> ListedDocuments:
-    """All documents by category and title."""
-    rows, total = page_of_documents(base, hardware=hardware, category=category)
-    return ListedDocuments(rows, total)
+    """Documents by category and title. `total` counts those of all pages."""
+    page = page_of_documents(
+        base,
+        limit=limit,
+        offset=offset,
+        hardware=hardware,
+        category=category,
+        words=q,
+        origin=origin,
+    )
+    return ListedDocuments(*page)
 
 
 def page_of_documents(
@@ -246,10 +262,12 @@ def page_of_documents(
     hardware: str = "",
     category: str | None = None,
     words: str = "",
+    origin: str | None = None,
+    newest: bool = False,
 ) -> tuple[list[ListedDocument], int]:
-    """At most `limit` documents by category and title, after the first `offset`, and the number
-    of all. `words` must each occur in title or source key. Raises UnknownHardware, and
-    InvalidRequest for an unknown category.
+    """At most `limit` documents by category and title, or the `newest` first, after the first
+    `offset`, and the number of all. `words` must each occur in title or source key. Raises
+    UnknownHardware, and InvalidRequest for an unknown category.
     """
     if category is not None and category not in CATEGORIES:
         near = nearest(category, CATEGORIES)
@@ -262,11 +280,13 @@ def page_of_documents(
         "hardware": base.registry.resolve(hardware) if hardware else None,
         "category": category,
         "words": words,
+        "builtin": None if origin is None else origin == "builtin",
         "access_scope": base.access,
     }
-    rows = base.documents.find(limit=limit, offset=offset, **filters)
+    rows = base.documents.find(limit=limit, offset=offset, newest=newest, **filters)
     listed = [ListedDocument(**_listed(row)) for row in rows]
-    return listed, len(rows) if limit is None else base.documents.count(**filters)
+    whole = limit is None and not offset
+    return listed, len(rows) if whole else base.documents.count(**filters)
 
 
 def show_document(base: KnowledgeBase, document_id: str) -> ShownDocument:

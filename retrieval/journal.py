@@ -137,6 +137,24 @@ class Journal:
                     log.exception("retrieval cannot be stored", retrieval=batch[0]["id"])
                 del self._unwritten[: len(batch)]
 
+    def request_of(
+        self, retrieval_id: str, *, access_scope: AccessScope = ALL_ACCESS
+    ) -> dict[str, Any]:
+        """The stored request of a retrieval. Raises NotFound, also for another caller's."""
+        self.flush()
+        with self._catalog.read() as connection:
+            row = connection.execute(
+                sa.select(retrievals.c.request, retrievals.c.access_scope).where(
+                    retrievals.c.id == retrieval_id
+                )
+            ).one_or_none()
+        other = access_scope.restricted and row is not None and row[1] != access_scope.owner
+        if row is None or other:
+            raise NotFound(
+                f"no retrieval {retrieval_id[:80]!r}", hint="Ask again; its link has another id."
+            )
+        return dict(row.request)
+
     def exclusions(self, request: RetrieveRequest) -> Exclusions:
         """Ids that the answer must not repeat: those that the caller excludes and, for a failure of
         a run, those shown to that run without success.

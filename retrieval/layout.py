@@ -14,7 +14,12 @@ from kb.errors import InvalidKnowledge
 from retrieval.diagnose.signals import DATA
 from retrieval.request import TASKS
 
-BLOCKS = frozenset({"errors", "symbols", "hardware", "constraint", "guidance", "moves", "skills"})
+BLOCKS = frozenset(
+    {
+        *("errors", "surprises", "facts", "kernels", "symbols", "hardware", "constraint"),
+        *("guidance", "moves", "skills"),
+    }
+)
 UNBOUNDED = ("moves", "skills")  # few lines, placed first
 RESERVED = 3  # the reserve is at most a third of a small budget
 
@@ -66,7 +71,9 @@ class TaskLayout:
 class Layout:
     """The built-in layout. `known_languages` are those in the training data of models.
     `largest_section`, `most` and `least` are in tokens; the last two bound a block independent of
-    the budget. `known` overrides the layout of tasks in a known language.
+    the budget. `known` overrides the layout of tasks in a known language, `kernels` that of tasks
+    for an operator with whole kernels, `strong` that for a strong reader, who gets `strong_tokens`
+    at most. `facts` are keys of facts about a device, in their order.
     """
 
     known_languages: frozenset[str]
@@ -76,10 +83,17 @@ class Layout:
     target: TargetLayout
     tasks: Mapping[str, TaskLayout]
     known: Mapping[str, TaskLayout] = field(default_factory=dict)
+    kernels: Mapping[str, TaskLayout] = field(default_factory=dict)
+    strong: Mapping[str, TaskLayout] = field(default_factory=dict)
+    strong_tokens: int = 2000
+    facts: tuple[str, ...] = ()
 
-    def for_known(self) -> Layout:
-        """The layout for a language that models know."""
-        return replace(self, tasks={**self.tasks, **self.known})
+    def with_tasks(self, *overrides: Mapping[str, TaskLayout]) -> Layout:
+        """The layout with the tasks in `overrides`, of which the last one decides."""
+        tasks = dict(self.tasks)
+        for override in overrides:
+            tasks |= override
+        return replace(self, tasks=tasks)
 
     def bound(self, task: str, block: str, share: int, room: int) -> int:
         """The largest size of a block, in tokens, whose share of the `room` for all blocks is
@@ -122,12 +136,21 @@ def layout_from(raw: Mapping[str, Any]) -> Layout:
         unknown = sorted(raw[table].keys() - BLOCKS)
         if unknown:
             raise _broken(f"[{table}] names the unknown block {unknown[0]}")
-    languages = frozenset(raw["languages"]["known"])
-    known = {name: _task(name, row) for name, row in raw.get("known", {}).items()}
-    if known.keys() - tasks.keys():
-        raise _broken("[known] names an unknown task")
+    overrides = {}
+    for table in ("known", "kernels", "strong"):
+        overrides[table] = {name: _task(name, row) for name, row in raw.get(table, {}).items()}
+        if overrides[table].keys() - tasks.keys():
+            raise _broken(f"[{table}] names an unknown task")
     return Layout(
-        languages, raw["largest_section"], raw["most"], raw["least"], layout, tasks, known
+        known_languages=frozenset(raw["languages"]["known"]),
+        largest_section=raw["largest_section"],
+        most=raw["most"],
+        least=raw["least"],
+        target=layout,
+        tasks=tasks,
+        strong_tokens=raw["strong_tokens"],
+        facts=tuple(raw["facts"]),
+        **overrides,
     )
 
 

@@ -26,6 +26,7 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
     toolchains = sorted({name for place in lineage for name in specs[place].toolchains})
     documents = list_documents(base, hardware=chip).documents
     read = [document for document in documents if document.version is not None]
+    waiting = [document for document in documents if document.job_state in ("queued", "running")]
     statuses = [fact.status for fact in base.registry.facts(chip)]
     proposed = statuses.count("proposed")
     accepted = len(base.registry.effective_facts(chip))
@@ -37,7 +38,10 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             f"languages: {', '.join(languages)}" if languages else "name its languages",
         ),
         OnboardingStep(
-            "manuals", "Give it its manuals", bool(read), _manuals(len(documents), len(read))
+            "manuals",
+            "Upload its manuals",
+            bool(read) and not waiting,
+            _manuals(len(documents), len(read), len(waiting)),
         ),
         OnboardingStep(
             "facts", "Decide on facts", accepted > 0 and not proposed, _facts(proposed, accepted)
@@ -57,9 +61,11 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
     )
 
 
-def _manuals(documents: int, read: int) -> str:
+def _manuals(documents: int, read: int, waiting: int) -> str:
     if not documents:
         return "upload its programming guide"
+    if waiting:
+        return f"{documents - waiting:,} of {documents:,} are done; {waiting:,} are being read"
     return f"{read:,} of {documents:,} are read"
 
 

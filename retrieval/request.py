@@ -15,6 +15,7 @@ from kb.moves_vocabulary import ROLES
 from kb.predicates import Value
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
+from retrieval.profiles.lines import LineRow
 
 MAX_NAME = 200  # characters of an id or name
 MAX_NAMES = 50  # in one list
@@ -26,6 +27,7 @@ MAX_TOKENS = 100_000
 MAX_EXCLUDED = 1_000
 Task = Literal["write", "repair", "speed_up", "ask"]
 TASKS: tuple[Task, ...] = get_args(Task)
+READERS = ("strong", "small")
 SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
 
 # Value types. text, names: str, tuple of str; count: int; metrics: name -> a profiler's number or
@@ -70,6 +72,7 @@ class RetrieveRequest:
     `access_scope` is set by the interface, not by the caller. Only the built-in search sets
     `operators` (of the reference, by torch's names), `dtypes` (all of the problem) and `lacks`
     (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml).
+    `lines` are rows of a profile by line, whose samples are in `line_unit`.
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
@@ -138,9 +141,18 @@ class RetrieveRequest:
         " added to the best moves of any role.",
         choices=lambda: tuple(sorted(ROLES)),
     )
+    reader: str | None = _field(
+        "text",
+        "Class of the model that reads `context`. For a strong one, which writes right kernels for"
+        " common chips by itself, it has at most 2,000 tokens of what surprises, unless more is"
+        " known to help (`uplift`). Default: the full context.",
+        choices=lambda: READERS,
+    )
     operators: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    lines: tuple[LineRow, ...] = ()
+    line_unit: str = "samples"
 
     @property
     def given_signals(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
@@ -116,6 +117,12 @@ class Retriever:
             note=note,
             access_scope=access_scope,
         )
+
+    def request_of(
+        self, retrieval_id: str, *, access_scope: AccessScope = ALL_ACCESS
+    ) -> dict[str, Any]:
+        """The stored request of an answer. See `Journal.request_of`."""
+        return self._journal.request_of(retrieval_id, access_scope=access_scope)
 
     def warm(self, folder: Path) -> None:
         """Load the vectors of the signals' phrases; the first time takes a second per data

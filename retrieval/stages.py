@@ -41,15 +41,6 @@ def watching(report: Report) -> Iterator[None]:
         _watch.reset(token)
 
 
-def passed(name: str, seconds: float) -> None:
-    """Report a stage that another process completed within the current one."""
-    watch = _watch.get()
-    if watch is not None:
-        watch.report(name, seconds)
-        if watch.inner:
-            watch.inner[-1] += seconds
-
-
 def stage(name: str, span: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Mark a function as a stage of an answer. `span` names its span, by default after the
     function.

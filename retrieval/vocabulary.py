@@ -60,6 +60,12 @@ def list_symbols(
     return Symbols(list(cards[:limit]))
 
 
+def symbols_with_words(base: KnowledgeBase, words: str, limit: int) -> list[Symbol]:
+    """Cards of any chip whose name has each of the words."""
+    with base.catalog.read() as connection:
+        return symbols.with_words(connection, words, limit, base.access)
+
+
 def symbols_of_section(base: KnowledgeBase, section_id: str) -> list[Symbol]:
     """Cards of the names that a section of a document defines."""
     with base.catalog.read() as connection:

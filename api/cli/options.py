@@ -65,6 +65,13 @@ ContextTokensOfRun = Annotated[
         help="Most tokens of knowledge in a prompt. Default: that of the run, or 48,000.", min=1_000
     ),
 ]
+Reader = Annotated[
+    str,
+    typer.Option(
+        help="Class of the models as readers of knowledge: strong, small, full for everything that"
+        " fits, or auto for that of their names."
+    ),
+]
 ModelSecondsOfRun = Annotated[
     float | None,
     typer.Option(

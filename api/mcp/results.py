@@ -99,6 +99,7 @@ class Retrieved(Result):
     skills: list[SkillRef]
     skills_withheld: list[str]
     unknown_names: list[Json] = Field(description="Names of the draft that the chip does not have.")
+    uplift: list[Json] = Field(description="What a context was measured to gain a reader here.")
     hints: list[str] = Field(description="How to get a better answer.")
 
 

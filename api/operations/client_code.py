@@ -30,8 +30,10 @@ WIDTH = 100
 # Each record before those that contain it, with the fields after the first that must be there.
 RECORDS: Mapping[type, tuple[str, ...]] = {
     answers.SignalFinding: (),
+    answers.HotLines: (),
     answers.Verdict: (),
     answers.ProfileRead: (),
+    answers.Uplift: (),
     answers.DocumentRef: (),
     answers.Excerpt: ("category", "text", "document"),
     answers.Move: (),

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
+from annotated_types import Ge, Le
+
 from api.operations import Download, Files, Incoming, operation
 from ingestion import progress
-from ingestion.uploads import FileUpload, Submitted
-from kb.errors import ErrorBody, InvalidRequest, KernloreError, error_json
+from ingestion.uploads import (
+    FileUpload,
+    Submitted,
+    archived_files,
+    is_archive,
+    restore_version,
+)
+from kb.errors import ErrorBody, InvalidRequest, KernloreError, UnsupportedFormat, error_json
 from kb.ids import new_id
 from kb.plain import Doc
 from kb.scope import Category
@@ -21,6 +32,8 @@ if TYPE_CHECKING:
     from api.services import Services
 
 declared = partial(operation, tag="documents")
+# Limit of the unpacked files of an upload, in files of the largest size.
+TOTAL_FILES = 16
 
 # Media types that a browser shows; other formats are downloaded.
 _SHOWN = {
@@ -74,6 +87,13 @@ def upload(
     source_key: Annotated[
         str | None, Doc("A name that stays the same over the revisions of the document.")
     ] = None,
+    replace: Annotated[
+        bool,
+        Doc(
+            "Replace the current version also if its text is unrelated. Default: such a job fails"
+            " with unrelated_version, and nothing is replaced."
+        ),
+    ] = False,
     group: Annotated[
         str | None,
         Doc(
@@ -84,7 +104,8 @@ def upload(
 ) -> Submitted | UploadedFiles:
     """Accept files and queue them to be read; `GET /jobs?group=GROUP` shows their progress.
 
-    `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
+    `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders,
+    which tell files of one name apart. A ZIP archive is unpacked; its files have their paths in it.
     """
     about = FileUpload(
         name="",
@@ -95,13 +116,17 @@ def upload(
         title=title,
         source_key=source_key,
         access_scope=services.access,
-        group=group or (new_id("upl") if len(file) > 1 else None),
+        replace=replace,
     )
+    several = len(file) > 1 or is_archive(file[0].file, file[0].name)
+    about = with_fields(about, group=group or (new_id("upl") if several else None))
     answers: list[Submitted | RefusedFile] = []
     refused: list[KernloreError] = []
     names: set[str] = set()
-    for incoming in file:
+    for incoming in _unpacked(services, file, about):
         try:
+            if isinstance(incoming, RefusedArchive):
+                raise incoming.error
             _check_new(incoming, names)
             submitted = _submit(services, incoming, about)
             answers.append(submitted)
@@ -115,10 +140,45 @@ def upload(
             refused[0].details["documents"] = answers
         raise refused[0]
     return (
-        answers[0]
-        if isinstance(answers[0], Submitted) and len(answers) == 1
-        else UploadedFiles(answers)
+        answers[0] if isinstance(answers[0], Submitted) and not several else UploadedFiles(answers)
     )
+
+
+@dataclass(frozen=True)
+class RefusedArchive:
+    """An archive that cannot be unpacked further."""
+
+    name: str
+    error: KernloreError
+
+
+def _unpacked(
+    services: Services, files: Files, about: FileUpload
+) -> Iterator[Incoming | RefusedArchive]:
+    """The files, with those of archives in place of the archives."""
+    settings = services.settings
+    most = settings.max_file_bytes
+    limits = (settings.max_files_per_upload, most, TOTAL_FILES * most)
+    for incoming in files:
+        if incoming.oversized or not is_archive(incoming.file, incoming.name):
+            yield incoming
+            continue
+        try:
+            if about.title or about.source_key:
+                raise InvalidRequest(
+                    "one title or source_key for the files of an archive",
+                    hint="Send them one by one to give a title or a source_key.",
+                )
+            empty = True
+            for name, data in archived_files(incoming.file, incoming.name, limits):
+                empty = False
+                yield Incoming(name, BytesIO(data), oversized=len(data) > most)
+            if empty:
+                raise UnsupportedFormat(
+                    f"{incoming.name[:200]} has no files", hint="Send an archive of documents."
+                )
+        except KernloreError as error:
+            yield RefusedArchive(incoming.name, error)
 
 
 def _check_new(incoming: Incoming, names: set[str]) -> None:
@@ -126,7 +186,8 @@ def _check_new(incoming: Incoming, names: set[str]) -> None:
     if incoming.name in names:
         raise InvalidRequest(
             f"two files of this upload are called {incoming.name[:200]}",
-            hint="Send them one at a time, each with its own source_key.",
+            hint="Send the folder above both, so that each has its path; or send them one at a"
+            " time, each with its own source_key.",
         )
     names.add(incoming.name)
 
@@ -134,7 +195,7 @@ def _check_new(incoming: Incoming, names: set[str]) -> None:
 def _submit(services: Services, incoming: Incoming, about: FileUpload) -> Submitted:
     if incoming.oversized:
         raise services.uploads.too_large(incoming.name)
-    upload = replace(about, name=incoming.name, data=incoming.file.read())
+    upload = with_fields(about, name=incoming.name, data=incoming.file.read())
     return services.uploads.submit(upload)
 
 
@@ -146,6 +207,31 @@ delete_document = declared(
     "Remove a document and everything read from it",
     role="admin",
 )(documents.delete_document)
+
+
+@declared(
+    "POST /documents/{document_id}/restore",
+    "Make an earlier version of a document the current one again",
+    role="writer",
+    status=202,
+    body=("RestoreBody", "The version to restore."),
+)
+def restore_document(
+    services: Services,
+    document_id: str,
+    version: Annotated[int, Doc("Number of the version."), Ge(1), Le(10**9)],
+) -> Submitted:
+    """Its file is read again as the newest version; no version is lost."""
+    return restore_version(
+        services.uploads,
+        services.documents,
+        services.blobs,
+        document_id,
+        version,
+        services.access,
+    )
+
+
 drop_correction = declared(
     "DELETE /documents/{document_id}/corrections/{correction_id}",
     "Drop a correction that no longer fits",
@@ -202,3 +288,10 @@ show_job = declared("GET /jobs/{job_id}", "Show how far a job is")(progress.show
 retry_job = declared(
     "POST /jobs/{job_id}/retry", "Queue a failed job again", role="writer", status=202
 )(progress.retry_job)
+decide_version = declared(
+    "POST /jobs/{job_id}/decision",
+    "Decide about a version whose text is unrelated to the current one",
+    role="writer",
+    status=202,
+    body=("VersionDecision", "What becomes of the file whose text is unrelated."),
+)(progress.decide_version)

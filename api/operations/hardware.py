@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from api.operations import Media, operation
 from api.operations.bodies import HardwareBody
@@ -12,6 +12,9 @@ from ingestion import hardware
 from ingestion.hardware import RegisteredHardware
 from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.schema import parse_hardware
+from kb.plain import Doc
+from optimizer.evaluation.acceptance import records
+from optimizer.evaluation.acceptance.records import Acceptance
 from retrieval import vocabulary
 from retrieval.coverage import coverage
 from retrieval.hardware_removal import remove_hardware as remove
@@ -75,6 +78,32 @@ show_coverage = declared(
     "GET /hardware/{hardware_id}/coverage",
     "Show the knowledge about a chip and its gaps",
 )(coverage)
+show_acceptance = declared(
+    "GET /hardware/{hardware_id}/acceptance",
+    "Show the last acceptance test of a chip's manuals",
+)(records.show_acceptance)
+
+
+@declared(
+    "POST /hardware/{hardware_id}/acceptance",
+    "Test a chip's manuals on its own toolchain",
+    role="admin",
+    runs_code=True,
+    body=("AcceptanceBody", "Which language of the chip to test."),
+)
+def accept_manuals(
+    services: Services,
+    hardware_id: str,
+    language: Annotated[str, Doc("Only this language; empty: every one with commands.")] = "",
+) -> Acceptance:
+    """Compile its kernels, try examples, names, operands, latencies and ranges, and check tables
+    and references for gaps. Runs the commands of hardware.toml, and takes about a minute.
+    """
+    from optimizer.evaluation.acceptance import accept  # loads torch
+
+    return accept.accept_manuals(services, hardware_id, language)
+
+
 list_symbols = declared(
     "GET /hardware/{hardware_id}/symbols", "List or search the names of a chip's languages"
 )(vocabulary.list_symbols)
@@ -108,6 +137,7 @@ decide_facts = declared(
         "ids": {"value": {"status": "rejected", "ids": ["fact_0123456789abcdef"]}},
     },
 )(hardware.decide_facts)
+show_fact = declared("GET /facts/{fact_id}", "Show one fact", on=_registry)(hardware.show_fact)
 decide_fact = declared(
     "PATCH /facts/{fact_id}",
     "Accept, reject or correct a fact",

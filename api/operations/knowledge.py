@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from api.operations import operation
 from retrieval import documents
+from retrieval.delivery import delivered_kernels
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.knowledge_tree import knowledge_node
 
@@ -33,6 +34,9 @@ def list_signals(services: Services) -> Signals:
 show_knowledge = declared("GET /knowledge", "Show one place in the tree of knowledge")(
     knowledge_node
 )
+list_delivered = declared(
+    "GET /knowledge/delivered", "List the whole kernels that reach contexts", computes=True
+)(delivered_kernels)
 list_recipes = declared(
     "GET /knowledge/recipes", "List recipes proposed from code samples of manuals"
 )(documents.list_proposed_recipes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -47,9 +47,12 @@ def list_page(
     q: str = "",
     hardware: str = "",
     category: str = "",
+    origin: Literal["", "builtin", "upload"] = "",
+    sort: Literal["", "newest"] = "",
     number: Number = 1,
 ) -> HTMLResponse:
     """Documents by category and title; `q` is searched in titles and source keys."""
+    _, mine = page_of_documents(services, limit=0, origin="upload")
     rows, total = page_of_documents(
         services,
         limit=PAGE_SIZE,
@@ -57,14 +60,15 @@ def list_page(
         hardware=hardware,
         category=category or None,
         words=q[:400],
+        origin=origin or None,
+        newest=sort == "newest",
     )
     return page(
         request,
         "documents.html",
         shown=counted(rows, number, total),
-        q=q,
-        hardware=hardware,
-        category=category,
+        given={"q": q, "hardware": hardware, "category": category, "origin": origin, "sort": sort},
+        mine=mine,
         categories=CATEGORIES,
         chips=_chips(services),
     )
@@ -157,6 +161,17 @@ def delete(document_id: str, request: Request, services: Parts, form: SentForm) 
     check_box(form, "nothing was deleted")
     documents.delete_document(services, document_id)
     return see_other(request, "/documents")
+
+
+@form_route(router, "/documents/{document_id}/restore", documents.restore_document)
+def restore(document_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Read the file of an earlier version again, as the newest one."""
+    number = form.text("version")
+    version = int(number) if number.isdecimal() else 0
+    operation = documents.restore_document
+    sent = carry_out(request, services, operation, document_id=document_id, version=version)
+    goal = f"/jobs/{sent.job_id}" if sent.job_id else f"/documents/{document_id}"
+    return see_other(request, goal)
 
 
 @form_route(

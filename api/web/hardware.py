@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -11,25 +13,44 @@ from api.http.admission import admitted
 from api.http.dependencies import Parts
 from api.operations import hardware
 from api.operations.retrieve import retrieve
+from api.services import Services
 from api.web.pages import (
     MAX_PAGE,
+    PAGE_SIZE,
     SentForm,
     carry_out,
     check_box,
+    counted,
     form_route,
     page,
     page_router,
     paged,
     see_other,
 )
-from ingestion.hardware import FactFilter
+from ingestion.hardware import FactFilter, ShownFact
+from kb.errors import InvalidRequest, KernloreError, NotFound
+from kb.hardware.facts import fact_keys
 from kb.hardware.spec import is_shipped
-from retrieval.documents import list_documents
+from retrieval.diagnose.signals import load_signals
+from retrieval.documents import page_of_documents
 from retrieval.onboarding import onboarding_steps
 from retrieval.request_body import read_body
 
 FIRST_TOKENS = 24_000
+# Facts of the overview: what bounds a kernel first.
+SHOWN_FACTS = (
+    "compute_units",
+    "shared_memory_per_block",
+    "l2_size",
+    "memory_size",
+    "memory_bandwidth",
+    "vector_bits",
+    "peak_matrix_bf16",
+    "peak_fp32",
+    "clock_boost",
+)
 router = page_router("/ui/hardware")
+facts_router = page_router("/ui/facts")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
@@ -64,22 +85,122 @@ def show(
     hardware_id: str,
     request: Request,
     services: Parts,
-    facts: FactFilter = "effective",
+    facts: FactFilter | None = None,
 ) -> HTMLResponse:
-    """Lineage, facts with sources, documents, coverage, and links to further pages."""
+    """Lineage, the steps to a first kernel, counts, gaps. With `facts`, the page of facts."""
+    if facts is not None:
+        return list_facts(hardware_id, request, services, facts)
     chip = hardware.show_hardware(services, hardware_id)
+    _, documents = page_of_documents(services, limit=0, hardware=chip.id)
+    coverage = hardware.show_coverage(services, chip.id)
+    proposed = hardware.list_facts(services, chip.id, "proposed").facts
+    counts = {
+        "facts": len(coverage.facts_known),
+        "documents": documents,
+        "symbols": len(hardware.list_symbols(services, chip.id).symbols),
+        "samples": len(hardware.list_samples(services, chip.id).samples),
+    }
     return page(
         request,
         "hardware.html",
         chip=chip,
-        chosen=facts,
-        facts=hardware.list_facts(services, chip.id, facts),
-        documents=list_documents(services, hardware=chip.id).documents,
-        coverage=hardware.show_coverage(services, chip.id),
+        counts=counts,
+        proposed=len(proposed),
+        key_facts=[fact for fact in coverage.facts_known if fact.key in SHOWN_FACTS],
+        coverage=coverage,
         steps=onboarding_steps(services, chip.id),
         built_in=is_shipped(chip.id, services.settings.knowledge_dir),
-        symbols=len(hardware.list_symbols(services, chip.id).symbols),
-        samples=len(hardware.list_samples(services, chip.id).samples),
+    )
+
+
+@router.get("/{hardware_id}/facts")
+def list_facts(
+    hardware_id: str,
+    request: Request,
+    services: Parts,
+    facts: FactFilter = "effective",
+    q: str = "",
+    sort: Literal["", "value", "source", "status"] = "",
+    number: Number = 1,
+    decided: int = 0,
+    status: str = "",
+) -> HTMLResponse:
+    """Facts with their sources, to filter, to sort and to decide about."""
+    return _facts_page(
+        request, services, hardware_id, facts, q, sort, number, done=(decided, status)
+    )
+
+
+def _facts_page(
+    request: Request,
+    services: Services,
+    hardware_id: str,
+    chosen: FactFilter,
+    q: str = "",
+    sort: str = "",
+    number: int = 1,
+    done: tuple[int, str] = (0, ""),
+    error: KernloreError | None = None,
+) -> HTMLResponse:
+    chip = hardware.show_hardware(services, hardware_id)
+    listed = hardware.list_facts(services, chip.id, chosen)
+    words = q.lower().split()
+    rows = [
+        fact
+        for fact in listed.facts
+        if all(w in f"{fact.key} {fact.text} {fact.title} {fact.subject}".lower() for w in words)
+    ]
+    keys: dict[str, Callable[[ShownFact], Any]] = {
+        "value": lambda fact: (fact.unit, -(fact.number or 0.0)),
+        "source": lambda fact: fact.title,
+        "status": lambda fact: fact.status,
+    }
+    if sort in keys:
+        rows.sort(key=keys[sort])
+    return page(
+        request,
+        "facts.html",
+        error.status if error else 200,
+        chip=chip,
+        chosen=chosen,
+        facts=listed,
+        shown=paged(rows, number),
+        given={"facts": chosen, "q": q, "sort": sort},
+        done=done,
+        error=error,
+    )
+
+
+@router.get("/{hardware_id}/documents")
+def list_documents_page(
+    hardware_id: str, request: Request, services: Parts, q: str = "", number: Number = 1
+) -> HTMLResponse:
+    """The documents about exactly this chip."""
+    chip = hardware.show_hardware(services, hardware_id)
+    rows, total = page_of_documents(
+        services,
+        limit=PAGE_SIZE,
+        offset=(number - 1) * PAGE_SIZE,
+        hardware=chip.id,
+        words=q[:400],
+    )
+    return page(request, "chip_documents.html", chip=chip, q=q, shown=counted(rows, number, total))
+
+
+@router.get("/{hardware_id}/coverage")
+def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """What the stored knowledge covers: a map of topics and signals, and the gaps."""
+    chip = hardware.show_hardware(services, hardware_id)
+    coverage = hardware.show_coverage(services, chip.id)
+    known = {signal.id: signal for signal in load_signals()}
+    rows = [(s, known[s.id].group, set(known[s.id].topics)) for s in coverage.signals]
+    return page(
+        request,
+        "coverage.html",
+        chip=chip,
+        coverage=coverage,
+        topics=[t for t in coverage.topics if any(t.id in row[2] for row in rows)],
+        rows=rows,
     )
 
 
@@ -96,20 +217,87 @@ def remove(hardware_id: str, request: Request, services: Parts, form: SentForm) 
 def decide(hardware_id: str, request: Request, services: Parts, form: SentForm) -> Response:
     """Accept or reject the ticked facts, or take their corrections back."""
     chip = hardware.show_hardware(services, hardware_id).id
-    if form.text("status") == "withdrawn":
-        for fact_id in form.values("ids"):
-            carry_out(request, services, hardware.decide_fact, fact_id=fact_id, withdraw=True)
-        return see_other(request, f"/hardware/{chip}?facts=all#facts")
-    carry_out(
+    ids, status = form.values("ids"), form.text("status")
+    shown: FactFilter = "all" if status == "withdrawn" else "proposed"
+    try:
+        if not ids:
+            raise InvalidRequest(
+                "no fact is marked", hint="Mark the facts in the first column, then press again."
+            )
+        if status == "withdrawn":
+            for fact_id in ids:
+                carry_out(request, services, hardware.decide_fact, fact_id=fact_id, withdraw=True)
+        else:
+            carry_out(
+                request,
+                services,
+                hardware.decide_facts,
+                hardware_id=chip,
+                status=status,
+                ids=ids,
+                include_unclear=True,
+            )
+    except KernloreError as error:
+        if error.status >= 500:
+            raise
+        return _facts_page(request, services, chip, shown, error=error)
+    told = urlencode({"facts": shown, "decided": len(ids), "status": status})
+    return see_other(request, f"/hardware/{chip}/facts?{told}")
+
+
+@facts_router.get("/{fact_id}")
+def fact_page(fact_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """One fact: value, source, the value before a correction, and the form that corrects it."""
+    return _fact_page(request, services, fact_id)
+
+
+def _fact_page(
+    request: Request,
+    services: Services,
+    fact_id: str,
+    error: KernloreError | None = None,
+    given: str | None = None,
+) -> HTMLResponse:
+    fact = hardware.show_fact(services, fact_id)
+    chip = hardware.show_hardware(services, fact.hardware_id)
+    known = fact_keys().get(fact.key)
+    return page(
         request,
-        services,
-        hardware.decide_facts,
-        hardware_id=chip,
-        status=form.text("status"),
-        ids=form.values("ids"),
-        include_unclear=True,
+        "fact.html",
+        error.status if error else 200,
+        fact=fact,
+        chip=chip,
+        meaning=known.meaning if known else "",
+        range=known.range if known else None,
+        others=[
+            other
+            for other in hardware.list_facts(services, chip.id, "all", key=fact.key).facts
+            if other.id != fact.id
+        ],
+        given=given,
+        error=error,
     )
-    return see_other(request, f"/hardware/{chip}?facts=proposed#facts")
+
+
+@form_route(facts_router, "/{fact_id}", hardware.decide_fact)
+def correct_fact(fact_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Correct the value, decide, or take a correction back; an error is shown with the form."""
+    changes: dict[str, Any] = {}
+    if form.text("status") == "withdrawn":
+        changes["withdraw"] = True
+    elif form.text("status"):
+        changes["status"] = form.text("status")
+    else:
+        changes["text"] = form.text("value")
+        if form.text("note"):
+            changes["note"] = form.text("note")
+    try:
+        carry_out(request, services, hardware.decide_fact, fact_id=fact_id, **changes)
+    except KernloreError as error:
+        if error.status >= 500 or error.status == NotFound.status:
+            raise
+        return _fact_page(request, services, fact_id, error, form.text("value"))
+    return see_other(request, f"/facts/{fact_id}")
 
 
 @router.get("/{hardware_id}/symbols")
@@ -148,6 +336,17 @@ def samples(
     rows = hardware.list_samples(services, chip.id, operator).samples
     shown = paged(rows, number, 10)
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
+
+
+@router.get("/{hardware_id}/acceptance")
+def acceptance(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """The last acceptance test of the chip's manuals, or how to make one."""
+    chip = hardware.show_hardware(services, hardware_id)
+    try:
+        result = hardware.show_acceptance(services, chip.id)
+    except NotFound:
+        result = None
+    return page(request, "acceptance.html", chip=chip, result=result)
 
 
 @router.get("/{hardware_id}/first-prompt", dependencies=[Depends(admitted, scope="function")])

@@ -14,6 +14,7 @@ from api.web.pages import (
     SentForm,
     carry_out,
     form_route,
+    is_fragment,
     page,
     page_router,
     paged,
@@ -45,11 +46,13 @@ def jobs(
     services: Parts,
     state: Annotated[list[JobState] | None, Query()] = None,
     group: str = "",
+    hardware: str = "",
     cursor: str = "",
 ) -> HTMLResponse:
     """Jobs, newest first, with counts; the page reloads itself while something is being read."""
-    shown = documents.list_jobs(services, state, group=group, limit=50, cursor=cursor)
-    return page(request, "jobs.html", shown=shown, state=state or [], group=group, states=STATES)
+    about = {"group": group, "hardware": hardware}
+    shown = documents.list_jobs(services, state, **about, limit=50, cursor=cursor)
+    return page(request, "jobs.html", shown=shown, state=state or [], about=about, states=STATES)
 
 
 @router.get("/jobs/{job_id}")
@@ -61,7 +64,8 @@ def job(job_id: str, request: Request, services: Parts) -> HTMLResponse:
 @router.get("/jobs/{job_id}/row")
 def job_row(job_id: str, request: Request, services: Parts) -> HTMLResponse:
     """How far a job is, as a row of the list of an upload."""
-    return page(request, "job_row.html", job=documents.show_job(services, job_id))
+    job = documents.show_job(services, job_id)
+    return page(request, "job_row.html", job=job, discarded=False)
 
 
 @form_route(router, "/jobs/{job_id}/retry", documents.retry_job)
@@ -69,6 +73,16 @@ def retry(job_id: str, request: Request, services: Parts) -> Response:
     """Queue a failed job again."""
     documents.retry_job(services, job_id)
     return see_other(request, f"/jobs/{job_id}")
+
+
+@form_route(router, "/jobs/{job_id}/decision", documents.decide_version)
+def decide_version(job_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Replace, keep both, or discard; to a script, the row of the job that is left."""
+    given = form.text("decision")
+    job = carry_out(request, services, documents.decide_version, job_id=job_id, decision=given)
+    if is_fragment(request):
+        return page(request, "job_row.html", job=job, discarded=given == "discard")
+    return see_other(request, "/jobs" if given == "discard" else f"/jobs/{job.id}")
 
 
 @router.get("/recipes")

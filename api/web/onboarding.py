@@ -30,10 +30,12 @@ def setup(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
 
 def _shown(services: Services, hardware_id: str) -> dict[str, Any]:
     chip = hardware.show_hardware(services, hardware_id)
+    listed = documents.list_jobs(services, hardware=chip.id, limit=20)
     return {
         "chip": chip,
+        "counts": listed.counts,
         "steps": onboarding_steps(services, chip.id),
-        "jobs": documents.list_jobs(services, hardware=chip.id, limit=20).jobs,
+        "jobs": listed.jobs,
         "chips": hardware.list_hardware(services).hardware,
         "categories": CATEGORIES,
         "settings": services.settings,

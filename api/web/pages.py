@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -31,6 +31,7 @@ from api.http.dependencies import from_this_machine
 from api.operations import Operation
 from api.services import Services
 from api.strict_json import check_text
+from api.web import rendering
 from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
@@ -41,6 +42,16 @@ ACTOR = "web"
 PAGE_SIZE = 50
 MAX_PARAMETER = 20_000
 MAX_PAGE = 10**6
+# Pages of the menu, by the first part of their address.
+SECTIONS = {
+    "retrieve": "Ask",
+    "hardware": "Hardware",
+    "documents": "Documents",
+    "knowledge": "Knowledge",
+    "skills": "Skills",
+    "runs": "Runs",
+    "jobs": "Jobs",
+}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self';"
     " script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
@@ -73,9 +84,14 @@ def _environment() -> Environment:
     environment.filters["figure"] = figure
     environment.filters["quantity"] = quantity
     environment.filters["moment"] = moment
+    environment.filters["markdown"] = rendering.markdown
+    environment.filters["code"] = rendering.code
+    environment.filters["title_of"] = rendering.plain_title
+    environment.filters["duration"] = duration
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
     environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
     environment.globals["version"] = product_version()
+    environment.globals["menu"] = SECTIONS
     return environment
 
 
@@ -95,6 +111,13 @@ def figure(value: Any) -> str:
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time left as a person reads it: 40 s, 12 min, 2 h."""
+    if seconds < 90:
+        return f"{max(5, round(seconds / 5) * 5)} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
 
 
 def moment(stored: Any) -> str:
@@ -157,9 +180,24 @@ class PageRoute(APIRoute):
 
 
 def error_page(request: Request, error: KernloreError) -> HTMLResponse:
-    """The page for an error, with its hint."""
+    """The page for an error, with its hint, the nearest ids, and the ways out."""
     phrase = HTTPStatus(error.status).phrase
-    return page(request, "error.html", error.status, error=error, phrase=phrase)
+    root = request.scope.get("root_path", "")
+    section = request.url.path.removeprefix(root).split("/")[2:3]
+    came = urlsplit(request.headers.get("referer", ""))
+    back = came.path if came.netloc == request.url.netloc and came.path else ""
+    if back and came.query:
+        back += f"?{came.query}"
+    return page(
+        request,
+        "error.html",
+        error.status,
+        error=error,
+        phrase=phrase,
+        section=section[0] if section and section[0] in SECTIONS else "",
+        back=back if back != request.url.path or request.method == "POST" else "",
+        near=error.details.get("nearest") or () if "hardware" in error.details else (),
+    )
 
 
 async def check_query(request: Request) -> None:

@@ -1,9 +1,12 @@
-"""Ask: the answer to a signal, a log, metrics or a question, as an optimizer gets it."""
+"""Ask: the answer to a log, a profile, code, metrics, a signal or a question."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -17,32 +20,54 @@ from api.operations.retrieve import retrieve
 from api.services import Services
 from api.strict_json import load_json
 from api.web.pages import SentForm, error_page, form_route, page, page_router, see_other
+from kb.answers import Answer
 from kb.errors import InvalidRequest, KernloreError
 from kb.scope import CATEGORIES
 from retrieval.diagnose.signals import load_signals
+from retrieval.pasted import metrics_of, pasted
 from retrieval.request import TASKS
 from retrieval.request_body import read_body
 
 MAX_LINK = 8_000  # characters that every proxy lets pass
 FIELDS = ("signal", "hardware", "task", "query", "op", "language", "dtype", "log", "metrics")
+ASKED = ("text", *FIELDS, "max_tokens")
+MOST_ACTIONS = 3
+AROUND = 2  # lines of the pasted text that are shown around a marked one
+MOST_LINES = 30  # of the pasted text that are shown
 router = page_router("/ui/retrieve")
 Text = Annotated[str, Query()]
 
 
 @router.get("", dependencies=[Depends(admitted, scope="function")])
-def ask(request: Request, services: Parts) -> HTMLResponse:
-    """The form, and the answer to a given question."""
-    given = {name: request.query_params.get(name, "") for name in (*FIELDS, "max_tokens")}
+def ask(request: Request, services: Parts, of: str = "") -> HTMLResponse:
+    """The form, and the answer to a given question; `of` is the id of an earlier answer, whose
+    request is answered again.
+    """
+    given = {name: request.query_params.get(name, "") for name in ASKED}
+    if of:
+        given |= _earlier(services, of)
     return _answered(request, services, given)
+
+
+def _earlier(services: Services, retrieval_id: str) -> dict[str, str]:
+    """The fields of an earlier request. A profile and a draft are shown as the pasted text."""
+    stored = services.retriever.request_of(retrieval_id, access_scope=services.access)
+    given = {name: str(stored[name]) for name in FIELDS if stored.get(name) and name != "metrics"}
+    if stored.get("metrics"):
+        given["metrics"] = json.dumps(stored["metrics"])
+    text = stored.get("profile") or stored.get("draft") or given.pop("log", "")
+    return {**given, "text": text}
 
 
 @form_route(router, "", retrieve)
 def send(request: Request, services: Parts, form: SentForm) -> Response:
-    """A short question becomes a link that can be shared; a long log is answered at once."""
-    given = {name: form.text(name) for name in (*FIELDS, "max_tokens")}
+    """A short question becomes a link that can be shared; a longer one is answered at once, with a
+    link to its stored request.
+    """
+    given = {name: form.text(name) for name in ASKED}
     link = urlencode({name: value for name, value in given.items() if value})
     if len(link) <= MAX_LINK:
-        return see_other(request, f"/retrieve?{link}")
+        return see_other(request, f"/retrieve?{link}#answer")
     return _answered(request, services, given)
 
 
@@ -57,7 +82,7 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
         "error": None,
         "shareable": request.method == "GET",
     }
-    if not any(given[name] for name in ("signal", "query", "log", "metrics")):
+    if not any(given.get(name) for name in ("text", "signal", "query", "log", "metrics")):
         return page(request, "retrieve.html", **values)
     try:
         body = _body(given)
@@ -67,8 +92,15 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
             return error_page(request, error)
         return page(request, "retrieve.html", error.status, **values | {"error": error})
     base = str(request.base_url).rstrip("/")
+    shown = body.get("log") or body.get("profile") or body.get("draft") or ""
     values |= {
         "answer": answer.as_json(),
+        "kind": next((kind for kind in KINDS if body.get(kind)), "signal"),
+        "titles": {signal.id: signal.title for signal in load_signals()},
+        "evidence": list(_evidence(answer)),
+        "actions": list(_actions(answer))[:MOST_ACTIONS],
+        "lines": _marked(shown, answer) if isinstance(shown, str) else [],
+        "bar": _bar(answer),
         "curl": _curl(base, body),
         "python": _python(base, body),
         "mcp": _mcp(body),
@@ -76,7 +108,17 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
     return page(request, "retrieve.html", **values)
 
 
-def _body(given: dict[str, str]) -> dict[str, Any]:
+# What a request is about, as the page names it.
+KINDS = {
+    "log": "a log",
+    "profile": "a profile",
+    "draft": "code",
+    "metrics": "metrics",
+    "query": "a question",
+}
+
+
+def _body(given: Mapping[str, str]) -> dict[str, Any]:
     """The body of POST /retrieve for the fields of the form."""
     body: dict[str, Any] = {name: value for name, value in given.items() if value}
     if "metrics" in body:
@@ -85,23 +127,168 @@ def _body(given: dict[str, str]) -> dict[str, Any]:
         if not given["max_tokens"].isdecimal():
             raise InvalidRequest("max_tokens is no number", hint="Use a whole number, like 4000.")
         body["max_tokens"] = int(given["max_tokens"])
+    if text := body.pop("text", ""):
+        field, value = pasted(text)
+        body.setdefault(field, value)
     return body
 
 
 def _metrics(text: str) -> Any:
     """Metrics as JSON, or as lines of a name and a value."""
-    if text.lstrip().startswith("{"):
-        return load_json(text.encode())
-    metrics: dict[str, Any] = {}
-    for line in filter(None, (line.strip() for line in text.splitlines())):
-        name, _, value = line.replace("=", " ").replace(",", " ").partition(" ")
-        if not value.strip():
-            raise InvalidRequest(
-                f"the metric {name[:80]!r} has no value",
-                hint="Write one metric a line: its name, a space, its value; or paste JSON.",
+    return load_json(text.encode()) if text.lstrip().startswith("{") else metrics_of(text)
+
+
+# -- the parts of an answer
+
+
+@dataclass(frozen=True)
+class ShownAction:
+    """Something to do next: a sentence, its reason, and the document or skill behind it."""
+
+    what: str
+    why: str
+    link: str = ""
+    source: str = ""
+
+
+def _evidence(answer: Answer) -> Iterator[str]:
+    """What the leading signal rests on, in words."""
+    for signature in answer.diagnosis.signatures[:1]:
+        amounts = signature.get("quantities")
+        if amounts:
+            unit = amounts.get("unit") or ""
+            excess = amounts["needed"] / amounts["limit"] - 1 if amounts["limit"] else 0
+            yield (
+                f"{amounts['needed']:,.0f} {unit} needed, {amounts['limit']:,.0f} allowed:"
+                f" {100 * excess:.0f} % too much"
             )
-        metrics[name] = value.strip()
-    return metrics
+        yield str(signature["title"])
+    for finding in answer.diagnosis.signals[:1]:
+        seen: set[str] = set()
+        for item in finding.evidence:
+            name = str(item.get("raw") or item.get("name") or "")
+            if name and name not in seen and "value" in item:
+                seen.add(name)
+                rule = f" (rule: {item['test']})" if item.get("test") else ""
+                yield (
+                    f"{name} is {item['value']:g}{rule}"
+                    if isinstance(item["value"], int | float)
+                    else f"{name} is {item['value']}{rule}"
+                )
+
+
+def _actions(answer: Answer) -> Iterator[ShownAction]:
+    """The remedy of the error, then the moves that apply, then skills, then undecided moves."""
+    for signature in answer.diagnosis.signatures[:1]:
+        if signature.get("remedy"):
+            what, _, why = str(signature["remedy"]).partition(". ")
+            yield ShownAction(what.rstrip(".") + ".", why)
+    for move in sorted(answer.moves, key=lambda move: move.applies is None):
+        if move.applies is None and move.missing:
+            continue
+        yield ShownAction(_change(move.change), move.why, *_source(move.source))
+    for skill in answer.skills:
+        measured = "measured here" if skill.evidence else "not measured here"
+        yield ShownAction(skill.summary, "", f"/skills/{skill.name}", f"skill, {measured}")
+    for move in answer.moves:
+        if move.applies is None and move.missing:
+            needed = ", ".join(name.partition(".")[2] or name for name in move.missing)
+            why = f"{move.why} Whether it applies depends on {needed}, which was not given."
+            yield ShownAction(_change(move.change), why, *_source(move.source))
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    """A change of a parameter as a sentence."""
+    role = str(change["role"]).replace("_", " ")
+    direction = str(change["direction"]).replace("_", " ")
+    text = f"{direction.capitalize()} {role}"
+    if change.get("to") is not None:
+        text += f" to {change['to']}"
+    if change.get("factor") is not None:
+        text += f", by a factor of {change['factor']:g}"
+    return text + "."
+
+
+def _source(source: Mapping[str, Any]) -> tuple[str, str]:
+    link = f"/documents/{source['document_id']}" if source.get("document_id") else ""
+    return link, ", ".join(filter(None, (source.get("document"), source.get("section"))))
+
+
+@dataclass(frozen=True)
+class ShownLine:
+    """A line of the pasted text; `number` 0 stands for lines that are left out."""
+
+    number: int
+    text: str
+    marked: bool = False
+
+
+def _marked(text: str, answer: Answer) -> list[ShownLine]:
+    """The lines of the pasted text that the diagnosis rests on, marked, with those around them."""
+    if not text:
+        return []
+    lines = text.splitlines()
+    numbers, names = _places(answer)
+    hits = {n for n in numbers if 1 <= n <= len(lines)}
+    if names:
+        pattern = re.compile("|".join(re.escape(name) for name in sorted(names)))
+        hits |= {n for n, line in enumerate(lines, 1) if pattern.search(line)}
+    near = {n for hit in hits for n in range(hit - AROUND, hit + AROUND + 1)}
+    if not hits:
+        near = set(range(1, min(len(lines), 2 * AROUND + 1) + 1))
+    shown: list[ShownLine] = []
+    last = 0
+    for n in sorted(near):
+        if not 1 <= n <= len(lines) or len(shown) >= MOST_LINES:
+            continue
+        if n > last + 1:
+            shown.append(ShownLine(0, f"{n - last - 1:,} lines"))
+        shown.append(ShownLine(n, lines[n - 1][:400], n in hits))
+        last = n
+    if last < len(lines):
+        shown.append(ShownLine(0, f"{len(lines) - last:,} lines"))
+    return shown
+
+
+def _places(answer: Answer) -> tuple[set[int], set[str]]:
+    """Numbers of lines, and names of metrics, in the evidence of the diagnosis."""
+    numbers, names = set(), set()
+    for item in (e for finding in answer.diagnosis.signals for e in finding.evidence):
+        if item.get("line_number"):
+            numbers.add(int(item["line_number"]))
+        if item.get("raw"):
+            names.add(str(item["raw"]))
+    numbers |= {int(s["line_number"]) for s in answer.diagnosis.signatures if s.get("line_number")}
+    return numbers, names
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """A part of the context: where it begins and ends in a bar of 1,000 units."""
+
+    kind: str
+    tokens: int
+    x: float
+    width: float
+    tone: int
+
+
+def _bar(answer: Answer) -> list[BarPart]:
+    """The tokens of the context by kind of part, the largest first."""
+    tokens: dict[str, int] = {}
+    for part in answer.parts:
+        tokens[part.kind] = tokens.get(part.kind, 0) + part.tokens
+    total = sum(tokens.values())
+    parts: list[BarPart] = []
+    x = 0.0
+    for tone, (kind, count) in enumerate(sorted(tokens.items(), key=lambda item: -item[1])):
+        width = 1000 * count / total
+        parts.append(BarPart(kind, count, round(x, 1), round(width, 1), tone % 6))
+        x += width
+    return parts
+
+
+# -- the same from a program
 
 
 def _curl(base: str, body: dict[str, Any]) -> str:

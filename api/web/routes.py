@@ -17,6 +17,7 @@ from api.web import (
     onboarding,
     retrieve,
     runs,
+    search,
     skills,
     symbols,
 )
@@ -40,8 +41,10 @@ def add_to(app: FastAPI) -> None:
         skills,
         runs,
         knowledge,
+        search,
     ):
         app.router.routes.extend(module.router.routes)
+    app.router.routes.extend(hardware.facts_router.routes)
     app.router.routes.extend(_rest.routes)
     app.state.plots = PlotCache()
 

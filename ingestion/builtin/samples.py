@@ -21,10 +21,11 @@ from ingestion.samples.kernels import MAX_KERNEL, entry_of
 from ingestion.uploads import FileUpload
 from kb.catalog.knowledge.samples import STATUSES, KernelSample, Status
 from kb.errors import InvalidKnowledge
+from kb.hardware.spec import SampleArgument
 from kb.problem_terms import problem_terms
 
 ROWS = "samples.toml"
-CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "parse")
+CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "toolchain", "parse")
 SEEN = ("parses", *STATUSES[2:])  # results of checks, in rising order
 MAX_LINE = 100
 ABOUT_WORDS = (40, 260)
@@ -69,6 +70,8 @@ class KernelCall:
 class ShippedSample:
     """A row with its file. `hardware` is the id of its folder, `check` the tool that compiles it,
     `arch` the target of that tool if the hardware has no compute_capability, `flags` more options.
+    The tool `toolchain` is the hardware's own: it runs the kernel on `arguments` and compares it
+    with `reference`, a torch expression over their names.
     """
 
     hardware: str
@@ -87,6 +90,8 @@ class ShippedSample:
     sources: tuple[Mapping[str, Any], ...] = ()
     checked: tuple[CheckMade, ...] = ()
     compile: tuple[KernelCall, ...] = ()
+    arguments: tuple[SampleArgument, ...] = ()
+    reference: str = ""
 
     @property
     def path(self) -> str:
@@ -169,14 +174,19 @@ def _sample(path: Path, row: Mapping[str, Any]) -> ShippedSample:
     try:
         values["checked"] = tuple(CheckMade(**check) for check in row.get("checked", ()))
         values["compile"] = tuple(_call(call) for call in row.get("compile", ()))
+        values["arguments"] = tuple(_argument(given) for given in row.get("arguments", ()))
         code = source.read_text(encoding="utf-8")
         return ShippedSample(hardware=path.parent.name, code=code, **values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError) as error:
         raise InvalidKnowledge(f"{where}: {error}", hint="See hw_manuals/FORMAT.md.") from error
 
 
 def _call(call: Mapping[str, Any]) -> KernelCall:
     return KernelCall(**{**call, "arguments": tuple(call.get("arguments", ()))})
+
+
+def _argument(given: Mapping[str, Any]) -> SampleArgument:
+    return SampleArgument(**{**given, "shape": tuple(given["shape"])})
 
 
 def with_checks(
@@ -205,6 +215,8 @@ def sample_problems(sample: ShippedSample, known: Mapping[str, Any]) -> Iterator
     words = len(sample.about.split())
     if not low <= words <= high:
         yield f"about has {words} words; write {low} to {high}"
+    if sample.check == "toolchain" and not (sample.arguments and sample.reference):
+        yield "has no arguments or no reference, which the check toolchain needs"
     if not sample.topics:
         yield "names no topics"
     if not sample.sources:

@@ -38,7 +38,7 @@ from kb.catalog.knowledge.documents import owe_erasure
 from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
-from kb.hardware.facts import MAX_TEXT, fact_keys, value_problem
+from kb.hardware.facts import MAX_TEXT, fact_keys, value_problem, value_with_unit
 from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.ids import derived_id
@@ -322,6 +322,14 @@ class HardwareRegistry:
             meta.bump_revision(connection)
             return _fact(connection, fact_id)
 
+    def fact(self, fact_id: str) -> Fact:
+        """The fact with this id. Raises NotFound, also if the caller may not see it."""
+        with self._catalog.read() as connection:
+            found = select_facts(connection, facts.c.id == fact_id, visible.facts(self._access))
+        if not found:
+            raise _no_fact(fact_id)
+        return found[0]
+
     def _check_facts(self, connection: Connection, fact_ids: Sequence[str]) -> None:
         """Raise NotFound for a fact that the caller may not see, Forbidden for one that it may not
         change.
@@ -354,10 +362,12 @@ def _checked_value(key: str, number: float | None, text: str | None) -> dict[str
     known = fact_keys().get(key)
     if number is not None and text is not None and known is not None and known.unit == "text":
         number = None  # a text that looks like a number
+    elif number is None and text is not None and known is not None and known.unit != "text":
+        number = value_with_unit(key, text)
     problem = value_problem(key, text if number is None else number)
     if problem is not None:
         unit = f" The unit of {key} is {known.unit}." if known is not None else ""
-        fix = f"Give `number`, without a prefix such as k or Gi.{unit}"
+        fix = f"Give a number in that unit, or with its unit, like 192 KiB or 1.4 GHz.{unit}"
         if known is not None and known.unit == "text":
             fix = f"Give `text`; {key} is a text of at most {MAX_TEXT} characters."
         raise InvalidKnowledge(

@@ -105,6 +105,13 @@ class Jobs(Work):
         if last is not None and last.state not in ("ready", "partial"):
             connection.execute(t.update().where(t.c.id == last.id).values(group_id=group))
 
+    def is_in_group(self, connection: Connection, document_id: str, group: str) -> bool:
+        """Whether a group has a job of a document."""
+        found = sa.select(t.c.id).where(
+            self._mine, t.c.subject_id == document_id, t.c.group_id == group
+        )
+        return connection.scalar(found.limit(1)) is not None
+
     def get(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
         """The job with this id. Raises NotFound, also if the caller may not see it."""
         with self._catalog.read() as connection:
@@ -317,10 +324,21 @@ class Jobs(Work):
             bump_waiting(connection)
         return ids
 
-    def retry(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
-        """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""
-        self.get(job_id, access_scope=access_scope)
-        again = {"state": "queued", "error": None, "finished_at": None, "heartbeat_at": clock.now()}
+    def retry(
+        self,
+        job_id: str,
+        *,
+        access_scope: AccessScope = ALL_ACCESS,
+        confirmed: Mapping[str, Any] | None = None,
+    ) -> Job:
+        """Queue a failed job again, with additions to its payload. Raises NotFound, and Conflict
+        for one that did not fail.
+        """
+        job = self.get(job_id, access_scope=access_scope)
+        again: dict[str, Any] = {"state": "queued", "error": None, "finished_at": None}
+        again["heartbeat_at"] = clock.now()
+        if confirmed:
+            again["payload"] = {**job.payload, **confirmed}
         with self._catalog.write() as connection:
             changed = connection.execute(
                 t.update().where(t.c.id == job_id, t.c.state == "failed").values(**again)

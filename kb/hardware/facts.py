@@ -42,6 +42,7 @@ _HERTZ = re.compile(r"([kmgt]?)hz", re.IGNORECASE)
 _FLOPS = re.compile(r"([kmgtpe]?)(?:flops|flops?/s|flops?/sec)", re.IGNORECASE)
 _OPS = re.compile(r"([kmgtpe]?)(?:ops|i?ops|ops?/s|ops?/sec)", re.IGNORECASE)
 _WATT = re.compile(r"(k?)(?:w|watts?)", re.IGNORECASE)
+_WITH_UNIT = re.compile(r"(\d[\d,_]*\.?\d*(?:[eE][+-]?\d+)?)\s*([A-Za-z/-]*)")
 _LARGEST_POWER = 4  # tera: datasheets write 1979 TFLOPS, not 1.979 PFLOPS
 _DIGITS = 6
 _MAX_FORMULA = 300  # characters
@@ -241,6 +242,23 @@ def value_problem(key: str, value: object) -> ValueProblem | None:
         reason = f"{value:g} {known.unit} is outside {low:g} .. {high:g}"
         return ValueProblem(reason, f"convert it to {known.unit} without prefix", out_of_range=True)
     return None
+
+
+def value_with_unit(key: str, text: str) -> float | None:
+    """The number of a text such as "192 KiB" or "1.4 GHz" in the canonical unit of a key; None
+    if it is no number with a unit that fits the key.
+    """
+    match = _WITH_UNIT.fullmatch(text.strip())
+    known = fact_keys().get(key)
+    if match is None or (known is not None and known.unit == "text"):
+        return None
+    number = float(match[1].replace(",", "").replace("_", ""))
+    if not match[2]:
+        return number
+    unit = find_unit(match[2])
+    if unit is None or (known is not None and unit.canonical != known.unit):
+        return None
+    return number * unit.factor
 
 
 def is_quantity(value: object) -> TypeGuard[int | float]:

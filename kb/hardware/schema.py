@@ -403,6 +403,8 @@ def _toolchain(toolchain: ToolchainSpec) -> dict[str, Any]:
     )
     if toolchain.timing == "wall":
         del table["timing"]
+    if toolchain.cost == "cycles":
+        del table["cost"]
     return table
 
 

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 FactKind = Literal["datasheet", "measured", "derived"]
 HardwareKind = Literal["accelerator", "family", "vendor"]
 Timing = Literal["wall", "simulator"]
+CostKind = Literal["cycles", "instructions", "packets"]
 SampleRole = Literal["input", "weight", "output"]
 Confidence = Literal["A", "B", "C"]
 FactValue: TypeAlias = int | float | str
@@ -19,6 +20,7 @@ FactValue: TypeAlias = int | float | str
 FACT_KINDS: tuple[FactKind, ...] = ("datasheet", "measured", "derived")
 HARDWARE_KINDS: tuple[HardwareKind, ...] = ("accelerator", "family", "vendor")
 TIMINGS: tuple[Timing, ...] = ("wall", "simulator")
+COST_KINDS: tuple[CostKind, ...] = ("cycles", "instructions", "packets")
 SAMPLE_ROLES: tuple[SampleRole, ...] = ("input", "weight", "output")
 CONFIDENCES: tuple[Confidence, ...] = ("A", "B", "C")
 
@@ -105,10 +107,12 @@ class ToolchainSpec:
     templates.
 
     `timing` is `simulator` if `run` reports a simulator's time, which is never mixed with wall
-    time. `suffix` is that of source files. `entry` is the default name of a kernel, `interface`
-    tells its author how it is launched. `sample` is a kernel that runs on `sample_arguments` and
-    computes `sample_reference`, a torch expression over their names. `arguments` are patterns of
-    the names of tensors in the program by role, `scalars` its further arguments, which are numbers.
+    time; `cost` is the kind of count that it reports. `programs` are further programs that the
+    commands need, `install` the command that installs them. `suffix` is that of source files.
+    `entry` is the default name of a kernel, `interface` tells its author how it is launched.
+    `sample` is a kernel that runs on `sample_arguments` and computes `sample_reference`, a torch
+    expression over their names. `arguments` are patterns of the names of tensors in the program by
+    role, `scalars` its further arguments, which are numbers.
     """
 
     builtin: str = ""
@@ -116,6 +120,9 @@ class ToolchainSpec:
     run: str = ""
     profile: str = ""
     timing: Timing = "wall"
+    cost: CostKind = "cycles"
+    programs: tuple[str, ...] = ()
+    install: str = ""
     suffix: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     entry: str = ""

@@ -2,10 +2,11 @@
 
 A language has a built-in toolchain by name, or command templates, which are split into words like
 in a POSIX shell and run without one. Placeholders: compile {source} {output}, run {output} or
-{source}, and {input}, profile the same and {report}; anywhere {workdir} {arch} {hardware} {entry}.
-`{{` and `}}` are literal braces. {input} is the JSON manifest of the .npy files to read and to
-write, {report} the output of the profiler, {arch} the fact compute_capability. Values of `env` may
-contain {workdir}, {arch} and {hardware}.
+{source}, and {input}, profile the same and {report}; anywhere {workdir} {arch} {hardware} {entry}
+{examples}. `{{` and `}}` are literal braces. {input} is the JSON manifest of the .npy files to read
+and to write, {report} the output of the profiler, {arch} the fact compute_capability, {examples}
+the folder of the examples that come with Kernlore. Values of `env` may contain {workdir}, {arch},
+{hardware} and {examples}.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import cast
 
 from kb.errors import InvalidPredicate
 from kb.hardware.spec import (
+    COST_KINDS,
     SAMPLE_ROLES,
     TIMINGS,
+    CostKind,
     SampleArgument,
     SampleRole,
     ScalarSpec,
@@ -34,12 +37,12 @@ from kb.hardware.table_reader import TableReader, names_of
 from kb.predicates import Bindings, CompiledExpression, Computed, compile_expression
 
 MAX_COMMAND = 2000  # characters
-_ANYWHERE = frozenset({"workdir", "arch", "hardware", "entry"})
+_ANYWHERE = frozenset({"workdir", "arch", "hardware", "entry", "examples"})
 _PLACEHOLDERS = {
     "compile": _ANYWHERE | {"source", "output"},
     "run": _ANYWHERE | {"source", "output", "input"},
     "profile": _ANYWHERE | {"source", "output", "input", "report"},
-    "env": frozenset({"workdir", "arch", "hardware"}),
+    "env": frozenset({"workdir", "arch", "hardware", "examples"}),
 }
 _REQUIRED = {"compile": ("source", "output"), "run": ("input",), "profile": ("input", "report")}
 
@@ -52,7 +55,16 @@ MAX_SCALAR = 300  # characters
 # Element types of the interface of programs.
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = (*FLOATS, "bool", "int8", "uint8", "int16", "int32", "int64")
-_COMMAND_KEYS = ("entry", "interface", "sample", "arguments", "scalars")
+_COMMAND_KEYS = (
+    "entry",
+    "interface",
+    "sample",
+    "arguments",
+    "scalars",
+    "cost",
+    "programs",
+    "install",
+)
 # Patterns of argument names: for each of several tensors of a role, and for its only one.
 _ARGUMENT_KEYS = (
     "input", "weight", "output", "single_input", "single_weight", "single_output",
@@ -90,6 +102,9 @@ def _toolchain(reader: TableReader) -> ToolchainSpec:
     if suffix and not re.fullmatch(r"\.[A-Za-z0-9_.]+", suffix):
         reader.add("suffix", f"{suffix!r} is not a file suffix", "like .cu")
     timing = cast(Timing, reader.choice("timing", TIMINGS, "wall"))
+    cost = cast(CostKind, reader.choice("cost", COST_KINDS, "cycles"))
+    if cost != "cycles" and timing != "simulator":
+        reader.add("cost", f"{cost} without a simulator", 'add timing = "simulator"')
     for key in _COMMAND_KEYS if builtin else ():
         if key in reader.raw:
             fix = "omit it: a built-in toolchain defines its interface"
@@ -98,6 +113,9 @@ def _toolchain(reader: TableReader) -> ToolchainSpec:
     return ToolchainSpec(
         builtin=builtin,
         timing=timing,
+        cost=cost,
+        programs=reader.texts("programs"),
+        install=reader.text("install", limit=MAX_COMMAND),
         suffix=suffix,
         env=_environment(reader),
         entry=_entry(reader),

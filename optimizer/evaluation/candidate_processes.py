@@ -133,6 +133,7 @@ class CandidateProcesses:
         self._ending: list[Future[bool]] = []
         self._spent: list[LoadedKernel] = []
         self._loaded: tuple[Case, LoadedKernel] | None = None
+        self._begun: tuple[Case, Future[TimedSide]] | None = None  # a reference that is loading
 
     def check_room(self, cases: Sequence[Case]) -> None:
         """Raises Unavailable if others have filled the device's memory, for which a candidate is
@@ -172,6 +173,7 @@ class CandidateProcesses:
     def leave_ending(self) -> bool:
         """Finish with all runners; True if all are gone or ending. Does not wait for
         runners that the system ends in any case."""
+        self._taken_begun()
         if not (self._context.reuses and self._context.pool.ends_surely):
             return self.settle()
         self._spend_loaded()
@@ -288,12 +290,32 @@ class CandidateProcesses:
         """Load both at the same time; nothing is timed yet."""
         prepared = self._context.problem.case(case)
         prepared.values(self._seed)  # drawn once, before two threads need them
-        with ThreadPoolExecutor(1) as background, ExitStack() as undo:
-            coming = background.submit(self._context.baselines.begin(prepared, self._seed))
+        with ExitStack() as undo:
+            coming = self._taken_begun(case)
+            if coming is None:
+                coming = _submitted(self._context.baselines.begin(prepared, self._seed))
             undo.callback(self._leave_baseline, case, coming)
             kernel = self._ready(runner, loader, case)
             undo.pop_all()
         return kernel, coming
+
+    def begin_baseline(self, case: Case) -> None:
+        """Load the reference, if no process has it, while the candidate is checked."""
+        baselines, prepared = self._context.baselines, self._context.problem.case(case)
+        if baselines.holds(case.name):
+            return
+        prepared.values(self._seed)  # not in two threads at once
+        _ = prepared.signature
+        self._begun = case, _submitted(baselines.begin(prepared, self._seed))
+
+    def _taken_begun(self, case: Case | None = None) -> Future[TimedSide] | None:
+        """The reference of this case that is loading, if any; that of another case is left."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] is case:
+            return begun[1]
+        if begun is not None:
+            self._leave_baseline(*begun)
+        return None
 
     def _leave_baseline(self, case: Case, coming: Future[TimedSide], lost: bool = False) -> None:
         if coming.exception() is not None:
@@ -308,6 +330,14 @@ class CandidateProcesses:
         """Add the time of its calls so far."""
         self.called_ns += kernel.called_ns
         kernel.called_ns = 0
+
+
+def _submitted(work: Callable[[], TimedSide]) -> Future[TimedSide]:
+    """The work in another thread, which ends with it."""
+    background = ThreadPoolExecutor(1)
+    coming = background.submit(work)
+    background.shutdown(wait=False)
+    return coming
 
 
 @dataclass
@@ -345,6 +375,10 @@ class Baselines:
         self._store = store
         self._reuses = reuses
         self._waiting: dict[str, WaitingBaseline] = {}
+
+    def holds(self, case: str) -> bool:
+        """Whether a process waits with the reference of this case."""
+        return case in self._waiting
 
     def begin(self, prepared: PreparedCase, seed: int) -> Callable[[], TimedSide]:
         """A function that makes the reference's side ready with the values of the seed. It may be

@@ -56,7 +56,7 @@ class DiagnosisInputs:
 
     `works` holds the least work of the timed cases by name. `signatures` are error texts of the
     hardware's own tools, `rules` its own rules over its counters. `collected` are profilers'
-    reports on the candidate.
+    reports on the candidate, whose source is `source`.
     """
 
     lineage: Sequence[str] = ()
@@ -66,6 +66,7 @@ class DiagnosisInputs:
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
     collected: Sequence[Collected] = ()
+    source: str = ""
 
 
 @lru_cache(maxsize=1)
@@ -246,7 +247,11 @@ def _correct(
     evaluation: Evaluation, inputs: DiagnosisInputs, metrics: Mapping[str, Metric]
 ) -> Verdict:
     timing, work = leading_case(evaluation, inputs.works or {})
+    by_line = next((collected for collected in inputs.collected if collected.lines), None)
     request = RetrieveRequest(
+        lines=by_line.lines if by_line else (),
+        line_unit=by_line.unit if by_line else "samples",
+        draft=inputs.source or None,
         metrics=metrics,
         hardware=evaluation.hardware,
         language=evaluation.language,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -33,7 +35,12 @@ from optimizer.evaluation.candidate_processes import (
     EvaluationContext,
 )
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.profilers import Collected, collect_all, write_job
+from optimizer.evaluation.collectors.profilers import (
+    Collected,
+    collect_all,
+    collect_lines,
+    write_job,
+)
 from optimizer.evaluation.correctness.check import check_case, run_simulated
 from optimizer.evaluation.correctness.prepared import PreparedCase, PreparedProblem
 from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
@@ -88,6 +95,7 @@ from optimizer.evaluation.toolchains.base import (
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
+MAX_LINE_PROFILES = 8  # of one evaluator; each takes seconds
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
@@ -171,6 +179,8 @@ class Evaluator:
         self._owns_pool = pool is None
         self._signatures = tuple(signatures)
         self._rules = rules
+        self._fastest_us = math.inf
+        self._sampled = 0
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
         pool = pool or RunnerPool(RunnerSettings(device, settings.threads, self._level))
         flush_bytes, reuses = flush_bytes_of(target.facts), reuses_processes(device)
@@ -257,7 +267,7 @@ class Evaluator:
             if not self.context.reuses:
                 self.context.pool.prepare()
             shutil.rmtree(workdir, ignore_errors=True)
-        evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
+        evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected, bundle.source)
         self.context.journal.finish(evaluation, self.problem)
         return evaluation
 
@@ -265,7 +275,8 @@ class Evaluator:
         """Reports of profilers, which take seconds: on request, and for correct candidates."""
         kinds = ("python", "c_abi")
         timed = [case for case in attempt.cases if case.timed]
-        wanted = self.settings.profile and attempt.validity == "correct" and timed
+        by_line = self._is_fastest(attempt)
+        wanted = (self.settings.profile or by_line) and attempt.validity == "correct" and timed
         if not wanted or attempt.loader is None or attempt.loader.kind not in kinds:
             return []
         began = time.perf_counter()
@@ -280,12 +291,34 @@ class Evaluator:
         )
         with self.context.lock:
             self.context.alone()
-            collected = collect_all(job)
+            collected = collect_all(job) if self.settings.profile else []
+            if by_line is not None:
+                collected.append(collect_lines(job, by_line))
         attempt.seconds["profile"] = time.perf_counter() - began
         return collected
 
+    def _is_fastest(self, attempt: Attempt) -> float | None:
+        """Microseconds of a call of the leading case if this candidate is to be sampled by line: it
+        is the fastest so far, and fewer than MAX_LINE_PROFILES were sampled."""
+        known = (t.candidate_us or t.rough_us for t in attempt.timings)
+        times = [time_us for time_us in known if time_us is not None]
+        whole = len(times) == len(attempt.timings) > 0
+        if not whole or attempt.validity != "correct" or sum(times) >= self._fastest_us:
+            return None
+        self._fastest_us = sum(times)
+        compiled = attempt.loader is not None and attempt.loader.kind == "c_abi"
+        sampled = self.settings.lines and (compiled or self.device == "cuda")
+        if not sampled or self._sampled >= MAX_LINE_PROFILES:
+            return None
+        self._sampled += 1
+        return max(times)
+
     def _diagnosed(
-        self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
+        self,
+        evaluation: Evaluation,
+        cases: Sequence[Case],
+        collected: Sequence[Collected],
+        source: str,
     ) -> Evaluation:
         began = time.perf_counter()
         counted = self.context.problem.counted_work if evaluation.correct else self.work
@@ -298,6 +331,7 @@ class Evaluator:
             signatures=self._signatures,
             rules=self._rules,
             collected=collected,
+            source=source,
         )
         verdict = diagnose_evaluation(evaluation, inputs)
         took = {**evaluation.seconds, "diagnose": round(time.perf_counter() - began, 4)}
@@ -457,12 +491,9 @@ class Attempt:
         available = self.toolchain.available(self.context.target)
         if not available.ok:
             raise Unavailable(available.reason, hint=available.hint)
-        compiled = self.toolchain.compile(
-            self.bundle,
-            self.context.target,
-            self.workdir,
-            tuple(self._compile_case(case) for case in self.cases),
-        )
+        cases = tuple(self._compile_case(case) for case in self.cases)
+        with self._preparing_cases():
+            compiled = self.toolchain.compile(self.bundle, self.context.target, self.workdir, cases)
         self.metrics |= compiled.metrics
         self.notes += compiled.notes
         self.log = compiled.log
@@ -471,6 +502,29 @@ class Attempt:
         elif not compiled.ok:
             self._end("not_compiled", _first_error(compiled.log), compiled.log)
         return compiled
+
+    @contextmanager
+    def _preparing_cases(self) -> Iterator[None]:
+        """Draw values and compute goldens meanwhile in another thread: on a GPU both leave the
+        processors to the compiler. The timed cases come last, as they are checked."""
+        if not self.context.reuses or isinstance(self.toolchain, CommandToolchain):
+            yield
+            return
+        with ThreadPoolExecutor(1) as background:
+            number = torch.cuda.current_device() if torch.cuda.is_available() else -1
+            coming = background.submit(self._prepare_cases, number)
+            yield
+            coming.result()
+
+    def _prepare_cases(self, number: int) -> None:
+        problem = self.context.problem
+        with torch.cuda.device(number):
+            for case in sorted(self.cases, key=lambda case: case.timed):
+                for seed in self.seeds:
+                    problem.case(case).values(seed)
+                with self.context.lock.if_free() as free:
+                    if free:  # else another process measures on the device
+                        problem.case(case).expected(self.seeds[0])
 
     def _compile_case(self, case: Case) -> CompileCase:
         opened = self.context.problem.case(case)
@@ -550,6 +604,9 @@ class Attempt:
                 self.context.problem.case(case).values(seed)
         with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
+            timed = next((case for case in self.cases if case.timed), None)
+            if timed is not None and loader.kind != "interpreter":
+                self.processes.begin_baseline(timed)
             self.context.pool.prepare()  # the runner of the next candidate
             with self._stage("correctness"):
                 self._check(runner, loader)

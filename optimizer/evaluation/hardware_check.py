@@ -381,7 +381,8 @@ def _run(
     outcome = chain.run(compiled, tensors, signature, workdir, SAMPLE_SECONDS)
     if not outcome.ok:
         return SampleRun(True, False, message=_tail(f"{outcome.log}\n{outcome.message}"))
-    time = _time(outcome.cycles, outcome.time_us)
+    count = f"{outcome.count} {outcome.counted}" if outcome.count else ""
+    time = _time(count or (f"{outcome.cycles} cycles" if outcome.cycles else ""), outcome.time_us)
     return SampleRun(True, True, None, "; ".join(outcome.notes), outcome.metrics, time)
 
 
@@ -409,7 +410,7 @@ def _run_and_compare(
         prepared, chain, compiled, seeds=(SEED,), workdir=workdir, seconds=SAMPLE_SECONDS
     )
     timing = outcome.timing
-    time = _time(timing.cycles, timing.candidate_us) if timing is not None else ""
+    time = _time(timing.simulated_cost, timing.candidate_us) if timing is not None else ""
     ran = outcome.validity == "correct" or bool(outcome.checks)
     correct = outcome.validity == "correct" if ran else None
     message = outcome.message if ran else _tail(f"{outcome.log}\n{outcome.message}")
@@ -442,8 +443,8 @@ def _shapes(outputs: list[tuple[str, tuple[int, ...]]]) -> str:
     return ", ".join(f"{dtype} {list(shape)}" for dtype, shape in outputs) or "nothing"
 
 
-def _time(cycles: int | None, time_us: float | None) -> str:
-    parts = [f"{cycles} cycles" if cycles else "", f"{time_us:.2f} us" if time_us else ""]
+def _time(cost: str, time_us: float | None) -> str:
+    parts = [cost, f"{time_us:.2f} us" if time_us else ""]
     return ", ".join(part for part in parts if part)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
-from kb.answers import SignalFinding, Verdict
+from kb.answers import HotLines, SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 Validity = Literal[
@@ -97,8 +97,9 @@ class Interval:
 @dataclass(frozen=True)
 class CaseTiming:
     """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
-    a simulator's for one call. `charged_us` is the part of `candidate_us` that its own clock
-    missed.
+    a simulator's for one call. An emulator without a clock gives `count`, the executed `counted`
+    (`instructions` or `packets`) of one call, which is a cost and no time. `charged_us` is the
+    part of `candidate_us` that its own clock missed.
 
     `spread` is the half-width of the 95 % interval of `candidate_us`, in log units, of a candidate
     that was run repeatedly without a reference; else 0.
@@ -120,6 +121,15 @@ class CaseTiming:
     charged_us: float = 0.0
     rough_us: float | None = None
     rough_baseline_us: float | None = None
+    count: int | None = None
+    counted: str = ""
+
+    @property
+    def simulated_cost(self) -> str:
+        """Cycles or another count with its kind, as "1200 packets"; "" without one."""
+        if self.count is not None:
+            return f"{self.count} {self.counted}"
+        return "" if self.cycles is None else f"{self.cycles} cycles"
 
 
 class Violation(IntEnum):
@@ -251,7 +261,13 @@ def verdict_from_json(record: Mapping[str, Any]) -> EvaluationVerdict:
     for name in ("unrecognised", "ruled_out", "abstained", "measure_next", "signatures", "kernels"):
         fields[name] = tuple(fields.get(name, ()))
     signals = tuple(_signal(row) for row in fields.get("signals", ()))
-    return EvaluationVerdict(**{**fields, "signals": signals})
+    lines = tuple(_hot_lines(row) for row in fields.get("lines", ()))
+    return EvaluationVerdict(**{**fields, "signals": signals, "lines": lines})
+
+
+def _hot_lines(row: Mapping[str, Any]) -> HotLines:
+    lists = {name: tuple(row[name]) for name in ("signals", "instructions", "source")}
+    return HotLines(**{**row, **lists})
 
 
 def _signal(row: Mapping[str, Any]) -> SignalFinding:

@@ -227,10 +227,38 @@ def metrics_of(
 # -- impossible times
 
 
-def impossible_times(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
+def remarkable(timing: CaseTiming) -> bool:
+    """Whether a gain is so large that a person should look at it."""
+    return timing.speedup is not None and timing.speedup.value >= REMARKABLE
+
+
+def unneeded_factor(work: CaseWork, result_bytes: int, ceilings: Ceilings | None) -> float:
+    """How many times as long as the case needs its reference takes at the ceilings: it computes
+    what the result does not depend on, and moves each of its intermediate results, `result_bytes`
+    in all, which a fused kernel does not. At least 1, and 1 if the needed work is not known.
+    """
+    counted = work.operations is not None or not work.flops
+    known = counted and work.needed_read_bytes is not None
+    if ceilings is None or not ceilings.trusted or not known or not work.whole:
+        return 1.0
+    # A lower bound of 0 says that nothing was found out.
+    peak, read = _likely_peak(work, ceilings), work.needed_read_bytes or work.read_bytes
+    needed = ceilings.stream_seconds(read, work.written_bytes) if work.written_bytes else 0.0
+    # Written and read again; copies of the inputs may be among the results.
+    between = max(0, result_bytes - work.written_bytes - work.read_bytes)
+    spent = ceilings.stream_seconds(work.read_bytes + between, work.written_bytes + between)
+    if peak:
+        needed, spent = max(needed, work.needed_flops / peak), max(spent, work.flops / peak)
+    return max(1.0, spent / needed) if needed else 1.0
+
+
+def impossible_times(
+    work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None, explained: float = 1.0
+) -> list[Flag]:
     """Flags of one timed case: `reject` if no right kernel can be so fast on this device, `review`
-    if a person should look. Without `ceilings` only the speed-up is checked."""
-    flags = list(roofline_flags(timing, limits_of(work, timing, ceilings)))
+    if a person should look. Without `ceilings` only the speed-up is checked. `explained` is the
+    part of the speed-up that the reference's unneeded work explains."""
+    flags = list(roofline_flags(timing, limits_of(work, timing, ceilings), explained))
     took = timing.candidate_us
     if flags or took is None or ceilings is None:
         return flags
@@ -317,8 +345,10 @@ class DeviceLimits:
         return max(moving, computing) * 1e6 / MARGIN
 
 
-def roofline_flags(timing: CaseTiming, work: DeviceLimits) -> Iterator[Flag]:
-    """Flags of one case with these limits."""
+def roofline_flags(
+    timing: CaseTiming, work: DeviceLimits, explained: float = 1.0
+) -> Iterator[Flag]:
+    """Flags of one case with these limits; `explained` as in `impossible_times`."""
     took = timing.candidate_us
     if took is None:
         return
@@ -329,7 +359,7 @@ def roofline_flags(timing: CaseTiming, work: DeviceLimits) -> Iterator[Flag]:
             f"case {timing.case}: {took:.3g} us, but {work.bytes:,} bytes and {work.flops:,} "
             f"operations take this device {work.least_us:.3g} us at least",
         )
-    if timing.speedup is not None and timing.speedup.value >= REMARKABLE:
+    if timing.speedup is not None and timing.speedup.value >= REMARKABLE * explained:
         yield Flag(
             Violation.IMPOSSIBLE_TIME,
             "review",

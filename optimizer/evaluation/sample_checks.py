@@ -1,8 +1,8 @@
 """Compile the sample kernels that ship with the knowledge, each with the tool and for the chip of
 its row. The chip need not be in this machine.
 
-Compiles or parses, never runs: correctness needs the device, and the rows record where it was
-verified.
+A kernel of a chip with command templates, such as those of an emulator, also runs. Others are
+compiled or parsed: correctness needs the device, and the rows record where it was verified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from kb import clock
 from kb.errors import NotFound
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
+from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cuda import SPECIFIC, Nvcc, code_for, find_nvcc
 from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, run
@@ -38,9 +39,9 @@ MAX_DETAIL = 2_000  # characters of a compiler's message
 
 @dataclass(frozen=True)
 class SampleCheck:
-    """The check of one sample. `outcome` is `compiles`, `parses`, `refused` or `not checked`;
-    `broken`: it compiled when its row was recorded, and is now refused. `detail` is the tool's
-    message, or why it was not checked."""
+    """The check of one sample. `outcome` is `right`, `compiles`, `parses`, `refused`, `wrong` or
+    `not checked`; `broken`: it is refused or wrong, and was not when its row was recorded. `detail`
+    is the tool's message, or why it was not checked."""
 
     sample: str
     title: str
@@ -93,7 +94,7 @@ def check_sample(
         date=clock.now()[:10],
         detail=result.detail.strip()[-MAX_DETAIL:],
         recorded=sample.evidence,
-        broken=compiled_before and result.outcome == "refused",
+        broken=compiled_before and result.outcome in ("refused", "wrong"),
     )
 
 
@@ -175,6 +176,32 @@ def _hipcc(
     return _command(_first_line(compiler), arch, command, scratch)
 
 
+def _own_toolchain(
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+) -> _Result:
+    from optimizer.evaluation.hardware_check import run_sample
+    from optimizer.evaluation.toolchains.command import CommandToolchain
+
+    del path, scratch
+    line = lineage(sample.hardware, specs)
+    spec = command_toolchains(specs, line).get(sample.language)
+    if spec is None:
+        return _Result("not checked", "", detail=f"no command templates for {sample.language}")
+    kernel = replace(
+        spec,
+        sample=sample.code,
+        sample_arguments=sample.arguments,
+        sample_reference=sample.reference,
+    )
+    target = EvaluationTarget(sample.hardware, line)
+    present = CommandToolchain(sample.language, kernel).available(target)
+    if not present.ok:
+        return _Result("not checked", "", detail=f"{present.reason}. {present.hint}")
+    ran = run_sample(sample.language, kernel, target)
+    outcome = "right" if ran.correct else "wrong" if ran.compiled else "refused"
+    return _Result(outcome, " ".join(spec.programs[:2]), sample.hardware, ran.message or ran.time)
+
+
 def _parse(
     path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
 ) -> _Result:
@@ -211,5 +238,6 @@ _TOOLS: Mapping[str, _Check] = {
     "cute-dsl": _python_tool,
     "g++": _gpp,
     "hipcc": _hipcc,
+    "toolchain": _own_toolchain,
     "parse": _parse,
 }

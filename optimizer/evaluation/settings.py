@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.isolation.levels import Wanted
@@ -40,7 +40,8 @@ class EvaluationSettings:
     `seeds` counts correctness runs of each case. `call_seconds` and `load_seconds` are deadlines.
     `memory_bytes` is in addition to the memory that a runner maps before it loads a candidate.
     `golden_bytes` limits the goldens of a case that stay for later candidates; those of one seed
-    always do.
+    always do. `profile` runs every profiler on each correct candidate, `lines` samples the lines of
+    those that are the fastest so far.
     """
 
     seeds: int = 2
@@ -54,6 +55,7 @@ class EvaluationSettings:
     processes: int = 1024
     timing: TimingPolicy = field(default_factory=timing_policy)
     profile: bool = False
+    lines: bool = False
     defences: Defences = field(default_factory=Defences)
 
     @property
@@ -83,7 +85,16 @@ class EvaluationSettings:
     def fingerprint(self) -> str:
         """A digest of everything that decides a result; part of the keys of stored evaluations."""
         values = asdict(self)
-        del values["defences"]
+        # Samples are taken after the measurement; they only add to the diagnosis.
+        del values["defences"], values["lines"]
         values["without"] = self.defences.weakened
         digest = hashlib.sha256(json.dumps([HARNESS, values], sort_keys=True).encode())
         return digest.hexdigest()[:16]
+
+
+def settings_of_search() -> EvaluationSettings:
+    """The settings of a search: the fastest candidates are sampled by line, except with brief
+    timing.
+    """
+    settings = EvaluationSettings()
+    return replace(settings, lines=not settings.brief)

@@ -55,10 +55,11 @@ class RunOutcome:
     None if nothing certainly beats the baseline; `reason` then gives the cause. `inherited` is the
     gain of the best stored winner that the run started from. `notes` lists missing measurements.
     `measured` is False if the decision rests on no figure: nothing was tried or could be timed.
-    `clock` is `wall`, `program` (a chip's own program reports the times) or `simulator` (ratios of
-    simulated times). `best_so_far` is the number of the best correct candidate of a run without a
-    winner: it was not measured again, or nothing is faster on a chip where the reference does not
-    run. None if the reference stays.
+    `clock` is `wall`, `program` (a chip's own program reports the times), `simulator` (ratios of
+    simulated times), or the kind of cost whose ratio it is (`instructions`, `packets`).
+    `best_so_far` is the number of the best correct candidate of a run without a winner: it was not
+    measured again, or nothing is faster on a chip where the reference does not run. None if the
+    reference stays.
     """
 
     node: int | None
@@ -140,8 +141,10 @@ def so_far(tree: Tree, why: str) -> RunOutcome:
     if not apart:
         return not_confirmed(tree, why)
     over = "the manual's sample" if tree.root.correct else FIRST_RIGHT
+    counted = next((t.counted for e in apart for t in e.timings if t.counted), "")
     simulated = any(e.timing == "simulator" for e in apart)
-    return replace(not_confirmed(tree, why, over), clock="simulator" if simulated else "program")
+    clock = counted or ("simulator" if simulated else "program")
+    return replace(not_confirmed(tree, why, over), clock=clock)
 
 
 def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:

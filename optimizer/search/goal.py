@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kb.errors import InvalidRequest
+from optimizer.search.floor import reason_at_floor
 from optimizer.search.records import Node, best_of
 
 PolicyName = Literal["best-first", "mcts", "evolutionary"]
@@ -88,6 +89,8 @@ def reason_to_stop(
     own = [node for node in nodes if not node.inherited and node.parent is not None]
     best = best_of(nodes)
     reached = _reached(goal, best)
+    if reached is None:
+        reached = reason_at_floor([node for node in nodes if node.parent is not None])
     if reached is not None:
         return reached
     ended = _spent(goal, own, best, seconds, reserve)

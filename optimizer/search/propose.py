@@ -66,6 +66,7 @@ class Proposer:
         self._log = log
         self._policy: SearchPolicy = POLICY_OF[task.goal.policy]()
         self._max_tokens = context_tokens(synthesizers)
+        self._reader = reader_of_all(synthesizers)
         # By parent, whether the context is composed for a reader, and the parent's last failure.
         self._known: dict[tuple[int, bool, int], ShownKnowledge] = {}
         self._exhausted: set[Pair] = set()
@@ -221,7 +222,10 @@ class Proposer:
         key = (parent, reader, failed.number if failed is not None else parent)
         if key not in self._known:
             tokens = self._max_tokens if reader else CONTEXT_TOKENS
-            request = request_for(self._task, failed or tree[parent], self._roles, tokens)
+            node = failed or tree[parent]
+            request = request_for(
+                self._task, node, self._roles, tokens, self._reader if reader else None
+            )
             self._known[key] = self._knowledge.consult(request)
         return compose_context(self._task, tree, parent, self._known[key])
 
@@ -262,14 +266,22 @@ def context_tokens(synthesizers: Iterable[Synthesizer]) -> int:
     return max(sizes, default=CONTEXT_TOKENS)
 
 
+def reader_of_all(synthesizers: Iterable[Synthesizer]) -> str | None:
+    """The class of all proposers that read the composed context, None where they differ."""
+    classes = {s.reader for s in synthesizers if isinstance(s, ReadsContext)}
+    return classes.pop() if len(classes) == 1 else None
+
+
 def request_for(
     task: SearchTask,
     node: Node,
     roles: tuple[str, ...] = (),
     max_tokens: int = CONTEXT_TOKENS,
+    reader: str | None = None,
 ) -> RetrieveRequest:
     """The request to the knowledge base for a change of this node: to repair it if it failed, to
-    write a first kernel if it is the reference, or to make it faster."""
+    write a first kernel if it is the reference, or to make it faster. `reader` is the class of the
+    model that reads it."""
     evaluation = node.evaluation
     verdict = evaluation.verdict if evaluation is not None else EvaluationVerdict()
     metrics = {**evaluation.metrics, **verdict.metrics} if evaluation else {}
@@ -303,6 +315,7 @@ def request_for(
         operators=operators_of(task.problem),
         dtypes=dtypes_of(task.problem),
         lacks=task.hardware.lacks,
+        reader=reader,
     )
 
 

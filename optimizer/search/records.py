@@ -166,14 +166,13 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def time_text(node: Node) -> str:
-    """Time of a call on each timed case, in simulator cycles or microseconds; "" if unknown."""
+    """Time of a call on each timed case, in simulator cycles, another count of its kind, or
+    microseconds; "" if unknown."""
     timings = node.evaluation.timings if node.evaluation is not None else ()
     times = {
-        timing.case: f"{timing.cycles} cycles"
-        if timing.cycles is not None
-        else f"{timing.candidate_us:.4g} us"
+        timing.case: timing.simulated_cost or f"{timing.candidate_us:.4g} us"
         for timing in timings
-        if timing.cycles is not None or timing.candidate_us is not None
+        if timing.simulated_cost or timing.candidate_us is not None
     }
     if len(times) < 2:
         return "".join(times.values())

@@ -17,6 +17,7 @@ from kb.problem_terms import canonical_dtype, guide_words, problem_terms
 from kb.prompt_tokens import count_tokens
 from kb.tokens import STOP_WORDS, tokenize
 from retrieval.compose.sections import Block, fenced
+from retrieval.search.names import names_in
 
 BRIEF = 160  # characters of a meaning in one line
 _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
@@ -150,6 +151,21 @@ def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
 
 # -- the choice
 
+
+def names_by_use(code: str, cards: Sequence[Symbol]) -> list[str]:
+    """The names of cards that occur in a source, the most frequent first. Of a dotted word, such as
+    an instruction with modifiers, the longest beginning that is a name counts.
+    """
+    known = {card.name for card in cards if card.kind != "error"}
+    uses = Counter(names_in(code, known))
+    for word in _DOTTED.findall(code):
+        while word and word not in known:
+            word = word.rpartition(".")[0]
+        if word:
+            uses[word] += 1
+    return [name for name, _ in uses.most_common()]
+
+
 MOST_NAMES = 32
 MOST_TOKENS = 1_000
 COMPUTED_IN = "float32"  # type in which narrower floats are computed
@@ -157,6 +173,7 @@ COMPUTED_IN = "float32"  # type in which narrower floats are computed
 _COMMON_WORDS = frozenset({"half", "short", "long", "single", "char", "int"})
 _BYTES = frozenset({"int8", "uint8"})  # text does not distinguish signed from unsigned bytes
 _WORD = re.compile(r"[A-Za-z]\w*")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
 def chosen_names(

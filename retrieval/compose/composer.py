@@ -9,22 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
-from kb.answers import Move, SkillAnswer, Verdict
+from kb.answers import Move, SkillAnswer, Uplift, Verdict
+from kb.catalog.facts import Fact
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.headings import below_title
 from kb.problem_terms import canonical_op, op_family
+from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
-from retrieval.compose.cards import MOST_TOKENS, chosen_names, symbol_blocks
+from retrieval.compose.cards import MOST_TOKENS, chosen_names, names_by_use, symbol_blocks
 from retrieval.compose.context import Context, Offer, pack
+from retrieval.compose.device import fact_block, surprise_blocks
+from retrieval.compose.kernels import KernelOffer, KernelRequest, WholeKernel, chosen_kernels
 from retrieval.compose.lead import Lead, lead_of, with_cards
-from retrieval.compose.sections import HITS, Block, data, one_line, plain, section_blocks
+from retrieval.compose.sections import FENCE, HITS, Block, data, one_line, plain, section_blocks
 from retrieval.compose.target import (
     Search,
     Target,
@@ -38,6 +42,8 @@ from retrieval.compose.target import (
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.layout import Layout
+from retrieval.operators import OperatorTraits, load_operators, plain_words
+from retrieval.readers import STRONG, CommonKnowledge, common_for, gains
 from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
 from retrieval.search.language_words import is_common, is_for_others, machine_words
@@ -69,8 +75,10 @@ LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
 REFERENCE = 10  # names of a language in a document from which on it counts as a reference
 
 
+OWN_SECTIONS = 3  # number of sections titled for an operator above which they are not preferred
+OWN_SECTIONS_AMONG = 40  # passages among which those of the operator's own sections are sought
 OFFERED = 2  # candidates per section, since some are about other machines
-FORWARD = ("softmax", "norm")  # families with separate guides to the backward pass
+FORWARD = ("softmax", "norm", "attention")  # families with separate guides to the backward pass
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,9 @@ class Material:
     `signal_best` is the score of the best section for a bare signal, else 0: scores then measure
     how closely a section is related to the signal, and low ones are left out. It is also 0 for a
     chip whose language models do not know: most general text is left out there anyway.
+
+    `facts` are the chip's, `traits` what the operator of the request is, `uplift` measurements of
+    what contexts gained such a reader, the closest first.
     """
 
     request: RetrieveRequest
@@ -101,6 +112,14 @@ class Material:
     first: tuple[str, ...] = ()
     chip_languages: tuple[str, ...] = ()
     titles: Titles | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    traits: OperatorTraits = field(default_factory=OperatorTraits)
+    uplift: Sequence[Uplift] = ()
+
+    @property
+    def common(self) -> CommonKnowledge:
+        """What the reader knows by itself."""
+        return common_for(self.request.reader)
 
     @property
     def at_hand(self) -> bool:
@@ -142,8 +161,12 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     """Build the context of a task."""
     request, scope = material.request, material.scope
     target = _target(material)
-    if target is None and request.language is not None and layout.is_known(request.language):
-        layout = layout.for_known()
+    kernels = _kernels(snapshot, material) if target is None and task in layout.kernels else []
+    strong = target is None and request.reader == STRONG and not gains(material.uplift)
+    budget = min(request.max_tokens, layout.strong_tokens) if strong else request.max_tokens
+    if strong:
+        kernels = [kernel for kernel in kernels if kernel.run_id is not None]
+    layout = _layout_for(material, layout, target, strong, bool(kernels))
     stable: Sequence[Block] = ()
     about: Mapping[str, float] = {}
     if target is not None and "hardware" in scope.categories:
@@ -178,8 +201,12 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     }
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
+    kernel_offer = KernelOffer(snapshot, scope, kernels, [])
+    if target is None:
+        offers |= _device_offers(snapshot, material, layout)
+        offers["kernels"] = kernel_offer.blocks
     if task == "write" and target is None:
-        offers["symbols"] = partial(_vocabulary, snapshot, material)
+        offers["symbols"] = partial(_vocabulary, snapshot, material, kernel_offer.shown)
     elif cards:
         offers["symbols"] = partial(_names, material, cards, unknown)
     context = pack(
@@ -191,13 +218,57 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         task=task,
         moves=material.moves,
         skills=material.skills,
-        budget=request.max_tokens,
+        budget=budget,
         excluded=material.excluded,
         lead=None if task == "write" else _lead(snapshot, material, layout, cards),
         log=partial(_log_block, request.log) if request.log else None,
     )
     missing = missing_names(request.log or "", cards) if cards else ()
     return Composed(task, context, unknown, tuple(missing))
+
+
+def _layout_for(
+    material: Material, layout: Layout, target: Target | None, strong: bool, kernels: bool
+) -> Layout:
+    """The layout for a language that models know, for an operator with whole kernels, and for a
+    reader that knows both.
+    """
+    language = material.request.language
+    known = target is None and language is not None and layout.is_known(language)
+    return layout.with_tasks(
+        layout.known if known else {},
+        layout.kernels if kernels else {},
+        layout.strong if strong else {},
+    )
+
+
+def _kernels(snapshot: Snapshot, material: Material) -> list[WholeKernel]:
+    """The whole kernels that help to write one for the request, the best first."""
+    language = material.request.language
+    wanted = KernelRequest(
+        material.traits,
+        material.lineage,
+        material.chip_languages if language is None else (language,),
+        material.facts.keys(),
+        material.scope.access_scope,
+        material.request.run_id,
+    )
+    return chosen_kernels(snapshot, wanted) if material.lineage else []
+
+
+def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> dict[str, Offer]:
+    """The offers of what surprises and of the device's facts."""
+    language, kinds = material.request.language, material.traits.kinds
+    languages = material.chip_languages if language is None else (language,)
+
+    def surprises(room: int, largest: int, shown: frozenset[str]) -> Iterator[Block]:
+        return surprise_blocks(snapshot, material.scope, material.lineage, languages, kinds)
+
+    def facts_of(room: int, largest: int, shown: frozenset[str]) -> Sequence[Block]:
+        facts = fact_block(material.facts, layout.facts)
+        return [facts] if facts is not None else []
+
+    return {"surprises": surprises, "facts": facts_of}
 
 
 def _unknown(
@@ -267,6 +338,10 @@ def _sections(
         own = frozenset({material.spec.id})
     scope = replace(material.scope, categories=(category,))
     ranked = material.by_category(category)
+    floor = _floor(material, category, ranked)
+    to_build = material.request.op and not material.request.in_words
+    if category == "guidance" and material.traits.kinds and to_build:
+        ranked = _own_first(snapshot, material, scope, ranked)
     blocks = section_blocks(
         snapshot,
         ranked,
@@ -278,12 +353,48 @@ def _sections(
         prefer=about if category == "hardware" else None,
         # For a chip's own language, the filter below removes most general blocks.
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
-        floor=_floor(material, category, ranked),
+        floor=floor,
         merge=not material.signal_best,  # sibling sections are about other signals
         admits=partial(_is_relevant, material, category),
     )
     blocks = (block for block in blocks if _fits_language(material, layout, block))
-    return islice(blocks, material.request.k)
+    return (_without_common(material, block) for block in islice(blocks, material.request.k))
+
+
+def _own_first(
+    snapshot: Snapshot, material: Material, scope: ScopeFilter, ranked: Sequence[Ranked]
+) -> Sequence[Ranked]:
+    """The ranking with the passages of sections that are titled for the operator in front: a guide
+    to its family ranks above the few sections about the operator itself.
+    """
+    kind = load_operators().kinds[material.traits.kinds[0]]
+
+    def read() -> list[Ranked]:
+        question = f"{kind.title} {' '.join(phrase.strip() for phrase in kind.words)}"
+        found = material.search(question, scope)[:OWN_SECTIONS_AMONG]
+        passages = snapshot.load([entry.seq for entry in found], scope)
+        own = {
+            seq: passage
+            for seq, passage in passages.items()
+            if passage.path and kind.is_named(plain_words(passage.path[-1]))
+        }
+        few = len({passage.section_id for passage in own.values()}) <= OWN_SECTIONS
+        return [entry for entry in found if entry.seq in own] if few else []
+
+    own = snapshot.keep("own sections", (kind.id, scope.key, material.embed is not None), read)
+    if not own:
+        return ranked
+    above = max((entry.score for entry in ranked), default=0.0)
+    first = [entry._replace(score=above + 1.0 + entry.score) for entry in own]
+    shown = {entry.seq for entry in first}
+    return [*first, *(entry for entry in ranked if entry.seq not in shown)]
+
+
+def _without_common(material: Material, block: Block) -> Block:
+    """The block without the statements that its reader knows."""
+    document = block.citation.partition(" (v")[0]
+    text = material.common.without(document, block.text)
+    return block if text == block.text else replace(block, text=text, tokens=count_tokens(text))
 
 
 def _fits_language(material: Material, layout: Layout, block: Block) -> bool:
@@ -319,13 +430,17 @@ def _fits_machine(material: Material, category: str, section: WholeSection) -> b
     """
     title = section.passages[0].document_title
     heading = " > ".join(below_title(section.path, title))
+    if section.path and material.common.has(title, section.path[-1]):
+        return False
     if is_about_lacking(heading, section.text, material.request.lacks):
+        return False
+    whole = f"{title} > {heading}"
+    asked = (material.request.query or "").lower()
+    other_pass = "backward" in whole.lower() and "backward" not in asked
+    if category != "hardware" and other_pass and _is_forward(material.request.op):
         return False
     if material.toolchain is not None or category == "hardware" or not material.at_hand:
         return True
-    whole = f"{title} > {heading}"
-    if _is_forward(material.request.op) and "backward" in whole.lower():
-        return False
     return not is_for_others(whole, section.text, material.chip_languages)
 
 
@@ -422,10 +537,16 @@ def _names(
 
 
 def _vocabulary(
-    snapshot: Snapshot, material: Material, room: int, largest: int, shown: frozenset[str]
+    snapshot: Snapshot,
+    material: Material,
+    kernels: Sequence[WholeKernel],
+    room: int,
+    largest: int,
+    shown: frozenset[str],
 ) -> Sequence[Block]:
-    """The names that a kernel in the language may use: those of its reference; without a reference,
-    those of the chip's documents that fit the problem and the machine.
+    """The names that a kernel in the language may use: those that the kernels shown use most, then
+    those of its reference; without a reference, those of the chip's documents that fit the problem
+    and the machine.
     """
     request = material.request
     access, language = material.scope.access_scope, request.language
@@ -433,8 +554,13 @@ def _vocabulary(
     named = [c for c in cards if c.kind != "error" and c.language == request.language]
     counts = Counter(card.document_id for card in named)
     named = [card for card in named if counts[card.document_id] >= REFERENCE]
+    used = snapshot.keep(
+        "used names",
+        (material.lineage, language, access, tuple(kernel.id for kernel in kernels)),
+        lambda: names_by_use("\n".join(kernel.code for kernel in kernels), named),
+    )
     if of_language_alone := [card for card in named if not card.hardware]:
-        return symbol_blocks(of_language_alone, room)
+        return symbol_blocks(of_language_alone, room, used)
     chosen = chosen_names(
         named,
         op=request.op,
@@ -442,7 +568,13 @@ def _vocabulary(
         dtypes=request.dtypes or tuple(filter(None, (request.dtype,))),
         lacks=request.lacks,
     )
-    return symbol_blocks(chosen, min(room, MOST_TOKENS))
+    if not used:
+        return symbol_blocks(chosen, min(room, MOST_TOKENS))
+    rank = {name: place for place, name in enumerate(used)}
+    first = sorted((c for c in named if c.name in rank), key=lambda card: rank[card.name])
+    shown_cards = [*first, *(card for card in chosen if card.name not in rank)]
+    documents = len({card.document_id for card in shown_cards})
+    return symbol_blocks(shown_cards, room - documents * FENCE, used)
 
 
 def unknown_in_log(log: str, known: Collection[str], cards: Sequence[Symbol]) -> list[UnknownName]:

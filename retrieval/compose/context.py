@@ -21,6 +21,9 @@ from retrieval.request import Task
 
 HEADINGS = {
     "errors": "## What the log says",
+    "surprises": "## What surprises on this chip",
+    "facts": "## Limits and rates of this device",
+    "kernels": "## Whole kernels for this operator, the closest first",
     "symbols": "## The names in question",  # NAMES for a first kernel
     "constraint": "## Constraints: what must hold",
     "guidance": "## Guidance: what to try",
@@ -34,6 +37,7 @@ JOIN = "\n\n"
 LEAST_SECTION = 300  # tokens that a section may always take, even if its share is smaller
 LARGEST_SECTION = 0.6  # of its block's share
 LEAST_LOG = 60  # tokens that the messages of a log may always take
+SHOWN_LINES = 5  # groups of hot lines
 LEAST_EXCERPT = 20  # tokens; the fence alone takes more
 
 # (room of the block, largest section, ids already shown) -> its parts; sizes in tokens.
@@ -84,7 +88,7 @@ def pack(
     stable = [first, *target] if first is not None else list(target)
     if target:
         stable.insert(1 if first is not None else 0, plain("note", "note", DATA_NOTE))
-    head = [b for b in (_head_of_verdict(verdict),) if b is not None]
+    head = [b for b in (_head_of_verdict(verdict), _hot_lines(verdict)) if b is not None]
     room = budget - sum(_cost(block) for block in [*stable, *head])
     if room < 0:
         return Context("", 0, 0, 0, ())
@@ -250,9 +254,24 @@ def _head_of_verdict(verdict: Verdict) -> Block | None:
     return plain("head", "verdict", "\n".join(map(one_line, lines))) if lines else None
 
 
+def _hot_lines(verdict: Verdict) -> Block | None:
+    """The hot lines of a profile with their source and their hottest instruction."""
+    lines = ["## The lines that take the time"] if verdict.lines else []
+    for group in verdict.lines[:SHOWN_LINES]:
+        lines.append(f"- {one_line(group.finding)}")
+        lines += [f"    {one_line(text)}" for text in group.source]
+        if group.awaited:
+            lines.append(f"    waits for: {one_line(group.awaited)}")
+        elif group.instructions and not group.source:
+            lines.append(f"    {one_line(group.instructions[0]['text'])}")
+    return plain("head", "lines", "\n".join(lines)) if lines else None
+
+
 def _evidence(entry: Mapping[str, object]) -> str:
     if "line" in entry:
         return f"{entry['title']} (log line {entry['line_number']})"
+    if entry["name"] == "lines":
+        return str(entry["value"])
     if entry.get("test"):
         value = entry["value"]
         shown = f"{value:g}" if isinstance(value, (int, float)) else str(value)

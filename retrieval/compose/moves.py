@@ -4,6 +4,7 @@ metrics, the chip's facts and the problem.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -75,6 +76,21 @@ def fitting_moves(
     ordered = _few_for_problems(list(changes.values()))
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
     return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
+
+
+# Parameters whose values are powers of two.
+TILES = frozenset(("tile_m", "tile_n", "tile_k", "block", "threads", "warps", "vector"))
+
+
+def shrunk(move: Move, factor: float) -> Move:
+    """The move with the least factor by which its parameter must shrink for a resource that is
+    exceeded `factor` times; unchanged if it shrinks nothing, or to a given value.
+    """
+    role, known = move.change.get("role"), {"to", "factor"} & move.change.keys()
+    if move.change.get("direction") != "decrease" or role not in {*TILES, "stages"} or known:
+        return move
+    least = 2 ** math.ceil(math.log2(factor)) if role in TILES else math.ceil(100 * factor) / 100
+    return replace(move, change={**move.change, "factor": max(least, 1)})
 
 
 def _mends(

@@ -18,12 +18,12 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.headings import below_title
-from kb.problem_terms import op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.excerpts import Repeats
 from retrieval.compose.sections import Block, fenced, plain, section_blocks
 from retrieval.layout import TargetLayout, load_layout
+from retrieval.operators import load_operators
 from retrieval.search.names import WORD, names_in
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import OwnDocument, Snapshot
@@ -220,7 +220,7 @@ def _selected_blocks(
     samples = [
         s
         for s in _samples(snapshot, target)
-        if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
+        if s.document_id is None or about.get(s.document_id, _stated(s, target)) >= ABOUT_LANGUAGE
     ]
     kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
     room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
@@ -249,6 +249,13 @@ def _selected_blocks(
         head = plain("section", "sections", "## From the documents of this chip")
         sections = [head, *sections]
     return [*kernels, *cards, *sections]
+
+
+def _stated(sample: Sample, target: Target) -> float:
+    """How much the document of a sample is about the language, where it is about the chip's family:
+    1 if the sample is in that language.
+    """
+    return 1.0 if sample.language == target.language else 0.0
 
 
 def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list[Block]:
@@ -394,22 +401,24 @@ def _question_sections(
 
 
 def _samples(snapshot: Snapshot, target: Target) -> list[Sample]:
-    """The target's samples, the most useful first: correct kernels of a run, the same operator, the
-    same family, accepted by the toolchain; then the shorter ones.
+    """The target's samples, the most useful first: the same kind of operator, kin, accepted by the
+    toolchain, correct kernels of a run; then the shorter ones.
     """
     stored = _stored(snapshot, target)
-    family = op_family(target.op) if target.op else None
+    operators = load_operators()
+    kinds = operators.of(target.op).kinds
     by_code: dict[str, Sample] = {}
     for sample in stored:
         by_code.setdefault(_plain(sample.code), sample)
 
     def place(sample: Sample) -> tuple[object, ...]:
+        traits = operators.of_title(sample.operator, sample.title, sample.shapes)
+        relation = operators.relation(kinds[0], traits.kinds) if kinds else 0.0
         same = sample.operator == target.op if target.op else False
-        related = bool(sample.operator) and op_family(sample.operator) == family
         quality = sample_rows.STATUSES.index(sample.status)
         stated = sample.language == target.language
         own = target.hardware.id in sample.hardware
-        return (sample.status == "refused", not same, not related, -quality, not own, not stated)
+        return (sample.status == "refused", not same, -relation, -quality, not own, not stated)
 
     return sorted(by_code.values(), key=lambda s: (place(s), len(s.code), s.id))
 

@@ -11,13 +11,14 @@ the signals that it rules out; a rule whose own signal has been ruled out rules 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kb.answers import SignalFinding, Verdict
+from kb.answers import HotLines, SignalFinding, Verdict
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, PredicateResult, Value
+from retrieval.diagnose.hot_lines import findings_of, hot_lines
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
@@ -35,6 +36,7 @@ MAX_NEXT = 8
 MAX_SIGNATURES = 8
 REMEMBERED = 1_000  # cached verdicts without metrics, one for each chip and problem
 MAX_LOG_LINE = 300  # characters of a log line in a verdict
+LEADING_SHARE = 20.0  # per cent of the samples from which on a line's signals lead
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,11 @@ class Diagnoser:
             measured = diagnose(
                 metrics, facts, request.problem_values, lineage, own=own, counters=counters_of(raw)
             )
-        for finding in measured.signals:
+        lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
+        for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
         verdict = Verdict(
+            lines=lines,
             signals=tuple(findings.values()),
             unrecognised=measured.unrecognised,
             ruled_out=measured.ruled_out,
@@ -204,6 +208,21 @@ def _with_extracted(normalised: Normalised, matches: Sequence[SignatureMatch]) -
         implausible=normalised.implausible,
         collectors=normalised.collectors | {"static"},
     )
+
+
+def _with_lines(measured: Verdict, lines: Sequence[HotLines]) -> Iterator[SignalFinding]:
+    """The signals of lines with a large share, then those of the whole kernel, then those of other
+    lines. Signals that the counters of the whole kernel refute are left out.
+    """
+    refuted = {row["signal"] for row in measured.ruled_out}
+    whole = {finding.id: finding.evidence for finding in measured.signals}
+    leading = [group for group in lines if group.share_pct >= LEADING_SHARE]
+    further = [group for group in lines if group.share_pct < LEADING_SHARE]
+    for finding in findings_of(leading):
+        if finding.id not in refuted:
+            yield replace(finding, evidence=(*finding.evidence, *whole.get(finding.id, ())))
+    yield from measured.signals
+    yield from (f for f in findings_of(further) if f.id not in refuted)
 
 
 def _hint(request: RetrieveRequest, any_signal: bool) -> str:

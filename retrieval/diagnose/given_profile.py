@@ -20,6 +20,14 @@ from retrieval.profiles.profile import Profile, time_shares
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest
 
+BY_ADDRESS = (
+    "the profile has instructions and no source lines: build with -lineinfo (nvcc) or -g (gcc,"
+    " clang, hipcc) and profile again, with `--import-source yes --print-source cuda,sass` for ncu"
+)
+TIMES_ONLY = (
+    "the profile has times and no counters that a rule reads: profile the kernel that takes most of"
+    " the time with ncu, rocprofv3 or perf stat to learn what limits it"
+)
 MAX_KERNELS = 20  # listed in an answer
 MAX_EXAMPLES = 10  # counters listed in an error message
 
@@ -41,7 +49,8 @@ def with_profile(
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
     """The request with the profile's metrics instead of its text, and a summary of the profile.
     Metrics given by the caller take precedence. Raises InvalidRequest for a profile of an unknown
-    profiler, or without a counter known to a rule or to the chip's own rules; and UnknownHardware.
+    profiler, or without lines, times, and counters known to a rule or to the chip's own rules; and
+    UnknownHardware.
     """
     if request.profile is None or request.hardware is None:
         return with_known_counters(request)
@@ -58,7 +67,7 @@ def with_known_counters(
     profile = read_profile(request.profile)
     unknown = {*load_metrics().normalise(profile.metrics).unrecognised} - {*own_counters}
     known = {n: v for n, v in profile.metrics.items() if n[:MAX_NAME] not in unknown}
-    if not known:
+    if not known and not profile.lines and not any(kernel.us for kernel in profile.kernels):
         raise _nothing_known(profile)
     read = ProfileRead(
         kind=profile.kind,
@@ -66,9 +75,22 @@ def with_known_counters(
         metrics=known,
         unread=len(profile.metrics) - len(known),
         kernels=tuple(time_shares(profile.kernels)[:MAX_KERNELS]),
-        notes=profile.notes,
+        notes=(*profile.notes, *_advice(profile, known)),
     )
-    return replace(request, profile=None, metrics={**known, **(request.metrics or {})}), read
+    metrics = {**known, **(request.metrics or {})}
+    return (
+        replace(
+            request, profile=None, metrics=metrics, lines=profile.lines, line_unit=profile.unit
+        ),
+        read,
+    )
+
+
+def _advice(profile: Profile, known: Mapping[str, Any]) -> tuple[str, ...]:
+    """How to measure what the profile lacks."""
+    if profile.lines and not any(row.line for row in profile.lines):
+        return (BY_ADDRESS,)
+    return () if known or profile.lines else (TIMES_ONLY,)
 
 
 def _nothing_known(profile: Profile) -> InvalidRequest:

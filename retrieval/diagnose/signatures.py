@@ -11,6 +11,7 @@ line. A line labelled as a warning, a note or a remark can only be a report.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +80,7 @@ _OPTIONAL = (
 )
 # Groups of a pattern that hold the amount that was asked for and the largest that is allowed.
 NEEDED, LIMIT = "needed", "limit"
-UNITS = ("bytes", "bits", "columns", "elements", "registers", "threads")
+UNITS = ("bytes", "bits", "columns", "elements", "partitions", "registers", "threads")
 # Default roles by class: a smaller tile does not fix a wrong driver or target.
 _ROLES_OF_CLASS = {"broken_environment": ("library",)}
 
@@ -201,10 +202,13 @@ class SignatureMatch:
         over = self.quantities
         if over is None:
             return ""
+        if self.signature.signal == "out_of_memory":
+            return f"{over['excess']:,.0f} {over['unit']} more than is free."
         of_chip = "" if over["source"] == "log" else f" of the {over['limit']:,.0f} of this chip"
+        least = math.ceil(100 * over["needed"] / over["limit"]) / 100
         return (
             f"{over['excess']:,.0f} {over['unit']} too much{of_chip}: shrink by a factor of"
-            f" {over['factor']:.2f} or more."
+            f" {least:.2f} or more."
         )
 
     def _filled(self, text: str) -> str:

@@ -1,4 +1,5 @@
-"""`perf stat` of Linux: the text, the CSV of `-x` and the JSON lines of `-j`.
+"""Linux perf: `perf stat` as text, as the CSV of `-x` and as the JSON lines of `-j`; the text of
+`perf annotate --stdio` and `perf report --stdio`.
 
 Formats, from tools/perf/Documentation/perf-stat.txt and recorded output:
 - CSV: [time of an interval,] value, unit, event, [variance in %,] time counted, share of the time
@@ -8,6 +9,9 @@ Formats, from tools/perf/Documentation/perf-stat.txt and recorded output:
 - text: value, [unit,] event, [# metric, its unit,] [(share of the time in %)].
 Of the derived metrics, those of the top-down analysis are read, in per cent; the others follow from
 the counts. Events with a unit (clocks, energy) are not counts and are left out.
+- annotate: a head with the event and the number of samples, then lines "percent : address:
+  instruction", with "// file:line" (-l) and the source between them as ": number text".
+- report: a table of Overhead, Command, Shared Object and Symbol.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from retrieval.profiles.profile import Metric, Profile, number
+from retrieval.profiles.lines import TIME_UNIT, LineRow, of_leading
+from retrieval.profiles.profile import Kernel, Metric, Profile, number
 
 KIND = "perf"
 # With more events than counters, perf multiplexes; below this share of the time a count is a guess.
@@ -34,7 +39,13 @@ _TEXT = re.compile(
     r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.]+)%\))?\s*"
 )
 _MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.]+%\))?\s*")
-_TOP_DOWN = re.compile(r"\s*(?P<value>-?[\d.]+)?\s*%\s+(?P<name>tma_\w+)\s*")
+# Metrics of the top-down analysis of Intel (tma_*), and of AMD.
+_TOP_DOWN = re.compile(
+    r"\s*(?P<value>-?[\d.,]+)?\s*%\s+(?P<name>tma_\w+|(?:frontend|backend)_bound\w*"
+    r"|bad_speculation\w*|retiring\w*)\s*"
+)
+_MISSES = {"LLC-load-misses", "cache-misses", "ll_cache_miss_rd"}  # bytes, if divided by the time
+_ELAPSED = re.compile(r"\s*(\d+[.,]\d+)\s.{0,40}seconds time elapsed")
 _GROUPED = re.compile(r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{3})+")
 
 
@@ -63,16 +74,20 @@ class Counts:
         match = _TOP_DOWN.fullmatch(unit)
         if match is None:
             return
-        shown = number(match["value"]) if match["value"] else value
+        text = re.sub(r",(\d{1,2})$", r".\1", match["value"] or "")  # a decimal comma
+        shown = number(text) if text else value
         if shown is not None:
             self.metrics.setdefault(match["name"], shown)
 
 
 def read(text: str) -> Profile | None:
-    """The counts; None if the text is not the output of `perf stat`."""
+    """The counts, or the lines and symbols of a sampled program; None for another text."""
+    kernel, rows = of_leading(read_lines(text))
+    if rows:
+        return Profile(KIND, kernel, {}, (Kernel(kernel, 1, 0.0),), (), rows, TIME_UNIT)
     counts = next((c for c in (_json(text), counts_of_csv(text), _text(text)) if c), None)
     if counts is None:
-        return None
+        return _report(text)
     missing = [e for e in dict.fromkeys(counts.missing) if e not in counts.metrics]
     notes = (f"perf did not count {', '.join(missing)}",) if missing else ()
     return Profile(KIND, "", counts.metrics, (), notes)
@@ -130,6 +145,8 @@ def _text(text: str) -> Counts | None:
         return None
     counts = Counts()
     for line in _lines(text):
+        if (elapsed := _ELAPSED.match(line)) and _MISSES & counts.metrics.keys():
+            counts.metrics["seconds time elapsed"] = float(elapsed[1].replace(",", "."))
         match = _TEXT.fullmatch(line)
         if match is not None:
             share = number(match["share"]) if match["share"] else None
@@ -155,3 +172,81 @@ def _plain(event: str) -> str:
     """`cpu_core/cycles/` and `cycles:u` are cycles."""
     inner = event.split("/")[1] if event.count("/") >= 2 else event
     return inner.split(":", 1)[0]
+
+
+# -- sampled lines
+
+_HEAD = re.compile(
+    r"\s*Percent\s*\|\s*(?:Source code & )?Disassembly of (?P<object>\S+)"
+    r"(?: for (?P<event>\S+) \((?P<samples>[\d,]+) samples)?"
+)
+_SYMBOL = re.compile(r"[0-9a-f]+ <(?P<name>[^>]+)>:\s*$")
+_SAMPLED = re.compile(
+    r"\s*(?P<percent>\d+\.\d+)?\s*(?:\d+\.\d+\s+)*:\s+(?P<address>[0-9a-f]+):"
+    r"\s+(?P<instruction>\S.*?)(?:\s+//\s*(?P<file>\S+):(?P<line>\d+))?\s*$"
+)
+_SOURCE = re.compile(r"\s*(?:\d+\.\d+)?\s*:(?:\s+(?P<line>\d+))?\s?(?P<text>.*)$")
+
+
+def read_lines(text: str) -> dict[str, list[LineRow]]:
+    """The instructions of each symbol of `perf annotate --stdio`; their samples are shares of the
+    symbol in per cent, times the number of its samples where the head tells it.
+    """
+    if "Disassembly of" not in text:
+        return {}
+    tables: dict[str, list[LineRow]] = {}
+    symbol = source = ""
+    line, weight = 0, 1.0
+    for row in _lines(text):
+        if head := _HEAD.match(row):
+            symbol, source, line = head["object"], "", 0
+            weight = number(head["samples"] or "") or 1.0
+        elif sampled := _SAMPLED.match(row):
+            tables.setdefault(symbol, []).append(
+                LineRow(
+                    samples=float(sampled["percent"] or 0) * weight / 100,
+                    file=sampled["file"] or "",
+                    line=int(sampled["line"] or line),
+                    address=sampled["address"],
+                    instruction=sampled["instruction"].partition(" # ")[0].lstrip("→↑↓← ").strip(),
+                    source=source,
+                )
+            )
+        elif quoted := _SOURCE.match(row):
+            if named := _SYMBOL.search(quoted["text"]):
+                symbol = named["name"]
+            elif quoted["text"].strip() and not quoted["text"].rstrip().endswith("():"):
+                source, line = quoted["text"].strip(), int(quoted["line"] or 0)
+    return {name: _with_file(rows) for name, rows in tables.items()}
+
+
+def _with_file(rows: list[LineRow]) -> list[LineRow]:
+    """The rows with their file and line, which perf names at sampled instructions only: the number
+    before a source line counts from the start of the listing in some versions.
+    """
+    files = {row.file for row in rows if row.file}
+    by_samples = sorted(rows, key=lambda row: row.samples)
+    marked = {row.source: row.line for row in by_samples if row.file and row.source}
+    file = next(iter(files)) if len(files) == 1 else ""
+    return [
+        row if row.file else replace(row, file=file, line=marked.get(row.source, row.line))
+        for row in rows
+    ]
+
+
+_REPORTED = re.compile(
+    r"\s+(?P<percent>\d+\.\d+)%\s+(?:\d+\.\d+%\s+)?(?:\d+\s+)?(?P<command>\S+)\s+(?P<object>\S+)\s+\[[.k]\]"
+    r" (?P<name>\S.*?)\s*$"
+)
+
+
+def _report(text: str) -> Profile | None:
+    """The symbols of `perf report --stdio` with their shares of the samples."""
+    if "# Overhead" not in text and "Overhead  " not in text:
+        return None
+    rows = [match for line in _lines(text) if (match := _REPORTED.match(line))]
+    kernels = tuple(Kernel(row["name"], 1, float(row["percent"])) for row in rows)
+    if not kernels:
+        return None
+    note = "shares of samples: `perf stat -d` adds counters, `perf annotate --stdio -l` lines"
+    return Profile(KIND, kernels[0].name, {}, kernels, (note,))

@@ -1,5 +1,5 @@
-"""NVIDIA Nsight Compute (`ncu`): its CSV with a row for each metric or for each launch, and its
-text report.
+"""NVIDIA Nsight Compute (`ncu`): its CSV with a row for each metric or for each launch, its text
+report, and its source view.
 
 Formats, seen with versions 2019 to 2025:
 - `--csv`: the columns ID, Kernel Name, Metric Name, Metric Unit, Metric Value among others, a row
@@ -8,6 +8,10 @@ Formats, seen with versions 2019 to 2025:
   an ID behind the header.
 - the text report: a line "kernel (grid)x(block), Context 1, Stream 7, ..." for each launch, then
   tables of three columns whose widths are drawn with dashes.
+- `--page source`, as CSV or as text: the lines "Kernel Name" or "Function Name" and "File Path",
+  then a table with the columns Line No and Source (source lines), Address and Source (SASS), or all
+  four, then samples, stall reasons, executions, sectors and wavefronts. In a view with both, a
+  source line has the totals of the instructions below it.
 A metric that is "n/a" is left out.
 """
 
@@ -16,8 +20,9 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
 from retrieval.profiles.profile import (
     Kernel,
     Metric,
@@ -73,6 +78,12 @@ def read(text: str) -> Profile | None:
     is not of this profiler.
     """
     launches = read_launches(text)
+    kernel, rows = of_leading(read_lines(text))
+    if rows:
+        return _with_lines(launches, kernel, rows)
+    if _NO_SAMPLES.search(text):
+        note = "the view `cuda` has no samples: add `--print-source cuda,sass`, or `sass`"
+        return Profile(KIND, notes=(note,))
     if not launches:
         known = any(mark in text for mark in ("==PROF==", "==ERROR==", "==WARNING=="))
         headed = "Kernel Name" in text and _csv_header(text.splitlines()) is not None
@@ -142,12 +153,16 @@ def _wide_launches(rows: Iterator[Mapping[str, str]], names: Sequence[str]) -> l
 
 def _text_launches(lines: Sequence[str]) -> list[Launch]:
     launches: list[tuple[str, dict[str, Metric]]] = []
+    advice: list[list[str]] = []
     columns: list[tuple[int, int]] = []
     for line in lines:
+        if advice:
+            advice[-1].append(line)
         if ", Context " in line and ", Stream " in line:
             head = line.partition(", Context ")[0].strip()
             kernel = _TIME_OF_LAUNCH.sub("", _GRID.sub("", head))
             launches.append((kernel, {}))
+            advice.append([])
         elif "---" in line and not line.strip(" -"):
             drawn = [(match.start(), match.end()) for match in re.finditer("-+", line)]
             columns = drawn if len(drawn) == 3 else []
@@ -157,7 +172,65 @@ def _text_launches(lines: Sequence[str]) -> list[Launch]:
             (first, second), (third, fourth), (fifth, _) = columns
             cells = line[first:second], line[third:fourth], line[fifth:]
             _add(launches[-1][1], *(cell.strip() for cell in cells))
+    for (_, metrics), written in zip(launches, advice, strict=True):
+        for name, value in _advised(" ".join(" ".join(written).split())).items():
+            metrics.setdefault(name, value)
     return [_launch(kernel, metrics) for kernel, metrics in launches if metrics]
+
+
+# Phrases of the advice about a stall, with its reason.
+_PHRASES = {
+    "a L1TEX (local, global, surface, texture) operation": "long_scoreboard",
+    "MIO (memory input/output) instruction queue": "mio_throttle",
+    "MIO (memory input/output) operation": "short_scoreboard",
+    "sibling warps at a CTA barrier": "barrier",
+    "a fixed latency execution dependency": "wait",
+    "local/global (LG) instruction queue": "lg_throttle",
+    "LG (local/global) memory": "lg_throttle",
+    "execution pipe to be available": "math_pipe_throttle",
+    "branch target to be computed": "branch_resolving",
+    "memory barrier": "membar",
+    "instruction cache": "no_instruction",
+    "immediate constant cache": "imc_miss",
+    "IMC miss": "imc_miss",
+}
+_STALL_ADVICE = re.compile(
+    r"being stalled (?P<what>.{10,400}?)\. .{0,1500}?This stall type represents about"
+    r" (?P<share>[\d.]+)% of the total average of (?P<cycles>[\d.]+) cycles"
+)
+_EXCESS = re.compile(
+    r"uncoalesced (?P<space>global|shared) accesses resulting in a total of \d+ excessive"
+    r" (?:sectors|wavefronts) \((?P<share>\d+)% of the total"
+)
+_CONFLICTS = re.compile(r"bank conflicts, which represent (?P<share>[\d.]+)% of the overall")
+_BUSIEST = re.compile(
+    r"\b(?P<pipe>XU|FP64|Tensor\S*) is the highest-utilized pipeline \((?P<share>[\d.]+)%"
+)
+_PIPES = {"XU": "special_pipe_pct", "FP64": "fp64_pipe_pct"}
+
+
+def _advised(text: str) -> dict[str, Metric]:
+    """The numbers in the advice of a report: the leading stall, accesses in vain, the busiest pipe.
+    Its tables have no stall reasons.
+    """
+    found: dict[str, Metric] = {}
+    for stall in _STALL_ADVICE.finditer(text):
+        reason = next((name for phrase, name in _PHRASES.items() if phrase in stall["what"]), "")
+        if f"{reason}_stall_share" in _SHARES:
+            found[f"{reason}_stall_share"] = round(float(stall["share"]) / 100, 4)
+    for excess in _EXCESS.finditer(text):
+        share = float(excess["share"])
+        if excess["space"] == "global":
+            found["load_efficiency_pct"] = round(100 - share, 2)
+        else:
+            found["bank_conflict_ratio"] = round(share / 100, 4)
+    for conflict in _CONFLICTS.finditer(text):
+        known = float(str(found.get("bank_conflict_ratio", 0)))
+        found["bank_conflict_ratio"] = max(known, round(float(conflict["share"]) / 100, 4))
+    for busiest in _BUSIEST.finditer(text):
+        if busiest["pipe"] in _PIPES:
+            found[_PIPES[busiest["pipe"]]] = float(busiest["share"])
+    return found
 
 
 def _launch(kernel: str, metrics: Mapping[str, Metric]) -> Launch:
@@ -188,3 +261,194 @@ def _value(name: str, unit: str, text: str) -> Metric | None:
     if "__" not in name and head in _SIZES:
         return None  # "Memory Throughput" is a share in one section and bytes a second in another
     return measured * _COUNTS.get(head, 1.0)
+
+
+# -- the source view
+
+_NO_SAMPLES = re.compile(r'^"?Line No"?[,\s]+"?Source"?\s*$', re.MULTILINE)
+_TITLES = re.compile(r'^\s*"?(?:Line No|# Line|#|Address)"?[ ,].{0,80}Source', re.MULTILINE)
+_KERNEL_LINE = ("Kernel Name", "Function Name")
+_NUMBERS = ("Line No", "# Line", "Line", "Line Number", "#")
+_ADDRESSES = ("Address", "# Address")
+_SAMPLES = (
+    *("Warp Stall Sampling (All Samples)", "Warp Stall Sampling (All Cycles)", "# Samples"),
+    *("Samples", "smsp__pcsamp_sample_count", "Sampling Data (All)", "# Samples (All)"),
+)
+_NOT_ISSUED = (
+    *("Warp Stall Sampling (Not-issued Samples)", "Warp Stall Sampling (Not-issued Cycles)"),
+    "Sampling Data (Not Issued)",
+)
+_EXECUTED = ("Instructions Executed", "inst_executed", "# Instructions Executed")
+_COUNTERS = {
+    "sectors": ("L2 Theoretical Sectors Global", "memory_l2_theoretical_sectors_global"),
+    "excess_sectors": (
+        "L2 Theoretical Sectors Global Excessive",
+        "derived__memory_l2_theoretical_sectors_global_excessive",
+    ),
+    "wavefronts": ("L1 Wavefronts Shared", "memory_l1_wavefronts_shared"),
+    "excess_wavefronts": (
+        "L1 Wavefronts Shared Excessive",
+        "derived__memory_l1_wavefronts_shared_excessive",
+    ),
+}
+_LANES = ("Avg. Threads Executed", "Avg. Predicated-On Threads Executed")
+
+
+def read_lines(text: str) -> dict[str, list[LineRow]]:
+    """The rows of the source views in a text, by kernel; empty without such a view."""
+    if not _TITLES.search(text):
+        return {}
+    tables: dict[str, list[LineRow]] = {}
+    kernel = file = source = ""
+    line, header = 0, list[str]()
+    for cells in _source_cells(text):
+        if cells[0] in _KERNEL_LINE and "Source" not in cells:
+            kernel, header, line = " ".join(cells[1:2]), [], 0
+        elif cells[0] in ("File Path", "File Name"):
+            file, header, line = " ".join(cells[1:2]), [], 0
+        elif "Source" in cells and any(name in cells for name in _SAMPLES):
+            header = cells
+        elif header and len(cells) == len(header):
+            row = _source_row(header, cells, file)
+            if row.line:  # the source line, above its instructions
+                line, source = row.line, row.source
+            elif row.address:
+                row = replace(row, line=line, source=source)
+            tables.setdefault(kernel, []).append(row)
+    return tables
+
+
+def _source_cells(text: str) -> Iterator[list[str]]:
+    """The cells of each line of a CSV, or of a text with tables under lines of dashes. A title of
+    the text is cut into pieces of the width of its column, one below the other.
+    """
+    columns: list[tuple[int, int]] = []
+    heads: list[list[str]] = []
+    width = 0
+    for line in text.splitlines():
+        if _CSV_ROW.match(line):
+            cells = _csv_cells(line, width)
+            width = len(cells) if "Source" in cells else width
+            yield cells
+        elif "---" in line and not line.strip(" -"):
+            columns = [(match.start(), match.end()) for match in re.finditer("-+", line)]
+        elif columns and line.strip():
+            cells = [line[start:end] for start, end in columns]
+            first = cells[0].strip()
+            if first in _NUMBERS or first in _ADDRESSES:
+                heads = [cells]
+            elif heads and not first:
+                heads.append(cells)
+            else:
+                if heads:
+                    yield [" ".join("".join(parts).split()) for parts in zip(*heads, strict=True)]
+                    heads = []
+                yield [cell.strip() for cell in cells]
+
+
+_CSV_ROW = re.compile(r'\s*"|(?:Line No|Address|#),')
+
+
+def _csv_cells(line: str, width: int) -> list[str]:
+    """The cells of a row. Quotes in the text of a source line are not doubled, so that it may have
+    more than `width` cells (0: unknown).
+    """
+    if not line.lstrip().startswith('"'):
+        return [cell.strip() for cell in next(csv.reader([line]), [])] or [""]
+    cells = line.strip().rstrip(",")[1:-1].split('","')
+    if width and len(cells) > width:
+        extra = len(cells) - width
+        cells[1 : extra + 2] = ['","'.join(cells[1 : extra + 2])]
+    return [cell.strip() for cell in cells]
+
+
+def _source_row(header: Sequence[str], cells: Sequence[str], file: str) -> LineRow:
+    """One row of the view. In a view of both, the first of two columns "Source" is the source."""
+    pairs = list(zip(header, cells, strict=True))
+    named = dict(reversed(pairs))  # the first of several columns with one name
+    numbered = next((named[name] for name in _NUMBERS if named.get(name)), "")
+    address = next((named[name] for name in _ADDRESSES if named.get(name)), "").strip("-")
+    texts = [cell for name, cell in pairs if name == "Source"]
+    line = int(numbered) if numbered.isdigit() and not address else 0
+    lanes = next((number(named[name]) for name in _LANES if name in named), None)
+    return LineRow(
+        samples=_counted(named, _SAMPLES),
+        file=file,
+        line=line,
+        address=address,
+        instruction=texts[-1] if address else "",
+        source=texts[0] if line else "",
+        stalls=_stalls(pairs),
+        not_issued=_counted(named, _NOT_ISSUED),
+        executed=_counted(named, _EXECUTED),
+        lanes=lanes or None,
+        **{name: _counted(named, columns) for name, columns in _COUNTERS.items()},
+    )
+
+
+def _counted(named: Mapping[str, str], columns: Sequence[str]) -> float:
+    cells = (named[name] for name in columns if name in named)
+    return next((value for cell in cells if (value := number(cell)) is not None), 0.0)
+
+
+def _stalls(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    stalls: dict[str, float] = {}
+    for column, cell in pairs:
+        reason, count = stall_name(column), number(cell)
+        if reason and count:
+            stalls[reason] = stalls.get(reason, 0.0) + count
+    return stalls
+
+
+def _with_lines(launches: Sequence[Launch], kernel: str, rows: tuple[LineRow, ...]) -> Profile:
+    """The profile of a source view, with the metrics of a report before it."""
+    kernels = kernel_times(launches) or (Kernel(kernel, 1, 0.0),)
+    reported = dict(longest_launch(launches).metrics) if launches else {}
+    return Profile(KIND, kernel or kernels[0].name, {**_sums(rows), **reported}, kernels, (), rows)
+
+
+def _sums(rows: Sequence[LineRow]) -> dict[str, Metric]:
+    """Metrics of the whole kernel: shares of stalls, accesses in vain."""
+    metrics: dict[str, Metric] = {}
+    samples = sum(row.samples for row in rows)
+    reasons: dict[str, float] = {}
+    for row in rows:
+        for reason, count in row.stalls.items():
+            reasons[reason] = reasons.get(reason, 0.0) + count
+    for reason, count in reasons.items():
+        if samples and f"{reason}_stall_share" in _SHARES:
+            metrics[f"{reason}_stall_share"] = round(min(1.0, count / samples), 4)
+    not_issued = sum(row.not_issued for row in rows)
+    if samples and not_issued:
+        metrics["issue_active_pct"] = round(100 * (1 - min(1.0, not_issued / samples)), 2)
+    loads = [row for row in rows if access_of(row.instruction).kind == "global_load"]
+    sectors = sum(row.sectors for row in loads)
+    if sectors:
+        useful = sectors - sum(row.excess_sectors for row in loads)
+        metrics["load_efficiency_pct"] = round(100 * max(0.0, useful) / sectors, 2)
+    wavefronts = sum(row.wavefronts for row in rows)
+    if wavefronts:
+        excess = sum(row.excess_wavefronts for row in rows)
+        metrics["bank_conflict_ratio"] = round(min(1.0, excess / wavefronts), 4)
+    executed = sum(row.executed for row in rows if row.address)
+    if executed:
+        spilled = ("local_load", "local_store")
+        local = sum(r.executed for r in rows if access_of(r.instruction).kind in spilled)
+        metrics["local_instruction_share"] = round(local / executed, 4)
+    return metrics
+
+
+_SHARES = frozenset(
+    f"{reason}_stall_share"
+    for reason in (
+        *(
+            "long_scoreboard",
+            "short_scoreboard",
+            "mio_throttle",
+            "lg_throttle",
+            "barrier",
+            "membar",
+        ),
+        *("wait", "math_pipe_throttle", "no_instruction", "imc_miss", "branch_resolving", "gmma"),
+    )
+)

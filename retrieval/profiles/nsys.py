@@ -1,17 +1,22 @@
-"""NVIDIA Nsight Systems: the summaries of `nsys stats` as text or CSV.
+"""NVIDIA Nsight Systems: the summaries of `nsys stats` as text or CSV, and the database of `nsys
+export --type sqlite`; nvprof, its predecessor: summary and metrics as text.
 
 Formats, from the documentation of the report scripts and recorded output: tables with the columns
 Time (%), Total Time (ns), Instances (kernels), Count (copies) or Num Calls (host functions),
 Avg (ns), ..., and Name or Operation. In the text, cells are right-aligned under a line of dashes or
 between the bars of a box. Times are of the whole program, so they yield the time of one launch but
-not launches per call.
+not launches per call. nvprof prints Type, Time(%), Time, Calls, Avg, Min, Max, Name, with the type
+("GPU activities:", "API calls:") in the first row of each; times have their units.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Iterator, Mapping
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from retrieval.profiles.profile import Kernel, Metric, Profile, choice_note, number, total_times
 
@@ -35,6 +40,18 @@ def read(text: str) -> Profile | None:
     if not kernels and not copies:
         note = "the tables are of host functions; add `--report cuda_gpu_kern_sum`"
         return Profile(KIND, notes=(note,))
+    return of_device(KIND, kernels, copies)
+
+
+def of_device(
+    kind: str,
+    kernels: Sequence[Kernel],
+    copies: Sequence[Kernel],
+    more: Mapping[str, Metric] | None = None,
+) -> Profile:
+    """The profile of a program's kernels and copies, each by descending time, with further metrics
+    of the leading kernel.
+    """
     metrics: dict[str, Metric] = {}
     on_device = total_times([*kernels, *copies])
     total = sum(run.us for run in on_device)
@@ -43,7 +60,7 @@ def read(text: str) -> Profile | None:
     if kernels and kernels[0].calls:
         metrics["duration_us"] = kernels[0].us / kernels[0].calls
     leading = (kernels or copies)[0]
-    return Profile(KIND, leading.name, metrics, on_device, choice_note(kernels))
+    return Profile(kind, leading.name, {**metrics, **(more or {})}, on_device, choice_note(kernels))
 
 
 def _run(row: Mapping[str, str]) -> tuple[str, Kernel] | None:
@@ -78,3 +95,81 @@ def _cells(line: str, columns: int) -> list[str]:
     if len(cells) < MIN_COLUMNS:
         return [cell.strip() for cell in next(csv.reader([line.strip()]), [])]
     return cells if not columns else [*cells[: columns - 1], " ".join(cells[columns - 1 :])]
+
+
+# -- the database
+
+
+SQLITE = b"SQLite format 3\0"
+_DATABASE = (
+    (
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "Instances",
+        "SELECT s.value, count(*), sum(k.end - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k"
+        " JOIN StringIds s ON s.id = k.demangledName GROUP BY s.value",
+    ),
+    (
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "Count",
+        "SELECT '[CUDA memcpy kind ' || copyKind || ']', count(*), sum(end - start)"
+        " FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY copyKind",
+    ),
+)
+
+
+def summary_of_database(path: Path) -> str:
+    """The kernels and copies of an exported database as the CSV of `nsys stats`. Raises
+    sqlite3.Error for another database.
+    """
+    out = io.StringIO()
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as base:
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
+        for table, counted, query in _DATABASE:
+            rows = list(base.execute(query)) if table in tables else []
+            total = sum(ns for _, _, ns in rows) or 1
+            writer = csv.writer(out)
+            name = "Name" if counted == "Instances" else "Operation"
+            if rows:
+                writer.writerow(["Time (%)", "Total Time (ns)", counted, "Avg (ns)", name])
+            for label, count, ns in sorted(rows, key=lambda row: -row[2]):
+                share = round(100 * ns / total, 1)
+                writer.writerow([share, ns, count, round(ns / count, 1), label])
+    base.close()
+    return out.getvalue()
+
+
+# -- nvprof
+
+NVPROF = "nvprof"
+_ROW = re.compile(
+    r"\s*(?:(?P<type>GPU activities|API calls|OpenACC \(excl\)):)?\s+(?P<share>[\d.]+)%\s+"
+    r"(?P<time>[\d.]+)(?P<unit>ns|us|ms|s)\s+(?P<calls>\d+)\s+(?:[\d.]+(?:ns|us|ms|s)\s+){1,3}"
+    r"(?P<name>\S.*?)\s*$"
+)
+_METRIC = re.compile(
+    r"\s+(?P<calls>\d+)\s+(?P<name>[a-z]\w+)\s{2,}\S.*?\s(?P<value>[\d.]+)(?P<unit>%|[GMK]?B/s)?\s*$"
+)
+
+
+def read_nvprof(text: str) -> Profile | None:
+    """The kernels, copies and metrics of nvprof; None for another text."""
+    if "NVPROF" not in text and "GPU activities:" not in text and "Metric Name" not in text:
+        return None
+    kind, kernels, copies = "", list[Kernel](), list[Kernel]()
+    metrics: dict[str, Metric] = {}
+    for line in text.splitlines():
+        if row := _ROW.match(line):
+            kind = row["type"] or kind
+            us = float(row["time"]) * _SCALES[row["unit"]]
+            run = Kernel(row["name"], float(row["calls"]), us)
+            if kind == "GPU activities":
+                (copies if run.name.startswith("[CUDA mem") else kernels).append(run)
+        elif measured := _METRIC.match(line):
+            value = float(measured["value"])
+            shown = f"{value} %" if measured["unit"] == "%" else value
+            metrics.setdefault(measured["name"], shown)
+    if not kernels and not copies and not metrics:
+        return None
+    if not kernels and not copies:
+        return Profile(NVPROF, metrics=metrics)
+    return of_device(NVPROF, total_times(kernels), total_times(copies), metrics)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from retrieval.profiles.lines import LineRow
+
 Metric = float | str  # a number, or text with a number and its unit
 
 
@@ -26,7 +28,8 @@ class Profile:
     """The contents of a profile. `kind` is the profiler's name. `metrics` are those of `kernel`,
     the kernel that takes most of the time (empty if the profiler names none), by the profiler's
     names; a value is text with its unit if metrics.toml cannot determine the unit from the name.
-    `kernels` are by descending time.
+    `kernels` are by descending time. `lines` are rows of `kernel` in the order of addresses, whose
+    samples are counted in `unit`.
     """
 
     kind: str
@@ -34,6 +37,8 @@ class Profile:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()
     notes: tuple[str, ...] = ()
+    lines: tuple[LineRow, ...] = ()
+    unit: str = "samples"
 
 
 def total_times(runs: Sequence[Kernel]) -> tuple[Kernel, ...]:

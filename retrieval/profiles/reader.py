@@ -8,39 +8,74 @@ from collections.abc import Callable
 from itertools import chain
 
 from kb.errors import InvalidRequest
-from retrieval.profiles import linux_perf, neuron, nsight, nsys, proton, rocm, torch_profile
+from retrieval.profiles import (
+    intel,
+    linux_perf,
+    neuron,
+    nsight,
+    nsys,
+    proton,
+    rocm,
+    torch_profile,
+    xcode,
+    xla,
+)
 from retrieval.profiles.profile import Profile
 
 READ = (
-    "What these print is read, unchanged: `ncu --csv`, also with `--page raw`, and ncu's text"
-    " report; `nsys stats` as text or CSV; rocprof's, rocprofv3's and rocprof-compute's CSV of"
-    " counters and statistics;"
-    " `perf stat` as text, with `-x,` or with `-j`; Proton's .hatchet file;"
-    " PyTorch's profiler as a table or an exported trace;"
-    " `neuron-profile view --output-format summary-json`."
+    "What these print is read, unchanged: `ncu --csv`, also with `--page raw` and `--page source`"
+    " (`--print-source cuda,sass` for lines), and ncu's text report; `nsys stats` as text or CSV,"
+    " with `--profile FILE` also the file of `nsys export --type sqlite`; nvprof;"
+    " rocprof's, rocprofv3's and rocprof-compute's CSV of counters and statistics, stats_*.csv and"
+    " code.json of a thread trace, and samples of the program counter; `perf stat` as text, with"
+    " `-x,` or with `-j`, `perf annotate --stdio`; Proton's .hatchet file and the"
+    " tree of proton-viewer; `unitrace -d`; `vtune -report summary`; XProf's op profile and HLO"
+    " statistics; counters exported by Xcode; PyTorch's profiler as a"
+    " table or an exported trace; `neuron-profile view --output-format summary-json`."
 )
+# The first characters of files that are not text, with the tool and the command that prints them.
+_BINARY = {
+    "NVR": ("Nsight Compute", "ncu --import FILE --page details"),
+    "SQLite format 3": ("a database", "nsys stats FILE"),
+    "PERFILE2": ("perf record", "perf annotate --stdio -l -i FILE"),
+    "QDSTRM": ("Nsight Systems", "nsys stats FILE"),
+}
 _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
     torch_profile.read_json,
     neuron.read,
     proton.read,
+    rocm.read_json,
+    xla.read_json,
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     nsight.read,
     nsys.read,
+    nsys.read_nvprof,
+    intel.read_unitrace,
+    xla.read_table,
+    xcode.read,
     rocm.read,
     torch_profile.read_table,
     linux_perf.read,
+    intel.read_vtune,
+    proton.read_text,
 )
 
 
 def read_profile(text: str) -> Profile:
-    """A profile with at least one metric. Raises InvalidRequest, which lists the supported
-    profilers, for a text of an unknown profiler or one without counters.
+    """A profile with a metric, a line or the time of a kernel. Raises InvalidRequest, which lists
+    the supported profilers, for a text of an unknown profiler or an empty profile.
     """
+    if (
+        tool := next((t for mark, t in _BINARY.items() if text.startswith(mark)), None)
+    ) is not None:
+        raise InvalidRequest(
+            f"the profile is a binary file of {tool[0]}", hint=f"Print it: `{tool[1]}`. {READ}"
+        )
     profile = _recognised(text.lstrip("\ufeff"))
     if profile is None:
         raise InvalidRequest("the profile is of no profiler that is read here", hint=READ)
-    if not profile.metrics:
+    if not profile.metrics and not profile.lines and not any(k.us for k in profile.kernels):
         reasons = "; ".join(profile.notes)
         raise InvalidRequest(
             f"the profile of {profile.kind} holds no usable counter"

@@ -10,6 +10,12 @@ Formats, from AMD's documentation and recorded files:
   pmc_kernel_top.csv: Kernel_Name, Count, Sum(ns).
 - a table of `rocprof-compute analyze`, as CSV or as printed: Metric, Avg or Value, Unit, Peak, Pct
   of Peak.
+- instructions of a thread trace (`--att`): stats_*.csv with CodeObj, Vaddr, Instruction, Hitcount,
+  Latency, Stall, Idle, Source, and code.json with the same in rows; a row whose instruction begins
+  with ";" names the kernel below it. Cycles of Latency include those of Stall.
+- samples of the program counter: one a row, with Instruction, Instruction_Comment (its source line)
+  and, if sampled stochastically, Wave_Issued_Instruction and Stall_Reason; or counts of
+  rocprof-compute with source_line, instruction, count, offset and stall_reason.
 Grids are counted in work-items, times in nanoseconds.
 """
 
@@ -17,10 +23,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, choice_note, number, total_times
 
 KIND = "rocprof"
@@ -80,6 +87,9 @@ def read(text: str) -> Profile | None:
     """
     as_csv = _as_csv(text)
     for columns, read_table in (
+        ((("Vaddr",), ("Instruction",), ("Latency",), ("Stall",)), _traced),
+        ((("Instruction",), ("Instruction_Comment",), ("Exec_Mask",)), _sampled),
+        ((("source_line",), ("instruction",), ("count",), ("offset",)), _counted_samples),
         ((("Metric",), ("Avg", "Value"), ("Unit",)), _compute_rows),
         ((_KERNEL, _DISPATCH), _counters),
         ((("Name", *_KERNEL), ("Calls", "Count"), ("TotalDurationNs", "Sum(ns)")), _statistics),
@@ -224,6 +234,127 @@ def _as_csv(text: str) -> str:
         cells = [cell.strip().replace('"', "'") for cell in line.strip().strip("│").split("│")]
         lines.append(",".join(f'"{cell}"' for cell in cells))
     return "\n".join(lines)
+
+
+# -- instructions
+
+
+def read_json(decoded: object) -> Profile | None:
+    """The code.json of a thread trace; None for any other JSON."""
+    if not isinstance(decoded, Mapping) or not isinstance(decoded.get("code"), list):
+        return None
+    header = [name.strip() for name in str(decoded.get("header") or _CODE_HEADER).split(",")]
+    rows = tuple(
+        tuple(str(cell) for cell in row) for row in decoded["code"] if isinstance(row, list)
+    )
+    return _traced(CsvTable(tuple(header), rows)) if "Stall" in header else None
+
+
+_CODE_HEADER = "ISA, _, LineNumber, Source, Codeobj, Vaddr, Hit, Latency, Stall, Idle"
+_PLACE = re.compile(r"(?P<file>[^\s:>]+):(?P<line>\d+)\s*$")
+
+
+def _traced(table: CsvTable) -> Profile:
+    """A thread trace: cycles of each instruction, of the kernel with most of them."""
+    tables: dict[str, list[LineRow]] = {}
+    kernel = ""
+    columns = (
+        table.cells("Instruction", "ISA"),
+        *(table.cells(name) for name in ("Source", "Vaddr", "Latency", "Stall", "Idle")),
+        table.cells("Hitcount", "Hit"),
+    )
+    for instruction, source, place, *counts in zip(*columns, strict=True):
+        if instruction.startswith(";"):
+            kernel = source or instruction.lstrip("; ")
+            continue
+        latency, stall, idle, hits = (number(cell) or 0.0 for cell in counts)
+        file, line = _place(source)
+        tables.setdefault(kernel, []).append(
+            LineRow(
+                samples=latency + idle,
+                file=file,
+                line=line,
+                address=f"{int(number(place) or 0):#x}",
+                instruction=instruction,
+                stalls={_pipe(instruction): stall, "wait": idle},
+                executed=hits,
+            )
+        )
+    return _of_lines(tables, KIND, "cycles")
+
+
+def _pipe(instruction: str) -> str:
+    """The reason for which an instruction was not issued, by its unit."""
+    kind = access_of(instruction).kind
+    by_kind = {"wait": "waitcnt", "barrier": "barrier"}
+    if kind.startswith(("global", "local", "async")):
+        return "lg_throttle"
+    return by_kind.get(kind, "mio_throttle" if kind.startswith("shared") else "math_pipe_throttle")
+
+
+def _sampled(table: CsvTable) -> Profile:
+    """Samples of the program counter, of all kernels: they name none."""
+    counts: dict[tuple[str, str], list[str]] = {}
+    issued = table.cells("Wave_Issued_Instruction")
+    columns = (table.cells("Instruction"), table.cells("Instruction_Comment"), issued)
+    for instruction, place, was, reason in zip(*columns, table.cells("Stall_Reason"), strict=True):
+        stalled = was.lower() in ("0", "false")
+        counts.setdefault((instruction, place), []).append(reason if stalled else "")
+    rows = (
+        (text, place, float(len(reasons)), _reasons(filter(None, reasons)))
+        for (text, place), reasons in counts.items()
+    )
+    return _of_lines({"": [_row(*row) for row in rows]}, KIND, "samples")
+
+
+def _counted_samples(table: CsvTable) -> Profile:
+    """The table of rocprof-compute; its reasons are "{REASON: count, ...}" or one reason."""
+    columns = ("source_line", "instruction", "count", "offset", "stall_reason")
+    rows = []
+    for place, instruction, count, offset, text in zip(
+        *(table.cells(name) for name in columns), strict=True
+    ):
+        samples = number(count)
+        if samples is None:
+            continue
+        named = re.findall(r"(\w+)['\"]?\s*:\s*(\d+)", text)
+        stalls: dict[str, float] = {}
+        for word, n in named:
+            if reason := stall_name(word):
+                stalls[reason] = stalls.get(reason, 0.0) + float(n)
+        rows.append(_row(instruction, place, samples, stalls or _reasons([text]), offset))
+    return _of_lines({"": rows}, COMPUTE_KIND, "samples")
+
+
+def _reasons(words: Iterable[str]) -> dict[str, float]:
+    stalls: dict[str, float] = {}
+    for word in words:
+        if reason := stall_name(word):
+            stalls[reason] = stalls.get(reason, 0.0) + 1.0
+    return stalls
+
+
+def _row(
+    instruction: str, place: str, samples: float, stalls: Mapping[str, float], offset: str = ""
+) -> LineRow:
+    file, line = _place(place)
+    return LineRow(samples, file, line, offset, instruction, stalls=stalls)
+
+
+def _place(source: str) -> tuple[str, int]:
+    """File and line of "inner.h:272 -> kernel.cpp:1034": the last is the outermost call."""
+    match = _PLACE.search(source)
+    return (match["file"], int(match["line"])) if match else ("", 0)
+
+
+def _of_lines(tables: Mapping[str, Sequence[LineRow]], kind: str, unit: str) -> Profile:
+    kernel, rows = of_leading(tables)
+    total = sum(row.samples for row in rows)
+    if not total:
+        return Profile(kind)
+    waits = sum(row.samples for row in rows if access_of(row.instruction).kind == "wait")
+    metrics: dict[str, Metric] = {"waitcnt_sample_pct": round(100 * waits / total, 2)}
+    return Profile(kind, kernel, metrics, (Kernel(kernel, 1, 0.0),), (), rows, unit)
 
 
 # -- CSV tables in a text: the header is found by its columns, after any other output

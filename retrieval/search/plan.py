@@ -197,13 +197,17 @@ def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
 
 
 def plan_of(
-    request: RetrieveRequest, signals: Sequence[Signal], is_known: Callable[[str], bool]
+    request: RetrieveRequest,
+    signals: Sequence[Signal],
+    is_known: Callable[[str], bool],
+    causes: str = "",
 ) -> Plan:
     """The plan of a request. `signals` are those of the diagnosis; `is_known` is true for languages
-    that models know.
+    that models know; `causes` are words about the hot lines of a profile, which replace the names
+    of its counters.
     """
     happened = signals or request.log or request.metrics
-    words = request.query
+    words = " ".join(filter(None, (request.query, causes))) or None
     if request.op and request.task in (None, "write") and not words and not happened:
         if request.language and is_known(request.language):
             return writing_plan(request.language, request.op, load_metrics())
@@ -211,7 +215,7 @@ def plan_of(
     return make_plan(
         query=words,
         log=request.log,
-        metrics=request.metrics or {},
+        metrics={} if causes else request.metrics or {},
         registry=load_metrics(),
         signals=signals,
         op=request.op,

@@ -363,11 +363,11 @@ def review_sentence(review: Review) -> str:
 
 
 def review_note(evaluation: Evaluation, review: Review) -> str:
-    """The decision as a sentence, with the accepted flags."""
-    sentence = review_sentence(review)
-    if review.decision == "accepted":
-        sentence += f" (flagged: {'; '.join(open_flags(evaluation))})"
-    return sentence
+    """The decision as a sentence, with its flags and the figure that it is about: a decision about
+    where a time comes from says nothing about how good it is, and hides neither."""
+    flags = "; ".join(open_flags(evaluation))
+    measured = f"; measured: {evaluation.speedup}" if evaluation.speedup is not None else ""
+    return f"{review_sentence(review)} (flagged: {flags}{measured})"
 
 
 def flagged_keys(tree: Tree) -> set[str]:

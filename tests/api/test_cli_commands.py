@@ -321,12 +321,16 @@ def test_what_an_unrelated_file_replaces_is_said_on_the_terminal(
     copy_data_dir(data, copied)
     for folder, words in (("a", "Quartz alpha guide"), ("b", "Onyx notes of links")):
         (tmp_path / folder).mkdir()
-        text = f"# {words}\n\nAll that is known of {words} stands in this one file.\n"
-        (tmp_path / folder / "guide.md").write_text(text)
+        said = " ".join(f"{word} {n} of {words}" for n, word in enumerate(words.split() * 4))
+        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\n{said}.\n")
     first = kernlore("ingest", tmp_path / "a" / "guide.md", "--hardware", "h100", data=copied)
     assert "replaces" not in first.out
-    second = kernlore("ingest", tmp_path / "b" / "guide.md", "--hardware", "h100", data=copied)
-    assert "replaces 'Quartz alpha guide', with which it shares" in second.out
+    onyx = tmp_path / "b" / "guide.md"
+    second = kernlore("ingest", onyx, "--hardware", "h100", data=copied)
+    assert second.code == 1
+    assert "would replace 'Quartz alpha guide', with which it shares" in second.out
+    third = kernlore("ingest", onyx, "--hardware", "h100", "--replace", data=copied)
+    assert "replaces 'Quartz alpha guide', with which it shares" in third.out
 
 
 def test_links_that_lead_out_of_a_folder_are_named_and_not_read(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Any
+from zipfile import ZipFile
 
 from fastapi.testclient import TestClient
 
@@ -52,9 +54,55 @@ def test_two_files_of_one_name_are_no_versions_of_each_other(client: TestClient)
     assert "two files of this upload" in second["error"]["message"] and second["error"]["hint"]
     assert finished(client, first["job_id"])["result"]["remarks"] == []
     later = upload(client, "same.md", texts[1], hardware="h100").json()
-    [said] = finished(client, later["job_id"])["result"]["remarks"]
+    refused = finished(client, later["job_id"])
+    assert refused["state"] == "failed" and refused["error"]["code"] == "unrelated_version"
+    decide = f"/jobs/{later['job_id']}/decision"
+    apart = client.post(decide, json={"decision": "separate"}).json()
+    assert apart["document_id"] != first["document_id"]
+    assert finished(client, apart["id"])["state"] == "ready"
+    kept = client.get(f"/documents/{first['document_id']}").json()
+    assert kept["title"] == "Umber one" and kept["job_state"] == "ready"
+    again = upload(client, "same.md", texts[1] + b".", hardware="h100", replace="true").json()
+    [said] = finished(client, again["job_id"])["result"]["remarks"]
     assert said.startswith("replaces 'Umber one', with which it shares no text; ")
-    client.delete(f"/documents/{first['document_id']}")
+    restored = client.post(f"/documents/{first['document_id']}/restore", json={"version": 1})
+    assert finished(client, restored.json()["job_id"])["state"] == "ready"
+    assert client.get(f"/documents/{first['document_id']}").json()["title"] == "Umber one"
+    assert client.post(decide, json={"decision": "replace"}).status_code == 404
+    for document in (first["document_id"], apart["document_id"]):
+        client.delete(f"/documents/{document}")
+
+
+def test_files_of_one_name_in_several_folders_stay_apart(client: TestClient) -> None:
+    """Twelve files of a documentation, five of them README.md: in one request, in requests of one
+    group, and as an archive.
+    """
+    names = [f"part{n}/README.md" for n in range(5)] + [f"part{n}/page{n}.md" for n in range(7)]
+    texts = {name: f"# Ochre {n}\n\nAbout {name}, unit {n}.\n" for n, name in enumerate(names)}
+    packed = BytesIO()
+    with ZipFile(packed, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+        archive.writestr("__MACOSX/._README.md", "x")
+    sent = upload(client, "manual.zip", packed.getvalue(), hardware="h100")
+    accepted = sent.json()["documents"]
+    assert [answer["outcome"] for answer in accepted] == ["created"] * 12
+    documents = {answer["document_id"] for answer in accepted}
+    assert len(documents) == 12
+    for answer in accepted:
+        assert finished(client, answer["job_id"])["state"] == "ready"
+    # Without their folders, the second of one name is refused although it comes with a request of
+    # its own, as the page sends it.
+    bare = [("README.md", texts[name]) for name in names[:2]]
+    about = {"hardware": "h100", "group": "upl_ochre", "category": "guidance"}
+    first, second = [upload(client, name, text.encode(), **about) for name, text in bare]
+    assert first.status_code == 202 and second.status_code == 400
+    assert "two files of this upload" in second.json()["message"]
+    documents.add(first.json()["document_id"])
+    damaged = upload(client, "manual.zip", packed.getvalue()[:200], hardware="h100")
+    assert damaged.status_code == 415 and "cannot be unpacked" in damaged.json()["message"]
+    for document in documents:
+        client.delete(f"/documents/{document}")
 
 
 def test_an_upload_can_be_read(client: TestClient) -> None:

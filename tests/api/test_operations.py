@@ -47,6 +47,8 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "correct_passage": {"text": "A correction.", "actor": "ann"},
     "register_hardware": {"description": {"id": "h100", "summary": "Another."}},
     "correct_symbol": {"meaning": "A correction.", "actor": "ann"},
+    "restore_document": {"version": 1},
+    "decide_version": {"decision": "discard"},
     "decide_facts": {"status": "rejected", "where": {}, "actor": "ann"},
     "decide_fact": {"status": "rejected", "actor": "ann"},
     "change_skill": {"state": "retired", **SIGNED},
@@ -375,8 +377,8 @@ def test_a_key_of_the_chip_sees_what_is_about_it(doors: Doors) -> None:
             answer = doors.http("h100", operation, call_of(operation, ids))
             if answer.status != 200:
                 unseen[operation.name] = answer.status
-    # The run and the evaluation that were planted have no measurements.
-    assert unseen == {"node_record": 404, "show_evaluation": 404}
+    # The run and the evaluation that were planted have no measurements, the chip's manuals no test.
+    assert unseen == {"node_record": 404, "show_evaluation": 404, "show_acceptance": 404}
     listed = ("list_documents", "list_runs", "list_trajectories", "list_skills", "list_jobs")
     by_name = {operation.name: operation for operation in operations()}
     for name in listed:

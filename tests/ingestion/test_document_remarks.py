@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ingestion.uploads import restore_version
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -46,21 +47,32 @@ def remarks(store: Store, name: str, text: str, **given: object) -> list[str]:
     return said
 
 
-def test_an_unrelated_file_of_the_same_name_says_what_it_replaces(store: Store) -> None:
+def test_an_unrelated_file_of_the_same_name_replaces_nothing_unconfirmed(store: Store) -> None:
     assert remarks(store, "guide.md", ALPHA) == []
-    [said] = remarks(store, "guide.md", BETA)
+    refused = store.jobs.get(store.ingest("guide.md", BETA, hardware=("h100",)).job_id or "")
+    assert refused.state == "failed" and refused.error is not None
+    assert refused.error["code"] == "unrelated_version" and refused.error["hint"]
+    assert "'Bellows network notes' would replace 'Anvil tile guide'" in refused.error["message"]
+    assert titles(store) == {"Anvil tile guide"}
+    [said] = remarks(store, "guide.md", BETA, replace=True)
     assert said.startswith("replaces 'Anvil tile guide', with which it shares no text; ")
-    assert "--source-key" in said
-    # What is replaced can be had again, beside the other.
-    assert remarks(store, "guide.md", ALPHA, source_key="anvil") == []
-    titles = {document.title for document in store.documents.find(hardware="h100")}
-    assert titles == {"Anvil tile guide", "Bellows network notes"}
+    assert "documents restore" in said
+    assert titles(store) == {"Bellows network notes"}
+    document = store.documents.find(hardware="h100")[0]
+    restored = restore_version(store.uploads, store.documents, store.blobs, document.id, 1)
+    assert restored.outcome == "new_version" and restored.job_id
+    store.worker().drain()
+    assert titles(store) == {"Anvil tile guide"}
+
+
+def titles(store: Store) -> set[str]:
+    return {document.title for document in store.documents.find(hardware="h100")}
 
 
 def test_two_short_texts_of_one_pattern_are_no_revisions_either(store: Store) -> None:
     text = "# {0} guide\n\n{0} has {1} lanes for each press unit.\n"
     assert remarks(store, "guide.md", text.format("Flint one", 17)) == []
-    [said] = remarks(store, "guide.md", text.format("Slate two", 23))
+    [said] = remarks(store, "guide.md", text.format("Slate two", 23), replace=True)
     assert said.startswith("replaces 'Flint one guide', with which it shares ")
 
 

@@ -143,3 +143,20 @@ def test_a_log_of_no_vendor_is_answered_for_any_chip(
 ) -> None:
     answered = answer(snapshot, RetrieveRequest(log="IndexError: list index"), config).answer
     assert answered.hardware is None and "No hardware was named" in answered.diagnosis.hint
+
+
+PROTON = """[{"frame": {"name": "k"}, "metrics": {}, "children": [{"frame": {"name":
+ "/w/k.py:3@k"}, "metrics": {"num_samples": 9, "stalled_long_scoreboard": 8}, "children": []}]}]"""
+
+
+def test_hot_lines_are_in_the_answer_and_in_its_context(
+    snapshot: Snapshot, config: AnswerConfig
+) -> None:
+    draft = "import x\n\nv = tl.load(p)\n"
+    request = RetrieveRequest(profile=PROTON, draft=draft, hardware="h100")
+    result = answer(snapshot, request, config).answer
+    (line,) = result.diagnosis.lines
+    assert line.finding.startswith("k.py line 3: 100 % of samples, waits for data of a load")
+    assert line.source == ("3: v = tl.load(p)",)
+    assert line.finding in result.context and "    3: v = tl.load(p)" in result.context
+    assert result.diagnosis.primary == "memory_latency" and result.as_json()["diagnosis"]["lines"]

@@ -365,11 +365,29 @@ def test_several_files_answer_one_by_one_and_the_refused_one_is_named(
     with pytest.raises(KernloreClientError) as caught:
         kernlore.upload([good, bad])
     assert caught.value.details == {"path": str(bad), "accepted": ["doc_1"]}
-    for refused in (tmp_path / "absent.md", tmp_path):
-        with pytest.raises(KernloreClientError, match="invalid_request: cannot read"):
-            kernlore.upload(refused)
+    with pytest.raises(KernloreClientError, match="invalid_request: cannot read"):
+        kernlore.upload(tmp_path / "absent.md")
     with pytest.raises(KernloreClientError, match="one name for several"):
         kernlore.upload([good, bad], title="Both")
+
+
+def test_a_folder_is_sent_with_the_paths_of_its_files(
+    script: Script, kernlore: Kernlore, tmp_path: Path
+) -> None:
+    for name in ("a/README.md", "b/README.md", ".git/HEAD"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    sent = {"document_id": "doc_1", "job_id": None, "outcome": "created"}
+    script.reply = lambda request: (202, sent)
+    assert len(kernlore.upload(tmp_path, replace=True)) == 2
+    bodies = [request.body for request in script.seen[-2:]]
+    assert b'filename="a/README.md"' in bodies[0] and b'filename="b/README.md"' in bodies[1]
+    assert b'name="replace"' in bodies[0]
+    with pytest.raises(KernloreClientError, match="would both be sent"):
+        kernlore.upload([tmp_path / "a/README.md", tmp_path / "b/README.md"])
+    script.reply = lambda request: (202, {"documents": [sent, dict(sent, document_id="doc_2")]})
+    (tmp_path / "all.zip").write_bytes(b"PK")
+    assert [u.document_id for u in kernlore.upload(tmp_path / "all.zip")] == ["doc_1", "doc_2"]
 
 
 def test_several_files_share_a_group_that_lists_their_jobs(

@@ -10,7 +10,7 @@ import pytest
 from kb.catalog.knowledge.moves import StoredMove
 from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
-from retrieval.compose.moves import MAX_MOVES, fitting_moves
+from retrieval.compose.moves import MAX_MOVES, fitting_moves, shrunk
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
@@ -136,3 +136,23 @@ def test_a_signal_that_the_caller_names_has_all_its_moves() -> None:
     request = RetrieveRequest(signal=LAUNCH, log="Pointer argument (at 0) cannot be accessed from")
     conclusion = Diagnoser(load_signals()).conclude(request, {}, (), ())
     assert conclusion.remedied == conclusion.mendable == (LAUNCH,) and conclusion.roles == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        ({"role": "stages", "direction": "decrease"}, 1.15),
+        ({"role": "tile_m", "direction": "decrease"}, 2),
+        ({"role": "tile_m", "direction": "decrease", "to": 64}, None),
+        ({"role": "tile_m", "direction": "increase"}, None),
+        ({"role": "fuse", "direction": "decrease"}, None),
+    ],
+)
+def test_a_move_that_shrinks_comes_with_the_least_factor(
+    change: dict[str, object], factor: float | None
+) -> None:
+    (answered,) = fitting_moves(
+        [replace(CROWD[0], change=change)], ["memory_bound"], {}, {}, {}, ()
+    )
+    assert shrunk(answered, 1.145).change.get("factor") == factor
+    assert shrunk(answered, 2.6).change.get("factor") in (None, 4, 2.6)

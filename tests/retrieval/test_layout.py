@@ -89,7 +89,7 @@ def test_a_small_budget_leaves_room_for_what_just_happened() -> None:
 
 def test_a_first_kernel_in_a_known_language_is_taught_by_names_and_guides() -> None:
     layout = load_layout()
-    known = layout.for_known()
+    known = layout.with_tasks(layout.known)
     assert layout.tasks["write"].blocks[0] == "hardware"
     assert known.tasks["write"].blocks[:2] == ("symbols", "guidance")
     assert known.tasks["repair"].blocks == layout.tasks["repair"].blocks

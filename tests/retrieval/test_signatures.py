@@ -552,6 +552,63 @@ def test_the_numbers_of_a_line_choose_the_remedy(
     assert not re.search(r"\{\w+\}", match.remedy)
 
 
+@pytest.mark.parametrize(
+    ("line", "excess", "says"),
+    [
+        (
+            "Threadgroup memory size (36864) exceeds the maximum threadgroup memory"
+            " allowed (32768)",
+            4096,
+            "factor of 1.13 or more",
+        ),
+        (
+            "Requested shared memory size of 131072 larger than allowed size of 101376",
+            29_696,
+            "factor of 1.30",
+        ),
+        ("MoE GEMM requires 102400 bytes shared memory but device supports 101376", 1024, "stages"),
+        (
+            "out of resource: shared memory, Required: 65538, Hardware limit: 65536.",
+            2,
+            "factor of 1.01 or more. Lower num_stages by one;",
+        ),
+        (
+            "(threadsPerThreadgroup.width(1024))(1024) must be <= 768. (kernel size limit)",
+            256,
+            "256 threads too much",
+        ),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB of"
+            " which 1.00 GiB is free",
+            2**30,
+            "more than is free",
+        ),
+        (
+            "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a capacity of 80 GiB of"
+            " which 62.00 GiB is free",
+            None,
+            "not in one piece",
+        ),
+        ("error: stack frame size (131072) exceeds limit (65536) in function 'k'", 65_536, "2.00"),
+        ("partition dimension 256 exceeds maximum 128", 128, "128 partitions too much"),
+        ("Received message larger than max (5242880 vs. 4194304)", 1_048_576, "send less"),
+        (
+            "Failed to configure kernel dynamic shared memory for this device,"
+            " tried to configure k for 101120 bytes, but maximum available is 101376",
+            None,
+            "static",
+        ),
+    ],
+)
+def test_amounts_of_all_tools_stand_in_the_remedy(
+    line: str, excess: float | None, says: str
+) -> None:
+    (match, *_) = INDEX.match(line)
+    over = match.quantities
+    assert (over["excess"] if over else None) == excess
+    assert says in match.remedy and not re.search(r"\{\w+\}", match.title + match.remedy)
+
+
 def test_a_signature_of_a_chip_takes_the_numbers_of_a_general_one() -> None:
     spec = {
         "pattern": "uses too much shared data",

@@ -107,6 +107,23 @@ def _deleted_lines(deleted: Json) -> Iterator[str]:
         yield str(deleted["note"])
 
 
+operation_command(
+    app,
+    "restore",
+    documents.restore_document,
+    help="Make an earlier version the current one again.\n\n"
+    "Its file is read again as the newest version; `kernlore documents show` lists the versions.",
+    parameters={
+        "document_id": DocumentId,
+        "version": Annotated[int, typer.Option(help="Number of the version.", min=1)],
+    },
+    text=lambda sent: (
+        f"{sent['document_id']}: {sent['outcome']}"
+        + (f", read by job {sent['job_id']}" if sent["job_id"] else "")
+    ),
+)
+
+
 def _passage_text(passage: Json) -> str:
     place = " > ".join(passage["section"]["path"])
     page = passage.get("page") or {}

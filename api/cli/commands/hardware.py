@@ -392,6 +392,52 @@ def check(local: CommandTarget, hardware_id: HardwareId) -> Json:
     return {**plain(checked), "ok": checked.ok}
 
 
+def _acceptance_text(result: Json) -> str:
+    from pydantic import TypeAdapter
+
+    from optimizer.evaluation.acceptance.page import acceptance_page
+    from optimizer.evaluation.acceptance.records import Acceptance
+
+    return acceptance_page(TypeAdapter(Acceptance).validate_python(result))
+
+
+@command(app, text=_acceptance_text, failed=lambda result: result["mark"] < result["fail_under"])
+def accept(
+    local: CommandTarget,
+    hardware_id: HardwareId,
+    language: Annotated[str, typer.Option(help="Only this language of the chip.")] = "",
+    fail_under: Annotated[
+        float, typer.Option(min=0, max=100, help="Exit with 1 if the mark is lower.")
+    ] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the page to this file.")
+    ] = None,
+    models: Annotated[
+        str, typer.Option(help="Let these models write kernels from the manuals alone.")
+    ] = "",
+    attempts: Annotated[int, typer.Option(min=1, max=32, help="Kernels for each problem.")] = 4,
+    api_base: Annotated[
+        str | None, typer.Option(help="Address of an OpenAI-compatible server of the models.")
+    ] = None,
+) -> Json:
+    """Test a chip's manuals on its own toolchain: what is wrong, missing or contradicted."""
+    from kb.plain import plain
+    from optimizer.evaluation.acceptance.accept import accept_manuals
+
+    result = accept_manuals(local.services, hardware_id, language)
+    if models:
+        from optimizer.search.runs.acceptance import write_kernels
+        from optimizer.search.synthesizers.llm.settings import ModelOptions
+
+        asked = ModelOptions(models=models, api_base=api_base)
+        result = write_kernels(local.services, result, asked, attempts, note)
+    answer = {**plain(result), "fail_under": fail_under}
+    if output is not None:
+        output.write_text(_acceptance_text(plain(result)), encoding="utf-8")
+        note(f"wrote {output}")
+    return answer
+
+
 def coverage_text(coverage: Json, *, signals: bool = False) -> str:
     """Known topics, and the most useful of those that are missing. With `signals`, also every
     signal, covered or not.

@@ -42,6 +42,12 @@ def ingest(
             " and file name."
         ),
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Replace documents of the same name also if their text is unrelated."
+        ),
+    ] = False,
     builtin: Annotated[
         bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
     ] = False,
@@ -68,6 +74,7 @@ def ingest(
         "languages": tuple(language or ()),
         "title": title,
         "source_key": source_key,
+        "replace": replace,
         "group": group,
     }
     with _target(data_dir, url, ray) as target:
@@ -134,23 +141,35 @@ def _upload(
         try:
             with file.path.open("rb") as content:
                 incoming = (Incoming(file.name, content),)
-                submitted = target.call(documents.upload, file=incoming, **about)
-            uploaded = _submitted(target, file.name, submitted)
+                answer = target.call(documents.upload, file=incoming, **about)
+            uploaded = [_answered(target, file.name, each) for each in _each_of(answer)]
         except KernloreError as error:
             if error.status >= 500:
                 raise
-            uploaded = UploadedFile(file.name, "refused", error=error.as_json())
+            uploaded = [UploadedFile(file.name, "refused", error=error.as_json())]
         except OSError as error:
             unread = UnsupportedFormat(
                 f"cannot be read: {error.strerror}", hint="Check its permissions."
             )
-            uploaded = UploadedFile(file.name, "refused", error=unread.as_json())
-        files.append(uploaded)
-        if quiet:
-            note(file_text(uploaded))
-        else:
-            print(file_text(uploaded), flush=True)
+            uploaded = [UploadedFile(file.name, "refused", error=unread.as_json())]
+        files += uploaded
+        for each in uploaded:
+            if quiet:
+                note(file_text(each))
+            else:
+                print(file_text(each), flush=True)
     return files
+
+
+def _each_of(answer: Json) -> list[Json]:
+    """The files of an upload: one, or those of an archive."""
+    return list(answer["documents"]) if "documents" in answer else [answer]
+
+
+def _answered(target: CommandTarget, name: str, answer: Json) -> UploadedFile:
+    if "error" in answer:
+        return UploadedFile(answer["name"], "refused", error=answer["error"])
+    return _submitted(target, answer.get("name") or name, answer)
 
 
 def _check_names(files: Sequence[LocalFile]) -> None:

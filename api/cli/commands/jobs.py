@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,12 +31,21 @@ JobId = Annotated[str, typer.Argument(help="The job_id that an upload returned."
 TITLE_LENGTH, PROBLEM_LENGTH = 48, 160
 
 
+def time_left(seconds: float) -> str:
+    """An estimate of the time left: 40 s, 12 min, 2 h."""
+    if seconds < 90:
+        return f"{max(5, round(seconds / 5) * 5)} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
 def _page_text(page: Json) -> str:
     states = ("queued", "running", "ready", "partial", "failed")
     counts = page["counts"]
     lines = [", ".join(f"{counts[state]} {state}" for state in states)]
     if counts["queued"] or counts["running"]:
         lines[0] += f"; {counts['passages_done']:,} of {counts['passages']:,} known passages done"
+        if page["counts"].get("seconds_left") is not None:
+            lines[0] += f", about {time_left(page['counts']['seconds_left'])} left"
     if page["jobs"]:
         headers = ("job", "state", "document", "passages", "began", "took", "problem")
         lines += ["", table(headers, [_row(job) for job in page["jobs"]])]
@@ -123,8 +132,32 @@ operation_command(
 def retry(target: CommandTarget, job_id: JobId, as_json: AsJson = False) -> Json:
     """Run a failed job again and wait for its end."""
     target.call(documents.retry_job, job_id)
+    return _waited(target, job_id, as_json)
+
+
+@command(app, text=_job_text, failed=lambda job: bool(job["state"] == "failed"))
+def decide(
+    target: CommandTarget,
+    job_id: JobId,
+    decision: Annotated[
+        Literal["replace", "separate", "discard"],
+        typer.Argument(help="replace, separate (keep both documents) or discard."),
+    ],
+    as_json: AsJson = False,
+) -> Json:
+    """Decide about a file that replaced nothing.
+
+    Its text is unrelated to that of the document of the same name.
+    """
+    queued = target.call(documents.decide_version, job_id, decision=decision)
+    if decision == "discard":
+        return {**queued, "state": "discarded"}
+    return _waited(target, str(queued["id"]), as_json)
+
+
+def _waited(target: CommandTarget, job_id: str, quiet: bool) -> Json:
     retried = UploadedFile(name=job_id, outcome="retried", job_id=job_id)
-    wait_for_jobs(target, [retried], group=None, quiet=as_json)
+    wait_for_jobs(target, [retried], group=None, quiet=quiet)
     return target.call(documents.show_job, job_id)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -61,6 +61,40 @@ def tree(
             {**child, **tree(target, child["path"], depth - 1)} for child in node["children"]
         ]
     return node
+
+
+def _delivered_text(table: Json) -> str:
+    rows = table["kernels"]
+    if not rows:
+        return "no whole kernel ships for these; `kernlore knowledge samples` lists those of a chip"
+    wanted = ("hardware", "language", "operator", "arrives", "tokens", "kernel_tokens", "title")
+    listed = columns(*wanted)(rows)
+    return f"{listed}\n{len(rows)} kernels, {table['holes']} of them not in their main loop"
+
+
+@command(app, text=_delivered_text, failed=lambda table: bool(table["holes"]))
+def delivered(
+    target: CommandTarget,
+    hardware: Annotated[str, typer.Option(help="Only for this chip.")] = "",
+    language: Annotated[str, typer.Option(help="Only in this language.")] = "",
+    operator: Annotated[str, typer.Option(help="Only for this operator or its kind.")] = "",
+    task: Annotated[
+        Literal["write", "speed_up"], typer.Option(help="Task of the context.")
+    ] = "write",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the context.")] = 24_000,
+) -> Json:
+    """Show which whole kernels reach a context.
+
+    Exits 1 if one does not arrive in its main loop.
+    """
+    return target.call(
+        knowledge.list_delivered,
+        hardware=hardware,
+        language=language,
+        operator=operator,
+        task=task,
+        max_tokens=max_tokens,
+    )
 
 
 # -- recipes, names and kernels of a chip
@@ -307,14 +341,14 @@ def _check_samples(hardware: str | None, as_json: bool) -> int:
         note(f"{result.sample}: {result.outcome}")
         rows.append(result.as_json())
     show(rows, as_json, _check_lines)
-    return 1 if any(row["outcome"] == "refused" for row in rows) else 0
+    return 1 if any(row["outcome"] in ("refused", "wrong") for row in rows) else 0
 
 
 def _check_lines(rows: Sequence[Json]) -> str:
     lines = [columns("sample", "outcome", "toolchain", "target", "date")(rows)]
     for row in rows:
         broken = ", which compiled before" if row["broken"] else ""
-        if row["outcome"] in ("refused", "not checked"):
+        if row["outcome"] in ("refused", "wrong", "not checked"):
             lines.append(f"{row['sample']}{broken}: {row['detail']}")
     return "\n".join(lines)
 

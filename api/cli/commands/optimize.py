@@ -23,6 +23,7 @@ from api.cli.options import (
     DeviceHardware,
     Models,
     Ray,
+    Reader,
     Seed,
     Wait,
     switched_on,
@@ -69,6 +70,7 @@ def optimize(
     context_tokens: Annotated[
         int, typer.Option(help="Most tokens of knowledge in a model's prompt.", min=1_000)
     ] = 48_000,
+    reader: Reader = "auto",
     tools: Annotated[
         bool | None,
         typer.Option(
@@ -145,7 +147,7 @@ def optimize(
     options = SearchOptions(
         goal,
         hardware,
-        ModelOptions(models, api_base, context_tokens, tools, model_seconds),
+        ModelOptions(models, api_base, context_tokens, tools, model_seconds, reader=reader),
         ray,
     )
     problems = [str(path) for path in problem_paths(problems)]
@@ -236,6 +238,10 @@ def _result_text(answer: Any) -> str:
         first = (
             f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
             f" ({ended})"
+        )
+    elif outcome["clock"] not in ("wall", "program"):
+        first = (
+            f"{gain['value']:.2f}x over {over}, by executed {outcome['clock']} (no time) ({ended})"
         )
     else:
         if outcome["clock"] == "program":

@@ -215,7 +215,10 @@ def timing_text(timing: Json) -> str:
     from optimizer.evaluation.records import rough_ratio, rough_times
 
     if timing["state"] == "simulator":
-        return f"{timing['case']}: {timing['cycles']} cycles (simulator)"
+        cost = f"{timing['cycles']} cycles"
+        if timing["count"] is not None:
+            cost = f"{timing['count']} {timing['counted']}"
+        return f"{timing['case']}: {cost} (simulator)"
     if timing["speedup"] is None and timing["state"] == "measured":
         calls = timing["calls"]
         return f"{timing['case']}: {timing['candidate_us']:.2f} us by its own report, {calls} runs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from api.cli.target import CommandTarget, open_target
 from api.operations import retrieve as asking
 from kb.errors import InvalidRequest
 from kb.headings import below_title
+from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
 
 TEXT_SHOWN = 240  # characters of an excerpt in the list
@@ -63,6 +65,7 @@ def retrieve(
         str | None, typer.Option(help="File with the source of the kernel in hand.")
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help=help_of("exclude"))] = None,
+    reader: Annotated[str | None, typer.Option(help=help_of("reader"))] = None,
     context: Annotated[
         bool, typer.Option("--context", help="Print only the text for a prompt.")
     ] = False,
@@ -78,7 +81,7 @@ def retrieve(
         "query": query,
         "log": None if log is None else read_log(log),
         "metrics": read_metrics(metrics) if metrics else None,
-        "profile": None if profile is None else read_log(profile),
+        "profile": None if profile is None else read_profile_file(profile),
         "hardware": hardware,
         "op": op,
         "language": language,
@@ -94,6 +97,7 @@ def retrieve(
         "task": task,
         "draft": None if draft is None else read_log(draft),
         "exclude": exclude,
+        "reader": reader,
     }
     request: Any = {name: value for name, value in fields.items() if value not in (None, [])}
     with open_target(data_dir, url) as target:
@@ -140,6 +144,22 @@ def read_log(name: str) -> str:
     return data.decode("utf-8", "replace")
 
 
+def read_profile_file(name: str) -> str:
+    """The text of a profile; an exported database of Nsight Systems as the summary of its kernels.
+    Raises InvalidRequest for another database.
+    """
+    path = Path(name)
+    if name == "-" or not path.is_file() or not path.read_bytes()[:16].startswith(SQLITE):
+        return read_log(name)
+    try:
+        return summary_of_database(path)
+    except sqlite3.Error as error:
+        raise InvalidRequest(
+            f"{name} is no export of Nsight Systems: {error}",
+            hint="Export it with `nsys export --type sqlite`, or send the text of `nsys stats`.",
+        ) from error
+
+
 def read_metrics(entries: Sequence[str], option: str = "--metrics") -> dict[str, Any]:
     """NAME=VALUE pairs and JSON files as one mapping. Raises InvalidRequest, which names `option`,
     for anything else.
@@ -183,7 +203,13 @@ def _number(text: str) -> float | str:
 
 def _answer_text(answer: Json) -> str:
     """An answer for people: the diagnosis, then knowledge about it, each part with its source."""
-    parts = [_diagnosis(answer), *_profile(answer), *_log_lines(answer), *_unknown(answer)]
+    parts = [
+        _diagnosis(answer),
+        *_profile(answer),
+        *_hot_lines(answer),
+        *_log_lines(answer),
+        *_unknown(answer),
+    ]
     parts += [_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1)]
     for move in answer.get("moves") or ():
         change = move.get("change") or {}
@@ -194,6 +220,7 @@ def _answer_text(answer: Json) -> str:
         )
     for skill in answer.get("skills") or ():
         parts.append(f"skill {skill['name']} ({skill['tier']}): {skill['summary']}")
+    parts += [_uplift(row) for row in answer.get("uplift") or ()]
     parts += [f"hint: {in_commands(hint)}" for hint in answer.get("hints") or ()]
     parts.append(f"retrieval {answer['retrieval_id']}; `--context` prints the text for a prompt")
     return "\n\n".join(part for part in parts if part)
@@ -224,6 +251,12 @@ def _profile(answer: Json) -> list[str]:
     return ["\n    ".join([head, *read["notes"]])]
 
 
+def _hot_lines(answer: Json) -> list[str]:
+    """The lines that take the time of a kernel, with their source."""
+    groups = (answer.get("diagnosis") or {}).get("lines") or ()
+    return ["\n    ".join([group["finding"], *group["source"]]) for group in groups]
+
+
 def _log_lines(answer: Json) -> list[str]:
     """The lines of the log that are known errors, each with its title and remedy."""
     signatures = (answer.get("diagnosis") or {}).get("signatures") or ()
@@ -241,6 +274,16 @@ def _unknown(answer: Json) -> list[str]:
         + (f"; near it: {', '.join(name['nearest'])}" if name["nearest"] else "")
         for name in answer.get("unknown_names") or ()
     ]
+
+
+def _uplift(row: Json) -> str:
+    """A measurement of what a context gained."""
+    placebo = f", {row['placebo']:g} with a placebo" if row.get("placebo") is not None else ""
+    return (
+        f"measured for a {row['reader']} reader, {row['operator']} in {row['language']} on"
+        f" {row['chip']}: {row['with_context']:g} with a context, {row['without']:g} without"
+        f"{placebo} ({row['unit']}; n = {row['n']}, {row['date']})"
+    )
 
 
 def _excerpt(rank: int, excerpt: Json) -> str:

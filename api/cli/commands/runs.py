@@ -286,6 +286,9 @@ def propose(
     drafts: Annotated[int, typer.Option(help="Candidates of each run.", min=1)] = 4,
     api_base: ApiBase = None,
     context_tokens: ContextTokensOfRun = None,
+    reader: Annotated[
+        str | None, typer.Option(help="strong, small, full or auto. Default: that of the run.")
+    ] = None,
     model_seconds: ModelSecondsOfRun = None,
     seed: Seed = 0,
     knowledge: Annotated[
@@ -307,7 +310,9 @@ def propose(
     goal = Goal(language=language, seed=seed, knowledge=known, synthesizers=("llm",))
     runs = _runs_of(local.services, targets, hardware, goal)
     before = next((run.asked for run in runs if run.asked), {})
-    options = ModelOptions.to_resume(before, models, api_base, model_seconds, context_tokens)
+    options = ModelOptions.to_resume(
+        before, models, api_base, model_seconds, context_tokens, reader
+    )
     if any(run.goal.knowledge for run in runs):
         local.load_knowledge(note)
     rows = propose_round(local.services, runs, options, drafts, remarks(), output)

@@ -1,5 +1,6 @@
-// What HTML and htmx cannot do by themselves: many files with progress for each, copying a text,
-// and a sign of life while a form takes long. Every page works without it.
+// What HTML and htmx cannot do by themselves: files and folders with progress for each, copying a
+// text, search by a key, errors next to their form, and a sign of life while a form takes long.
+// Every page works without it.
 "use strict";
 
 (() => {
@@ -21,13 +22,13 @@
   };
 
   // One file as a form of its own; the answer is the row that shows how far it is read.
-  const send = (form, file, group, shown, single) =>
+  const send = (form, { file, path }, group, shown, single) =>
     new Promise((done) => {
       const body = new FormData(form);
       body.delete("file");
       if (!single) body.delete("title"); // it is that of one document
       for (const name of [...body.keys()]) if (!body.get(name)) body.delete(name);
-      body.append("file", file, file.webkitRelativePath || file.name);
+      body.append("file", file, path);
       body.append("group", group);
       const request = new XMLHttpRequest();
       request.open("POST", form.action);
@@ -57,28 +58,120 @@
       request.send(body);
     });
 
-  const sendAll = async (form, files) => {
+  const sendAll = async (form, chosen) => {
     const letters = crypto.getRandomValues(new Uint8Array(8));
     const group = "upl_" + [...letters].map((b) => b.toString(16).padStart(2, "0")).join("");
-    const waiting = files.map((file) => [file, rowFor(form, file.name)]);
+    const sum = document.querySelector("#sum");
+    let sent = 0;
+    const count = () => (sum.textContent = `${sent} of ${chosen.length} files sent. `);
+    const waiting = chosen.map((one) => [one, rowFor(form, one.path)]);
+    count();
     const work = async () => {
-      for (let next = waiting.shift(); next; next = waiting.shift()) await send(form, next[0], group, next[1], files.length === 1);
+      for (let next = waiting.shift(); next; next = waiting.shift()) {
+        await send(form, next[0], group, next[1], chosen.length === 1);
+        sent += 1;
+        count();
+      }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
+    const link = document.createElement("a");
+    link.href = form.action.replace(/upload$/, `jobs?group=${group}`);
+    link.textContent = "Watch all of them, with the time left";
+    sum.append(link);
   };
 
+  // The files of a dropped entry, each with its path below the folder that was dropped.
+  const filesOf = async (entry, above = "") => {
+    const path = above + entry.name;
+    if (entry.isFile) return [{ path, file: await new Promise((done, fail) => entry.file(done, fail)) }];
+    if (entry.name.startsWith(".")) return [];
+    const reader = entry.createReader();
+    const found = [];
+    for (;;) {
+      const some = await new Promise((done, fail) => reader.readEntries(done, fail));
+      if (!some.length) return found;
+      for (const inside of some) found.push(...(await filesOf(inside, `${path}/`)));
+    }
+  };
+
+  const listed = (input) => [...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
+  const hidden = ({ path }) => path.split("/").some((part) => part.startsWith("."));
+
   const prepareUpload = (form) => {
-    const input = form.querySelector("input[type=file]");
+    const [input, folder] = form.querySelectorAll("input[type=file]");
     const area = input.closest(".drop");
+    folder.closest("[hidden]").hidden = false;
+    folder.addEventListener("change", () => (input.required = !folder.files.length));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const files = [...input.files];
-      input.value = "";
-      sendAll(form, files);
+      const chosen = [...listed(input), ...listed(folder).filter((one) => !hidden(one))];
+      input.value = folder.value = "";
+      input.required = true;
+      sendAll(form, chosen);
     });
     for (const kind of ["dragover", "dragleave", "drop"])
-      area.addEventListener(kind, () => area.classList.toggle("over", kind === "dragover"));
+      area.addEventListener(kind, (event) => {
+        event.preventDefault();
+        area.classList.toggle("over", kind === "dragover");
+      });
+    area.addEventListener("drop", async (event) => {
+      const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+      const found = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
+      if (found.length) sendAll(form, found);
+    });
   };
+
+  // A file that is dropped on a form becomes the text of its field.
+  const prepareDrop = (form) => {
+    for (const kind of ["dragover", "drop"]) form.addEventListener(kind, (event) => event.preventDefault());
+    form.addEventListener("drop", async (event) => {
+      const file = event.dataTransfer.files[0];
+      if (file) document.querySelector(form.dataset.fileDrop).value = await file.text();
+    });
+  };
+
+  // An error is shown above the form that was sent, and what was typed stays.
+  const prepareForm = (form) =>
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const body = new URLSearchParams(new FormData(form, event.submitter));
+      const answer = await fetch(form.action, { method: "POST", body }).catch(() => null);
+      if (answer?.redirected) {
+        if (answer.url === location.href) location.reload();
+        else location.assign(answer.url);
+        return;
+      }
+      const page = answer && new DOMParser().parseFromString(await answer.text(), "text/html");
+      const note = page?.querySelector("[role=alert]") || document.createElement("div");
+      if (!note.className) {
+        note.className = "note bad";
+        note.textContent = "The service did not answer. Check that it runs, then try again.";
+      }
+      form.querySelector("[data-error]")?.remove();
+      note.dataset.error = "";
+      note.tabIndex = -1;
+      form.prepend(note);
+      note.focus();
+    });
+
+  const prepareSearch = (link) => {
+    const box = document.querySelector("#finder");
+    const open = (event) => {
+      event.preventDefault();
+      if (!box.open) box.showModal();
+    };
+    link.addEventListener("click", open);
+    addEventListener("keydown", (event) => {
+      const typing = event.target.closest?.("input, textarea, select");
+      if ((event.key === "/" && !typing) || (event.key === "k" && (event.ctrlKey || event.metaKey))) open(event);
+    });
+    box.addEventListener("click", (event) => event.target === box && box.close());
+  };
+
+  const prepareAll = (box) =>
+    box.addEventListener("change", () =>
+      box.form.querySelectorAll(`input[name=${box.dataset.all}]`).forEach((one) => (one.checked = box.checked)),
+    );
 
   const prepareCopy = (button) => {
     if (!navigator.clipboard) return; // not in a secure context: the text can still be marked
@@ -100,6 +193,10 @@
   };
 
   document.querySelectorAll("form[data-upload]").forEach(prepareUpload);
+  document.querySelectorAll("form[data-file-drop]").forEach(prepareDrop);
+  document.querySelectorAll("form[method=post]:not([data-plain], [data-upload], [data-busy])").forEach(prepareForm);
+  document.querySelectorAll("[data-search]").forEach(prepareSearch);
+  document.querySelectorAll("input[data-all]").forEach(prepareAll);
   document.querySelectorAll("input[data-into]").forEach(prepareFill);
   document.querySelectorAll("button[data-copy]").forEach(prepareCopy);
   document.querySelectorAll("form[data-busy]").forEach((form) =>

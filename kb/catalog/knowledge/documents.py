@@ -91,17 +91,22 @@ class Documents:
         hardware: str | None = None,
         category: str | None = None,
         words: str = "",
+        builtin: bool | None = None,
+        newest: bool = False,
         limit: int | None = None,
         offset: int = 0,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> list[Document]:
-        """Documents by category, then title. `hardware`: only those scoped to exactly this id;
-        `words`: only those that have each of them in title or source key; with `limit`, at most
+        """Documents by category, then title, or with `newest` by the time of their last change.
+        `hardware`: only those scoped to exactly this id; `words`: only those that have each of them
+        in title or source key; `builtin`: only built-in ones, or only others; with `limit`, at most
         that many after the first `offset`.
         """
-        where = _conditions(hardware, category, words, access_scope)
+        where = _conditions(hardware, category, words, builtin, access_scope)
         query = sa.select(t.documents).where(*where).limit(limit).offset(offset)
-        query = query.order_by(t.documents.c.category, t.documents.c.title, t.documents.c.id)
+        order: list[Any] = [t.documents.c.updated_at.desc()] if newest else []
+        order += [t.documents.c.category, t.documents.c.title, t.documents.c.id]
+        query = query.order_by(*order)
         with self._catalog.read() as connection:
             return _complete(connection, connection.execute(query).all(), access_scope)
 
@@ -111,10 +116,11 @@ class Documents:
         hardware: str | None = None,
         category: str | None = None,
         words: str = "",
+        builtin: bool | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> int:
         """How many documents `find` has without a limit."""
-        where = _conditions(hardware, category, words, access_scope)
+        where = _conditions(hardware, category, words, builtin, access_scope)
         query = sa.select(sa.func.count(t.documents.c.id)).where(*where)
         with self._catalog.read() as connection:
             return int(connection.execute(query).scalar_one())
@@ -243,6 +249,31 @@ class Documents:
             bump_documents(connection)
             return withdrawn
 
+    def discard(
+        self,
+        document_id: str,
+        version_id: str,
+        job_id: str,
+        *,
+        access_scope: AccessScope = ALL_ACCESS,
+    ) -> None:
+        """Remove a version that was never stored, with its failed job."""
+        versions = t.document_versions
+        with self._catalog.write() as connection:
+            check_document(connection, document_id, access_scope)
+            chosen = sa.select(versions.c.blob_key).where(versions.c.id == version_id)
+            key = connection.scalar(chosen)
+            connection.execute(
+                versions.delete().where(
+                    versions.c.id == version_id,
+                    versions.c.document_id == document_id,
+                    versions.c.state == "failed",
+                )
+            )
+            connection.execute(t.work.delete().where(t.work.c.id == job_id))
+            if key is not None:
+                owe_erasure(connection, [key])
+
     @staticmethod
     def _row(connection: Connection, document_id: str, access_scope: AccessScope) -> sa.Row[Any]:
         row = connection.execute(
@@ -256,13 +287,20 @@ class Documents:
 
 
 def _conditions(
-    hardware: str | None, category: str | None, words: str, access: AccessScope
+    hardware: str | None,
+    category: str | None,
+    words: str,
+    builtin: bool | None,
+    access: AccessScope,
 ) -> list[sa.ColumnElement[bool]]:
     text = t.documents.c.title.concat(" ").concat(t.documents.c.source_key)
     conditions = [visible.documents(access)]
     conditions += [text.icontains(word, autoescape=True) for word in words.split()]
     if category is not None:
         conditions.append(t.documents.c.category == category)
+    if builtin is not None:
+        origin = t.documents.c.origin
+        conditions.append(origin == "builtin" if builtin else origin != "builtin")
     if hardware is not None:
         about = sa.select(t.document_scopes.c.document_id).where(
             t.document_scopes.c.kind == "hardware", t.document_scopes.c.value == hardware

@@ -1,24 +1,28 @@
 """The share of its text that a version has in common with the version that it replaces, and with
 other documents about the same hardware.
 
-Remarks for the uploader: two manuals under one name, or one manual under two. Nothing is
-decided here.
+A version that shares hardly any text with the current one under another title is not stored until
+its sender confirms it. Remarks tell the uploader of two manuals under one name, or one under two.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import tables as t
+from kb.errors import UnrelatedVersion
 
 MAX_TEXT = 200_000  # characters of a version that are compared
 RUN = 4  # words in a row that count as the same text
 UNRELATED = 0.4  # a revision shares more of its runs with the version before, even if reworded
 HARDLY = 0.05
+COMPARABLE = 40  # runs of a version whose title alone does not show that it is a revision
+CONFIRMED = 0.2  # up to this share, a version with another title needs a confirmation
 SAME = 0.6  # from this share on, two documents look like one
 _WORD = re.compile(r"\w+")
 
@@ -41,6 +45,28 @@ def earlier_document(connection: Connection, document_id: str) -> EarlierDocumen
     return EarlierDocument(row.title, row.current_version_id)
 
 
+def check_replacement(
+    connection: Connection, earlier: EarlierDocument, title: str, texts: Iterable[str]
+) -> None:
+    """Raise UnrelatedVersion if a version with these passages is about something else than the
+    current version of its document.
+    """
+    if earlier.version_id is None:
+        return
+    new, old = _runs(texts), _stored_runs(connection, earlier.version_id)
+    share = len(new & old) / max(1, min(len(new), len(old)))
+    same_title = _folded(title) == _folded(earlier.title)
+    if share > (0 if same_title else CONFIRMED) or (same_title and len(new) < COMPARABLE):
+        return
+    raise UnrelatedVersion(
+        f"'{title}' would replace '{earlier.title}', with which it shares {_shared(share)}",
+        hint="Nothing was replaced. Decide about the job (`kernlore jobs decide`): replace,"
+        " separate (keep both) or discard; or send the file with replace=true, or with another"
+        " source_key.",
+        details={"replaces": earlier.title, "share": round(share, 3)},
+    )
+
+
 def remarks(connection: Connection, version_id: str, earlier: EarlierDocument) -> list[str]:
     """One line for an unrelated document that this version replaces, and one for another document
     with mostly the same text. The version is stored and current.
@@ -58,28 +84,38 @@ def remarks(connection: Connection, version_id: str, earlier: EarlierDocument) -
 def _replaced(connection: Connection, title: str, version_id: str, earlier: EarlierDocument) -> str:
     if earlier.version_id in (None, version_id) or _folded(title) == _folded(earlier.title):
         return ""
-    new, old = _runs(connection, version_id), _runs(connection, str(earlier.version_id))
+    new = _stored_runs(connection, version_id)
+    old = _stored_runs(connection, str(earlier.version_id))
     share = len(new & old) / max(1, min(len(new), len(old)))
     if share > UNRELATED:
         return ""
-    shared = f"{int(100 * share)} % of its text" if share > HARDLY else "hardly any text"
-    shared = shared if share else "no text"
     return (
-        f"replaces '{earlier.title}', with which it shares {shared}; to keep both, upload that one"
-        " again with another --source-key"
+        f"replaces '{earlier.title}', with which it shares {_shared(share)}; `kernlore documents"
+        " restore` takes this back"
     )
 
 
-def _runs(connection: Connection, version_id: str) -> set[tuple[str, ...]]:
+def _shared(share: float) -> str:
+    if not share:
+        return "no text"
+    return f"{int(100 * share)} % of its text" if share > HARDLY else "hardly any text"
+
+
+def _stored_runs(connection: Connection, version_id: str) -> set[tuple[str, ...]]:
     """The runs of words of a version's passages."""
+    return _runs(
+        connection.execute(
+            sa.select(t.passages.c.text)
+            .where(t.passages.c.version_id == version_id)
+            .order_by(t.passages.c.ordinal)
+        ).scalars()
+    )
+
+
+def _runs(texts: Iterable[str]) -> set[tuple[str, ...]]:
     runs: set[tuple[str, ...]] = set()
     left = MAX_TEXT
-    rows = connection.execute(
-        sa.select(t.passages.c.text)
-        .where(t.passages.c.version_id == version_id)
-        .order_by(t.passages.c.ordinal)
-    ).scalars()
-    for text in rows:
+    for text in texts:
         words = _WORD.findall(text[:left].lower())
         runs.update(zip(*(words[n:] for n in range(RUN)), strict=False))
         left -= len(text)

@@ -175,6 +175,23 @@ def _read(
     return [_as_seen(s, access_scope) for s in symbols if access_scope.sees(s.hardware)]
 
 
+def with_words(
+    connection: Connection, words: str, limit: int, access_scope: AccessScope = ALL_ACCESS
+) -> list[Symbol]:
+    """At most `limit` active accepted cards whose name has each of the words, the shortest names
+    first.
+    """
+    query = _SELECT.where(
+        t.symbols.c.active.is_(True),
+        t.symbols.c.status.in_(ACCEPTED),
+        visible.read_from(t.symbols, access_scope),
+        *(t.symbols.c.name.icontains(word, autoescape=True) for word in words.split()),
+    )
+    query = query.order_by(sa.func.length(t.symbols.c.name), t.symbols.c.name).limit(4 * limit)
+    cards = [_as_seen(s, access_scope) for s in map(_symbol, connection.execute(query))]
+    return [card for card in cards if access_scope.sees(card.hardware)][:limit]
+
+
 def of_versions(connection: Connection, version_ids: Sequence[str]) -> list[Symbol]:
     """The active accepted cards of some versions."""
     query = _SELECT.where(

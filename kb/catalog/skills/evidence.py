@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.rows import columns_of, record_of, select_in
-from kb.catalog.skills.reading import EvidenceRow, SkillHead, stored_heads
+from kb.catalog.skills.reading import EvidenceRow, RecipeText, SkillHead, stored_heads
 from kb.catalog.skills.shipped import (
     UNTESTED,
     ShippedTrial,
@@ -89,7 +89,7 @@ class MeasuredSkill:
 
     head: SkillHead
     owner: str
-    recipe: bool
+    recipe: RecipeText | None
     error: str | None
     tested: tuple[int, int]
     evidence: tuple[EvidenceRow, ...]

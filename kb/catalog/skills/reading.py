@@ -363,12 +363,20 @@ def events_of(
 
 
 @dataclass(frozen=True)
+class RecipeText:
+    """A recipe as it is stored: its JSON, and the text of its template, "" if that is missing."""
+
+    body: Mapping[str, Any]
+    template: str
+
+
+@dataclass(frozen=True)
 class StoredHead:
-    """A head with what decides when it is chosen; see `KnownSkill`."""
+    """A head with what decides when it is chosen; see `MeasuredSkill`."""
 
     head: SkillHead
     owner: str
-    recipe: bool
+    recipe: RecipeText | None
     error: str | None
     shipped: tuple[ShippedTrial, ...] = ()
 
@@ -383,9 +391,15 @@ def stored_heads(connection: Connection) -> list[StoredHead]:
     for row in rows:
         head = record_of(SkillHead, row, scopes=scopes[row.id])
         error = row.metadata.get("error") if head.transformation.lower().startswith(MEND) else None
+        recipe = _recipe_text(row.recipe, row.metadata) if row.recipe is not None else None
         shipped = stored_trials(row.metadata)
-        heads.append(StoredHead(head, row.access_scope, row.recipe is not None, error, shipped))
+        heads.append(StoredHead(head, row.access_scope, recipe, error, shipped))
     return heads
+
+
+def _recipe_text(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> RecipeText:
+    template = metadata.get("files", {}).get(body.get("template"), "")
+    return RecipeText(body, str(template))
 
 
 def counters(connection: Connection) -> dict[str, tuple[int, int]]:

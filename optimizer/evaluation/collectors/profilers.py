@@ -1,5 +1,6 @@
 """Profile a candidate on one case with every profiler of the device: perf or Nsight Compute for
-counters, PyTorch's profiler and Triton's Proton for times by kernel.
+counters, PyTorch's profiler and Triton's Proton for times by kernel; perf or Nsight Compute for
+samples by line.
 
 Each profiler runs the candidate in a process (`profile_child`) that gets the values of a case, no
 expected outputs, a folder to write to, limits and a deadline. Only correct and honest candidates
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from optimizer.evaluation.collectors.probe import DeviceKind, tool
 from optimizer.evaluation.toolchains.base import Loader
 from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
-from retrieval.profiles import nsight, proton
+from retrieval.profiles import linux_perf, nsight, proton
+from retrieval.profiles.lines import TIME_UNIT, LineRow, of_leading
 from retrieval.profiles.linux_perf import Counts, counts_of_csv
 from retrieval.profiles.nsight import Launch, longest_launch, read_launches
 from retrieval.profiles.profile import Metric, time_shares
@@ -40,6 +43,8 @@ NCU_SECONDS = 300.0
 TORCH_CALLS = 5
 PERF_CALLS = 20
 NCU_MAX_LAUNCHES = 24
+LINE_LAUNCHES = 8  # launches of one call that ncu samples by line
+LINE_SECONDS = 0.5  # of calls that perf samples
 Mode = Literal["plain", "counted", "torch_profiler", "proton"]
 
 
@@ -87,7 +92,8 @@ class Collected:
 
     `metrics`, by the raw names of retrieval/data/metrics.toml, are those of the kernel with the
     longest time; `kernels` has a row for each kernel. `not_measured` is the reason for no metrics.
-    `call_bytes` is the device memory traffic of a whole call.
+    `call_bytes` is the device memory traffic of a whole call. `lines` are the rows of the kernel
+    with the most samples, counted in `unit`.
     """
 
     collector: str
@@ -97,6 +103,8 @@ class Collected:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     call_bytes: float | None = None
+    lines: tuple[LineRow, ...] = ()
+    unit: str = "samples"
 
 
 def refused(collector: str, reason: str, seconds: float = 0.0) -> Collected:
@@ -170,26 +178,23 @@ def collect_perf(job: ProfileJob) -> Collected:
     known = tool(PERF)
     if not known.available:
         return refused(PERF, known.reason)
+    output = job.folder / "perf.txt"
+    stat = ("perf", "stat", "-x,", "-D", "-1", "-o", str(output), "-e", ",".join(EVENTS))
+    done = _controlled(job.with_calls(PERF_CALLS), stat)
+    if not done.ok or not output.is_file():
+        return failed(PERF, done)
+    return parse_perf(output.read_text(encoding="utf-8"), done.seconds)
+
+
+def _controlled(job: ProfileJob, command: Sequence[str]) -> FinishedCommand:
+    """Run the child under a command of perf that measures only while the child enables it."""
     control = job.folder / "perf.control"
     for path in (control, control.with_name(control.name + ".ack")):
         path.unlink(missing_ok=True)
         os.mkfifo(path)
-    counted = ProfileJob(
-        job.folder,
-        job.device,
-        job.threads,
-        {**job.spec, "calls": PERF_CALLS, "control": str(control)},
-    )
-    output = job.folder / "perf.txt"
-    command = [
-        *("perf", "stat", "-x,", "-D", "-1", "-o", str(output)),
-        *("--control", f"fifo:{control},{control}.ack", "-e", ",".join(EVENTS), "--"),
-        *counted.command("counted"),
-    ]
-    done = job.run(command, SECONDS)
-    if not done.ok or not output.is_file():
-        return failed(PERF, done)
-    return parse_perf(output.read_text(encoding="utf-8"), done.seconds)
+    counted = replace(job, spec={**job.spec, "control": str(control)})
+    by_fifo = ("--control", f"fifo:{control},{control}.ack", "--")
+    return job.run([*command, *by_fifo, *counted.command("counted")], SECONDS)
 
 
 def parse_perf(text: str, seconds: float = 0.0) -> Collected:
@@ -252,6 +257,10 @@ NCU_METRICS = (
 )
 
 
+FORBIDDEN = "ncu may not read counters here: the driver keeps them for administrators"
+LINE_SECTIONS = ("SourceCounters", "WarpStateStats", "SpeedOfLight", "Occupancy", "LaunchStats")
+
+
 def collect_ncu(job: ProfileJob) -> Collected:
     """Profile one call. ncu replays every launch once for each group of counters."""
     known = tool(NCU)
@@ -266,9 +275,7 @@ def collect_ncu(job: ProfileJob) -> Collected:
     ]
     done = job.run(command, NCU_SECONDS)
     if "ERR_NVGPUCTRPERM" in done.log:
-        return refused(
-            NCU, "ncu may not read counters here: the driver keeps them for administrators"
-        )
+        return refused(NCU, FORBIDDEN)
     launches = read_launches(done.stdout)
     if not launches:
         return failed(NCU, done)
@@ -295,6 +302,82 @@ def _call_bytes(launches: Sequence[Launch]) -> float | None:
     counts = [launch.metrics.get("dram__bytes.sum") for launch in launches]
     numbers = [float(str(value).removesuffix(" B")) for value in counts if value is not None]
     return sum(numbers) if len(numbers) == len(launches) else None
+
+
+# -- samples by line
+
+
+def collect_lines(job: ProfileJob, call_us: float) -> Collected:
+    """The lines of a candidate that take its time. A call takes `call_us` microseconds. A failure
+    is a report, not an exception."""
+    if job.device == "cuda":
+        return _lines_of_ncu(job)
+    if job.spec["kind"] != "c_abi":
+        return refused(PERF, "perf samples lines of compiled candidates only")
+    return _lines_of_perf(job, call_us)
+
+
+def _lines_of_perf(job: ProfileJob, call_us: float) -> Collected:
+    """Sample the calls only, by cycles or, without such a counter, by the clock."""
+    if shutil.which(PERF) is None:
+        return refused(PERF, "perf is not installed")
+    calls = int(min(max(LINE_SECONDS * 1e6 / max(call_us, 0.1), 5), 200_000))
+    output = job.folder / "perf.data"
+    event = "cycles:u" if tool(PERF).available else "cpu-clock:u"
+    record = ("perf", "record", "-q", "-e", event, "-F", "4000", "-o", str(output), "-D", "-1")
+    done = _controlled(job.with_calls(calls), record)
+    if not done.ok or not output.is_file():
+        return failed(PERF, done)
+    library = str(job.spec["path"])
+    annotate = ("perf", "annotate", "--stdio", "-l", "-i", str(output), "-d", library)
+    listed = job.run(annotate, SECONDS)
+    kernel, rows = of_leading(linux_perf.read_lines(listed.stdout))
+    seconds = done.seconds + listed.seconds
+    if not rows:
+        return refused(PERF, "perf sampled no instruction of the candidate", seconds)
+    note = f"perf: the lines are of {kernel}, sampled by {event}"
+    return Collected(PERF, lines=rows, unit=TIME_UNIT, notes=(note,), seconds=seconds)
+
+
+def _lines_of_ncu(job: ProfileJob) -> Collected:
+    """Sample one call, and read the samples by source line, or by instruction without these."""
+    known = tool(NCU)
+    if not known.available:
+        return refused(NCU, known.reason)
+    report = job.folder / "lines.ncu-rep"
+    command = [
+        *("ncu", "--clock-control", "none", "--profile-from-start", "off", "-f", "-o"),
+        *(str(report), "--launch-count", str(LINE_LAUNCHES), "--target-processes", "all"),
+        *("--import-source", "yes"),
+        *(word for section in LINE_SECTIONS for word in ("--section", section)),
+        *job.with_calls(1).command("plain"),
+    ]
+    done = job.run(command, NCU_SECONDS)
+    if "ERR_NVGPUCTRPERM" in done.log:
+        return refused(NCU, FORBIDDEN)
+    if not report.is_file():
+        return failed(NCU, done)
+    seconds = done.seconds
+    for view in ("cuda,sass", "sass"):
+        show = ("ncu", "-i", str(report), "--page", "source", "--print-source", view, "--csv")
+        listed = job.run(show, NCU_SECONDS)
+        seconds += listed.seconds
+        kernel, rows = of_leading(nsight.read_lines(listed.stdout))
+        if rows:
+            raw = job.run(("ncu", "-i", str(report), "--page", "raw", "--csv"), NCU_SECONDS)
+            return _sampled(kernel, rows, read_launches(raw.stdout), seconds + raw.seconds)
+    return refused(NCU, "ncu sampled no instruction of the candidate", seconds)
+
+
+def _sampled(
+    kernel: str, rows: tuple[LineRow, ...], launches: Sequence[Launch], seconds: float
+) -> Collected:
+    """The report of a source view, with the counters of the same kernel."""
+    of_kernel = [launch for launch in launches if launch.kernel.partition("(")[0] in kernel]
+    metrics = dict(longest_launch(of_kernel).metrics) if of_kernel else {}
+    metrics = {name: value for name, value in metrics.items() if name in NCU_METRICS}
+    note = f"ncu: the lines are of {kernel}"
+    return Collected(NCU, metrics, notes=(note,), seconds=seconds, lines=rows)
 
 
 # -- PyTorch's profiler and Proton

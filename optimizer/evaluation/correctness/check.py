@@ -25,7 +25,7 @@ from optimizer.evaluation.records import (
 )
 from optimizer.evaluation.runner.library import MOVEMENT, REFUSED
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.shared_arrays import copy_into, same_bits
+from optimizer.evaluation.shared_arrays import same_bits
 from optimizer.evaluation.timing.statistics import typical
 from optimizer.evaluation.toolchains.base import Compiled, Metric
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
@@ -46,7 +46,8 @@ def check_case(
     """Check every seed; the kernel holds the values of the first. Raises the exceptions of the
     kernel."""
     checks: list[CaseCheck] = []
-    copies = [torch.empty_like(output) for output in kernel.outputs]  # for all seeds
+    # For all seeds; memory that is not written to costs nothing.
+    copies = [torch.empty_like(output) for output in kernel.outputs]
     for number, seed in enumerate(seeds):
         if number:
             kernel.renew(case.values(seed), settings.call_seconds)
@@ -64,14 +65,13 @@ def _check_seed(
     kernel: LoadedKernel,
     seed: int,
     settings: EvaluationSettings,
-    first: Sequence[torch.Tensor],
+    memory: Sequence[torch.Tensor],
 ) -> CaseCheck:
-    """`first` is memory for the outputs of the first call."""
+    """`memory` may be used for the outputs of the first call."""
     defences = settings.defences
     if not defences.hide_results:
         kernel.reveal(case.expected(seed).reference)
-    for copy, output in zip(first, kernel.call(settings.call_seconds), strict=True):
-        copy_into(copy, output)
+    first = case.taken(kernel.call(settings.call_seconds), memory)
     changed = kernel.inputs_changed(settings.call_seconds)
     if changed and defences.reject_changed_inputs:
         message = f"it changed {', '.join(changed)}, which a candidate may only read"
@@ -199,18 +199,25 @@ def run_simulated(
 
 
 def cost_of(timing: CaseTiming) -> float | None:
-    """The cost that candidates are compared by: cycles, or microseconds if a simulator gives no
-    cycles. Cycles of real hardware are no time, because clocks change."""
+    """The cost that candidates are compared by: a simulator's cycles or other count, or
+    microseconds if it gives neither. Cycles of real hardware are no time, because clocks change."""
     if timing.state != "simulator":
         return timing.candidate_us
-    return timing.cycles or timing.candidate_us
+    return timing.count or timing.cycles or timing.candidate_us
 
 
 def _timing(case: str, outcome: CommandRun, times: Sequence[float]) -> CaseTiming:
     state: TimingState = outcome.timing
     reason = "; ".join(outcome.notes) if state == "none" else ""
     timing = CaseTiming(
-        case, state, candidate_us=outcome.time_us, cycles=outcome.cycles, calls=1, reason=reason
+        case,
+        state,
+        candidate_us=outcome.time_us,
+        calls=1,
+        cycles=outcome.cycles,
+        reason=reason,
+        count=outcome.count,
+        counted=outcome.counted,
     )
     if not times:
         return timing

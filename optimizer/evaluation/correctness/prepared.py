@@ -37,12 +37,20 @@ from optimizer.evaluation.problem.operators import ADDED_TO, traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import check_shapes
 from optimizer.evaluation.records import CaseTiming, Flag, OutputError
-from optimizer.evaluation.roofline import CaseWork, doubtful_us, impossible_times, work_of
+from optimizer.evaluation.roofline import (
+    CaseWork,
+    doubtful_us,
+    impossible_times,
+    remarkable,
+    unneeded_factor,
+    work_of,
+)
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.fresh_values import refresh
 from optimizer.evaluation.runner.kernels import DispatchWatch
 from optimizer.evaluation.runner.memory import SAMPLED, drawn_elements
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.shared_arrays import copy_into, on_host
 
 T = TypeVar("T")
 CACHED_SEEDS = 4
@@ -114,22 +122,26 @@ class PreparedCase(OpenCase):
         """The values of a seed."""
         values = self._values_of.get(seed)
         if values is None:
-            drawn = self.drawn(seed)
+            drawn = self.drawn_in_place(seed)
             if self.problem.policy.weights == "frozen":  # the same for all seeds
-                self._frozen = drawn.state if self._frozen is None else self._frozen
+                if self._frozen is None:
+                    self._frozen = {name: v.cpu() for name, v in drawn.state.items()}
                 drawn = drawn._replace(state=self._frozen)
             if self._banks is None:  # for all seeds: drawing large arrays takes long
                 self._banks = self._drawn_banks(seed, drawn)
-            values = CaseValues(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
+            tensors = tuple(map(on_host, (*drawn.inputs, *drawn.state.values())))
+            values = CaseValues(seed, tensors, self._banks)
             _cache(self._values_of, seed, values)
         return values
 
     def _drawn_banks(self, seed: int, drawn: DrawnValues) -> tuple[torch.Tensor | None, ...]:
-        other = self.second_draw(seed)
+        other = self.second_draw_in_place(seed)
         replaceable = self.replaceable(drawn, other)
         self.unvaried = unvaried(self, drawn, other)
         pairs = zip(replaceable, (*other.inputs, *other.state.values()), strict=True)
-        banks = tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
+        banks = tuple(
+            bank.view(-1)[:BANK].clone().cpu() if wanted else None for wanted, bank in pairs
+        )
         if self._accepts_integers(seed, drawn, banks):
             return banks
         named = {*self.problem.policy.perturb}
@@ -145,7 +157,8 @@ class PreparedCase(OpenCase):
         that depend on each other."""
         if all(bank is None or bank.is_floating_point() for bank in banks):
             return True
-        values = [value.clone() for value in (*drawn.inputs, *drawn.state.values())]
+        # On the CPU, where a position outside of an array is an error and not the end of a context.
+        values = [value.cpu().clone() for value in (*drawn.inputs, *drawn.state.values())]
         refresh(values, banks, seed, rounded=False)
         count = len(drawn.inputs)
         try:
@@ -196,7 +209,7 @@ class PreparedCase(OpenCase):
 
     def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
         device = self._golden_device
-        inputs, state = inputs_and_state(self, tensors)
+        inputs, state = inputs_and_state(self, self._moved_once(tensors))
         golden = self.reference(inputs, state, dtype=torch.float64, device=device)
         check_shapes(self.problem, self.outputs, golden)
         reference = self.reference(inputs, state, device=device)
@@ -205,6 +218,10 @@ class PreparedCase(OpenCase):
         bounds = self.bounds(inputs, golden, reference, self._sensitivities, device=device)
         tolerant = tuple(self._tolerant(bound) for bound in bounds)
         return Expected(tuple(golden), tuple(reference), tolerant)
+
+    def _moved_once(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The values on the device of the goldens, for several runs."""
+        return [value.to(self._golden_device) if value.dim() else value for value in tensors]
 
     def _tolerant(self, bound: Bound) -> Bound:
         least = self._defences.tolerance
@@ -217,6 +234,18 @@ class PreparedCase(OpenCase):
         )
 
     # -- comparisons
+
+    def taken(
+        self, outputs: Sequence[torch.Tensor], into: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Copies of outputs in shared memory, on the device of the goldens, where they are
+        compared; `into` is memory of their shapes on the CPU, for goldens or outputs there."""
+        if self._golden_device != "cpu":
+            with suppress(torch.OutOfMemoryError):
+                return [output.to(self._golden_device) for output in outputs]
+        for copy, output in zip(into, outputs, strict=True):
+            copy_into(copy, output)
+        return list(into)
 
     def errors(
         self,
@@ -502,9 +531,13 @@ class PreparedProblem:
         """Flags of a time that the device's ceilings contradict."""
         work, took = self.work(case), timing.candidate_us
         # What the result depends on is found only if it matters.
+        explained = 1.0
         if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
             work = self.needed_work(case)
-        return impossible_times(work, timing, ceilings)
+        if remarkable(timing) and ceilings:
+            work = self.needed_work(case)
+            explained = unneeded_factor(work, self.case(case).cost.result_bytes, ceilings)
+        return impossible_times(work, timing, ceilings, explained)
 
     def _dependence(self, case: Case) -> Dependence:
         if case.name not in self._dependences:

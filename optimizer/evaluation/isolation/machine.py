@@ -15,7 +15,8 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -302,6 +303,17 @@ class DeviceLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """The lock if no other process has it now; the value says whether it is held."""
+        with self._path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def departing(self) -> IO[bytes]:
         """A mark that measured processes are still ending, until it is closed. Only while the lock

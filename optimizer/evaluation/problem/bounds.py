@@ -114,8 +114,8 @@ def allowed(
         return Bound(name, kind, reference, pointed=pointed)
     rows = _row_count(golden64)
     scale = _scale(golden64, rows)
-    unit = _unit(golden64, scale, rows)
-    own = _errors(reference, golden64, unit)
+    unit = _unit(golden64, scale, rows) if golden64.numel() <= MAX_UNITS else None
+    own = _errors(reference, golden64, unit, scale)
     lost = rounding(dtype, reduction_length, relaxed)
     floor = C_EPS * max(lost, sensitivity * math.sqrt(reduction_length))
     return Bound(
@@ -126,7 +126,7 @@ def allowed(
         quantile_allowed=max(C_REF * own.quantile, floor),
         scale=scale,
         rows=rows,
-        unit=unit if unit.numel() <= MAX_UNITS else None,
+        unit=unit,
         finite=_all_finite(golden64) and _all_finite(reference),
     )
 
@@ -154,8 +154,7 @@ def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
     if not golden64.is_floating_point() or not golden64.numel():
         return 0.0
     rows = _row_count(golden64)
-    unit = _unit(golden64, _scale(golden64, rows), rows)
-    return float(_errors(moved64, golden64, unit).values.median())
+    return float(_errors(moved64, golden64, None, _scale(golden64, rows)).values.median())
 
 
 def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:
@@ -174,8 +173,7 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
                 bound, math.inf, math.inf, _position(wrong.flatten().float(), wrong.shape)
             )
     assert bound.scale is not None
-    unit = _unit(golden64, bound.scale, bound.rows) if bound.unit is None else bound.unit
-    errors = _errors(output, golden64, unit)
+    errors = _errors(output, golden64, bound.unit, bound.scale)
     worst = errors.worst
     # Sorting takes longest, and no quantile is above the maximum.
     quantile = worst if worst <= bound.quantile_allowed else errors.quantile
@@ -236,8 +234,7 @@ def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
         rows = bound.rows
         some = [t.reshape(rows, -1)[::step] for t in (output.to(golden64.device), golden64)]
         scale = bound.scale[::step]
-        unit = _unit(some[1], scale, len(scale))
-        if _errors(some[0], some[1], unit).worst > bound.allowed:
+        if _errors(some[0], some[1], None, scale).worst > bound.allowed:
             return False
     return compare(output, golden64, bound).ok
 
@@ -276,8 +273,11 @@ def _row_count(golden: torch.Tensor) -> int:
 
 def _scale(golden: torch.Tensor, rows: int) -> torch.Tensor:
     """RMS of each slice; that of a slice of zeros is very small, not 0."""
-    finite = torch.nan_to_num(golden, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, -1)
-    squares = finite.square_().mean(dim=1)
+    width = golden.numel() // rows if rows else 1
+    parts = torch.split(golden.reshape(rows, -1), max(1, DEVICE_PIECE // max(1, width)))
+    squares = torch.cat(
+        [p.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square_().mean(dim=1) for p in parts]
+    )
     whole = float(squares.mean().sqrt()) if squares.numel() else 0.0
     return squares.sqrt().clamp_(min=max(1e-6 * whole, 1e-300))
 
@@ -292,17 +292,28 @@ def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.maximum(size, scale.unsqueeze(1), out=size).reshape(golden.shape)
 
 
-def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
-    """Errors of elements that are not finite are 0: `compare` has checked those before."""
+def _errors(
+    output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor | None, scale: torch.Tensor
+) -> _Errors:
+    """Errors of elements that are not finite are 0: `compare` has checked those before. Without
+    `unit` each piece makes its own: units of all elements would take the golden's memory again."""
     if not golden.numel():
         return _Errors(torch.empty(0), torch.zeros(1), 1)
-    pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
-    piece = PIECE if golden.device.type == "cpu" else DEVICE_PIECE
+    width, piece = golden.numel() // len(scale), DEVICE_PIECE
+    if golden.device.type == "cpu":
+        piece = PIECE
+    if unit is None:  # pieces of whole slices
+        piece = width * max(1, piece // width)
     values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
+    flat = [t.to(golden.device).reshape(-1) for t in (values, output, golden)]
+    pieces = [torch.split(t, piece) for t in flat]
+    if unit is None:
+        scales = torch.split(scale, piece // width)
+        sizes = (_unit(g, s, len(s)) for g, s in zip(pieces[2], scales, strict=True))
+    else:
+        sizes = (part for part in torch.split(unit.to(golden.device).reshape(-1), piece))
     largest = []
-    for to, ours, wanted, size in zip(
-        *(torch.split(t, piece) for t in (values, *pairs)), strict=True
-    ):
+    for to, ours, wanted, size in zip(*pieces, sizes, strict=True):
         distance = torch.sub(ours, wanted).abs_().div_(size)
         largest.append(to.copy_(distance.nan_to_num_(nan=0.0, posinf=0.0)).amax())
     return _Errors(values, torch.stack(largest), piece)

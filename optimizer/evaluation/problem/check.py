@@ -111,7 +111,7 @@ def check_reference(case: OpenCase, device: str = "cpu") -> None:
             f"{case.problem.name}: an output of the case {case.case.name} has no elements",
             hint="Choose larger sizes.",
         )
-    inputs, state = case.drawn(SEED)
+    inputs, state = case.drawn_in_place(SEED)
     first = case.reference(inputs, state, device=device)
     check_shapes(case.problem, case.outputs, first)
     other = case.reference(inputs, state, device=device, noise=1)

@@ -6,20 +6,22 @@ Everything is drawn from seeds, so that any process makes the same values. Does 
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.problem.bounds import Bound, Pointed, allowed, sensitivity
 from optimizer.evaluation.problem.operators import ReferenceCost, formula_value, reference_cost
+from optimizer.evaluation.problem.slices import Sliced, first_rows, golden_in_slices
 from optimizer.evaluation.problem.spec import Case, Distribution, OutputKind, Problem
 from optimizer.evaluation.problem.user_code import (
     InputVersions,
@@ -40,7 +42,12 @@ from optimizer.evaluation.problem.user_code import (
 from optimizer.evaluation.runner.constructor import are_plain
 from optimizer.evaluation.runner.kernels import require_gradients
 
+T = TypeVar("T")
+
 _NUDGE_SEED = 0xE9
+# Names of the buffers and the model of the latest case, by its text: initialising the weights of a
+# large one takes seconds.
+_LATEST_MODEL: dict[str, tuple[frozenset[str], torch.nn.Module]] = {}
 _SECOND_DRAW = 0x9E3779B9  # added to a seed for the values that replace others
 
 
@@ -83,7 +90,10 @@ class OpenCase:
         self._overwritten: tuple[str, ...] = ()  # inputs, once forward ran
         self._buffers: frozenset[str] = frozenset()  # names, once a model was built
         self._keys: tuple[str, ...] = ()  # of outputs, once there was a result
+        # Inputs that are cut and rows of a slice, once a golden was computed by slices.
+        self._rows: tuple[tuple[int, ...], int] | None = None
         self._latest = LatestDraw(device)
+        self._weights_place = DrawPlace(device)
 
     # -- the model
 
@@ -114,10 +124,15 @@ class OpenCase:
 
     @cached_property
     def _model(self) -> torch.nn.Module:
-        """The model that every reference run copies."""
+        """The model that every reference run copies, also those of the same case opened again."""
+        key = hashlib.sha256(f"{self.problem.path}\0{self.source}".encode()).hexdigest()
+        if key in _LATEST_MODEL:
+            self._buffers, model = _LATEST_MODEL[key]
+            return model
         model = self._build(0)
         # Random values outside the state_dict would differ between processes.
-        first, other = hidden_tensors(model), hidden_tensors(self._build(1))
+        first = hidden_tensors(model)
+        other = hidden_tensors(self._build(1)) if first else {}
         random = sorted(n for n in first if n not in other or not torch.equal(first[n], other[n]))
         if random:
             raise InvalidRequest(
@@ -125,6 +140,8 @@ class OpenCase:
                 "which are neither parameters nor buffers",
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
+        _LATEST_MODEL.clear()
+        _LATEST_MODEL[key] = (self._buffers, model)
         return model
 
     @property
@@ -202,6 +219,9 @@ class OpenCase:
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
         """New contiguous CPU tensors; a Python number is a tensor without dimensions."""
+        return [value.cpu() for value in self._inputs_in_place(seed)]
+
+    def _inputs_in_place(self, seed: int) -> list[torch.Tensor]:
         values = self._drawn(seed)
         fixed = self.problem.policy.fixed
         return [
@@ -212,7 +232,7 @@ class OpenCase:
     def _input(self, value: Any, seed: int, fixed: bool) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             return torch.tensor(value, dtype=scalar_dtype(value))
-        value = value.detach().cpu()
+        value = value.detach()
         if value.is_floating_point():
             dtype = self._dtype or value.dtype
             how = "as_given" if fixed else self.case.distribution
@@ -221,18 +241,33 @@ class OpenCase:
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def state(self, seed: int) -> dict[str, torch.Tensor]:
-        """The model's weights and buffers, in state_dict order."""
-        model = self._build(seed)
+        """The model's weights and buffers on the CPU, in state_dict order."""
+        return {name: value.cpu() for name, value in self._state_in_place(seed).items()}
+
+    def _state_in_place(self, seed: int) -> dict[str, torch.Tensor]:
+        model = self._built(seed)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         return {
             name: self._weight(name, value, name in parameters, seed + 104_729 * number)
             for number, (name, value) in enumerate(model.state_dict().items())
         }
 
+    def _built(self, seed: int) -> torch.nn.Module:
+        """A model for its weights alone: a large one is built where inputs are drawn."""
+        if not self._large:
+            return self._build(seed)
+        return self._weights_place.make(
+            seed, self._build, lambda model: model.state_dict().values()
+        )
+
+    @cached_property
+    def _large(self) -> bool:
+        return self.infers and _bytes_of(self._model.state_dict().values()) > BUILT_ON_CPU
+
     def _weight(
         self, name: str, value: torch.Tensor, is_parameter: bool, seed: int
     ) -> torch.Tensor:
-        value = value.detach().cpu()
+        value = value.detach()
         if self._varying and name not in self.problem.policy.fixed:
             value = varied_constant(name, value, is_parameter, seed)
         if self._dtype is not None and value.is_floating_point():
@@ -247,9 +282,18 @@ class OpenCase:
         """`inputs` and `state` of a seed."""
         return DrawnValues(self.inputs(seed), self.state(seed))
 
+    def drawn_in_place(self, seed: int) -> DrawnValues:
+        """The values of `drawn`, each on the device that draws it: moving gigabytes to the host
+        takes longer than drawing them."""
+        return DrawnValues(self._inputs_in_place(seed), self._state_in_place(seed))
+
     def second_draw(self, seed: int) -> DrawnValues:
         """Other values of everything, to replace parts of `drawn(seed)`."""
         return self.drawn(seed + _SECOND_DRAW)
+
+    def second_draw_in_place(self, seed: int) -> DrawnValues:
+        """The values of `second_draw`, as `drawn_in_place`."""
+        return self.drawn_in_place(seed + _SECOND_DRAW)
 
     def replaceable(self, first: DrawnValues, other: DrawnValues) -> tuple[bool, ...]:
         """Whether each input and weight may be partly replaced between calls, from two draws."""
@@ -281,15 +325,38 @@ class OpenCase:
         """The outputs of Model in eval mode, on copies, on `device`. `dtype` is that of all
         floating values, for a golden result; None leaves them unchanged. `noise` seeds what forward
         may draw. A golden that does not fit into the device's memory, in which float64 takes twice
-        the space, is computed on the CPU."""
+        the space, is computed by slices, or on the CPU where the rows of its outputs depend on
+        each other."""
         try:
-            return self._forward(inputs, state, dtype, device, noise)
+            if self._rows is None or dtype is None or device == "cpu":
+                return self._forward(inputs, state, dtype, device, noise)
         except torch.OutOfMemoryError:
             if device == "cpu" or dtype is None:
                 raise
+        torch.cuda.empty_cache()
+        sliced = self._in_slices(inputs, state, device, noise) if dtype == torch.float64 else None
+        if sliced is not None:
+            self._rows = sliced.cut, sliced.rows
+            return sliced.goldens
+        from_host = self._forward(inputs, state, dtype, "cpu", noise)
+        return [output.to(device) for output in from_host]
+
+    def _in_slices(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        device: str,
+        noise: int,
+    ) -> Sliced | None:
+        def run(part: Sequence[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
+            return self._forward(part, state, dtype, device, noise)
+
+        try:
+            whole = run(inputs, None)
+            return golden_in_slices(run, inputs, whole, self.reduction_length())
+        except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            on_host = self._forward(inputs, state, dtype, "cpu", noise)
-            return [output.to(device) for output in on_host]
+            return None
 
     def _forward(
         self,
@@ -321,9 +388,9 @@ class OpenCase:
             tensor.item() if scalar else own_copy(tensor, dtype, device)
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
-        before = torch.get_default_dtype()
         tf32 = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
         with running(self.problem, "Model.forward"), seeded(noise), self._recording(), tf32:
+            before = torch.get_default_dtype()
             try:
                 if dtype is not None:
                     torch.set_default_dtype(dtype)  # for tensors that forward makes
@@ -343,12 +410,21 @@ class OpenCase:
         self, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None, device: str
     ) -> torch.nn.Module:
         """A copy of the model with this state."""
-        model = copy.deepcopy(self._model)
         for_model = dtype or self._dtype
+        # The arrays of the state are put into the copy, not copied into arrays of the copy.
+        own = self._model.state_dict(keep_vars=True)
+        put = {}
+        for name, tensor in own.items():
+            value = own_copy(state[name], for_model or tensor.dtype, device)
+            is_weight = type(tensor) is torch.nn.Parameter
+            put[name] = torch.nn.Parameter(value, tensor.requires_grad) if is_weight else value
+        model = copy.deepcopy(self._model, {id(own[name]): value for name, value in put.items()})
         if for_model is not None:
             model = model.to(for_model)
         model = model.to(device)
-        model.load_state_dict(dict(state))
+        loaded = model.state_dict(keep_vars=True)
+        if any(loaded[name] is not value for name, value in put.items()):
+            model.load_state_dict(dict(state))  # weights that it shares or computes
         return model
 
     def differentiable(
@@ -394,8 +470,9 @@ class OpenCase:
         if self.infers:
             with suppress(InvalidRequest):  # its sizes depend on values, which must be drawn
                 return self._inferred()
-        inputs, state = self.drawn(0)
-        return self._signature_of(inputs, state, self.reference(inputs, state))
+        inputs, state = self.drawn_in_place(0)
+        outputs = self.reference(inputs, state, device=self._latest.device)
+        return self._signature_of(inputs, state, outputs)
 
     def _inferred(self) -> Signature:
         """The signature from shapes and dtypes alone."""
@@ -407,7 +484,7 @@ class OpenCase:
     def fake_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
         """Inputs, weights and the reference's run, for a context in which tensors have no
         memory."""
-        values, model = self._values(0), self._build(0)
+        values, model = self._values(0), self._fake_model()
         inputs = [cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
         every = {**dict(model.named_buffers()), **model.state_dict()}
         arrays = {name: cast(value, self._dtype) for name, value in every.items()}
@@ -417,7 +494,7 @@ class OpenCase:
         def forward() -> Any:
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             versions = InputVersions(input_names, inputs)
-            with running(self.problem, "Model.forward"), self._recording():
+            with running(self.problem, "Model.forward"), seeded(0), self._recording():
                 if self._gradients:
                     for name in names:
                         value = arrays[name].detach()
@@ -437,6 +514,23 @@ class OpenCase:
 
         state = {name: arrays[name] for name in model.state_dict()}
         return inputs, state, forward_or_differentiate
+
+    def _fake_model(self) -> torch.nn.Module:
+        """A model without memory, or one whose arrays are replaced by such arrays where its
+        constructor needs memory, as for conversions (`Linear(...).bfloat16()`)."""
+        try:
+            return self._build(0)
+        except InvalidRequest:
+            mode = torch._guards.detect_fake_mode()
+            if mode is None:
+                raise
+            with unset_fake_temporarily():
+                model = copy.deepcopy(self._model)
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                path, _, last = name.rpartition(".")
+                fake = mode.from_tensor(tensor, static_shapes=True)
+                setattr(model.get_submodule(path), last, fake)
+            return model
 
     def _signature_of(
         self,
@@ -539,8 +633,13 @@ class OpenCase:
         goldens: Sequence[torch.Tensor],
         device: str = "cpu",
     ) -> list[float]:
-        """How far each golden moves when the inputs move by at most one last place of float32; on
-        the CPU if the device's memory does not suffice."""
+        """How far each golden moves when the inputs move by at most one last place of float32: of
+        the first slice if it was computed by slices, and on the CPU if the device's memory does
+        not suffice."""
+        if self._rows is not None:
+            cut, rows = self._rows
+            inputs = first_rows(inputs, cut, 0, rows)
+            goldens = [golden[:rows] for golden in goldens]
         try:
             return self._moved(inputs, state, goldens, device)
         except torch.OutOfMemoryError:
@@ -564,7 +663,7 @@ class OpenCase:
                     nudge = torch.rand(value.shape, dtype=torch.float64, device=device)
                     value = nudge.mul_(2).sub_(1).mul_(eps).add_(1).mul_(value)
                 moved.append(value)
-        results = self.reference(moved, state, dtype=torch.float64, device=device)
+        results = self._forward(moved, state, torch.float64, device, 0)
         return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
 
     def pointed(self, inputs: Sequence[torch.Tensor], device: str = "cpu") -> Pointed:
@@ -587,8 +686,9 @@ class OpenCase:
         if self.infers:
             with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
                 return reference_cost(self.fake_run()[2])
-        inputs, state = self.drawn(0)
-        return reference_cost(lambda: self.reference(inputs, state))
+        inputs, state = self.drawn_in_place(0)
+        device = self._latest.device
+        return reference_cost(lambda: self.reference(inputs, state, device=device))
 
     @property
     def flops(self) -> int:
@@ -621,6 +721,7 @@ _SPREAD_SEED = 0x5EED
 CACHED_SHARE = 1 / 8  # of free memory, which a cached draw takes at most
 ALWAYS_CACHED = 256 * 2**20  # bytes of a draw that is cached in any case
 DRAWN_SHARE = 1 / 8  # of a GPU's memory, which inputs drawn there take at most
+BUILT_ON_CPU = 16 * 2**20  # bytes of weights, up to which a model is built on the CPU in any case
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -639,47 +740,59 @@ def scalar_dtype(value: Any) -> torch.dtype | None:
     return torch.float64 if isinstance(value, float) else None
 
 
-class LatestDraw:
-    """Cache of the last draw. Drawing a gigabyte on a CPU takes seconds, and opening a case needs
-    the values of one seed six times.
-
-    On a GPU it takes milliseconds. Inputs above DRAWN_SHARE of its memory are drawn on the CPU, and
-    so are those that cannot be made there, such as a sum with a numpy array. That is decided at the
-    first draw, so that a seed always has the same values.
-    """
+class DrawPlace:
+    """The device that makes random values: the wanted one, or the CPU for values that would take
+    more than DRAWN_SHARE of its memory, or that cannot be made there, such as a sum with a numpy
+    array. Decided at the first draw, so that a seed always has the same values."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self._device: str | None = None  # None before the first draw
+        self.device: str | None = None  # None before the first draw
         self._wanted = device
+
+    def make(self, seed: int, make: Callable[[int], T], tensors: Callable[[T], Iterable[Any]]) -> T:
+        """What `make` makes for the seed, on this device; `tensors` are those in it."""
+        if self.device is None:
+            self.device = "cpu"
+            if self._wanted != "cpu":
+                with suppress(Exception):  # the CPU draws the values, or reports the error
+                    made = _made_on(self._wanted, seed, make)
+                    memory = torch.cuda.get_device_properties(self._wanted).total_memory
+                    if _bytes_of(tensors(made)) <= DRAWN_SHARE * memory:
+                        self.device = self._wanted
+                        return made
+                    del made
+                torch.cuda.empty_cache()
+        return _made_on(self.device, seed, make)
+
+
+class LatestDraw:
+    """Cache of the last draw. Drawing a gigabyte on a CPU takes seconds, and opening a case needs
+    the values of one seed six times. On a GPU it takes milliseconds."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._place = DrawPlace(device)
         self._seed: int | None = None
         self._values: list[Any] = []
 
+    @property
+    def device(self) -> str:
+        """The device of the values, the CPU before the first draw."""
+        return self._place.device or "cpu"
+
     def of(self, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
-        """Values of `draw` for the seed, on the CPU; those that would take too much free memory are
-        drawn each time."""
+        """Values of `draw` for the seed, on the device that draws them. Those on a GPU, and those
+        that would take too much free memory, are drawn each time."""
         if seed == self._seed:
             return self._values
         self._seed, self._values = None, []
-        if self._device is None:
-            self._device, values = self._first(seed, draw)
-        else:
-            values = _drawn_on(self._device, seed, draw)
-        if _bytes_of(values) <= max(ALWAYS_CACHED, CACHED_SHARE * free_memory()):
+        values = self._place.make(seed, draw, lambda made: made)
+        fits = _bytes_of(values) <= max(ALWAYS_CACHED, CACHED_SHARE * free_memory())
+        if self._place.device == "cpu" and fits:
             self._seed, self._values = seed, values
         return values
 
-    def _first(self, seed: int, draw: Callable[[int], list[Any]]) -> tuple[str, list[Any]]:
-        if self._wanted != "cpu":
-            with suppress(Exception):  # the CPU draws the values, or reports the error
-                values = _drawn_on(self._wanted, seed, draw)
-                memory = torch.cuda.get_device_properties(self._wanted).total_memory
-                if _bytes_of(values) <= DRAWN_SHARE * memory:
-                    return self._wanted, values
-            torch.cuda.empty_cache()
-        return "cpu", draw(seed)
 
-
-def _bytes_of(values: Sequence[Any]) -> int:
+def _bytes_of(values: Iterable[Any]) -> int:
     return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
 
 
@@ -693,16 +806,11 @@ def free_memory() -> int:
     return int(lines.get("MemAvailable", "0 kB").split()[0]) << 10
 
 
-def _drawn_on(device: str, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
-    """Values drawn on this device and moved to the CPU; the device's memory is freed."""
+def _made_on(device: str, seed: int, make: Callable[[int], T]) -> T:
     if device == "cpu":
-        return draw(seed)
+        return make(seed)
     with torch.device(device), torch.random.fork_rng(devices=[torch.cuda.current_device()]):
-        made = draw(seed)
-    values = [v.cpu() if isinstance(v, torch.Tensor) else v for v in made]
-    del made
-    torch.cuda.empty_cache()
-    return values
+        return make(seed)
 
 
 def distributed(
@@ -739,7 +847,8 @@ def varied_constant(name: str, value: torch.Tensor, is_parameter: bool, seed: in
     if not bool((value == first).all()):
         return value
     source = torch.Generator().manual_seed(seed)
-    noise = torch.rand(value.shape, generator=source, dtype=torch.float32)
+    noise = torch.rand(value.shape, generator=source, dtype=torch.float32, device="cpu")
+    noise = noise.to(value.device)
     return (noise - 0.5 if first == 0 else first * (noise + 0.5)).to(value.dtype)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -317,12 +318,20 @@ def check_shapes(
 
 # Device files of the drivers of NVIDIA, AMD and WSL.
 _DEVICES = tuple(map(Path, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
+_OF_PROCESS = threading.RLock()
 _NUMPY_SEEDS = 2**32  # below which numpy's global generator takes seeds
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed every generator that a problem file may draw from, and restore it afterwards."""
+    """Seed every generator that a problem file may draw from, and restore it afterwards. One thread
+    at a time: generators and torch's default dtype are the process's."""
+    with _OF_PROCESS, _seeded(seed):
+        yield
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
     ours = random.getstate()
     with torch.random.fork_rng(devices=[]), _numpy_seeded(seed):
         _seed_torch(seed)

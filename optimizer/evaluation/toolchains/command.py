@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from kb.errors import InvalidRequest
-from kb.hardware.spec import ScalarSpec, ToolchainSpec
+from kb.hardware.spec import CostKind, ScalarSpec, ToolchainSpec
 from kb.hardware.toolchains import ScalarFormula, argument_name, compile_scalar
 from kb.plain import plain
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 SOURCES, BUILT, RUN = "src", "program.out", "run"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 COMPILE_LIMITS = CommandLimits(seconds=120.0)
 RUN_LIMITS = CommandLimits(memory_bytes=16 << 30)
 OTHER_FILE_BYTES = 64 << 20  # written by a simulator in addition to the largest output
@@ -72,7 +73,8 @@ class CommandRun:
     """One call of the program on one case.
 
     `failure` is "" if there are outputs; `message` explains it. `cycles` and `time_us` of one call
-    come from the program's report; `timing` is their source, `none` without a report. `seconds` is
+    come from the program's report; `timing` is their source, `none` without a report. A toolchain
+    whose `cost` is another kind (`counted`) reports `count` in place of both. `seconds` is
     the duration of the whole command, including simulator and start-up, never a kernel's time.
     """
 
@@ -86,6 +88,8 @@ class CommandRun:
     log: str = ""
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    count: int | None = None
+    counted: str = ""
 
     @property
     def ok(self) -> bool:
@@ -116,6 +120,11 @@ class CommandToolchain:
             return Availability(
                 False, "no run template", "Add run = ... to the toolchain in hardware.toml."
             )
+        absent = [name for name in self.template.programs if not shutil.which(name, path=_path())]
+        if absent:
+            install = self.template.install
+            hint = f"Run `{install}`." if install else "Install it, or correct hardware.toml."
+            return Availability(False, f"{', '.join(absent)} is not installed", hint)
         for template in self._templates:
             if "{arch}" in template and not target.arch:
                 return Availability(
@@ -147,15 +156,16 @@ class CommandToolchain:
         """A digest of the templates and of the files that they name."""
         digest = hashlib.sha256()
         texts = [*self._templates, self.template.suffix, self.template.timing]
+        texts += [self.template.cost] if self.template.cost != "cycles" else []
         digest.update(json.dumps([texts, sorted(self.template.env.items())]).encode())
         arguments = [plain(self.template.arguments), plain(self.template.scalars)]
         if any(arguments):
             digest.update(json.dumps(arguments, sort_keys=True).encode())
-        for template in self._templates:
-            for word in _plain_words(template):
-                program = shutil.which(word, path=_path()) or word
-                if Path(program).is_file():
-                    digest.update(_file_digest(Path(program)))
+        words = [word for template in self._templates for word in _plain_words(template)]
+        for word in (*words, *self.template.programs):
+            program = shutil.which(word, path=_path()) or word
+            if Path(program).is_file():
+                digest.update(_file_digest(Path(program)))
         return f"command {digest.hexdigest()[:16]}"
 
     def compile(
@@ -177,6 +187,7 @@ class CommandToolchain:
             "arch": target.arch or "",
             "hardware": target.hardware,
             "entry": bundle.entry,
+            "examples": str(EXAMPLES),
         }
         absolute = {**placeholders, "source": str(source), "output": str(output)}
         _placeholders_path(output).write_text(json.dumps(absolute), encoding="utf-8")
@@ -268,7 +279,7 @@ class CommandToolchain:
     def _with_report(self, outcome: CommandRun, path: Path) -> CommandRun:
         """Add time and metrics of the report. An invalid report becomes a note."""
         try:
-            report = read_report(path)
+            report = read_report(path, self.template.cost)
         except BadOutput as problem:
             return replace(outcome, notes=(f"no time: {problem}",))
         state = self._timing(report)
@@ -278,12 +289,19 @@ class CommandToolchain:
             time_us=report.time_us,
             timing=state,
             metrics=report.metrics,
-            notes=() if state != "none" else ("no time: the report has none",),
+            notes=() if state != "none" else (f"no cost: the report has no {self._wanted}",),
+            count=report.count,
+            counted=report.counted,
         )
+
+    @property
+    def _wanted(self) -> str:
+        return "time" if self.template.cost == "cycles" else self.template.cost
 
     def _timing(self, report: Report) -> TimingState:
         if self.template.timing == "simulator":
-            return "none" if report.cycles is None and report.time_us is None else "simulator"
+            costs = (report.cycles, report.time_us, report.count)
+            return "none" if all(cost is None for cost in costs) else "simulator"
         return "none" if report.time_us is None else "measured"
 
     def _run(
@@ -316,9 +334,11 @@ def _command(template: str, placeholders: Mapping[str, str]) -> list[str]:
 
 
 def _plain_words(template: str) -> list[str]:
-    """The words of a template without placeholders."""
+    """The words of a template without placeholders other than {examples}."""
     plain = []
     for word in shlex.split(template):
+        if word.startswith("{examples}"):
+            word = str(EXAMPLES) + word.removeprefix("{examples}")
         without = word.replace("{{", "").replace("}}", "")
         if "{" not in without:
             plain.append(word.replace("{{", "{").replace("}}", "}"))
@@ -642,15 +662,19 @@ def _regular_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
 
 @dataclass(frozen=True)
 class Report:
-    """A program's report, with cycles and time of one call."""
+    """A program's report, with cycles and time of one call, or with the `count` of another kind of
+    cost, `counted`, and then without the two."""
 
     cycles: int | None = None
     time_us: float | None = None
+    count: int | None = None
+    counted: str = ""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
-def read_report(path: Path) -> Report:
-    """The report of a run. Raises BadOutput if it is missing or invalid."""
+def read_report(path: Path, cost: CostKind = "cycles") -> Report:
+    """The report of a run, with its cost of this kind. Raises BadOutput if it is missing or
+    invalid."""
     with _regular_file(path, "the report", MAX_REPORT_BYTES) as stream:
         data = stream.read(MAX_REPORT_BYTES + 1)
     try:
@@ -659,11 +683,14 @@ def read_report(path: Path) -> Report:
         raise BadOutput(f"the report is not JSON: {str(problem)[:200]}") from problem
     if not isinstance(report, dict):
         raise BadOutput("the report is not a JSON object with cycles or time_us, and metrics")
-    cycles = _positive(report, "cycles")
+    metrics = _metrics(report.get("metrics", {}))
+    cycles = _positive(report, cost)
+    if cost != "cycles":
+        return Report(metrics=metrics, count=None if cycles is None else int(cycles), counted=cost)
     return Report(
         cycles=None if cycles is None else int(cycles),
         time_us=_positive(report, "time_us"),
-        metrics=_metrics(report.get("metrics", {})),
+        metrics=metrics,
     )
 
 

@@ -36,7 +36,8 @@ SOURCES = "src"  # relative, so that logs are equal in every working directory
 REPORT = "vectoriser.txt"
 LIMITS = CommandLimits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
 OBJDUMP_LIMITS = CommandLimits(seconds=20.0, output_bytes=64 << 20)
-BASE_FLAGS = ("-shared", "-fPIC", "-fopenmp", "-Wall", "-Wno-unknown-pragmas")
+# Line tables do not change the code; perf maps samples to lines by them.
+BASE_FLAGS = ("-g1", "-shared", "-fPIC", "-fopenmp", "-Wall", "-Wno-unknown-pragmas")
 
 # A parameter of the bundle -> its allowed values -> the compiler flags.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {

@@ -209,9 +209,10 @@ class LocalBench(ProblemBench):
     def reference(self) -> Evaluation:
         """Evaluate the reference on the first timed case. Raises InvalidRequest if no kernel can be
         compared with it."""
-        case = self.timed_case()
-        opened = OpenCase(self.problem, case, device=self.device)
-        check_reference(opened, self.device)
+        case, first = self.timed_case(), self.devices[0]
+        with first.current():
+            opened = self._prepared(first).case(case)
+            check_reference(opened, self.device)
         return self._evaluate(reference_bundle(opened), [case], fresh=False)
 
     def evaluate(self, proposal: Proposal) -> Evaluation:

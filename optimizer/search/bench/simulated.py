@@ -44,10 +44,12 @@ def by_commands(toolchain: Toolchain) -> bool:
 
 
 def clock_of(toolchain: Toolchain) -> str:
-    """The clock of a toolchain's times: `wall` (this harness), `program` (the chip's program) or
-    `simulator`. They are never mixed."""
+    """The clock of a toolchain's times: `wall` (this harness), `program` (the chip's program),
+    `simulator`, or the kind of cost that an emulator counts. They are never mixed."""
     if not isinstance(toolchain, CommandToolchain):
         return "wall"
+    if toolchain.template.cost != "cycles":
+        return toolchain.template.cost
     return "simulator" if toolchain.template.timing == SIMULATOR else "program"
 
 
@@ -127,7 +129,7 @@ class SimulatedBench(ProblemBench):
     def _baseline_again(self, toolchain: Toolchain, cases: Sequence[Case]) -> dict[str, CaseTiming]:
         """New times of the baseline; empty for a simulator, which repeats itself."""
         bundle = self._compared_with
-        if clock_of(toolchain) == SIMULATOR or bundle is None:
+        if clock_of(toolchain) not in ("wall", "program") or bundle is None:
             return {}
         evaluation = self.measure(bundle, cases, fresh=True)
         return {timing.case: timing for timing in evaluation.timings} if evaluation.correct else {}
@@ -197,7 +199,7 @@ class SimulatedBench(ProblemBench):
 def _ratio(timing: CaseTiming, before: CaseTiming | None) -> CaseTiming:
     """Add the baseline's time over the candidate's; its interval reflects the spread of both."""
     took, base = cost_of(timing), cost_of(before) if before is not None else None
-    if before is None or not took or not base:
+    if before is None or not took or not base or before.counted != timing.counted:
         return timing
     ratio, half = base / took, math.hypot(timing.spread, before.spread)
     figure = Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half), timing.calls)

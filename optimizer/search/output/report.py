@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from kb.hardware.spec import COST_KINDS
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.confirm import RunOutcome
@@ -449,6 +450,11 @@ def _result(result: Mapping[str, Any]) -> str:
         note = (
             f"Ratios of simulated times (`simulator`): those of {result['over']} over those of the"
             " kernel, one run each. No wall time is in them."
+        )
+    elif result["clock"] in COST_KINDS:
+        note = (
+            f"Ratios of {result['clock']} that an emulator executed: those of {result['over']} over"
+            " those of the kernel, one run each. They are a cost and no time."
         )
     if result["clock"] == "program":
         note = (

@@ -31,7 +31,7 @@ from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.problem.check import distrust
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.user_code import NO_MEMORY
-from optimizer.evaluation.settings import GIB, EvaluationSettings
+from optimizer.evaluation.settings import GIB, EvaluationSettings, settings_of_search
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import prepare as prepare_triton
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
@@ -201,7 +201,7 @@ def _search(
     problem = load_problem(folder / entry["path"])
     places = _places(session)
     target = next(iter(places.values())).target
-    settings = EvaluationSettings()
+    settings = settings_of_search()
     level_for(settings.isolation, target.device or "cpu")  # refuse before anything is measured
     environment = {name: place.toolchain.version() for name, place in places.items()}
     if "run" in entry:

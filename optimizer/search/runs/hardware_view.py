@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kb.errors import NotFound
 from kb.hardware.extensions import extensions_of, lacking
+from optimizer.evaluation.acceptance.records import show_acceptance
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
 from optimizer.evaluation.isolation.machine import processor, usable_processors
@@ -17,9 +19,11 @@ from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandToolchain, argument_names, scalar_values
 from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.synthesizers.base import HardwareView, MachineView, ProblemView, RatesView
+from retrieval.knowledge_base import KnowledgeBase
 
 HIGHEST = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")  # in kHz
 CPUINFO = Path("/proc/cpuinfo")
+MAX_REFUSED = 40  # names in a prompt
 
 
 def hardware_view_of(
@@ -48,6 +52,17 @@ def hardware_view_of(
         machine_here(target.lineage) if here and target.device == "cpu" else None,
         rates_of(ceilings) if here else None,
     )
+
+
+def refused_names(base: KnowledgeBase, hardware: str) -> tuple[str, ...]:
+    """Names of the chip's manuals that its toolchain did not know in the last acceptance test."""
+    try:
+        result = show_acceptance(base, hardware)
+    except NotFound:
+        return ()
+    findings = [finding for row in result.languages for finding in row.findings]
+    names = (f.subject for f in findings if f.check == "name" and f.outcome == "contradicted")
+    return tuple(dict.fromkeys(names))[:MAX_REFUSED]
 
 
 def check_launch(problem: ProblemView, hardware: HardwareView) -> None:

@@ -86,6 +86,7 @@ def language_models(
         context_tokens=options.context_tokens,
         tools=with_tools,
         timeout_s=options.timeout_s,
+        reader=options.reader_class,
     )
     for model in settings.models:
         if goal.usd is not None and not price_known(model.name):

@@ -33,7 +33,7 @@ from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.loop import INTERRUPTED, Listener, Search, Stages, UnusedProposer, why_untried
 from optimizer.search.propose import SearchTask
 from optimizer.search.records import REFERENCE, Cost, Node, Proposal
-from optimizer.search.runs.hardware_view import check_launch, hardware_view_of
+from optimizer.search.runs.hardware_view import check_launch, hardware_view_of, refused_names
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.models import ModelTools, check_keys, language_models
 from optimizer.search.runs.places import ClusterPlaces, bench_for, places_for, target_of
@@ -110,6 +110,7 @@ def optimize(
     with lock, _bench(base, problem, places, cluster, listener) as bench:
         stages.ended("what compilers and device can do")
         view, hardware_view = _views(problem, bench, places, goal)
+        hardware_view = replace(hardware_view, refused=refused_names(base, hardware_view.id))
         over = "the reference"
         if isinstance(bench, SimulatedBench):
             over = compared_with(bench, chosen, view, hardware_view, store, resume)
@@ -412,8 +413,8 @@ def _store(
     source = node.proposal.bundle.source
     case = problem.main
     shapes = tuple(f"{t.name} {t.dtype} {list(t.shape)}" for t in case.signature.tensors)
-    cycles = [t.cycles for t in node.evaluation.timings if t.cycles is not None]
-    took = f", {cycles[0]} cycles in the simulator" if cycles else ""
+    costs = [t.simulated_cost for t in node.evaluation.timings if t.simulated_cost]
+    took = f", {costs[0]} in the simulator" if costs else ""
     cards = own_symbols(base.snapshots.current(), hardware.lineage, language, ALL_ACCESS)
     with base.catalog.write() as connection:
         return samples.add_verified(

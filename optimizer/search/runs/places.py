@@ -21,6 +21,7 @@ from kb.cluster import (
 )
 from kb.errors import InternalError, InvalidRequest, KernloreError, Unavailable
 from kb.hardware.detection import detect_devices
+from kb.hardware.spec import COST_KINDS
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceKind
@@ -32,7 +33,7 @@ from optimizer.evaluation.evaluate import (
     resolver,
 )
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import EvaluationSettings, settings_of_search
 from optimizer.evaluation.targets import AUTO, target_for
 from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -53,6 +54,7 @@ from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_
 from retrieval.knowledge_base import KnowledgeBase
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
+CLOCKS = ("wall", "program", "simulator", *COST_KINDS)  # preferred first
 CUDA_VENDORS = ("nvidia", "amd")
 SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
 
@@ -62,7 +64,7 @@ def bench_for(
 ) -> LocalBench | SimulatedBench:
     """The bench of this machine's devices, or of a chip's own commands."""
     target = target_of(places)
-    settings = EvaluationSettings()
+    settings = settings_of_search()
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     signatures = known_signatures(base, target.lineage)
     rules = known_rules(base, target.lineage)
@@ -133,7 +135,7 @@ def of_one_clock(
     """The languages with times of one clock, which can be compared: that of `language`, else this
     harness's own where a language has it."""
     clocks = {name: clock_of(place.toolchain) for name, place in places.items()}
-    preferred = sorted({*clocks.values()}, key=("wall", "program", "simulator").index)
+    preferred = sorted({*clocks.values()}, key=CLOCKS.index)
     clock = clocks.get(language or "") or next(iter(preferred), "")
     return {name: place for name, place in places.items() if clocks[name] == clock}
 

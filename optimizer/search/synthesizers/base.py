@@ -99,6 +99,8 @@ class RatesView:
 class HardwareView:
     """The target of a search.
 
+    `refused` are names that the chip's manuals define and its toolchain does not know.
+
     `device` is `cpu`, `cuda`, or None for a chip that only its own commands run. `languages` are
     those with a toolchain, the preferred one first; `toolchains` are the command templates of the
     chip's own languages. `machine` is the processor of this machine if it is the target. `rates`:
@@ -113,6 +115,7 @@ class HardwareView:
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=dict)
     machine: MachineView | None = None
     rates: RatesView | None = None
+    refused: tuple[str, ...] = ()
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -194,9 +197,11 @@ class Synthesizer(Protocol):
 @runtime_checkable
 class ReadsContext(Protocol):
     """A synthesizer that reads the composed context of an answer: a model or an external optimizer.
-    `context_tokens` bounds that context."""
+    `context_tokens` bounds that context, `reader` is its class in `retrieval.request.READERS`, None
+    for the full context."""
 
     context_tokens: int
+    reader: str | None
 
 
 @runtime_checkable

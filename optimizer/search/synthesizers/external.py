@@ -55,6 +55,7 @@ class ExternalSynthesizer:
         self._mailbox = mailbox
         self._cancelled = cancelled
         self.context_tokens = context_tokens
+        self.reader: str | None = None  # unknown, so the caller gets the full context
         self._brief = brief
         self._has_more = True
 

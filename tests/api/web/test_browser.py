@@ -23,7 +23,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 pytestmark = [
-    pytest.mark.slow(seconds=40),
+    pytest.mark.slow(seconds=60),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: `make browser` installs it"),
 ]
 EXAMPLE = ROOT / "examples/new_chip"
@@ -106,8 +106,8 @@ def test_a_new_chip_from_nothing_to_a_finished_optimization(site: Site, page: Pa
     expect(saying(page, "The text")).to_be_visible()
     page.go_back()
     page.get_by_role("link", name="Ask about it").click()
-    page.get_by_label("Question").fill("how large is the scratchpad")
-    page.get_by_role("button", name="Ask").click()
+    page.get_by_label("Paste a log").fill("how large is the scratchpad")
+    page.get_by_role("button", name="Ask", exact=True).click()
     page.locator("article.card h3 a").first.click()
     expect(page.get_by_role("heading", name="Correct it")).to_be_visible()
 
@@ -144,13 +144,94 @@ def test_several_files_are_sent_each_with_its_progress(
     expect(rows.get_by_text("rejected", exact=True)).to_have_count(1)
 
 
+def test_files_of_one_name_in_a_folder_stay_apart_and_bare_ones_are_refused(
+    site: Site, page: Page, tmp_path: Path
+) -> None:
+    expect.set_options(timeout=PATIENCE)
+    for n in range(3):
+        (tmp_path / f"docs/part{n}").mkdir(parents=True)
+        text = f"# Part {n} of the folder\n\nAll about {n}.\n"
+        (tmp_path / f"docs/part{n}/README.md").write_text(text, encoding="utf-8")
+    page.goto(f"{site.url}/ui/upload")
+    page.get_by_label("Or a folder").set_input_files(tmp_path / "docs")
+    page.get_by_role("button", name="Upload").click()
+    rows = page.locator("#sent > li")
+    expect(rows.get_by_text("ready", exact=True)).to_have_count(3)
+    listed = httpx.get(f"{site.url}/documents", params={"q": "README", "origin": "upload"}).json()
+    assert sorted(d["title"] for d in listed["documents"]) == [
+        f"Part {n} of the folder" for n in range(3)
+    ]
+    for n in range(2):  # not the same bytes as those that are stored
+        (tmp_path / f"docs/part{n}/README.md").write_text(f"# Bare {n}\n\nNew.\n", encoding="utf-8")
+    page.reload()
+    page.get_by_label("Files", exact=True).set_input_files(
+        [tmp_path / f"docs/part{n}/README.md" for n in range(2)]
+    )
+    page.get_by_role("button", name="Upload").click()
+    expect(rows.get_by_text("two files of this upload", exact=False)).to_have_count(1)
+
+
+def test_an_unrelated_file_replaces_nothing_until_a_person_decides(
+    site: Site, page: Page, tmp_path: Path
+) -> None:
+    expect.set_options(timeout=PATIENCE)
+    file = tmp_path / "same.md"
+    for text in ("# Osprey\n\nAll of one bird of prey.\n", "# Plankton\n\nSmall drifting life.\n"):
+        file.write_text(text, encoding="utf-8")
+        page.goto(f"{site.url}/ui/upload")
+        page.get_by_label("Files", exact=True).set_input_files(file)
+        page.get_by_role("button", name="Upload").click()
+        if "Osprey" in text:
+            expect(page.locator("#sent").get_by_text("ready", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Keep both documents").click()
+    expect(page.locator("#sent").get_by_text("ready", exact=True)).to_be_visible()
+    for title in ("Osprey", "Plankton"):
+        page.goto(f"{site.url}/ui/search?q=same")
+        expect(page.locator("main").get_by_role("link", name=title)).to_be_visible()
+
+
+def test_an_error_is_shown_at_its_form_and_a_fact_is_corrected_in_place(
+    site: Site, page: Page
+) -> None:
+    page.goto(f"{site.url}/ui/hardware/h100/facts?facts=all")
+    page.get_by_role("button", name="Accept the marked").click()
+    expect(page.get_by_role("alert")).to_contain_text("no fact is marked")
+    page.goto(f"{site.url}/ui/hardware/h100/facts?q=l2_size")
+    page.get_by_role("link", name="l2_size").click()
+    before = page.get_by_label("Value", exact=True).input_value()
+    page.get_by_label("Value", exact=True).fill("banana")
+    page.get_by_role("button", name="Save the correction").click()
+    expect(page.get_by_role("alert")).to_contain_text("l2_size cannot be 'banana'")
+    expect(page.get_by_label("Value", exact=True)).to_have_value("banana")
+    page.get_by_label("Value", exact=True).fill("48 MiB")
+    page.get_by_role("button", name="Save the correction").click()
+    expect(page.locator(".big")).to_contain_text("48 MiB")
+    page.get_by_role("button", name="Take the correction back").click()
+    expect(page.locator(".big")).to_contain_text(before)
+    page.goto(f"{site.url}/ui/hardware")
+    page.get_by_label("Id", exact=True).fill("not an id")
+    page.get_by_role("button", name="Add the chip").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_label("Id", exact=True)).to_have_value("not an id")
+
+
+def test_a_key_opens_the_search_over_everything(site: Site, page: Page) -> None:
+    page.goto(f"{site.url}/ui/runs")
+    page.keyboard.press("/")
+    page.keyboard.type("h100")
+    expect(page.locator("#found").get_by_role("link").first).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#finder")).to_be_hidden()
+
+
 def test_a_title_that_is_markup_stays_text(site: Site, page: Page, tmp_path: Path) -> None:
     expect.set_options(timeout=PATIENCE)
     file = tmp_path / "title.md"
     file.write_text(f"# Title\n\nText {EVIL}.\n", encoding="utf-8")
     page.goto(f"{site.url}/ui/upload")
     page.get_by_label("Files", exact=True).set_input_files(file)
-    page.get_by_label("Title").fill(EVIL)
+    page.get_by_text("Title and source key of a single file").click()
+    page.get_by_label("Title", exact=True).fill(EVIL)
     page.get_by_role("button", name="Upload").click()
     expect(page.locator("#sent").get_by_text("ready", exact=True)).to_be_visible()
     for link in (None, "Read what was read", "open and correct"):
@@ -173,8 +254,18 @@ def pages_of(site: Site) -> list[str]:
     job, skill = ids("/jobs", "jobs", "id"), ids("/skills", "skills", "name")
     run = ids("/runs", "runs", "id")
     symbol = ids(f"{chip}/symbols", "symbols", "id")
+    fact = ids("/hardware/h100/facts", "facts", "id")
     return [
-        *("", "/hardware", chip, f"{chip}?facts=all", f"{chip}/setup", f"{chip}/symbols"),
+        *(
+            "",
+            "/hardware",
+            chip,
+            f"{chip}/facts?facts=all",
+            f"{chip}/coverage",
+            f"{chip}/documents",
+        ),
+        *("/search?q=h100", f"/facts/{fact}", "/retrieve?text=out+of+memory&hardware=h100"),
+        *(f"{chip}/setup", f"{chip}/symbols"),
         *(f"{chip}/samples", f"{chip}/first-prompt", f"/symbols/{symbol}", "/upload", "/recipes"),
         *("/retrieve", "/retrieve?signal=memory_bound&hardware=h100", "/documents", "/no/page"),
         *(f"/documents/{document}", f"/passages/{passage}", "/jobs", f"/jobs/{job}", "/knowledge"),

@@ -82,6 +82,44 @@ def evaluated(evaluator: Evaluator, number: int, old: str = "", new: str = "") -
     return evaluator.evaluate(bundle, CppToolchain())
 
 
+def test_goldens_are_computed_while_a_candidate_is_compiled(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not while another process measures on the device."""
+    case = evaluator.case(evaluator.problem.cases[0])
+    compute, compile_, events = case._compute, CppToolchain.compile, list[str]()
+
+    def computed(*given: Any) -> Any:
+        events.append("computed")
+        return compute(*given)
+
+    def compiled(*given: Any) -> Any:
+        until = time.monotonic() + (20 if not busy else 0)
+        while not busy and not events and time.monotonic() < until:
+            time.sleep(0.01)
+        result = compile_(*given)
+        events.append("compiled")
+        return result
+
+    monkeypatch.setattr(case, "_compute", computed)
+    monkeypatch.setattr(CppToolchain, "compile", compiled)
+    busy = False
+    assert evaluated(evaluator, 1).correct
+    assert events[:2] == ["computed", "compiled"]
+    events.clear()
+    case._expected.clear()
+    busy = True
+    other = DeviceLock(evaluator.device)
+    with ThreadPoolExecutor(1) as background:
+        other.__enter__()
+        coming = background.submit(evaluated, evaluator, 2)
+        while not events and not coming.done():
+            time.sleep(0.01)
+        other.__exit__()
+        assert coming.result().correct
+    assert events[:2] == ["compiled", "computed"]
+
+
 def reference_pid(evaluator: Evaluator) -> int:
     (waiting,) = evaluator.context.baselines._waiting.values()
     return waiting.side.runner.pid

@@ -17,7 +17,7 @@ from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import CaseTiming, Flag
+from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.roofline import doubtful_us, limits_of
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.policy import TimingPolicy
@@ -448,3 +448,34 @@ def test_limits_without_ceilings_are_none(tmp_path: Path) -> None:
     work = prepared.counted_work(problem.cases[0])
     assert work.counted_from == "dependence" and work.needed_flops < work.flops / 7
     assert limits_of(work, CaseTiming("main", "measured", 2, 1), None).least_us == 0
+
+
+UNFUSED = """
+class Model(nn.Module):
+    def forward(self, x):
+        for _ in range(20):
+            x = torch.tanh(x) * 1.5
+        return x
+def get_inputs():
+    return [torch.randn(256, 512)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "speedup", "shown"),
+    [(20, 15.0, False), (20, 500.0, True), (1, 25.0, True), (1, 9.0, False)],
+)
+def test_a_large_gain_is_shown_unless_the_reference_does_unneeded_work(
+    tmp_path: Path, loop: int, speedup: float, shown: bool
+) -> None:
+    """Twenty fused pairs of operators move a fortieth of the bytes, and one pair half."""
+    source = UNFUSED.replace("range(20)", f"range({loop})")
+    (tmp_path / "chain.py").write_text(START + source, encoding="utf-8")
+    problem = load_problem(tmp_path / "chain.py")
+    prepared = PreparedProblem(problem, "cpu", EvaluationSettings())
+    (case,) = problem.cases
+    took = 1e6 * 2 * 256 * 512 * 4 / BANDWIDTH
+    gain = Interval(speedup, speedup, speedup, 9)
+    timing = CaseTiming("main", "measured", speedup * took, took, speedup=gain)
+    flags = prepared.impossible_times(case, timing, DEVICE)
+    assert [flag.severity for flag in flags] == (["review"] if shown else [])

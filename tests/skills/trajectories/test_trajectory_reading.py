@@ -401,9 +401,11 @@ def test_a_tree_is_exported_with_the_answers() -> None:
     assert own is not None and FLAG in own.notes[-1] and "accepted by ann" in own.notes[-1]
     refused = reviewed_tree(tree, answer(key, "refused"))
     validity, value, flags = rewards(refused, refused[2])
+    # The decision does not hide what was measured.
+    figure = str(tree[2].evaluation.speedup) if tree[2].evaluation is not None else ""
     assert (validity, value) == ("rejected", 0.0) and flags == (
         FLAG,
-        "refused by ann on 2026-01-02: read it: O(1)",
+        f"refused by ann on 2026-01-02: read it: O(1) (flagged: {FLAG}; measured: {figure})",
     )
     assert refused.best is not None and refused.best.number == 1 and tree.best is tree[2]
     for changed in (free, refused):

@@ -457,7 +457,7 @@ class LlmSynthesizer:
         if replay is None:
             load()
         self._settings, self._transcripts, self._replay = settings, transcripts, replay
-        self.context_tokens = settings.context_tokens
+        self.context_tokens, self.reader = settings.context_tokens, settings.reader
         self._tools = tools if settings.tools else None
         self._check = check
         self._sleep, self._clock = sleep, clock

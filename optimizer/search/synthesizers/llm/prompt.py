@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kb.prompt_tokens import count_tokens
+from optimizer.search.floor import floor_of
 from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import ProposalContext
@@ -209,6 +210,9 @@ def _measured(context: ProposalContext, fitting: _Variable, fence: Fence) -> str
     """Verdict of the parent; with those of correct kernels if the parent is the reference."""
     chars, baseline = fitting.log_chars, context.baseline
     own = results.verdict(context.parent, fence, chars, baseline)
+    floor = floor_of(context.tried)
+    if floor is not None:
+        own = f"{own}\n{floor.sentence()}"
     right = [node for node in fitting.sources if node.correct]
     if context.parent.proposal is not None or not right:
         return own

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kb.answers import SignalFinding
+from kb.answers import HotLines, SignalFinding
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
 from optimizer.search.synthesizers.base import ProposalContext
@@ -26,6 +26,7 @@ MAX_EVIDENCE = 600  # characters of one signal's
 MAX_PLAN = 1_200
 MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
+MAX_HOT_LINES = 4  # groups of lines
 MAX_LESSONS = 40
 NEAR_A_COPY = 80.0  # per cent of a copy's rate; above, a note states that the copy is no ceiling
 MAX_LESSON = 240  # characters
@@ -106,11 +107,25 @@ def verdict(node: Node, fence: Fence, log_chars: int, baseline: Node | None = No
     if evaluation.correct and not evaluation.verdict.signals:
         lines.append(NO_SIGNAL)
     blocks = [fence.around("verdict", "\n".join(lines))]
+    if evaluation.verdict.lines:
+        blocks.append(fence.around("lines", _hot_lines(evaluation.verdict.lines)))
     if evaluation.metrics and evaluation.validity != "incorrect":  # irrelevant to wrong results
         blocks.append(fence.around("metrics", _metrics(evaluation.metrics)))
     if evaluation.log and not evaluation.correct:
         blocks.append(fence.around("log", digest(evaluation.log, log_chars)))
     return "\n".join(blocks)
+
+
+def _hot_lines(groups: Sequence[HotLines]) -> str:
+    """The lines that take the time, with their source and what they wait for."""
+    lines = ["the lines that take the time, from samples of a profiler:"]
+    for group in groups[:MAX_HOT_LINES]:
+        lines += [group.finding, *(f"  {text}" for text in group.source)]
+        if group.awaited:
+            lines.append(f"  waits for {group.awaited}")
+        elif group.instructions and not group.source:
+            lines.append(f"  at {group.instructions[0]['text']}")
+    return "\n".join(lines)
 
 
 def _became(evaluation: Evaluation) -> str:
@@ -129,8 +144,8 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
     if node.number not in (REFERENCE, _number(baseline)) and evaluation.speedup is not None:
         lines.append(f"speed-up over {_name(baseline)}: {_interval(evaluation.speedup)}")
     for timing in evaluation.timings:
-        if timing.cycles is not None and timing.state == "simulator":
-            lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
+        if timing.simulated_cost and timing.state == "simulator":
+            lines.append(f"case {timing.case}: {timing.simulated_cost} in the simulator")
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
             other = _name(baseline).removeprefix("the ")

@@ -161,12 +161,20 @@ def judging(context: ProposalContext) -> str:
     """How a candidate is judged: tolerances, time limits and memory."""
     on_cpu = context.hardware.device == "cpu"
     memory = f" {MEMORY_GIB} GiB of memory beside the inputs and outputs." if on_cpu else ""
-    timed = MEASURED if context.hardware.device else REPORTED
+    timed = MEASURED if context.hardware.device else _reported(context)
     timed += ON_A_GPU if context.hardware.device == "cuda" else ""
     hidden = HIDDEN[context.problem.hidden_cases]
     outputs = "\n".join(_judged(context.problem))
     values = {**JUDGED, "memory": memory, "timed": timed, "hidden": hidden, "outputs": outputs}
     return rendered("judging.md", values).strip()
+
+
+def _reported(context: ProposalContext) -> str:
+    """The clock of a chip that only its own commands run."""
+    toolchain = context.hardware.toolchains.get(wanted(context))
+    if toolchain is None or toolchain.cost == "cycles":
+        return REPORTED
+    return f"by the {toolchain.cost} that it executes in an emulator, a count and no time"
 
 
 def _judged(problem: ProblemView) -> Iterator[str]:
@@ -558,6 +566,9 @@ def _launch(
     lines = [f"language {language}:"]
     if toolchain.interface.strip() and not packed:
         lines.append(toolchain.interface.strip())
+    if context.hardware.refused and context.with_knowledge:
+        names = ", ".join(context.hardware.refused)
+        lines.append(f"The toolchain does not know these names of the manuals: {names}.")
     if toolchain.arguments or toolchain.scalars:
         lines += [line for case in context.problem.cases for line in _launch_case(case, toolchain)]
     return "\n".join(lines) if len(lines) > 1 else ""

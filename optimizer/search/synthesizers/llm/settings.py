@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kb.errors import InvalidRequest
+from retrieval.readers import reader_of
+from retrieval.request import READERS
 
 REMOVED = "[removed]"
 _SECRET_NAME = re.compile(r"(_API_KEY|_TOKEN|_SECRET|_PASSWORD|_ACCESS_KEY|_CREDENTIALS)$")
@@ -27,7 +29,10 @@ _REMEMBERED = {
     "context_tokens": "context_tokens",
     "tools": "tools",
     "model_seconds": "timeout_s",
+    "reader": "reader",
 }
+BY_NAME, FULL = "auto", "full"
+READER_CHOICES = (BY_NAME, FULL, *READERS)  # of ModelOptions.reader
 LEAST_GIVEN, LEAST_NAMED = 4, 12  # characters; shorter values would remove ordinary words
 
 
@@ -52,7 +57,8 @@ class LlmSettings:
     """Settings of the calls. Raises InvalidRequest for values out of range.
 
     `api_base` and `api_key`: None for litellm's environment variables. `context_tokens` bounds
-    the retrieved knowledge in a prompt. `timeout_s` bounds a call. `retries` counts further tries
+    the retrieved knowledge in a prompt, and `reader` is the class of the models as its readers,
+    None for the full context. `timeout_s` bounds a call. `retries` counts further tries
     while the provider is busy or broken. `tools` allows tool calls, in at most `tool_rounds`
     answers of a conversation. `repair_rounds` is how often a model gets its answer back with the
     error.
@@ -70,6 +76,7 @@ class LlmSettings:
     tools: bool = False
     tool_rounds: int = 4
     repair_rounds: int = 1
+    reader: str | None = None
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -91,7 +98,8 @@ class ModelOptions:
     knowledge in a prompt. `tools` allows tool calls (None: if litellm knows that all models take
     them). `timeout_s` bounds a call. `replay` is the id of a run whose stored transcripts answer
     instead of the models. `check` compares the names in a candidate with the chip's before it is
-    compiled.
+    compiled. `reader` is the class of the models as readers of knowledge, `auto` for that of their
+    names, `full` for the full context. Raises InvalidRequest for another one.
     """
 
     models: str = ""
@@ -101,6 +109,22 @@ class ModelOptions:
     timeout_s: float = 300.0
     replay: str | None = None
     check: bool = True
+    reader: str = BY_NAME
+
+    def __post_init__(self) -> None:
+        if self.reader not in READER_CHOICES:
+            raise InvalidRequest(
+                f"reader is {self.reader!r}", hint=f"Use one of {', '.join(READER_CHOICES)}."
+            )
+
+    @property
+    def reader_class(self) -> str | None:
+        """The class of all models, None for the full context: where they differ, or where that of a
+        model is unknown."""
+        if self.reader != BY_NAME:
+            return None if self.reader == FULL else self.reader
+        classes = {reader_of(model.name) for model in models_from(self.models)}
+        return classes.pop() if len(classes) == 1 else None
 
     def remembered(self, log: Callable[[str], None]) -> dict[str, Any]:
         """The options that a run stores, so that it can be resumed; {} without models. An address
@@ -122,6 +146,7 @@ class ModelOptions:
         api_base: str | None = None,
         model_seconds: float | None = None,
         context_tokens: int | None = None,
+        reader: str | None = None,
     ) -> ModelOptions:
         """The options of a run that is resumed: those that it stored (`remembered`; {} for a run of
         an older version), replaced by those that are given now."""
@@ -131,6 +156,7 @@ class ModelOptions:
             "api_base": api_base,
             "timeout_s": model_seconds,
             "context_tokens": context_tokens,
+            "reader": reader,
         }
         return cls(**{**stored, **{n: value for n, value in given.items() if value is not None}})
 

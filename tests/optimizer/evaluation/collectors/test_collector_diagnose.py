@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from optimizer.evaluation.collectors.profilers import (
     Collected,
     ProfileJob,
     collect_all,
+    collect_lines,
     collect_torch_profile,
     write_job,
 )
@@ -30,6 +32,7 @@ from optimizer.evaluation.records import (
     EvaluationVerdict,
     Flag,
     OutputError,
+    verdict_from_json,
 )
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget, Loader
@@ -387,6 +390,43 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
         assert found["perf"].not_measured
     verdict = diagnose_evaluation(timed(40.0), around(collected=[*found.values()]))
     assert verdict.kernels and ("perf" in verdict.not_measured) != tool("perf").available
+
+
+WALK = """#include "kernlore_abi.h"
+KERNLORE_EXPORT int walk(const kernlore_tensor *t, const kernlore_counts *c) {
+  const float *x = t[0].data;
+  float *y = t[1].data;
+  for (long i = 0; i < 256; i++)
+    for (long j = 0; j < 256; j++)
+      y[i * 256 + j] = x[j * 256 + i] / (x[i] + 3.0f);
+  return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not installed")
+def test_lines_of_a_compiled_candidate_are_sampled_and_stored(tmp_path: Path) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(PROBLEM)
+    case = PreparedCase(load_problem(path), load_problem(path).cases[0], "cpu")
+    bundle = Bundle(language="cpp", files={"walk.c": WALK}, main="walk.c", entry="walk")
+    compiled = CppToolchain().compile(bundle, CPU, tmp_path, ())
+    assert compiled.loader is not None, compiled.log
+    tensors = case.values(1).tensors
+    job = write_job(tmp_path / "job", compiled.loader, case, tensors, device="cpu", threads=1)
+    report = collect_lines(job, call_us=200.0)
+    if report.not_measured:
+        pytest.skip(report.not_measured)
+    verdict = diagnose_evaluation(timed(40.0), around(collected=[report], source=WALK))
+    first = verdict.lines[0]
+    assert first.last == 7 and first.share_pct > 50 and "x[j * 256 + i]" in first.source[-1]
+    assert first.signals and set(first.signals) <= {*verdict.signal_ids}
+    assert verdict_from_json(verdict.as_json()).lines == verdict.lines
+
+
+def test_lines_of_python_are_not_sampled_on_a_processor(tmp_path: Path) -> None:
+    report = collect_lines(ProfileJob(tmp_path, "cpu", 1, {"kind": "python"}), 1.0)
+    assert "compiled candidates only" in report.not_measured
 
 
 def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import problem_terms
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
+from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.spec import SIZES
 from optimizer.search.bench.local import problem_view
 from skills.format.skillfile import read_skill
@@ -119,3 +122,31 @@ def test_a_condition_on_sizes_excludes_nothing_where_they_are_not_known() -> Non
     assert len(of_sizes) >= 15
     for predicate in of_sizes:
         assert predicate.evaluate(Bindings(set())).value is True, predicate.text
+
+
+def test_a_model_that_converts_its_weights_is_inferred_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays without memory cannot be converted in a constructor."""
+    (tmp_path / "mixed.py").write_text(
+        textwrap.dedent("""
+            import torch
+            class Model(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.up = torch.nn.Linear(64, 128).bfloat16()
+                    self.norm = torch.nn.BatchNorm1d(128).bfloat16()
+                def forward(self, x):
+                    return self.norm(self.up(x))
+            def get_inputs():
+                return [torch.randn(256, 64).bfloat16()]
+        """)
+    )
+    problem = load_problem(tmp_path / "mixed.py")
+    inferred = OpenCase(problem, problem.cases[0], shapes_only=True)
+    monkeypatch.setattr(inferred, "reference", lambda *_, **__: pytest.fail("it was run"))
+    real = OpenCase(problem, problem.cases[0])
+    assert inferred.signature == real.signature and inferred.flops == real.flops > 0
+    assert observe(inferred).kinds == observe(real).kinds
+    assert real._model is inferred._model  # built once
+    real.reference(*real.drawn(1))

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from kb.answers import HotLines
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.correctness.prepared import MAX_UNDECIDED
 from optimizer.evaluation.problem import bounds
@@ -227,6 +228,20 @@ def test_a_verdict_is_in_words() -> None:
     assert both in text
     assert "{" not in text and '"' not in text
     assert "case main: 5341 us a call (reference 5327 us in turns with it)" in text
+
+
+def test_hot_lines_stand_with_their_source() -> None:
+    group = HotLines(
+        *("k.cu lines 4 to 5", "k.cu", 4, 5, 62.0, "samples", "long_scoreboard", 98.0),
+        *("narrow-loads", ("memory_latency",), "B", "k.cu lines 4 to 5: 62 % of samples, waits"),
+        awaited="LDG.E R4, [R2]",
+        source=("4: v = x[i];", "5: s += v;"),
+    )
+    text = block(
+        prompt(context(parent=parent(verdict=EvaluationVerdict(lines=(group,))))).user, "lines"
+    )
+    assert "k.cu lines 4 to 5: 62 % of samples, waits\n  4: v = x[i];\n  5: s += v;" in text
+    assert text.rstrip().endswith("waits for LDG.E R4, [R2]")
 
 
 def test_metrics_come_with_their_meaning() -> None:

@@ -1,0 +1,1 @@
+"""Sixteen hard problems with shapes of production models, written by a language model."""

@@ -1,0 +1,99 @@
+"""The result of an acceptance test as Markdown, to print or to send to the manual's authors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from optimizer.evaluation.acceptance.records import (
+    FAULTS,
+    Acceptance,
+    Finding,
+    ManualAcceptance,
+    WrittenKernels,
+)
+
+TITLES = {
+    "wrong": "Wrong: measured otherwise",
+    "contradicted": "Contradicted by the toolchain",
+    "missing": "Missing",
+}
+MOST_UNCHECKED = 60
+
+
+def acceptance_page(result: Acceptance) -> str:
+    """The page: marks, what to correct, marks by section, what could not be tried."""
+    lines = [f"# Acceptance of the manuals of {result.hardware}", ""]
+    for language in result.languages:
+        lines += [*_language(language)]
+    lines += [*_problems(result.problems)] if result.problems else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _language(result: ManualAcceptance) -> Iterator[str]:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in result.counts.items())
+    yield from (
+        f"## {result.language}: {result.mark:g} of 100",
+        "",
+        f"{counts}. The mark is the share of right claims among those that were decided.",
+        f"{result.compilations} compilations with {result.tool}.",
+        "",
+        f"Documents: {'; '.join(result.documents) or 'none'}.",
+        f"Kernels that compile: {'; '.join(result.kernels) or 'none'}.",
+        "",
+        *_table(
+            ("covered", "names"), [(c.what, f"{c.covered} of {c.of}") for c in result.coverage]
+        ),
+        "",
+    )
+    for outcome in FAULTS:
+        faults = [finding for finding in result.findings if finding.outcome == outcome]
+        if faults:
+            yield from (f"### {TITLES[outcome]}", "", *_findings(faults), "")
+    yield from ("### Sections", "")
+    marks = [s for s in result.sections if s.section or s.document]
+    rows = [
+        (s.document, s.section or "the document", str(s.right), str(s.faults), str(s.unchecked))
+        for s in sorted(marks, key=lambda s: (-s.faults, s.document, s.section))
+    ]
+    yield from (*_table(("document", "section", "right", "faults", "not tried"), rows), "")
+    unchecked = [finding for finding in result.findings if finding.outcome == "unchecked"]
+    if unchecked:
+        yield from ("### Could not be tried", "", *_findings(unchecked[:MOST_UNCHECKED]), "")
+
+
+def _problems(problems: Sequence[WrittenKernels]) -> Iterator[str]:
+    right = [p.first_right for p in problems if p.first_right is not None]
+    yield from (
+        "## Kernels written from the manuals alone",
+        "",
+        f"Right at the first attempt: {sum(n == 1 for n in right)} of {len(problems)};"
+        f" within the attempts: {len(right)} of {len(problems)}.",
+        "",
+    )
+    rows = [
+        (p.problem, p.model, str(p.first_right or "none"), str(p.attempts), p.cost, p.run_id)
+        for p in problems
+    ]
+    yield from (*_table(("problem", "model", "first right", "attempts", "cost", "run"), rows), "")
+
+
+def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+    rows = [
+        (
+            finding.check,
+            f"`{finding.subject}`",
+            " > ".join(filter(None, (finding.document, finding.section))),
+            finding.message,
+            f"`{finding.evidence}`" if finding.evidence else "",
+        )
+        for finding in findings
+    ]
+    yield from _table(("check", "subject", "section", "finding", "tried"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in row)
+        yield f"| {' | '.join(cells)} |"

@@ -1,0 +1,199 @@
+"""Tries statements of a language on a chip's toolchain, without a grammar of the language.
+
+A host is a whole kernel that compiles. A statement is tried by inserting it as a line at a place of
+the host where a copy of the neighbouring line compiles too. Messages of the compiler are compared
+by their kind: the text without places, numbers, quoted words and words of the statement.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from kb.errors import KernloreError
+from kb.hardware.spec import SampleArgument, ToolchainSpec
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
+from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
+
+RUN_SECONDS = 20.0
+NONSENSE = "zqxjv"
+SHAPES: Sequence[tuple[int, ...]] = ((64, 64), (64,), (4, 64))  # of guessed arguments
+MOST_INPUTS = 3
+MOST_PLACES = 6  # of a host where insertions compile
+_CODE = re.compile(r"\b[A-Z]{2,}[-_]?\d{2,6}\b")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\u2018[^\u2019]*\u2019")
+_PLACE = re.compile(r"^\S*?:\d+(?::\d+)?:\s*")
+_MARKED = re.compile(r"\b(?:error|trap|fatal)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The result of one compilation: `kind` of the first message ("" where it compiled), `codes` of
+    all messages, and the log."""
+
+    ok: bool
+    kind: str = ""
+    codes: tuple[str, ...] = ()
+    log: str = ""
+
+    @property
+    def message(self) -> str:
+        """The first line of the log that states an error."""
+        return _first_message(self.log)
+
+
+@dataclass
+class ProbedTool:
+    """The toolchain of one language; results are kept by source."""
+
+    language: str
+    template: ToolchainSpec
+    target: EvaluationTarget
+    folder: Path
+    compiled: int = 0
+    _tried: dict[str, Tried] = field(default_factory=dict)
+    _runs: dict[tuple[str, Signature], CommandRun] = field(default_factory=dict)
+
+    @cached_property
+    def chain(self) -> CommandToolchain:
+        """The command toolchain."""
+        return CommandToolchain(self.language, self.template)
+
+    def _compile(self, source: str, signature: Signature) -> tuple[Compiled, Path]:
+        main = "sample" + (self.template.suffix or ".txt")
+        entry = self.template.entry or default_entry(main)
+        bundle = Bundle({main: source}, main, self.language, entry)
+        folder = Path(tempfile.mkdtemp(prefix="try-", dir=self.folder))
+        self.compiled += 1
+        return self.chain.compile(bundle, self.target, folder, (CompileCase(signature),)), folder
+
+    def compile(self, source: str, words: str = "") -> Tried:
+        """Compile a whole source. `words` is the statement whose words messages may repeat."""
+        if source not in self._tried:
+            built, _ = self._compile(source, signature_of(self.template.sample_arguments))
+            codes = tuple(dict.fromkeys(_CODE.findall(built.log))) if not built.ok else ()
+            kind = "" if built.ok else kind_of(built.log, words)
+            self._tried[source] = Tried(built.ok, kind, codes, "" if built.ok else built.log)
+        return self._tried[source]
+
+    def run(self, source: str, signature: Signature) -> CommandRun:
+        """Compile and run on random arrays; equal calls run once."""
+        key = (source, signature)
+        if key not in self._runs:
+            built, folder = self._compile(source, signature)
+            if not built.ok:
+                return CommandRun("crashed", _first_message(built.log), log=built.log)
+            generator = torch.Generator().manual_seed(7)
+            tensors = [_random(t, generator) for t in signature.of("input", "buffer")]
+            try:
+                self._runs[key] = self.chain.run(built, tensors, signature, folder, RUN_SECONDS)
+            except KernloreError as problem:
+                return CommandRun("crashed", f"{problem.message}. {problem.hint}")
+        return self._runs[key]
+
+
+def _random(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(spec.shape, generator=generator).to(dtype)
+    return torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
+
+
+def signature_of(arguments: Sequence[SampleArgument]) -> Signature:
+    """The interface of stated arguments, or of one input and one output where none are stated."""
+    roles = {"input": "input", "weight": "buffer", "output": "output"}
+    if not arguments:
+        return guessed(1, SHAPES[0])
+    return Signature(
+        tuple(TensorSpec(a.name, roles[a.role], a.dtype, a.shape) for a in arguments)  # type: ignore[arg-type]
+    )
+
+
+def guessed(inputs: int, shape: tuple[int, ...]) -> Signature:
+    """So many float32 inputs of one shape, and an output of the same."""
+    names = [f"x{n}" for n in range(inputs)]
+    tensors = [TensorSpec(name, "input", "float32", shape) for name in names]
+    return Signature((*tensors, TensorSpec("y", "output", "float32", shape)))
+
+
+def kind_of(log: str, words: str) -> str:
+    """The kind of the first message: its code, if it has one, and its text without places, numbers,
+    quoted words and the words of the statement."""
+    text = _first_message(log)
+    code = _CODE.search(text)
+    text = _QUOTED.sub("?", _PLACE.sub("", text))
+    text = re.sub(r":[^:]*$", "", text) if code else text  # details follow the last colon
+    own = {word for word in re.split(r"[^\w.]+", words) if len(word) > 1}
+    kept = [word for word in re.findall(r"[^\W\d_][\w.-]*", text) if word not in own]
+    return f"{code[0] if code else ''} {' '.join(kept)}".strip().lower()
+
+
+def _first_message(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    marked = (line for line in lines if _CODE.search(line) or _MARKED.search(line))
+    return next(marked, lines[0] if lines else "")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A kernel that compiles: its lines, the indices after which statements may be inserted, and
+    where it runs, the arrays that it was run with."""
+
+    title: str
+    lines: tuple[str, ...]
+    places: tuple[int, ...]
+    signature: Signature | None = None
+
+    def insert(self, place: int, statements: Sequence[str]) -> str:
+        """The source with these lines after the line `place`, indented like it."""
+        line = self.lines[place]
+        indent = line[: len(line) - len(line.lstrip())]
+        added = [indent + statement for statement in statements]
+        return "\n".join([*self.lines[: place + 1], *added, *self.lines[place + 1 :]]) + "\n"
+
+    def statement(self, place: int) -> str:
+        """The line at a place, without indent."""
+        return self.lines[place].strip()
+
+
+def host_of(tool: ProbedTool, title: str, code: str) -> Host | None:
+    """The host of a kernel, or None where it does not compile."""
+    source = code.strip("\n") + "\n"
+    if not tool.compile(source).ok:
+        return None
+    lines = tuple(source.rstrip("\n").split("\n"))
+    named = (n for n, line in enumerate(lines) if re.search(r"[^\W\d_]", line))
+    bare = Host(title, lines, ())
+    inserted = (n for n in named if tool.compile(bare.insert(n, [bare.statement(n)])).ok)
+    return Host(title, lines, tuple(islice(inserted, MOST_PLACES)), _runs_with(tool, source))
+
+
+def _runs_with(tool: ProbedTool, source: str) -> Signature | None:
+    for signature in _signatures(tool.template):
+        if tool.run(source, signature).ok:
+            return signature
+    return None
+
+
+def _signatures(template: ToolchainSpec) -> Iterator[Signature]:
+    if template.sample_arguments:
+        yield signature_of(template.sample_arguments)
+    for shape in SHAPES:
+        for inputs in range(1, MOST_INPUTS + 1):
+            yield guessed(inputs, shape)
+
+
+def cost_of_run(ran: CommandRun) -> float | None:
+    """The count or the cycles of a run that ended well."""
+    if not ran.ok:
+        return None
+    return ran.count if ran.count is not None else ran.cycles

@@ -1,0 +1,454 @@
+"""The lines of a kernel that matter: groups of hot source lines or instructions, each with its
+share, its leading stall, its cause and the source text.
+
+Causes are data (`[[line_causes]]` of `data/diagnosis.toml`). Does not know profilers; the readers
+of `retrieval.profiles` yield the rows.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+from kb.answers import HotLines, SignalFinding
+from kb.errors import InvalidKnowledge, InvalidPredicate
+from kb.predicates import Bindings, Predicate, Value, compile_predicate
+from retrieval.diagnose.signals import DATA, load_signals
+from retrieval.profiles.lines import (
+    OTHER,
+    READY,
+    TIME_UNIT,
+    Access,
+    LineRow,
+    access_of,
+    awaited_by,
+    without_skid,
+)
+
+MIN_SHARE = 5.0  # per cent of the samples, or of what is moved in vain, of a hot line
+MAX_GROUPS = 6
+NEAR_LINES = 3  # source lines at this distance with one cause are one group
+SHOWN_INSTRUCTIONS = 3
+MAX_QUOTED = 12  # source lines of a group
+MAX_SOURCE_LINE = 200  # characters
+# Share of its own stalls from which on a reason leads.
+LEADING = 0.2
+OF_SHARED_QUEUE = ("mio_throttle", "short_scoreboard")
+COUNTED = ("uncoalesced", "bank-conflict")  # causes that counters of each instruction show
+# Kinds of instructions that other ones wait for; a stalled instruction is described by them.
+SLOW = frozenset(
+    (
+        *("global_load", "local_load", "shared_load", "async_copy", "constant_load", "load"),
+        *("gather", "atomic", "special", "divide", "call", "shuffle", "barrier", "global_store"),
+    )
+)
+# Reasons of an instruction that waits for an earlier one.
+OF_RESULTS = ("long_scoreboard", "short_scoreboard", "waitcnt", "barrier", "drain")
+
+
+@dataclass(frozen=True)
+class LineCause:
+    """A cause of a hot line: the signals it means, the leading one first, and its sentence, in
+    which `{name}` is a value of the predicate. `words` are searched for.
+    """
+
+    id: str
+    when: Predicate
+    signals: tuple[str, ...]
+    confidence: str
+    text: str
+    words: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A source line or an instruction, with what is known about it."""
+
+    rows: tuple[LineRow, ...]
+    first: int  # source lines, or indexes of instructions without these
+    last: int
+    file: str
+    cause: LineCause | None
+    values: Mapping[str, Value | None]
+    awaited: LineRow | None
+
+    @property
+    def weight(self) -> float:
+        return sum(row.samples for row in self.rows)
+
+
+def hot_lines(
+    rows: Sequence[LineRow], unit: str = "samples", draft: str | None = None
+) -> tuple[HotLines, ...]:
+    """The groups of hot lines of one kernel, in descending order of their share. `rows` are in the
+    order of addresses; `draft` is the source of the kernel, from which lines are quoted.
+    """
+    if unit == TIME_UNIT:
+        rows = without_skid(_located(rows, draft or ""))
+    total = sum(row.samples for row in rows)
+    if not total:
+        rows = [replace(row, samples=1.0) for row in rows]
+        unit, total = "instructions", float(len(rows))
+    merged = _merged(list(_lines(rows, total, unit)))
+    groups = [group for group in merged if _matters(group, total, unit)]
+    texts = {(row.file, row.line): row.source for row in rows if row.source}
+    chosen = _in_order(groups)[:MAX_GROUPS]
+    return tuple(
+        replace(found, source=_quoted(found, texts, draft)) if found.first else found
+        for found in (_described(group, total, unit) for group in chosen)
+    )
+
+
+def _located(rows: Sequence[LineRow], draft: str) -> list[LineRow]:
+    """The rows with the numbers of the nearest lines of the draft that have the same text."""
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(draft.splitlines(), 1):
+        places.setdefault("".join(line.split()), []).append(number)
+
+    def nearest(row: LineRow) -> int:
+        known = places.get("".join(row.source.split()), ()) if row.source else ()
+        return min(known, key=lambda number: abs(number - row.line), default=row.line)
+
+    return [replace(row, line=nearest(row)) for row in rows]
+
+
+def _in_order(groups: Sequence[list[_Line]]) -> list[list[_Line]]:
+    """The groups with a known cause by their share, then the others. Shared memory with conflicts
+    also delays the other instructions of its queue.
+    """
+    weights = {id(group): sum(line.weight for line in group) for group in groups}
+    queued = sum(weights[id(g)] for g in groups if g[0].values["stall"] in OF_SHARED_QUEUE)
+
+    def key(group: list[_Line]) -> tuple[bool, float]:
+        conflicts = _id(group[0]) == "bank-conflict"
+        return group[0].cause is None, -(weights[id(group)] + (queued if conflicts else 0.0))
+
+    return sorted(groups, key=key)
+
+
+def findings_of(lines: Iterable[HotLines]) -> Iterator[SignalFinding]:
+    """The signals of hot lines, those of the hottest first, with the lines as evidence."""
+    for group in lines:
+        for signal in group.signals:
+            evidence = {
+                "name": "lines",
+                "value": group.place,
+                "test": group.finding,
+                "rule": f"line-{group.cause}",
+                "source": next(c.source for c in load_causes() if c.id == group.cause),
+                "raw": "",
+            }
+            yield SignalFinding(signal, group.confidence, (evidence,))
+
+
+def words_of(lines: Iterable[HotLines]) -> str:
+    """Words to search for, of the causes of hot lines."""
+    known = {cause.id: cause.words for cause in load_causes()}
+    return " ".join(dict.fromkeys(w for group in lines for w in known.get(group.cause, ())))
+
+
+# -- lines
+
+
+def _lines(rows: Sequence[LineRow], total: float, unit: str) -> Iterator[_Line]:
+    """A row for each source line, or for each instruction if no source line is known."""
+    by_line: dict[tuple[str, int], list[int]] = {}
+    known = any(row.line for row in rows)
+    for index, row in enumerate(rows):
+        if row.line or not known:
+            key = (row.file, row.line) if known else ("", index)
+            by_line.setdefault(key, []).append(index)
+    all_sectors = sum(row.excess_sectors for row in rows)
+    all_wavefronts = sum(row.excess_wavefronts for row in rows)
+    for (file, place), indexes in by_line.items():
+        own = tuple(rows[index] for index in indexes)
+        hottest = max(indexes, key=lambda index: rows[index].samples)
+        stall, stall_pct = _leading_stall(own)
+        needs = stall in OF_RESULTS or not stall
+        at = awaited_by(rows, hottest, stall) if needs else None
+        awaited = rows[at] if at is not None else None
+        does = _accesses(own, rows[hottest], awaited)
+        values: dict[str, Value | None] = {
+            "unit": unit,
+            "share_pct": 100 * sum(row.samples for row in own) / total,
+            "stall": stall,
+            "stall_pct": stall_pct,
+            "access": does.kind,
+            "bits": does.bits,
+            "bytes": does.bits // 8,
+            "scalar": does.scalar,
+            "instruction": _short((awaited or rows[hottest]).instruction),
+            "lanes": _lanes(own),
+            "waits": _waits(stall, does, awaited),
+            # What a line waits for may stand on another one.
+            **_moved((*own, awaited) if awaited else own, all_sectors, all_wavefronts),
+        }
+        yield _Line(own, place, place, file, _cause(values), values, awaited)
+
+
+def _waits(stall: str, does: Access, awaited: LineRow | None) -> str:
+    """The wait in words, such as "long scoreboard on a load of 4 bytes (LDG.E), "."""
+    if not stall or not does.bits or does.kind not in SLOW:
+        return ""
+    name = does.kind.split("_")[-1]
+    opcode = f" ({_short(awaited.instruction)})" if awaited is not None else ""
+    return f"{stall.replace('_', ' ')} on a {name} of {does.bits // 8} bytes{opcode}, "
+
+
+def _accesses(own: Sequence[LineRow], hottest: LineRow, awaited: LineRow | None) -> Access:
+    """What a line waits for: the awaited instruction, else the hottest, else its dearest access."""
+    for row in (awaited, hottest):
+        access = access_of(row.instruction) if row is not None else OTHER
+        if access.kind in SLOW or (row is hottest and access.kind not in ("other", "arithmetic")):
+            return access
+    kinds = [access for row in own if (access := access_of(row.instruction)).kind in SLOW]
+    return kinds[0] if kinds else access_of(hottest.instruction)
+
+
+def _leading_stall(own: Sequence[LineRow]) -> tuple[str, float]:
+    """The leading reason for which warps at these rows were stalled, and its share in per cent."""
+    stalls: dict[str, float] = {}
+    for row in own:
+        for reason, count in row.stalls.items():
+            if reason not in READY:
+                stalls[reason] = stalls.get(reason, 0.0) + count
+    total = sum(stalls.values())
+    if not total:
+        return "", 0.0
+    reason = max(stalls, key=lambda name: stalls[name])
+    share = stalls[reason] / total
+    return (reason, 100 * share) if share >= LEADING else ("", 0.0)
+
+
+def _moved(
+    own: Sequence[LineRow], all_sectors: float, all_wavefronts: float
+) -> dict[str, Value | None]:
+    """Shares of what the line moves in vain: of its own traffic and of the kernel's excess."""
+    sums = {
+        name: sum(getattr(row, name) for row in own)
+        for name in ("sectors", "excess_sectors", "wavefronts", "excess_wavefronts", "executed")
+    }
+    sectors, excess = sums["sectors"], sums["excess_sectors"]
+    wavefronts, conflicts = sums["wavefronts"], sums["excess_wavefronts"]
+    return {
+        "excess_pct": 100 * excess / sectors if sectors else None,
+        "of_excess_pct": 100 * excess / all_sectors if all_sectors else None,
+        "conflict_pct": 100 * conflicts / wavefronts if wavefronts else None,
+        "of_conflicts_pct": 100 * conflicts / all_wavefronts if all_wavefronts else None,
+        **sums,
+    }
+
+
+def _lanes(own: Sequence[LineRow]) -> float | None:
+    known = [(row.lanes, max(row.executed, 1.0)) for row in own if row.lanes is not None]
+    weight = sum(executed for _, executed in known)
+    return sum(lanes * executed for lanes, executed in known) / weight if known else None
+
+
+def _cause(values: Mapping[str, Value | None]) -> LineCause | None:
+    bindings = Bindings(parameters=values)
+    return next((c for c in load_causes() if c.when.evaluate(bindings).value), None)
+
+
+def _matters(group: Sequence[_Line], total: float, unit: str) -> bool:
+    """Whether lines take a part of the time, or do a part of the kernel's work in vain."""
+    cause = group[0].cause
+    if unit == "instructions":  # a listing without samples: only what is wrong anywhere
+        return cause is not None and cause.id == "spill"
+    share = 100 * sum(line.weight for line in group) / total
+    in_vain = cause is not None and any(
+        sum(float(line.values[name] or 0) for line in group) >= 4 * MIN_SHARE
+        for name in ("of_excess_pct", "of_conflicts_pct")
+    )
+    return share >= MIN_SHARE or (in_vain and cause is not None and cause.id in COUNTED)
+
+
+def _merged(lines: Sequence[_Line]) -> list[list[_Line]]:
+    """Neighbouring lines with one cause form a group, as do all instructions with one cause."""
+    groups: list[list[_Line]] = []
+    open_groups: dict[tuple[str, str], list[_Line]] = {}
+    for line in sorted(lines, key=lambda line: (line.file, line.first)):
+        last = open_groups.get((line.file, _id(line)))
+        near = last is not None and (
+            line.first - last[-1].last <= NEAR_LINES or not line.rows[0].line
+        )
+        if last is not None and near and line.cause is not None:
+            last.append(line)
+        else:
+            groups.append([line])
+            open_groups[line.file, _id(line)] = groups[-1]
+    return groups
+
+
+def _id(line: _Line) -> str:
+    return line.cause.id if line.cause else ""
+
+
+# -- the record
+
+
+def _described(group: Sequence[_Line], total: float, unit: str) -> HotLines:
+    lead = max(group, key=lambda line: line.weight)
+    rows = [row for line in group for row in line.rows]
+    share = round(100 * sum(row.samples for row in rows) / total, 1)
+    numbered = bool(lead.rows[0].line)
+    first, last = group[0].first, group[-1].last
+    awaited = lead.awaited
+    near = awaited is not None and abs(awaited.line - first) <= MAX_QUOTED
+    if numbered and awaited is not None and awaited.file == lead.file and awaited.line and near:
+        first, last = min(first, awaited.line), max(last, awaited.line)
+    hottest = max(rows, key=lambda row: row.samples)
+    place = _place(lead.file, first, last) if numbered else _addresses(len(group), hottest)
+    cause = lead.cause
+    text = _filled(cause.text, lead.values) if cause else _unexplained(lead)
+    return HotLines(
+        place=place,
+        file=lead.file,
+        first=first if numbered else 0,
+        last=last if numbered else 0,
+        share_pct=share,
+        unit=unit,
+        stall=str(lead.values["stall"] or ""),
+        stall_pct=round(float(lead.values["stall_pct"] or 0), 1),
+        cause=cause.id if cause else "",
+        signals=cause.signals if cause else (),
+        confidence=cause.confidence if cause else "C",
+        finding=f"{place}: {share:g} % of {unit}, {text}{_at(lead) if numbered else ''}",
+        instructions=tuple(_instructions(rows, total)),
+        awaited=awaited.instruction.strip() if awaited is not None else "",
+    )
+
+
+def _at(line: _Line) -> str:
+    """Where the awaited instruction is, if on another line."""
+    awaited = line.awaited
+    if awaited is None or not awaited.line or awaited.line == line.first:
+        return ""
+    return f" (line {line.first} waits for line {awaited.line})"
+
+
+def _place(file: str, first: int, last: int) -> str:
+    where = f"line {first}" if first == last else f"lines {first} to {last}"
+    return f"{PurePath(file).name} {where}" if file else where
+
+
+def _addresses(count: int, hottest: LineRow) -> str:
+    if count == 1:
+        return f"instruction {hottest.address}"
+    return f"{count} instructions, most at {hottest.address}"
+
+
+def _instructions(rows: Sequence[LineRow], total: float) -> Iterator[Mapping[str, Any]]:
+    """The hottest instructions."""
+    listed = [row for row in rows if row.instruction and row.samples]
+    for row in sorted(listed, key=lambda row: -row.samples)[:SHOWN_INSTRUCTIONS]:
+        yield {
+            "address": row.address,
+            "text": row.instruction.strip(),
+            "share_pct": round(100 * row.samples / total, 1),
+        }
+
+
+def _unexplained(line: _Line) -> str:
+    stall = str(line.values["stall"] or "").replace("_", " ")
+    name = str(line.values["instruction"] or "")
+    parts = (f"stalled by {stall}" if stall else "", f"at {name}" if name else "")
+    return ", ".join(filter(None, parts)) or "no stall reason known"
+
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+def _filled(text: str, values: Mapping[str, Value | None]) -> str:
+    def shown(match: re.Match[str]) -> str:
+        value = values.get(match[1])
+        if isinstance(value, float):
+            return f"{value:,.0f}"
+        return str(value).replace("_", " ") if match[1] == "stall" else str(value)
+
+    return _PLACE.sub(shown, text)
+
+
+def _short(instruction: str) -> str:
+    bare = re.sub(r"^\s*(?:/\*\w+\*/\s*)?(?:@!?U?P\w+\s+)?", "", instruction)
+    return bare.strip().partition(" ")[0].strip(";,")
+
+
+def _quoted(
+    found: HotLines, known: Mapping[tuple[str, int], str], draft: str | None
+) -> tuple[str, ...]:
+    """The numbered source lines of a group: of the draft if it is the file, else those `known` from
+    the profile, by file and line.
+    """
+    of_file = {number: text for (file, number), text in known.items() if file == found.file}
+    texts = {n: text for n, text in of_file.items() if found.first <= n <= found.last}
+    lines = (draft or "").splitlines()
+    shift = _shift(lines, of_file) if lines else None
+    if shift is not None and found.last + shift <= len(lines):
+        numbers = range(found.first, min(found.last, found.first + MAX_QUOTED - 1) + 1)
+        texts = {n: lines[n + shift - 1] for n in numbers}
+    return tuple(
+        f"{n}: {text[:MAX_SOURCE_LINE].rstrip()}" for n, text in sorted(texts.items())[:MAX_QUOTED]
+    )
+
+
+def _shift(lines: Sequence[str], texts: Mapping[int, str]) -> int | None:
+    """What to add to a line number of the profile for that of the draft; None if it is of another
+    text. A file may have a head that the draft lacks.
+    """
+    if not texts:
+        return 0
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(lines, 1):
+        places.setdefault("".join(line.split()), []).append(number)
+    votes: dict[int, int] = {}
+    for number, text in texts.items():
+        for place in places.get("".join(text.split()), ()):
+            votes[place - number] = votes.get(place - number, 0) + 1
+    return max(votes, key=lambda shift: (votes[shift], -abs(shift))) if votes else None
+
+
+# -- the table
+
+
+@lru_cache(maxsize=1)
+def load_causes() -> tuple[LineCause, ...]:
+    """The built-in causes, in their order: the first that holds is that of a line."""
+    path = DATA / "diagnosis.toml"
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    return tuple(_cause_from(row, path.name) for row in data["line_causes"])
+
+
+def _cause_from(row: Mapping[str, Any], origin: str) -> LineCause:
+    """Parse a cause. Raises InvalidKnowledge, which names it."""
+    name = row.get("id", "?")
+    keys = {"id", "when", "signals", "confidence", "text", "words", "source"}
+    problem = ""
+    if row.keys() != keys:
+        problem = f"has missing or unknown keys: {', '.join(sorted(keys ^ row.keys()))}"
+    elif unknown := [signal for signal in row["signals"] if signal not in load_signals()]:
+        problem = f"names unknown signals {unknown}"
+    if not problem:
+        try:
+            when = compile_predicate(row["when"])
+        except InvalidPredicate as error:
+            problem = error.message
+    if problem:
+        raise InvalidKnowledge(
+            f"{origin}: cause {name!r} {problem}", hint=f"Correct {origin} and load it again."
+        )
+    return LineCause(
+        name,
+        when,
+        tuple(row["signals"]),
+        row["confidence"],
+        row["text"],
+        tuple(row["words"]),
+        row["source"],
+    )

@@ -1,0 +1,102 @@
+"""A pasted text whose kind is not given: a profile, metrics, code, a question or a log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from kb.errors import InvalidRequest
+from retrieval.diagnose.signatures import SignatureIndex, load_signatures
+from retrieval.profiles.reader import read_profile
+
+MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
+_METRIC = re.compile(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
+# Words and places that compilers, runtimes and tools print.
+_LOG = re.compile(
+    r"\b(?:error|warning|fatal|failed|failure|exception|traceback|abort(?:ed)?|segmentation fault"
+    r"|ptxas|nvcc|hipcc|out of memory|illegal|assert(?:ion)?|undefined|cannot|core dumped)\b"
+    r"|\w\.(?:c|cc|cpp|cu|cuh|h|hpp|hip|py|mlir|ll)[:(]\d+|^\s*File \"",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FAILED = re.compile(
+    r"\b(?:error|fatal|traceback|exception|failed)\b *[:(\[]|: error\b", re.IGNORECASE
+)
+_CODE = re.compile(
+    r"^\s*(?:#include\b|#pragma\b|import \w|from \w+ import|def \w+\(|class \w+[(:]"
+    r"|@\w+(?:\.\w+)*\s*$"
+    r"|template\s*<|(?:extern|static|inline|constexpr|__global__|__device__|kernel|void)\b.*[({]"
+    r"|[\w:<>*& ]+\s+\w+\([^)]*\)\s*\{|for\s*\(|for \w+ in )",
+    re.MULTILINE,
+)
+
+
+def pasted(text: str) -> tuple[str, Any]:
+    """The field of a request that a text belongs to, and its value there: `profile`, `metrics`,
+    `draft`, `query` or `log`.
+    """
+    stripped = text.strip()
+    lines = [line for line in stripped.splitlines() if line.strip()]
+    if _is_profile(stripped):
+        return "profile", text
+    metrics = _json_metrics(stripped)
+    if metrics is not None:
+        return "metrics", metrics
+    if len(lines) >= 1 and all(_METRIC.fullmatch(line.strip()) for line in lines):
+        return "metrics", metrics_of(stripped)
+    if len(lines) >= 3 and len(_CODE.findall(stripped)) >= 2 and not _FAILED.search(stripped):
+        return "draft", text
+    if len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped):
+        return "query", stripped
+    return "log", text
+
+
+def metrics_of(text: str) -> dict[str, Any]:
+    """Metrics from lines of a name and a value. Raises InvalidRequest for a name alone."""
+    metrics: dict[str, Any] = {}
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        match = re.match(r"(\S+?)\s*(?:[=,:]\s*|\s+)(\S.*)", line)
+        if match is None:
+            raise InvalidRequest(
+                f"the metric {line[:80]!r} has no value",
+                hint="Write one metric a line: its name, a space, its value; or paste JSON.",
+            )
+        value = match[2].strip().removesuffix("%").strip()
+        metrics[match[1].rstrip(":=,")] = value
+    return metrics
+
+
+def _is_profile(text: str) -> bool:
+    try:
+        read_profile(text)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def _json_metrics(text: str) -> Mapping[str, Any] | None:
+    """A JSON object of numbers and texts, else None."""
+    if not text.startswith("{"):
+        return None
+    try:
+        decoded = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    plain = isinstance(decoded, dict) and all(
+        isinstance(value, int | float | str) for value in decoded.values()
+    )
+    return decoded if plain and decoded else None
+
+
+def _is_question(text: str) -> bool:
+    """Whether a short text is a person's question, and not a line that a tool printed."""
+    if text.endswith("?"):
+        return True
+    return not _LOG.search(text) and not _signatures().match(text, 1)
+
+
+@cache
+def _signatures() -> SignatureIndex:
+    return SignatureIndex(load_signatures())

@@ -1,0 +1,266 @@
+"""Profiles that people paste besides those of the main tools: each is read, and diagnosed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from kb.errors import InvalidRequest
+from retrieval.diagnose.diagnosis import Diagnoser
+from retrieval.diagnose.given_profile import with_known_counters
+from retrieval.diagnose.signals import load_signals
+from retrieval.profiles.nsys import summary_of_database
+from retrieval.profiles.reader import read_profile
+from retrieval.request import RetrieveRequest
+
+NVPROF = """==77== NVPROF is profiling process 77, command: ./mm
+==77== Profiling result:
+            Type  Time(%)      Time     Calls       Avg       Min       Max  Name
+ GPU activities:   59.68%  254.32ms         2  127.16ms  127.10ms  127.21ms  mmul(float const *)
+                   26.54%  113.11ms         2  56.555ms  56.464ms  56.646ms  [CUDA memcpy HtoD]
+                   13.78%  58.721ms         1  58.721ms  58.721ms  58.721ms  [CUDA memcpy DtoH]
+      API calls:   71.95%  426.98ms         3  142.33ms  56.685ms  313.49ms  cudaMemcpy
+"""
+METRICS = """==9== Profiling application: ./a.out
+==9== Metric result:
+Invocations                Metric Name                    Metric Description  Min  Max  Avg
+Device "Tesla V100 (0)"
+    Kernel: add(float*)
+          1                gld_efficiency      Global Memory Load Efficiency  12.50%  12.50%  12.50%
+"""
+UNITRACE = """
+=== Device Timing Summary ===
+
+                Total Execution Time (ns):           400000
+    Total Device Time for L0 backend (ns):            60000
+
+== L0 Backend ==
+
+          Kernel,   Calls,   Time (ns),   Time (%),  Average (ns),  Min (ns),  Max (ns)
+  "gemv<float, 4>(int, int)::{lambda()#1}",  20,  50000,  83.3,  2500,  2400,  2700
+  zeCommandListAppendMemoryCopy(M2D), 4, 10000, 16.7, 2500, 2400, 2600
+
+=== Kernel Properties ===
+
+          Kernel, Private Memory Per Thread, Spill Memory Per Thread
+  "gemv<float, 4>(int, int)::{lambda()#1}", 0, 8192
+"""
+VTUNE = """Elapsed Time: 3.722s
+    CPI Rate: 2.5
+    Back-End Bound: 69.8% of Pipeline Slots
+     | A significant portion of pipeline slots are remaining empty.
+        Memory Bound: 52.3% of Pipeline Slots
+            L1 Bound: 5.0% of Clockticks
+            DRAM Bound: 41.5% of Clockticks
+                Memory Bandwidth: 60.1% of Clockticks
+                Memory Latency: 10.0% of Clockticks
+        Core Bound: 17.5% of Pipeline Slots
+"""
+HOTSPOTS = """
+Function       Module   CPU Time  Instructions Retired
+-------------  -------  --------  --------------------
+multiply1      mm.icc    22.501s        60,000,000,000
+[vmlinux]      vmlinux    0.310s           100,000,000
+"""
+TREE = """
+          _     _
+12.000 ROOT
+├─ 9.500 attn_fwd
+└─ 2.500 scope
+   └─ 2.500 softmax_kernel
+
+Legend (Metric: time/ms (inc) Min: 2.50 Max: 12.00)
+"""
+LEAF = {
+    "name": "fusion.1",
+    "metrics": {"rawTime": 5e9, "occurrences": 10, "flops": 0.05, "bandwidthUtils": [0.85, 0.1]},
+    "xla": {"category": "loop fusion"},
+}
+OPS = {
+    "byCategory": {
+        "name": "by_category",
+        "metrics": {"rawTime": 6e9},
+        "children": [
+            {
+                "name": "fusion",
+                "metrics": {"rawTime": 6e9},
+                "children": [LEAF, {"name": "dot.2", "metrics": {"rawTime": 1e9, "flops": 0.9}}],
+            }
+        ],
+    }
+}
+HLO = """Rank,HLO op category,HLO op name,#Occurrences,Total self time (us),Bound by
+1,loop fusion,fusion.7,10,5000,HBM
+2,convolution,conv.1,10,1200,Compute
+"""
+XCODE = """Index,Encoder Label,GPU Time (ms),ALU Limiter,Buffer Read Limiter,Kernel Occupancy
+0,scale,0.4,12.5%,20%,90%
+1,gemv,2.5,18.0%,88.1%,45%
+"""
+AMD = """ Performance counter stats for './gemm':
+
+     5,036,308,790      ex_no_retire.load_not_complete   #     12.5 %  backend_bound_cpu
+                                                  #     54.4 %  backend_bound_memory     (25.00%)
+   480,522,837,700      de_no_dispatch_per_slot.backend_stalls #  66,9 %  backend_bound
+     1,000,000,000      cycles
+       500,000,000      instructions
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "kernel", "signal"),
+    [
+        (NVPROF, "nvprof", "mmul(float const *)", "poor_reuse"),
+        (METRICS, "nvprof", "", "uncoalesced_access"),
+        (UNITRACE, "unitrace", "gemv<float, 4>(int, int)::{lambda()#1}", "register_spill"),
+        (VTUNE, "vtune", "", "memory_bound"),
+        (TREE, "proton", "attn_fwd", None),
+        (json.dumps(OPS), "xprof", "fusion.1", "memory_bound"),
+        (HLO, "xprof", "fusion.7", "memory_bound"),
+        (XCODE, "xcode", "gemv", "memory_bound"),
+        (AMD, "perf", "", "memory_latency"),
+        (HOTSPOTS, "vtune", "multiply1", None),
+    ],
+)
+def test_each_is_read_and_diagnosed(text: str, kind: str, kernel: str, signal: str | None) -> None:
+    profile = read_profile(text)
+    assert (profile.kind, profile.kernel) == (kind, kernel)
+    request, read = with_known_counters(RetrieveRequest(profile=text))
+    assert read is not None and (read.metrics or read.kernels)
+    verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
+    assert signal is None or signal in verdict.signal_ids, (verdict.signal_ids, read.metrics)
+
+
+def test_a_tree_has_its_leaves_in_the_unit_of_the_metric() -> None:
+    kernels = read_profile(TREE).kernels
+    assert [(k.name, k.us) for k in kernels] == [("attn_fwd", 9500.0), ("softmax_kernel", 2500.0)]
+
+
+def test_times_without_counters_come_with_the_next_step() -> None:
+    _, read = with_known_counters(RetrieveRequest(profile=HOTSPOTS))
+    assert read is not None and read.kernels[0]["pct"] > 98
+    assert any("no counters" in note for note in read.notes)
+
+
+def test_an_exported_database_becomes_a_summary(tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        base.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, demangledName INT)"
+        )
+        base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "f<a, b>()"), (2, "g()")])
+        rows = [(0, 4000, 1), (5000, 9000, 1), (9000, 10_000, 2)]
+        base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?)", rows)
+    base.close()
+    profile = read_profile(summary_of_database(path))
+    assert [(k.name, k.calls, k.us) for k in profile.kernels] == [
+        ("f<a, b>()", 2, 8),
+        ("g()", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("start", ["SQLite format 3\0", "PERFILE2", "NVR\0"])
+def test_a_binary_file_is_refused_with_the_command_that_prints_it(start: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_profile(start + "\0\0")
+    assert "binary" in caught.value.message and "`" in caught.value.hint
+
+
+ADVICE = """  mm(float *) (64, 1, 1)x(256, 1, 1), Context 1, Stream 7, Device 0, CC 9.0
+    Section: Scheduler Statistics
+    ------------------------- ----------- ------------
+    Metric Name               Metric Unit Metric Value
+    ------------------------- ----------- ------------
+    No Eligible                         %        86.29
+    Issued Warp Per Scheduler                     0.14
+    ------------------------- ----------- ------------
+
+    OPT   Est. Speedup: 58.31%
+          On average, each warp of this workload spends 3.7 cycles being stalled {what}. Do less.
+          This stall type represents about {share}% of the total average of 6.4 cycles between
+          issuing two instructions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "signal"),
+    [
+        (
+            "waiting for a scoreboard dependency on a L1TEX (local, global, surface, texture)"
+            " operation",
+            "memory_latency",
+        ),
+        ("waiting for sibling warps at a CTA barrier", "sync_stall"),
+        (
+            "waiting for the MIO (memory input/output) instruction queue to be not full",
+            "onchip_bandwidth",
+        ),
+        ("waiting on a fixed latency execution dependency", "latency_bound"),
+        ("waiting for the execution pipe to be available", "compute_bound"),
+    ],
+)
+def test_the_leading_stall_of_ncus_advice_is_read(what: str, signal: str) -> None:
+    text = ADVICE.format(what=what, share=62.5)
+    if signal == "memory_latency":
+        text = text.replace(
+            "    No Eligible",
+            "    DRAM Throughput                     %         20.0\n"
+            "    L2 Cache Throughput                 %         20.0\n    No Eligible",
+        )
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    verdict = Diagnoser(load_signals()).conclude(request, {}, ("nvidia",), ()).verdict
+    assert verdict.primary == signal
+
+
+def test_accesses_in_vain_of_ncus_advice_are_read() -> None:
+    text = ADVICE.format(what="at once", share=1) + (
+        "    OPT   This kernel has uncoalesced global accesses resulting in a total of 14680064\n"
+        "          excessive sectors (78% of the total 18874368 sectors).\n"
+        "    OPT   This results in 260 bank conflicts, which represent 96.88% of the overall 268\n"
+    )
+    metrics = read_profile(text).metrics
+    assert metrics["load_efficiency_pct"] == 22.0 and metrics["bank_conflict_ratio"] == 0.9688
+
+
+LIMITS = ("Registers", "Shared Mem", "Warps", "SM")
+
+
+@pytest.mark.parametrize(
+    ("limits", "issued", "tensor", "limited"),
+    [
+        ((12, 1, 16, 32), 14, None, True),  # shared memory alone, and schedulers wait
+        ((1, 1, 16, 32), 14, None, False),  # two limits bind together
+        ((2, 3, 16, 32), 85, None, False),  # the schedulers are busy
+        ((1, 2, 16, 32), 20, 75.0, False),  # so are the matrix units
+        ((4, 8, 16, 32), 30, 5.0, True),  # registers
+    ],
+)
+def test_occupancy_limits_only_where_more_warps_would_help(
+    limits: tuple[int, ...], issued: float, tensor: float | None, limited: bool
+) -> None:
+    metrics: dict[str, float | str] = {"Theoretical Occupancy": 25.0, "Issue Slots Busy": issued}
+    metrics |= {f"Block Limit {n}": float(v) for n, v in zip(LIMITS, limits, strict=True)}
+    if tensor is not None:
+        metrics["tensor_pipe_pct"] = tensor
+    request = RetrieveRequest(metrics=metrics)
+    verdict = Diagnoser(load_signals()).conclude(request, {}, ("nvidia",), ()).verdict
+    assert ("occupancy_limited" in verdict.signal_ids) == limited
+
+
+@pytest.mark.parametrize(
+    ("seconds", "signal"), [("0.05", "memory_bound"), ("0.4", "memory_latency")]
+)
+def test_the_bandwidth_reached_decides_for_a_processor(seconds: str, signal: str) -> None:
+    text = (
+        " Performance counter stats for './x':\n\n 200,000,000 cycles\n 100,000,000 instructions\n"
+        " 3,000,000 LLC-loads\n 2,800,000 LLC-load-misses\n\n"
+        f"       {seconds} seconds time elapsed\n"
+    )
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    facts = {"memory_bandwidth": 5e9}
+    verdict = Diagnoser(load_signals()).conclude(request, facts, ("x86-64",), ()).verdict
+    assert verdict.primary == signal

@@ -1,0 +1,333 @@
+"""Whole kernels in contexts: chosen by what the operator is, cut by worth, and delivered for every
+chip, language and operator for which one ships; and what a strong reader is spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.cli.target import CommandTarget, read_settings
+from ingestion.builtin.samples import shipped_samples
+from kb.answers import Answer
+from kb.errors import InvalidKnowledge
+from kb.prompt_tokens import count_tokens
+from kb.scope import ALL_ACCESS
+from retrieval import readers
+from retrieval.answer import AnswerConfig, answer
+from retrieval.compose.device import load_surprises
+from retrieval.compose.kernels import (
+    REMARK,
+    KernelRequest,
+    chosen_kernels,
+    cut_code,
+    kernels_of,
+    main_parts,
+    parts_of,
+)
+from retrieval.delivery import delivered_kernels
+from retrieval.knowledge_base import KnowledgeBase
+from retrieval.operators import OperatorTraits, load_operators
+from retrieval.readers import CommonKnowledge, CommonMark, gains, reader_of, uplift_of
+from retrieval.request import RetrieveRequest
+from tests.catalogs import copy_data_dir
+from tests.shared import BUILTIN, once, read_builtin_knowledge
+
+SAMPLES = shipped_samples(BUILTIN)
+CHIPS = ("h100", "b200", "mi355x", "trainium2", "riscv-v-128", "apple-m4", "gaudi3")
+EIGHT = [(chip, op) for chip in ("h100", "b200", "mi355x") for op in ("matmul", "attention")]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnowledgeBase]:
+    read = once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
+    home = copy_data_dir(read, tmp_path_factory.mktemp("delivery"))
+    local = CommandTarget(read_settings(home))
+    yield local.services
+    local.close()
+
+
+def ask(base: KnowledgeBase, **given: object) -> Answer:
+    request = RetrieveRequest(**{"max_tokens": 24_000, **given})  # type: ignore[arg-type]
+    snapshot = base.retriever.snapshots.current()
+    return answer(snapshot, request, AnswerConfig(embed=None)).answer
+
+
+def kinds(op: str | None, *texts: str, **given: object) -> tuple[str, ...]:
+    return load_operators().of(op, texts, **given).kinds  # type: ignore[arg-type]
+
+
+# -- what an operator is
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        ("GEMM", "product"),
+        ("bmm", "batched_product"),
+        ("moe", "grouped_product"),
+        ("fused_moe_w4a16", "grouped_product"),
+        ("w4a16", "quantised_product"),
+        ("spmm", "sparse_product"),
+        ("swiglu", "fused_mlp"),
+        ("hstu", "attention_forward"),
+        ("flash_attention_backward", "attention_backward"),
+        ("paged_attention", "attention_decode"),
+        ("MLA decode", "attention_decode"),
+        ("gated_delta_rule", "scan"),
+        ("selective scan", "scan"),
+        ("causal_conv1d", "depthwise_convolution"),
+        ("int4 TBE", "embedding_bag"),
+        ("wukong", "factorization_machine"),
+        ("mbdt", "bucketize"),
+        ("segment_sum", "jagged"),
+        ("top_k", "sort"),
+        ("rms_norm", "norm"),
+    ],
+)
+def test_an_operator_is_recognised_by_its_names(op: str, kind: str) -> None:
+    assert kinds(op)[0] == kind
+
+
+def test_words_types_sizes_and_sources_say_what_an_operator_is() -> None:
+    assert kinds("attention", "for a paged cache") == ("attention_decode",)
+    assert kinds("attention", sizes={"query_length": 1}) == ("attention_decode",)
+    assert kinds("attention", sizes={"query_length": 4096}) == ("attention_forward",)
+    assert kinds("matmul", dtypes=("float8_e4m3fn",)) == ("quantised_product",)
+    assert kinds("matmul", sizes={"product_narrow": 4}) == ("skinny_product",)
+    assert kinds(None, "write a grouped GEMM for experts") == ("grouped_product",)
+    assert kinds(None, "why is my loop slow?") == ()
+    assert load_operators().of("moe", dtypes=("fp8",)) == OperatorTraits(
+        ("grouped_product",), "fp8"
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.path)
+def test_the_source_of_a_shipped_kernel_is_not_taken_for_another_operator(sample) -> None:  # type: ignore[no-untyped-def]
+    operators = load_operators()
+    stated = operators.of_title(sample.operator, sample.title, sample.shapes).kinds
+    read = operators.of(None, code=sample.code).kinds
+    assert not read or operators.relation(stated[0], read) > 0, (stated, read)
+
+
+def test_a_title_may_name_two_operators() -> None:
+    both = load_operators().of_title("softmax", "RMS norm and softmax of rows")
+    assert both.kinds == ("softmax", "norm")
+    one = load_operators().of_title("matmul", "BF16 GEMM with priorities and scheduling barriers")
+    assert one.kinds == ("product",)
+
+
+# -- cutting
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.path)
+def test_a_cut_keeps_the_main_loop_and_names_what_it_leaves_out(sample) -> None:  # type: ignore[no-untyped-def]
+    parts = parts_of(sample.code, sample.language)
+    assert "\n".join(part.text for part in parts) == "\n".join(sample.code.splitlines())
+    every = count_tokens(sample.code)
+    main = main_parts(sample.code, sample.language)
+    assert main and all(part in sample.code for part in main)
+    needed = sum(count_tokens(part) + REMARK + 2 for part in main) + REMARK
+    cut = cut_code(sample.code, sample.language, min(needed, every))
+    assert cut.text and count_tokens(cut.text) <= needed
+    if needed < every:
+        assert cut.main and all(part in cut.text for part in main)
+        left_out = {part.name for part in parts if part.name} - set(cut.without)
+        assert all(name in cut.text for name in left_out)
+    small = cut_code(sample.code, sample.language, needed // 2)
+    assert count_tokens(small.text) <= needed // 2 and not small.main
+
+
+# -- delivery
+
+
+@pytest.mark.slow(seconds=15)
+@pytest.mark.parametrize("task", ["write", "speed_up"])
+def test_every_kernel_that_ships_reaches_the_context_of_its_operator(
+    base: KnowledgeBase, task: str
+) -> None:
+    """Complete answers for some chips; the next test looks at the choice for all of them."""
+    chips = CHIPS if task == "write" else CHIPS[:1]
+    for chip in chips:
+        table = delivered_kernels(base, hardware=chip, task=task)  # type: ignore[arg-type]
+        assert len(table.kernels) >= 2
+        missing = [cell for cell in table.kernels if cell.arrives not in ("whole", "main loop")]
+        assert not missing and table.holes == 0
+        assert all(cell.tokens <= 24_000 for cell in table.kernels)
+
+
+def test_the_kernel_of_its_kind_comes_first_for_every_chip_and_language(
+    base: KnowledgeBase,
+) -> None:
+    snapshot = base.retriever.snapshots.current()
+    chips = snapshot.knowledge.chips()
+    cells = 0
+    for chip, spec in chips.all().items():
+        lineage, facts = chips.lineage(chip), chips.effective_facts(chip).keys()
+        for language in spec.languages:
+            offered = kernels_of(snapshot, lineage, (language,), ALL_ACCESS)
+            for kind in sorted({kind for kernel in offered for kind in kernel.traits.kinds}):
+                traits = OperatorTraits((kind,))
+                wanted = KernelRequest(traits, lineage, (language,), facts, ALL_ACCESS)
+                chosen = chosen_kernels(snapshot, wanted)
+                if not chosen:  # the only kernel needs an extension that the chip lacks
+                    assert all("AMX" in k.title for k in offered if kind in k.traits.kinds)
+                    continue
+                assert kind in chosen[0].traits.kinds or "amx" in str(offered).lower()
+                assert chosen[0].language == language
+                cells += 1
+    assert cells > 400
+
+
+@pytest.mark.parametrize(("chip", "op"), EIGHT)
+def test_the_empty_cells_of_the_audit_are_filled(base: KnowledgeBase, chip: str, op: str) -> None:
+    for language in ("hip",) if chip == "mi355x" else ("cuda", "triton"):
+        got = ask(base, hardware=chip, language=language, op=op, task="write")
+        samples = [part for part in got.parts if part.kind == "sample"]
+        assert samples and sum(part.tokens for part in samples) > 1_500
+        assert got.context_tokens > 6_000
+        order = [part.kind for part in got.parts]
+        assert order.index("sample") < order.index("guidance")
+
+
+def test_a_chip_gets_the_kernel_of_its_own_lineage_first(base: KnowledgeBase) -> None:
+    def first(chip: str, language: str, op: str) -> str:
+        got = ask(base, hardware=chip, language=language, op=op, task="write")
+        return next(part.citation for part in got.parts if part.kind == "sample")
+
+    assert "wgmma" in first("h200", "cuda", "matmul")
+    assert "tcgen05" in first("b200", "cuda", "matmul")
+    assert "memory to LDS" in first("mi355x", "hip", "matmul")
+    assert "MFMA" in first("mi300x", "hip", "matmul")
+    assert "AMX" in first("granite-rapids", "cpp", "matmul")
+    assert "amx" not in first("zen5", "cpp", "matmul").lower()
+    assert "NVFP4" in first("b200", "triton", "nvfp4_gemm")
+
+
+def test_a_small_budget_gets_the_main_loop_and_the_way_to_the_rest(base: KnowledgeBase) -> None:
+    got = ask(base, hardware="h100", language="cuda", op="matmul", task="write", max_tokens=6_000)
+    assert got.context_tokens <= 6_000
+    assert "left out here: " in got.context and "`kernlore knowledge samples" in got.context
+    kernel = next(s for s in SAMPLES if s.file == "gemm-tma-wgmma-cooperative.cu")
+    assert all(part in got.context for part in main_parts(kernel.code, "cuda"))
+
+
+def test_names_are_those_that_the_kernels_use(base: KnowledgeBase) -> None:
+    got = ask(base, hardware="h100", language="cuda", op="attention", task="write")
+    names = got.context.partition("## Names of the language")[2]
+    assert "mbarrier.arrive.expect_tx" in names.partition("\n## ")[0]
+
+
+def test_recommendation_operators_get_their_own_section(base: KnowledgeBase) -> None:
+    for op, title in (
+        ("factorization_machine", "half of square of sum"),
+        ("map_id", "direct table, hash table or sorted list"),
+        ("truncate", "Truncation of a batch of lists"),
+    ):
+        got = ask(base, hardware="h200", language="triton", op=op, task="write")
+        guides = [part.citation for part in got.parts if part.kind == "guidance"]
+        assert title in guides[0], (op, guides[:2])
+
+
+# -- surprises
+
+
+def test_every_surprise_names_a_section_that_ships() -> None:
+    texts = {}
+    for path in (BUILTIN / "hardware").glob("*/*.md"):
+        text = path.read_text(encoding="utf-8")
+        title = next(line for line in text.splitlines() if line.startswith("title:"))
+        texts[title.partition(":")[2].strip().strip('"')] = text
+    for row in load_surprises():
+        assert f"\n## {row.section}\n" in texts[row.document], row.section
+
+
+def test_what_surprises_comes_first_and_only_for_its_chip(base: KnowledgeBase) -> None:
+    got = ask(base, hardware="h100", language="cuda", op="matmul", task="write")
+    assert got.parts[0].kind == "surprises"
+    assert got.context.index("MEMBAR.ALL.GPU") < got.context.index("shared memory per block:")
+    other = ask(base, hardware="mi300x", language="hip", op="matmul", task="write")
+    assert "MEMBAR.ALL.GPU" not in other.context and "32 banks" in other.context
+
+
+# -- readers
+
+
+def test_a_strong_reader_gets_little_where_nothing_shows_that_more_helps(
+    base: KnowledgeBase,
+) -> None:
+    about: dict[str, object] = {"hardware": "h200", "language": "cuda", "op": "attention"}
+    strong = ask(base, **about, task="write", reader="strong")
+    assert strong.context_tokens <= 2_000 and "MEMBAR.ALL.GPU" in strong.context
+    assert not [part for part in strong.parts if part.kind == "sample"]
+    full = ask(base, **about, task="write")
+    assert full.context == ask(base, **about, task="write", reader="small").context
+    assert full.context_tokens > 6_000
+    log = "ptxas error : Entry function 'k' uses too much shared data (0x41000 bytes, 0x38c00 max)"
+    repair = ask(base, **about, log=log, reader="strong")
+    assert repair.context_tokens <= 2_000 and "0x41000" in repair.context
+
+
+def test_a_language_that_models_do_not_know_is_taught_to_every_reader(
+    base: KnowledgeBase,
+) -> None:
+    about = {"hardware": "trainium2", "language": "nki", "op": "matmul", "task": "write"}
+    strong = ask(base, **about, reader="strong")
+    assert strong.context == ask(base, **about).context
+    assert gains(strong.uplift) and strong.uplift[0].without == 0
+
+
+def test_an_answer_says_what_a_context_was_measured_to_gain(base: KnowledgeBase) -> None:
+    got = ask(base, hardware="h200", language="triton", op="softmax", task="write")
+    assert [row.operator for row in got.uplift] == ["softmax", "any", "any"]
+    newest = got.uplift[1]
+    assert (newest.with_context, newest.without, newest.date) == (4.90, 4.93, "2026-11-28")
+    assert not gains(got.uplift)  # a single problem decides nothing, and the newest six show none
+    assert ask(base, hardware="mi300x", language="hip", op="matmul", task="write").uplift == ()
+    assert uplift_of(("h100",), "triton", (), "small", False) == ()
+
+
+def test_a_model_is_classed_by_its_name() -> None:
+    assert reader_of("anthropic/claude-opus-4-5") == "strong"
+    assert reader_of("openai/gpt-5-mini") == "small"
+    assert reader_of("hosted_vllm/Qwen2.5-Coder-7B-Instruct") == "small"
+    assert reader_of("openai/scripted") is None
+
+
+def test_what_a_reader_knows_is_left_out_for_it_alone(
+    base: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about: dict[str, object] = {"hardware": "h200", "language": "cuda", "signal": "bank_conflict"}
+    before = ask(base, **about, reader="strong", op="matmul")
+    cited = next(part for part in before.parts if part.kind == "hardware")
+    document, _, section = cited.citation.partition(" (v1), ")
+    mark = CommonMark(document, section, "", "strong", "a-model", "2026-11-29")
+    known = CommonKnowledge([mark])
+    monkeypatch.setattr(
+        "retrieval.compose.composer.common_for",
+        lambda reader: known if reader == "strong" else CommonKnowledge(()),
+    )
+    after = ask(base, **about, reader="strong", op="matmul")
+    assert cited.citation not in [part.citation for part in after.parts]
+    full = ask(base, **about, op="matmul")
+    assert cited.citation in [part.citation for part in full.parts]
+
+
+def test_a_known_statement_is_cut_out_of_its_section() -> None:
+    mark = CommonMark("D", "S", "Warps have 32 lanes.", "strong", "m", "2026-11-29", "How many?")
+    known = CommonKnowledge([mark])
+    text = "A block is cut into warps. Warps have\n32 lanes. Banks are 4 bytes."
+    assert known.without("D", text) == "A block is cut into warps. Banks are 4 bytes."
+    assert known.without("E", text) == text and not known.has("D", "S")
+
+
+def test_the_marks_that_ship_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mark in readers.load_marks():
+        assert mark.reader in ("strong", "small") and mark.model and mark.date
+    broken = tmp_path / "common.json"
+    broken.write_text('[{"document": "D"}]')
+    monkeypatch.setattr(readers, "COMMON_FILE", broken)
+    with pytest.raises(InvalidKnowledge, match=r"common\.json: .*section"):
+        readers.load_marks()

@@ -1,0 +1,36 @@
+"""The kind of a pasted text is recognised."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval.pasted import pasted
+
+TRITON = "@triton.jit\ndef kernel(x_ptr, n):\n    for i in range(4):\n        x = tl.load(x_ptr)\n"
+CUDA = "#include <cuda.h>\n__global__ void k(float* a) {\n  a[threadIdx.x] = 1;\n}\n"
+TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3\nRuntimeError: CUDA error\n'
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("query", "Why is my kernel slow on an H100?"),
+        ("query", "overlap global loads with matrix instructions"),
+        ("query", "What does the error C7514 mean?"),
+        ("metrics", "dram__throughput.avg.pct 91\nsm__throughput.avg.pct = 20 %"),
+        ("metrics", '{"dram_throughput_pct": 91}'),
+        ("log", "ptxas error : Entry function uses too much shared data (0x41000 bytes)"),
+        ("log", "triton.runtime.errors.OutOfResources: out of resource: shared memory"),
+        ("log", TRACE),
+        ("log", TRITON + TRACE),
+        ("log", "a plain line of a tool\n" * 50),
+        ("draft", TRITON),
+        ("draft", CUDA),
+    ],
+)
+def test_the_kind_of_a_pasted_text(field: str, text: str) -> None:
+    assert pasted(text)[0] == field
+
+
+def test_metrics_are_read_from_lines() -> None:
+    assert pasted("a.pct 91\nb: 20 %") == ("metrics", {"a.pct": "91", "b": "20"})
