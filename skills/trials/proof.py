@@ -61,7 +61,7 @@ _UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TrialCase:
     """One setting of a problem, with the reason why no recipe was made from it."""
 
     problem: Problem
@@ -102,8 +102,10 @@ class TrialPlanner:
             for seed, (place, sizes, reason) in enumerate(chosen)
         ]
 
-    def _inside(self, skill: SkillRow, recipe: Recipe, origin: Sequence[Problem]) -> list[Sizes]:
-        chosen: list[Sizes] = []
+    def _inside(
+        self, skill: SkillRow, recipe: Recipe, origin: Sequence[Problem]
+    ) -> list[TrialCase]:
+        chosen: list[TrialCase] = []
         for sizes in self._unseen(recipe, origin):
             if self.mismatch(skill, recipe, sizes) is None:
                 chosen.append(sizes)
@@ -111,15 +113,15 @@ class TrialPlanner:
                     break
         return chosen
 
-    def _unseen(self, recipe: Recipe, origin: Sequence[Problem]) -> Iterator[Sizes]:
+    def _unseen(self, recipe: Recipe, origin: Sequence[Problem]) -> Iterator[TrialCase]:
         for problem in self._fitting(recipe, origin):
             main = self._main(problem)
             if main is not None:
-                yield Sizes(problem, main, "another problem")
+                yield TrialCase(problem, main, "another problem")
         for problem in origin:
             for case in problem.held_out:
                 if case.fits(self.device):
-                    yield Sizes(problem, case, "held out")
+                    yield TrialCase(problem, case, "held out")
         for problem in origin:
             yield from self._resized(problem)
 
@@ -133,14 +135,14 @@ class TrialPlanner:
         skill: SkillRow,
         recipe: Recipe,
         origin: Sequence[Problem],
-        inside: Sequence[Sizes],
-    ) -> Sizes | None:
+        inside: Sequence[TrialCase],
+    ) -> TrialCase | None:
         """The sizes within the preconditions next to a size that they exclude; without any, the
         most extreme ones."""
         known = [(s.problem.sha256, dict(s.case.constants)) for s in inside]
-        farthest: Sizes | None = None
+        farthest: TrialCase | None = None
         for problem in origin:
-            before: dict[tuple[str, bool], Sizes] = {}
+            before: dict[tuple[str, bool], TrialCase] = {}
             for name, factor, sizes in self._stretched(problem):
                 if (problem.sha256, dict(sizes.case.constants)) in known:
                     continue
@@ -152,7 +154,7 @@ class TrialPlanner:
                     return before[side]
         return farthest
 
-    def _stretched(self, problem: Problem) -> Iterator[tuple[str, float, Sizes]]:
+    def _stretched(self, problem: Problem) -> Iterator[tuple[str, float, TrialCase]]:
         """The main case with one size changed further and further, for one size after another, with
         the factor; about the same number of elements, and at least some."""
         main = self._main(problem)
@@ -168,24 +170,24 @@ class TrialPlanner:
 
     def _outside(
         self, skill: SkillRow, recipe: Recipe, origin: Sequence[Problem]
-    ) -> tuple[Sizes, str] | None:
+    ) -> tuple[TrialCase, str] | None:
         """A case of the same family of operators that the preconditions exclude, and by which."""
         others = [(p, self._main(p)) for p in self._fitting(recipe, origin)]
-        cases = [Sizes(p, case, "another problem") for p, case in others if case is not None]
+        cases = [TrialCase(p, case, "another problem") for p, case in others if case is not None]
         for problem in origin:
             main = self._main(problem)
             dtypes = [c.dtype for c in problem.cases if main and c.dtype not in (None, main.dtype)]
             if main is not None and dtypes:
                 dtype = dtypes[0]
                 changed = replace(main, name=f"{main.name}_{dtype}", dtype=dtype)
-                cases.append(Sizes(problem, changed, "another dtype"))
+                cases.append(TrialCase(problem, changed, "another dtype"))
         for sizes in cases:
             reason = self.mismatch(skill, recipe, sizes)
             if reason:
                 return sizes, reason
         return None
 
-    def _resized(self, problem: Problem) -> Iterator[Sizes]:
+    def _resized(self, problem: Problem) -> Iterator[TrialCase]:
         """The main case with one size changed a little."""
         main = self._main(problem)
         if main is None:
@@ -205,10 +207,10 @@ class TrialPlanner:
         name: str,
         factor: float,
         why: str,
-    ) -> Sizes | None:
+    ) -> TrialCase | None:
         """The main case with one size changed by a factor, and another one, the largest that allows
         it, changed the other way where there would be too many elements. None if neither opens."""
-        most = self._elements(Sizes(problem, main, why)) * MOST
+        most = self._elements(TrialCase(problem, main, why)) * MOST
         others = [n for n in sorted(sizes, key=lambda n: -sizes[n]) if n != name]
         # Larger inputs are drawn where shapes depend on values, so none is opened to be refused.
         for other in others if factor > MOST else (None, *others):
@@ -216,12 +218,12 @@ class TrialPlanner:
             if other is not None:
                 constants[other] = max(1, round(sizes[other] / factor))
             case = replace(main, name=_label(constants, main), constants=constants)
-            changed = Sizes(problem, case, why)
+            changed = TrialCase(problem, case, why)
             if 0 < self._elements(changed) <= most:
                 return changed
         return None
 
-    def _elements(self, sizes: Sizes) -> int:
+    def _elements(self, sizes: TrialCase) -> int:
         """The elements of all tensors of a case; 0 if it cannot be opened."""
         view = self._view(sizes)
         return sum(t.elements for t in view.main.signature.tensors) if view is not None else 0
@@ -242,7 +244,7 @@ class TrialPlanner:
             for case in view.cases
         )
 
-    def _view(self, sizes: Sizes) -> ProblemView | None:
+    def _view(self, sizes: TrialCase) -> ProblemView | None:
         return self._view_of(only_case(sizes.problem, sizes.case))
 
     def _view_of(self, problem: Problem) -> ProblemView | None:
@@ -254,7 +256,7 @@ class TrialPlanner:
                 self._views[key] = None
         return self._views[key]
 
-    def mismatch(self, skill: SkillRow, recipe: Recipe, sizes: Sizes) -> str | None:
+    def mismatch(self, skill: SkillRow, recipe: Recipe, sizes: TrialCase) -> str | None:
         """Why the skill makes no candidate for a case: "" for a case that cannot be opened, None if
         it makes one."""
         view = self._view(sizes)
