@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,8 @@ def test_evidence_comes_with_the_folder_and_changes_no_version(
 
 def test_a_person_narrows_and_merges(catalog: Catalog, folder: Path) -> None:
     sync_shipped(catalog, HardwareRegistry(catalog), folder)
-    library, signed = SkillLibrary(catalog), {"actor": "ann", "reason": "seen"}
+    library = SkillLibrary(catalog)
+    signed: dict[str, Any] = {"actor": "ann", "reason": "seen"}
     narrow_by_hand(catalog, NAME, ScopePart("row_length", below=64), **signed)
     assert library.show(NAME).predicate == "problem.row_length >= 64"
     with pytest.raises(InvalidRequest, match="no part of a scope"):
