@@ -1,14 +1,16 @@
 """Coverage of one chip by the stored knowledge, and the gaps: by signal, topic and fact.
 
 Counts passages of documents about the chip, its family and its vendor; documents about no hardware
-in particular do not count. The weights of signals and the advice to uploaders are data
+in particular do not count. A passage counts for a signal if it has its tag or treats it
+(`Snapshot.treating`), as in answers. The weights of signals and the advice to uploaders are data
 (`data/coverage.toml`). Does not judge the quality of a passage.
 """
 
 from __future__ import annotations
 
+import keyword
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -41,6 +43,14 @@ FIRST_KERNEL: Mapping[str, str] = {
     "limits": "names with sizes, alignments or counts that bound them",
     "launch": "entry or interface of the toolchain in hardware.toml",
 }
+# Words of the languages that chips' own are embedded in: no names of the chip.
+HOST_WORDS = frozenset(keyword.kwlist) | frozenset(
+    (
+        "auto", "case", "const", "default", "do", "double", "enum", "extern", "float", "goto",
+        "inline", "int", "long", "register", "short", "signed", "sizeof", "static", "struct",
+        "switch", "typedef", "union", "void",
+    )
+)  # fmt: skip
 ENOUGH = 2  # passages of the chip's own documents
 SUGGESTED = 3
 # Weight of a suggestion by the state of the signal that it would serve.
@@ -140,6 +150,10 @@ class _TagCount:
     all: set[int] = field(default_factory=set)
     documents: set[str] = field(default_factory=set)
 
+    def with_passages(self, own: Collection[int], of_lineage: Collection[int]) -> _TagCount:
+        """The count with further passages of the chip, and of its lineage with the chip."""
+        return _TagCount(self.own | {*own}, self.all | {*of_lineage}, self.documents)
+
 
 def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     """Coverage by signal, topic and fact, with the most useful uploads."""
@@ -148,7 +162,15 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()
     counts = _counts(base, chip, lineage)
-    by_signal = {s.id: _subject("signal", s.id, s.title, counts) for s in signals}
+    snapshot = base.snapshots.current()
+    own, of_lineage = (snapshot.treating(about, access_scope) for about in ((chip,), lineage))
+    treated = {
+        ("signal", s.id): counts.get(("signal", s.id), _TagCount()).with_passages(
+            own[s.id].tolist(), of_lineage[s.id].tolist()
+        )
+        for s in signals
+    }
+    by_signal = {s.id: _subject("signal", s.id, s.title, treated) for s in signals}
     by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
     known = registry.effective_facts(chip)
     with catalog.read() as connection:
@@ -220,7 +242,8 @@ def _without_card(
     own = [kernel.code for kernel in kernels if not load_layout().is_known(kernel.language)]
     names: dict[str, None] = {}
     for code in [*stated, *own]:
-        names |= dict.fromkeys(entry.name for entry in unknown_names(code, cards))
+        unknown = (entry.name for entry in unknown_names(code, cards))
+        names |= dict.fromkeys(name for name in unknown if name not in HOST_WORDS)
     return tuple(names)[:MAX_NAMES]
 
 

@@ -69,6 +69,16 @@ _ELIDED = re.compile(
 _COMMAND = re.compile(
     r"^\s*(?:[$>%] |>>> |(?:sudo|pip3?|apt|cmake|make|git|cd|export|docker|python3?|conda) )", re.M
 )
+_GENERATOR = re.compile(r"^[ \t]*(?:async def|yield\b|await\b)|[=(][ \t]*(?:yield|await)\b", re.M)
+# Comments of examples that show what a compiler refuses.
+_REFUSED = re.compile(
+    r"(?://|/\*|#)[ \t]*(?:ill-formed|invalid|illegal|undefined behaviou?r|not allowed|error)\b",
+    re.I,
+)
+_SCALARS = re.compile(
+    r"\s*(?:void|(?:(?:const|unsigned|signed|struct)[ \t]+)*[A-Za-z_]\w*[ \t]+\w+"
+    r"(?:[ \t]*,[ \t]*(?:(?:const|unsigned|signed|struct)[ \t]+)*[A-Za-z_]\w*[ \t]+\w+)*)?\s*"
+)
 _COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;)")
 _SHAPE = re.compile(r"\b[A-Za-z_]\w{0,40}(?:\[[\w \t+*/,.:-]{1,32}\]){1,4}")
 _WORD = re.compile(r"[a-z]+|\d+")
@@ -184,13 +194,14 @@ def _is_open(code: str) -> bool:
 @dataclass(frozen=True)
 class KernelEntry:
     """Where a kernel begins. `marked` is a sign that nothing but a kernel has, `declared` that the
-    keyword `kernel` precedes its name.
+    keyword `kernel` precedes its name, `scalar` that it takes values of C types and no memory.
     """
 
     name: str
     shapes: tuple[str, ...]
     marked: bool
     declared: bool = False
+    scalar: bool = False
 
 
 def entry_of(code: str) -> KernelEntry | None:
@@ -205,8 +216,14 @@ def entry_of(code: str) -> KernelEntry | None:
                 continue
             kernel = marked or "kernel" in match[0].lower() or pattern is _DIRECTIVE
             declared = pattern is _NAMED_ENTRY and bool(_DECLARED.match(match[0]))
-            return KernelEntry(name, _shapes(code, match.start()), kernel, declared)
+            scalar = pattern is _FUNCTION and _takes_scalars(match[0], name)
+            return KernelEntry(name, _shapes(code, match.start()), kernel, declared, scalar)
     return KernelEntry("", (), True) if marked else None
+
+
+def _takes_scalars(head: str, name: str) -> bool:
+    parameters = head[head.index(name) + len(name) :].partition("(")[2].rpartition(")")[0]
+    return _SCALARS.fullmatch(parameters) is not None
 
 
 def _shapes(code: str, start: int) -> tuple[str, ...]:
@@ -234,6 +251,12 @@ def _lacks(code: str, entry: KernelEntry, symbols: Sequence[str]) -> str:
         return f"it has fewer than {_LINES} lines of code, or is a command"
     if _ELIDED.search(code):
         return "a part of it is left out (...)"
+    if _GENERATOR.search(code) and not entry.marked:
+        return "it is a functional model: a generator or a coroutine"
+    if _REFUSED.search(code):
+        return "its comments call parts of it invalid"
+    if entry.scalar and not entry.marked:
+        return "its entry takes no memory: only values, or nothing"
     if not (_PYTHON.search(code) or _END.search(code)):
         return "its end is not seen: a closing brace, or a word like ret or end"
     used = [name for name in symbols if name != entry.name]

@@ -35,6 +35,7 @@ from ingestion.symbols.lists import (
     listing_definitions,
 )
 from ingestion.symbols.names import is_error_code, is_type_name, looks_coded
+from ingestion.symbols.prototypes import prototype_definitions
 from ingestion.symbols.tables import table_definitions
 from ingestion.symbols.usage import CodeLines, bounding, limits_for
 from kb.catalog.knowledge.symbols import Card, CardKind
@@ -92,6 +93,7 @@ def _in_tables_and_code(section: ParsedSection, place: Surroundings) -> Iterator
             yield from table_definitions(element.table, here)
         elif element.kind == "code":
             yield from listing_definitions(element, place)
+            yield from prototype_definitions(element, place)
         before = element.text[-300:] if element.kind in ("text", "caption") else ""
 
 

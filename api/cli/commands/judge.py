@@ -78,7 +78,7 @@ def judge(
         str,
         typer.Option(
             help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench,"
-            " sol-execbench, or auto: the one that recognises the task."
+            " sol-execbench, jax, or auto: the one that recognises the task."
         ),
     ] = "auto",
     hardware: DeviceHardware = "auto",

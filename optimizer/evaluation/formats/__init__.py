@@ -7,7 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from kb.errors import InvalidRequest, NotFound, nearest
-from optimizer.evaluation.formats import flashinfer_bench, gpu_mode, kernel_bench
+from optimizer.evaluation.formats import (
+    flashinfer_bench,
+    gpu_mode,
+    jax_reference,
+    kernel_bench,
+)
 from optimizer.evaluation.formats.task import TaskFormat
 
 AUTO = "auto"
@@ -16,6 +21,7 @@ FORMATS: tuple[TaskFormat, ...] = (
     gpu_mode.FORMAT,
     flashinfer_bench.SOL_EXECBENCH,
     flashinfer_bench.FLASHINFER_BENCH,
+    jax_reference.FORMAT,
     kernel_bench.FORMAT,
 )
 

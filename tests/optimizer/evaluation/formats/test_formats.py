@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from kb.errors import InvalidRequest
+from kb.errors import InvalidRequest, Unavailable
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.formats import format_of
 from optimizer.evaluation.formats.task import ForeignTask
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.derived import fitting
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.toolchains.python import TorchPython
 from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
@@ -330,3 +331,60 @@ def test_unknown_formats_and_tasks_name_what_is_read(tmp_path: Path) -> None:
 def test_a_bundle_contains_only_what_the_submission_imports(gpu_mode: Path) -> None:
     bundle: Bundle = gpu_mode_task(gpu_mode, "3.0").bundle
     assert sorted(bundle.files) == ["submission.py", "task.py"]
+
+
+# -- JAX
+
+JAX_TASK = """\
+import jax
+import jax.numpy as jnp
+
+def reference(x, w):
+    return jax.nn.softmax(x @ w, axis=-1) * jnp.arange(1, w.shape[1] + 1)
+
+def get_inputs():
+    first, second = jax.random.split(jax.random.key(0))
+    return [jax.random.normal(first, (64, 32)), jax.random.normal(second, (32, 48))]
+"""
+JAX_SUBMISSION = """\
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, w):
+        return (x @ w).softmax(-1) * torch.arange(1, w.shape[1] + 1)
+"""
+
+
+@pytest.fixture
+def jax_task(tmp_path: Path) -> Path:
+    (tmp_path / "scaled_softmax.py").write_text(JAX_TASK)
+    (tmp_path / "submission.py").write_text(JAX_SUBMISSION)
+    return tmp_path / "scaled_softmax.py"
+
+
+def test_without_jax_a_reference_in_it_says_how_to_install_it(
+    jax_task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = format_of(jax_task)
+    assert form.name == "jax"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unavailable) as raised:
+        form.read(jax_task, jax_task.with_name("submission.py"))
+    assert "pip install jax" in raised.value.hint
+
+
+@pytest.mark.parametrize(("old", "new", "right"), [("", "", True), ("(-1)", "(-1) * 1.001", False)])
+def test_a_reference_in_jax(
+    jax_task: Path, pool: RunnerPool, old: str, new: str, right: bool
+) -> None:
+    pytest.importorskip("jax", reason="JAX is an optional package of those who have tasks in it")
+    submission = jax_task.with_name("submission.py")
+    submission.write_text(JAX_SUBMISSION.replace(old, new, 1))
+    read = format_of(jax_task).read(jax_task, submission)
+    case = OpenCase(read.problem, read.problem.cases[0])
+    assert not torch.equal(case.inputs(1)[0], case.inputs(2)[0])  # though its key is fixed
+    [golden] = case.reference(*case.drawn(1), dtype=torch.float64)
+    assert golden.dtype == torch.float64 and case.outputs[0].dtype == "float32"
+    evaluation = judged(read, pool)
+    assert evaluation.correct is right
+    assert json.loads(read.write_back(evaluation))["correctness"] is right

@@ -1,0 +1,107 @@
+"""Cards of the functions that a header or a code block of a manual declares."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestion.formats import parse
+from ingestion.passages import split_sections
+from ingestion.samples.kernels import kernels_of
+from ingestion.symbols.cards import cards_of
+from kb.catalog.knowledge.samples import KernelSample
+from kb.catalog.knowledge.symbols import Card
+
+HEADER = """\
+/* ==========================================================================
+   Assembly Syntax:       Vd32.w=vsum4(Vu32.ub,Rt32.b)
+   C Intrinsic Prototype: XV_Vector X6_Vw_vsum4_VubRb(XV_Vector Vu, Word32 Rt)
+   Instruction Type:      CVI_VX
+   Execution Slots:       SLOT23
+   ========================================================================== */
+
+#define X6_Vw_vsum4_VubRb(Vu,Rt) __WRAP(__builtin_X_vsum4)(Vu,Rt)
+
+// Waits for the transfer with this number.
+static inline void x6_wait(unsigned tag);
+
+#define X6_MASK(x) ((x) & 15)
+
+int outside(void) { return helper(a, b); }
+"""
+LISTING = """\
+# Outer products
+
+The functions add an outer product to a tile.
+
+```c
+  // Variants are available for _f16 and _s8.
+  void svout_za32[_f32]_m(uint64_t tile, svbool_t pn,
+                          svfloat32_t zn, svfloat32_t zm)
+    __arm_streaming __arm_inout("za");
+```
+"""
+
+
+def _cards(text: str, name: str) -> dict[str, Card]:
+    return {
+        c.name: c for c in cards_of(split_sections(parse(text.encode(), name).elements), ("x",))
+    }
+
+
+def _kernels(code: str, fence: str = "c") -> list[KernelSample]:
+    text = f"# A manual\n\nThe block.\n\n```{fence}\n{code}\n```\n"
+    sections = split_sections(parse(text.encode(), "manual.md").elements)
+    return kernels_of(sections, cards_of(sections, ("x",)), ("x",))
+
+
+def test_macros_of_a_header_have_the_prototype_of_their_comment() -> None:
+    cards = _cards(HEADER, "x_protos.h")
+    assert set(cards) == {"X6_Vw_vsum4_VubRb", "x6_wait"}
+    card = cards["X6_Vw_vsum4_VubRb"]
+    assert card.signature == "XV_Vector X6_Vw_vsum4_VubRb(XV_Vector Vu, Word32 Rt)"
+    assert card.operands == (("Vu", "XV_Vector"), ("Rt", "Word32"))
+    assert card.meaning == "Vd32.w=vsum4(Vu32.ub,Rt32.b)"
+    assert "Execution Slots: SLOT23" in card.further
+    assert cards["x6_wait"].meaning == "Waits for the transfer with this number."
+
+
+def test_optional_parts_of_a_name_give_the_full_and_the_short_name() -> None:
+    cards = _cards(LISTING, "acle.md")
+    assert {"svout_za32_f32_m", "svout_za32_m"} <= set(cards)
+    operands = dict(cards["svout_za32_m"].operands)
+    assert operands["tile"] == "uint64_t" and operands["zm"] == "svfloat32_t"
+
+
+@pytest.mark.parametrize(
+    ("code", "fence"),
+    [
+        (
+            "int count(int x, unsigned y) {\n  int t[4];\n  t[0] = x;\n  t[1] = y;\n"
+            "  return load(t);\n}",
+            "c",
+        ),
+        (
+            "void test(float *p) {\n  p[0] = 1;\n  f = g;  // Ill-formed\n  f = h;  // OK\n"
+            "  store(p);\n}",
+            "c",
+        ),
+        (
+            "async def Expand(queue):\n  mask = 0\n  while True:\n    word = await queue.get()\n"
+            "    mask = load(word)\n    yield word\n",
+            "py",
+        ),
+    ],
+    ids=["takes no memory", "shows errors", "functional model"],
+)
+def test_examples_that_are_no_kernels_are_no_samples(code: str, fence: str) -> None:
+    assert _kernels(code, fence) == []
+
+
+def test_a_function_that_takes_memory_stays_a_sample() -> None:
+    code = (
+        "void scale(float *out, const float *x, int n) {\n  for (int i = 0; i < n; i++) {\n"
+        "    float v = load(x + i);\n    v = v * 2;\n    out[i] = v;\n    store(out + i, v);\n"
+        "  }\n}"
+    )
+    named = f"__global__ {code}"
+    assert len(_kernels(named)) == 1
