@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from kb.answers import Answer, ContextPart, Excerpt, Move
 from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
-from retrieval.compose.excerpts import make_excerpts, section_excerpts
+from retrieval.compose.excerpts import make_excerpts, signal_excerpts
 from retrieval.compose.hints import hints_of
 from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
@@ -103,7 +103,9 @@ def answer(
 
     ranking = _ranking(snapshot, request, conclusion, scope, moves, config)
     ranked = ranking(scope.filter)
-    make = make_excerpts if request.in_words or request.metrics else section_excerpts
+    make = make_excerpts
+    if not (request.in_words or request.metrics):
+        make = partial(signal_excerpts, signal=verdict.primary if verdict.signals else None)
     excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=exclusions.excerpts)
 
     by_signal = not request.in_words and bool(verdict.signals)

@@ -1,7 +1,8 @@
 """Coverage of one chip by the stored knowledge, and the gaps: by signal, topic and fact.
 
 Counts passages of documents about the chip, its family and its vendor; documents about no hardware
-in particular do not count. The weights of signals and the advice to uploaders are data
+in particular do not count. A passage counts for a signal if it has its tag or treats it
+(`Snapshot.treating`), as in answers. The weights of signals and the advice to uploaders are data
 (`data/coverage.toml`). Does not judge the quality of a passage.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import keyword
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -149,6 +150,10 @@ class _TagCount:
     all: set[int] = field(default_factory=set)
     documents: set[str] = field(default_factory=set)
 
+    def with_passages(self, own: Collection[int], of_lineage: Collection[int]) -> _TagCount:
+        """The count with further passages of the chip, and of its lineage with the chip."""
+        return _TagCount(self.own | {*own}, self.all | {*of_lineage}, self.documents)
+
 
 def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     """Coverage by signal, topic and fact, with the most useful uploads."""
@@ -157,7 +162,15 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()
     counts = _counts(base, chip, lineage)
-    by_signal = {s.id: _subject("signal", s.id, s.title, counts) for s in signals}
+    snapshot = base.snapshots.current()
+    own, of_lineage = (snapshot.treating(about, access_scope) for about in ((chip,), lineage))
+    treated = {
+        ("signal", s.id): counts.get(("signal", s.id), _TagCount()).with_passages(
+            own[s.id].tolist(), of_lineage[s.id].tolist()
+        )
+        for s in signals
+    }
+    by_signal = {s.id: _subject("signal", s.id, s.title, treated) for s in signals}
     by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
     known = registry.effective_facts(chip)
     with catalog.read() as connection:

@@ -9,7 +9,7 @@ right sentence. The text is unchanged document text.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from kb.answers import DocumentRef, Excerpt
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.section_texts import WholeSection, section_text
+from kb.catalog.knowledge.section_texts import section_text
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import STOP_WORDS
 from retrieval.compose.sections import citation, part_around
+from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
@@ -268,86 +269,81 @@ def _joined(group: Sequence[Passage]) -> str:
     return "\n".join(parts)
 
 
-# -- section excerpts: whole sections, for requests without words to search for
+# -- signal excerpts: for requests without words to search for
 
-# Tokens of an excerpt: every section of the built-in manuals fits, with its table. Other manuals
-# have sections of several pages, and a reader pays for every line.
+# Tokens of a section that a section title, a text or a move ties to the signal: every section of
+# the built-in manuals fits, with its table. Other manuals have sections of several pages, and a
+# reader pays for every line.
 LARGEST = 360
-ENOUGH = 2  # number of excerpts above which low-scoring ones are left out
+ENOUGH = 2  # number of excerpts above which those of little use are left out
 FAR = 0.6  # share of the best score that counts as low; chosen by reading 60 answers
+USEFUL = 0.25  # use of a passage about the chip for the signal, above which its score may be low
 LOOKED_AT = 8  # passages considered per excerpt
+SIGNAL_SHAPE = Shape(singles=0, grown_chars=700)
 
 
 @stage("excerpts")
-def section_excerpts(
+def signal_excerpts(
     snapshot: Snapshot,
     ranked: Sequence[Ranked],
     scope: ScopeFilter,
     count: int,
+    signal: str | None,
     *,
     excluded: frozenset[str] = frozenset(),
+    shape: Shape = SIGNAL_SHAPE,
 ) -> list[Excerpt]:
-    """At most `count` excerpts, one per section. Left out are sections that nearly repeat an
-    earlier one, passages no longer in the scope, and parts with a passage whose id is in
-    `excluded`. Low-scoring sections, such as advice for other machines, are left out if there are
-    ENOUGH others.
+    """At most `count` excerpts for a bare signal, best first: a whole section where its title, text
+    or a move names the signal (a score above WORDS_ALONE), otherwise passages with their
+    neighbours. Without a signal, whole sections.
+
+    Left out are near repeats, passages no longer in the scope or with an id in `excluded`. If there
+    are ENOUGH others, so are low scores, except for passages of the chip that are useful.
     """
     pool = ranked[: count * LOOKED_AT]
     by_seq = {entry.seq: entry for entry in ranked}
-    hits = without(snapshot.load([entry.seq for entry in pool], scope), excluded)
-    best: dict[str, Passage] = {}
+    live = _Neighbourhood(snapshot, pool, scope, excluded)
+    seqs = [entry.seq for entry in pool]
+    uses = dict(zip(seqs, snapshot.uses(seqs, signal).tolist(), strict=True)) if signal else {}
+    near = FAR * max((entry.score for entry in pool), default=0.0)
+    chosen: list[Sequence[Passage]] = []
+    used: set[int] = set()
+    repeats = Repeats(shape.duplicate)
     for entry in pool:
-        passage = hits.get(entry.seq)
-        if passage is not None:
-            best.setdefault(passage.section_id, passage)
-    chosen: list[Excerpt] = []
-    repeats = Repeats()
-    near = FAR * ranked[0].score if ranked else 0.0
-    for portion in _portions(list(best.items()), count):
-        # Nearly all of a chip's sections score low: they are not read once there are ENOUGH
-        # excerpts.
-        candidates = [
-            (section_id, hit)
-            for section_id, hit in portion
-            if len(chosen) < ENOUGH or by_seq[hit.seq].score >= near
-        ]
-        sections = snapshot.sections([section for section, _ in candidates], scope)
-        for section_id, hit in candidates:
-            if len(chosen) >= ENOUGH and by_seq[hit.seq].score < near:
-                continue
-            section = sections.get(section_id)
-            group = _part(snapshot, section, hit, scope) if section is not None else [hit]
-            # The rest of a section around a hit may start after the hit, and then contains no
-            # ranked passage.
-            if not any(passage.seq in by_seq for passage in group):
-                group = [hit]
-            if excluded & {passage.id for passage in group}:
-                continue
-            if not repeats.is_new(section_text(group)):
-                continue
-            chosen.append(excerpt_of(group, by_seq))
-            if len(chosen) >= count:
-                return chosen
-    return chosen
+        passage = live.get(entry.seq)
+        if passage is None or entry.seq in used:
+            continue
+        if len(chosen) >= ENOUGH and _is_far(entry, passage, near, uses):
+            continue
+        group: Sequence[Passage] = [passage]
+        if signal is None or entry.score > WORDS_ALONE:
+            group = _section_around(snapshot, passage, scope)
+        elif len(chosen) >= shape.singles:
+            live.read_beside([entry])
+            group = _grow(passage, live, by_seq, used, shape)
+        if not any(p.seq in by_seq for p in group) or used & {p.seq for p in group}:
+            group = [passage]
+        if excluded & {p.id for p in group} or not repeats.is_new(section_text(group)):
+            continue
+        used.update(p.seq for p in group)
+        chosen.append(group)
+        if len(chosen) >= count:
+            break
+    return [excerpt_of(group, by_seq) for group in chosen]
 
 
-def _portions(
-    hits: Sequence[tuple[str, Passage]], count: int
-) -> Iterator[Sequence[tuple[str, Passage]]]:
-    """The sections with their hits in portions, the first ones small: more than ENOUGH are often
-    not needed.
-    """
-    yield hits[: 2 * ENOUGH]
-    for start in range(2 * ENOUGH, len(hits), count):
-        yield hits[start : start + count]
+def _is_far(entry: Ranked, passage: Passage, near: float, uses: Mapping[int, float]) -> bool:
+    """Whether a passage has a low score and, if it is about the chip, hardly any use."""
+    use = 0.0 if ANY in passage.hardware else uses.get(entry.seq, 0.0)
+    return entry.score < near and use < USEFUL
 
 
-def _part(
-    snapshot: Snapshot, section: WholeSection, hit: Passage, scope: ScopeFilter
-) -> Sequence[Passage]:
+def _section_around(snapshot: Snapshot, hit: Passage, scope: ScopeFilter) -> Sequence[Passage]:
     """The part of a section around a hit, cached because a chip's sections occur in answers to many
     signals.
     """
-
+    section = snapshot.sections([hit.section_id], scope).get(hit.section_id)
+    if section is None:
+        return [hit]
     key = (hit.id, scope.access_scope, *(passage.id for passage in section.passages))
     return snapshot.keep("parts", key, lambda: part_around(section.passages, hit, LARGEST))

@@ -15,13 +15,11 @@ from retrieval.compose.composer import Composed, Material
 from retrieval.compose.sections import one_line
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
+from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.names import hint_of_name
 from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
-# The highest score of a section about a chip by words alone (see by_signal): above it, its heading,
-# its text or a move names the signal.
-WORDS_ALONE = 1.0
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 KNOWLEDGE_LOADING = "The built-in knowledge is being loaded: this answer lacks parts of it."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
@@ -45,7 +43,7 @@ def hints_of(
     request = material.request
     strange = _foreign_language_hint(request, material.chip_languages)
     # Documents of the chip are not searched for a language that the chip does not have.
-    general = _general_only_hint(material, excerpts) if by_signal and not strange else ""
+    general = _general_only_hint(snapshot, material, excerpts) if by_signal and not strange else ""
     chip = one_line(material.spec.name) if material.spec is not None else ""
     missing = [hint_of_name(entry, chip) for entry in composed.missing]
     hints = (
@@ -96,14 +94,19 @@ def _no_such(what: str, name: str, known: Collection[str]) -> str:
     return f"No {what} is known as {name!r}, so it counts as a word only.{meant}"
 
 
-def _general_only_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """A hint if no section in the answer is about both the chip and the signal."""
+def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """A hint if no document of the chip treats the signal, as `coverage` counts it."""
     if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
+    signal = material.verdict.primary
+    own = snapshot.treating(material.lineage, material.request.access_scope)
+    if len(own.get(signal, ())):
+        return ""
+    name, chip = one_line(material.spec.name), material.spec.id
     return (
-        f"No document about {one_line(material.spec.name)} has a section on"
-        f" {material.verdict.primary}; what is shown is general or only related. To add a manual:"
-        f" kernlore ingest --hardware {material.spec.id} FILE"
+        f"No document about {name} has a section on {signal}; what is shown is general or only"
+        f" related. To add a manual: kernlore ingest --hardware {chip} FILE. What to look for:"
+        f" kernlore hardware coverage {chip}"
     )
 
 

@@ -4,21 +4,22 @@ Words alone do not distinguish a section about memory bandwidth from one about t
 shared memory: both describe moving bytes. The structure does: the heading names the signal or a
 topic of it, the text contains the signal's id, a move for the signal is taken from the section.
 
-    score = square root of (words + nearness x sum of the weights of this evidence)
+    score = square root of (words + use + nearness x sum of the weights of this evidence)
 
-where `words` is the score of the section's best passage over the best of all, lowered if its title
-is about something related. The root preserves the order and reduces the distance between sections
-with and without such evidence: a context leaves out sections far below its best. The score is
-lowered as a whole for a section about no chip whose heading has a topic of another signal, unless a
-move for this one is taken from it; for a guide to another operator than the request's; and for a
-rule about correctness if the kernel is only slow.
+where `words` is the score of the section's best passage over the best of all and `use` that of
+`snapshot.uses`, both lowered if its title is about something related. The root preserves the order
+and reduces the distance between sections with and without such evidence: a context leaves out
+sections far below its best. The score is lowered as a whole for a section about no chip whose
+heading has a topic of another signal, unless a move for this one is taken from it; for a guide to
+another operator than the request's; and for a rule about correctness if the kernel is only slow.
 
 Some sections are used only if there is hardly anything else: those titled with the name of another
 signal, and text about no chip that is about other machines (such as warps for a CPU programmer) or
 hardly about the signal.
 
-Readers read sections, so each section is listed once, with its best passage; the other passages
-follow after all sections.
+Text about no chip follows if the chip's own manuals treat the signal. The evidence counts for the
+best passage of a section; the others have their words and use, so that a manual with long sections
+is quoted in several places.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from retrieval.search.titles import (
     words_of,
 )
 from retrieval.snapshot.snapshot import Mark, Snapshot
+from retrieval.snapshot.uses import TREATED
 
 # Number of different words about other machines from which on a section counts as theirs: for a
 # GPU, a CPU or a chip with its own language; and for other chips, which have more documents to
@@ -57,7 +59,6 @@ AHEAD = 1.001  # factor on the score of the section that it is placed before
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are ordinary words in titles
 # Families whose operators always have numbers among their arguments, by which they are recognised.
 OWN_ALGORITHMS = frozenset({"attention", "conv", "pooling", "scan"})
-FOLLOWING = 0.1  # share of its score that a passage other than its section's best retains
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,22 @@ class SectionWeights:
     """Weights of the evidence for a section, and factors on its score.
 
     `heading` is for a heading with the words of the signal's id; a heading with a topic or words of
-    the title gets a share of it, of which `afterwards` remains if it is about confirming the signal
-    or checking the remedy. `named`, `tagged` and `moved` are for a text with the signal's id, a tag
-    and a move. `family` is the nearness of text about the chip's family or vendor, `general` that
-    of text about no chip; the chip's own is 1.
+    the title gets a share of it, `topic` at least and more with the section's use, of which
+    `afterwards` remains if it is about confirming the signal or checking the remedy. `named`,
+    `tagged` and `moved` are for a text with the signal's id, a tag and a move, `use` for a passage
+    that helps with the signal. `family` is the nearness of text about the chip's family or vendor,
+    `general` that of text about no chip; the chip's own is 1.
 
     Factors: `aside` on the words of a section titled for something related to the signal, `another`
     if its heading has a topic of another signal, `operator` in a guide to another operator, `rule`
     on rules for a slow kernel, `alone` on text about no chip for a chip with its own language,
-    `far` on sections used only if there is hardly anything else.
+    `far` on sections used only if there is hardly anything else; `playbook` on the place of text
+    about no chip if the chip's manuals treat the signal.
     """
 
     heading: float = 1.5
+    topic: float = 0.2
+    use: float = 0.4
     afterwards: float = 0.4
     named: float = 0.35
     tagged: float = 0.15
@@ -89,6 +94,7 @@ class SectionWeights:
     rule: float = 0.7
     alone: float = 0.8
     far: float = 0.05
+    playbook: float = 0.5
 
     def titled(self, named: float, general: bool) -> float:
         """The factor for a heading that names another signal this clearly, 0 to 1. In a chip's own
@@ -100,6 +106,9 @@ class SectionWeights:
 
 
 WEIGHTS = SectionWeights()
+# The highest score of a section by words and use alone: above it, its heading, its text or a move
+# names the signal.
+WORDS_ALONE = math.sqrt(1.0 + WEIGHTS.use)
 
 
 def by_sections(
@@ -122,6 +131,8 @@ def by_sections(
     best = max((entry.score for entry in pool), default=0.0) or 1.0
     by_seq = {entry.seq: entry for entry in pool}
     marks = snapshot.marks(by_seq, signal.id, move_ids)
+    uses = dict(zip(by_seq, snapshot.uses(list(by_seq), signal.id).tolist(), strict=True))
+    treated = any(uses[m.seq] >= TREATED and not chips.isdisjoint(m.hardware) for m in marks)
     sections: dict[str, list[Mark]] = {}
     for mark in marks:
         sections.setdefault(mark.section_id, []).append(mark)
@@ -130,36 +141,46 @@ def by_sections(
     naming: set[int] = set()  # sections of the chip itself whose text names the signal
     behind: list[Ranked] = []
     for members in sections.values():
-        entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
+        own = [
+            (by_seq[m.seq].score / best + weights.use * uses[m.seq], by_seq[m.seq]) for m in members
+        ]
+        own.sort(key=lambda pair: (-pair[0], pair[1].seq))
+        entries = [entry for _, entry in own]
         title = members[0].path[-1] if members[0].path else ""
         heading = titles.of(title)
-        evidence = _evidence(members, heading, signal, weights)
+        use = max(uses[m.seq] for m in members)
+        evidence = _evidence(members, heading, signal, use, weights)
         aside = weights.aside if signal.id in heading.aside else 1.0
-        words = entries[0].score / best * aside
+        words = own[0][0] * aside
         near = _nearness(members[0], lineage, chips, weights)
         if near == 1.0 and _names_signal(members, title, signal.id, op):
             naming.add(entries[0].seq)
-        general = near == weights.general
-        score = math.sqrt(max(0.0, words + near * evidence))
+        is_general = near == weights.general
+        score, factor = math.sqrt(max(0.0, words + near * evidence)), 1.0
         if not any(m.moved for m in members):
-            score *= weights.titled(titles.of_another(title, signal.id), general)
-            if general and _is_guide_to_other(members[0].path, op):
-                score *= weights.operator
+            factor *= weights.titled(titles.of_another(title, signal.id), is_general)
+            if is_general and _is_guide_to_other(members[0].path, op):
+                factor *= weights.operator
         if entries[0].category == "constraint" and signal.group not in BROKEN:
-            score *= weights.rule
-        if general and alone:
-            score *= weights.alone
-        if general and speaks_of_other_machines(members, languages):
-            score *= weights.far
-        places[entries[0].seq] = general
+            factor *= weights.rule
+        if is_general and alone:
+            factor *= weights.alone
+        if is_general and speaks_of_other_machines(members, languages):
+            factor *= weights.far
+        score *= factor
+        places |= dict.fromkeys((entry.seq for entry in entries), is_general)
         leads.append(_scored(entries[0], score))
-        behind += [_scored(e, FOLLOWING * e.score / best) for e in entries[1:]]
+        behind += [_scored(e, factor * math.sqrt(max(0.0, w * aside))) for w, e in own[1:]]
     tail = [_scored(entry, 0.0) for entry in rest]
     leads = _own_first(leads, places, naming)
     leads = _far_behind(leads, places, weights)
-    leads.sort(key=lambda e: (-e.score, e.seq))
-    behind.sort(key=lambda e: (-e.score, e.seq))
-    return [*leads, *behind, *tail]
+    general = {seq for seq, is_general in places.items() if treated and is_general}
+
+    def place(entry: Ranked) -> tuple[float, int]:
+        return -entry.score * (weights.playbook if entry.seq in general else 1.0), entry.seq
+
+    ordered = sorted([*leads, *behind], key=place)
+    return [*ordered, *tail]
 
 
 def _far_behind(
@@ -246,7 +267,7 @@ def _families_in(title: str) -> frozenset[str]:
 
 
 def _evidence(
-    members: Sequence[Mark], heading: Heading, signal: Signal, weights: SectionWeights
+    members: Sequence[Mark], heading: Heading, signal: Signal, use: float, weights: SectionWeights
 ) -> float:
     """The evidence in the section's heading, text, tags and moves."""
     named, tagged, moved = 0.0, 0.0, 0.0
@@ -258,8 +279,12 @@ def _evidence(
     if not affinity:
         return named + tagged + moved
     later = any(contains_phrase(heading.words, words) for words in signal.afterwards)
+    clear = 1.0 if affinity >= BY_ID else weights.topic + (1 - weights.topic) * use
     return (
-        weights.heading * (weights.afterwards if later else 1.0) * affinity + named + tagged + moved
+        clear * weights.heading * (weights.afterwards if later else 1.0) * affinity
+        + named
+        + tagged
+        + moved
     )
 
 

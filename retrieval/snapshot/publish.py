@@ -19,6 +19,8 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.rows import portions
 from kb.scope import ANY
 from kb.tokens import shadow
+from retrieval.snapshot.lexicon import SectionTexts, terms_of
+from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.segment import DocumentRows, PassageRow, SectionRow, StoredDocument
 
 PORTION = 50  # documents read at a time
@@ -201,4 +203,9 @@ def _document(
         )
         for p in passages
     ]
-    return DocumentRows(document, section_rows, passage_rows, cards, kernels)
+    texts: dict[str, list[str]] = {section.id: [] for section in shown}
+    for p in passages:
+        texts[p["section_id"]].append(p["text"])
+    read = (SectionTexts(section.id, section.path, texts[section.id]) for section in shown)
+    terms = terms_of(read, load_ontology())
+    return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)

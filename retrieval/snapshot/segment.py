@@ -24,6 +24,10 @@ from pydantic import TypeAdapter
 from kb.catalog.knowledge.passages import About
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
+from retrieval.diagnose.signals import load_signals
+from retrieval.snapshot.lexicon import Term
+from retrieval.snapshot.ontology import load_ontology
+from retrieval.snapshot.uses import lexicon_of, own_names, uses_of
 from retrieval.snapshot.words import LEVELS, LevelRow, index_words, merge_words
 
 MAGIC = b"kernlore snapshot segment 1\n"
@@ -82,11 +86,12 @@ class StoredDocument:
 
 @dataclass(frozen=True)
 class DocumentRows:
-    """A document to store with the rows that answers may quote."""
+    """A document to store with the rows that answers may quote, and the terms that it defines."""
 
     document: StoredDocument
     sections: Sequence[SectionRow]
     passages: Sequence[PassageRow]
+    terms: Sequence[Term] = ()
     cards: Sequence[Symbol] = ()
     kernels: Sequence[Sample] = ()
 
@@ -101,6 +106,7 @@ class _Header:
 _HEADER = TypeAdapter(_Header)
 _CARDS = TypeAdapter(list[Symbol])
 _KERNELS = TypeAdapter(list[Sample])
+_TERMS = TypeAdapter(list[Term])
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +115,13 @@ class Segment:
 
     Of passages: seqs, ids; section_rows, the row of the section; document_places; prose, per mille;
     code, whether it is a block of code; characters, of the text; about, the index in `abouts`;
-    embedded, whether `vectors` (rows, dimension) has its vector, which is zero otherwise.
+    embedded, whether `vectors` (rows, dimension) has its vector, which is zero otherwise; uses, see
+    `Uses`.
 
-    Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents
-    and section_about. The passages of section s, in reading order, are the rows
-    `members[member_starts[s]:member_starts[s + 1]]`. `words` describes the word indexes.
+    Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents,
+    section_about, section_uses and section_reasons. The passages of section s, in reading order,
+    are the rows `members[member_starts[s]:member_starts[s + 1]]`. `words` describes the word
+    indexes.
     """
 
     arrays: Arrays
@@ -152,6 +160,10 @@ class Segment:
     def kernels(self, document: int) -> list[Sample]:
         """The samples of a document, by its index."""
         return _KERNELS.validate_json(bytes(self.packed("kernels", document)))
+
+    def terms(self, document: int) -> list[Term]:
+        """The terms for concepts in a document, by its index."""
+        return _TERMS.validate_json(bytes(self.packed("terms", document)))
 
     def packed(self, blob: str, row: int) -> memoryview:
         """One stored record."""
@@ -292,11 +304,21 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
     }
     for level in LEVELS:
         arrays |= index_words(level, rows[level], heading_weight)
+    ontology = load_ontology()
+    own = [own_names(ontology, d.document.title, d.document.hardware, d.terms) for d in documents]
+    uses = uses_of(arrays, load_signals().ids, ontology, own)
+    arrays |= {
+        "uses": uses.passages,
+        "section_uses": uses.sections,
+        "section_reasons": uses.reasons,
+    }
+    terms = lexicon_of(arrays, ontology, own, [d.terms for d in documents])
     records = {
         "passages": [json.dumps(p.record).encode() for _, p in passages],
         "sections": [json.dumps(s.record).encode() for _, s in sections],
         "cards": [_CARDS.dump_json(list(d.cards)) for d in documents],
         "kernels": [_KERNELS.dump_json(list(d.kernels)) for d in documents],
+        "terms": [_TERMS.dump_json(own_terms) for own_terms in terms],
     }
     ends, blobs = _packed(records)
     stored = tuple(d.document for d in documents)
@@ -381,11 +403,14 @@ def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
 
     arrays: dict[str, NDArray[Any]] = {
         name: joined([k.segment.arrays[name][k.rows] for k in rest], order)
-        for name in ("seqs", "ids", "prose", "code", "characters", "embedded")
+        for name in ("seqs", "ids", "prose", "code", "characters", "embedded", "uses")
     }
     arrays |= {
         name: joined([k.segment.arrays[name][k.sections] for k in rest], section_order)
-        for name in ("section_seqs", "section_ids", "section_parents")
+        for name in (
+            *("section_seqs", "section_ids", "section_parents"),
+            *("section_uses", "section_reasons"),
+        )
     }
     of_section = [k.section_place[k.segment.section_rows[k.rows]] for k in rest]
     of_document = [k.document_place[k.segment.document_places[k.rows]] for k in rest]
@@ -415,7 +440,7 @@ def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
         "sections": [chosen["sections"][n] for n in section_order.tolist()],
     } | {
         name: [k.segment.packed(name, d) for k in rest for d in k.documents]
-        for name in ("cards", "kernels")
+        for name in ("cards", "kernels", "terms")
     }
     ends, blobs = _packed(records)
     documents = tuple(k.segment.documents[d] for k in rest for d in k.documents)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,9 +22,13 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import State
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope, ScopeFilter
+from retrieval.diagnose.signals import load_signals
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Knowledge
+from retrieval.snapshot.lexicon import Term
+from retrieval.snapshot.ontology import REASONS
 from retrieval.snapshot.segment import Segment, SegmentPart, StoredDocument, number_of, runs_of
+from retrieval.snapshot.uses import FULL, TREATED
 from retrieval.snapshot.words import Level, Postings, WordIndex
 
 T = TypeVar("T")
@@ -282,6 +286,59 @@ class Snapshot:
             )
             for p in self.load(seqs).values()
         ]
+
+    def uses(self, seqs: Sequence[int], signal: str) -> NDArray[np.float64]:
+        """How much each passage of these numbers helps with a signal, 0 to 1."""
+        column = load_signals().ids.index(signal)
+        numbers = np.fromiter(seqs, np.int64, len(seqs))
+        places = np.searchsorted(self._live_seqs, numbers)
+        rows = self._live[places]
+        values = np.zeros(len(rows))
+        for part in self._parts:
+            inside = (rows >= part.first) & (rows < part.first + part.segment.rows)
+            values[inside] = part.segment.uses[rows[inside] - part.first, column]
+        return values / FULL
+
+    def treating(self, hardware: Sequence[str], access: AccessScope) -> dict[str, Rows]:
+        """The numbers of the passages about any of this hardware that treat a signal, by signal."""
+
+        def find() -> dict[str, Rows]:
+            rows = self._about_chips(hardware, ScopeFilter(None, access_scope=access))
+            found: dict[str, list[Rows]] = {signal: [] for signal in load_signals().ids}
+            for part in self._parts:
+                own = part.own(rows)
+                high = part.segment.uses[own] >= TREATED * FULL
+                for column, signal in enumerate(found):
+                    found[signal].append(part.segment.seqs[own[high[:, column]]])
+            return {s: np.concatenate(r or [np.zeros(0, np.int64)]) for s, r in found.items()}
+
+        return self.keep("treating", (tuple(hardware), access), find)
+
+    def reasons(self, section_ids: Iterable[str], signal: str) -> dict[str, str]:
+        """What each of these sections offers for a signal, one of REASONS; sections that hardly
+        help with it are left out.
+        """
+        column, found = load_signals().ids.index(signal), {}
+        for identity in section_ids:
+            for row in _found(self._sections_by_id, identity).tolist():
+                part = self._section_part(row)
+                reason = int(part.segment.section_reasons[row - part.first_section, column])
+                if reason:
+                    found[identity] = REASONS[reason - 1]
+        return found
+
+    def lexicon(self, hardware: Sequence[str], access: AccessScope) -> list[tuple[str, Term]]:
+        """The terms for concepts in the documents about any of this hardware, with the id of the
+        document, in the order of the documents.
+        """
+        about, found = set(hardware), []
+        for part in self._parts:
+            for place, document in part.documents:
+                if not about.isdisjoint(document.hardware) and _sees(access, document):
+                    key = (part.segment.name, "terms", place)
+                    terms = self.cache.get(key, partial(part.segment.terms, place))
+                    found += [(document.id, term) for term in terms]
+        return sorted(found, key=lambda pair: pair[0])  # stable: reading order within a document
 
     def _passage(self, row: int) -> Passage:
         part = next(part for part in reversed(self._parts) if row >= part.first)

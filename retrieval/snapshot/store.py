@@ -33,6 +33,7 @@ from kb.catalog.meta import State
 from kb.data_dir import private_folder
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
+from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.publish import document_stamps, read_documents
 from retrieval.snapshot.segment import (
     DocumentRows,
@@ -45,7 +46,7 @@ from retrieval.snapshot.segment import (
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.snapshot.words import HEADING_WEIGHT
 
-FORMAT = 1  # version of segments and of values computed from texts
+FORMAT = 2  # version of segments and of values computed from texts
 FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
 MOST_PASSAGES = 8_000  # of a segment built from documents; building takes 30 KB per passage
 # passages; ratio of tiers; segments of one tier before they are merged
@@ -261,6 +262,7 @@ class SnapshotStore:
             "store": self._catalog.store_id(),
             "model": self._model,
             "heading_weight": self._heading_weight,
+            "ontology": load_ontology().fingerprint,
         }
 
     @contextmanager

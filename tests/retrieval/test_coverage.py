@@ -50,7 +50,7 @@ def topic(report: Coverage, name: str) -> Subject:
 
 
 def text(*tags: tuple[str, str]) -> tuple[str, list[tuple[str, str]]]:
-    return f"About {tags}.", list(tags)
+    return f"Words of {len(tags)} tags.", list(tags)
 
 
 def test_states_by_where_the_passages_are(catalog: Catalog) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kb.scope import ScopeFilter
-from retrieval.compose.excerpts import section_excerpts
+from retrieval.compose.excerpts import signal_excerpts
 from retrieval.search.ranking import Ranked
 
 pytestmark = pytest.mark.slow(seconds=6)
@@ -33,5 +33,5 @@ def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
     assert len(live) > 100
     for seq, passage in live.items():
         ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware")]
-        (excerpt,) = section_excerpts(snapshot, ranked, scope, 1)
+        (excerpt,) = signal_excerpts(snapshot, ranked, scope, 1, None)
         assert excerpt.id == passage.id and passage.id in excerpt.passages

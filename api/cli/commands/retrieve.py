@@ -58,6 +58,7 @@ def retrieve(
     category: Annotated[list[str] | None, typer.Option(help=help_of("categories"))] = None,
     skill_state: Annotated[list[str] | None, typer.Option(help=help_of("skill_states"))] = None,
     role: Annotated[list[str] | None, typer.Option(help=help_of("roles"))] = None,
+    fields: Annotated[list[str] | None, typer.Option(help=help_of("fields"))] = None,
     run_id: Annotated[str | None, typer.Option(help=help_of("run_id"))] = None,
     node_id: Annotated[str | None, typer.Option(help=help_of("node_id"))] = None,
     task: Annotated[str | None, typer.Option(help=help_of("task"))] = None,
@@ -75,7 +76,7 @@ def retrieve(
 ) -> None:
     """Ask about a signal, a log, metrics, a profile or a question. The answer cites its sources."""
     signals = signal or []
-    fields = {
+    given: dict[str, Any] = {
         "signal": signals[0] if signals else None,
         "signals": signals[1:],
         "query": query,
@@ -92,6 +93,7 @@ def retrieve(
         "categories": category,
         "skill_states": skill_state,
         "roles": role,
+        "fields": fields,
         "run_id": run_id,
         "node_id": node_id,
         "task": task,
@@ -99,7 +101,7 @@ def retrieve(
         "exclude": exclude,
         "reader": reader,
     }
-    request: Any = {name: value for name, value in fields.items() if value not in (None, [])}
+    request: Any = {name: value for name, value in given.items() if value not in (None, [])}
     with open_target(data_dir, url) as target:
         target.check_documents()
         answer = target.call(asking.retrieve, request)
