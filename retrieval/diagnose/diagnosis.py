@@ -25,11 +25,13 @@ from retrieval.diagnose.rules import Rule, RuleTable, load_rules
 from retrieval.diagnose.signals import SignalRegistry
 from retrieval.diagnose.signatures import (
     OF_CARDS,
+    OF_WORDS,
     SignatureIndex,
     SignatureMatch,
     load_signatures,
     signature_from_mapping,
 )
+from retrieval.diagnose.symptoms import symptoms_in
 from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
@@ -99,7 +101,8 @@ class Diagnoser:
             for match in self._matches(request.log or "", signatures, codes)
         ]
         for match in matches:
-            findings.setdefault(match.signature.signal, _finding_of_log(match))
+            if match.signature.origin != OF_WORDS:
+                findings.setdefault(match.signature.signal, _finding_of_log(match))
         raw = request.metrics or {}
         reported = with_aliases(load_metrics().normalise(raw), raw, own) if raw else nothing()
         metrics = _with_extracted(reported, matches)
@@ -112,6 +115,8 @@ class Diagnoser:
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
+        for match in matches:  # what was measured leads words
+            findings.setdefault(match.signature.signal, _finding_of_log(match))
         verdict = Verdict(
             lines=lines,
             signals=tuple(findings.values()),
@@ -135,11 +140,13 @@ class Diagnoser:
         signatures: Sequence[SignatureSpec],
         codes: Callable[[str], list[SignatureMatch]],
     ) -> list[SignatureMatch]:
-        """The known errors of a log; without any, the chip's own error codes in it."""
+        """The known errors of a log; without any, the chip's own error codes in it; without these,
+        the signals that its prose names.
+        """
         if not log:
             return []
         known = self._index(signatures).match(log, MAX_SIGNATURES)
-        return known or codes(log)
+        return known or codes(log) or symptoms_in(log, self._signals)
 
     def _unmeasured(
         self,
@@ -178,7 +185,7 @@ def _finding_of_log(match: SignatureMatch) -> SignalFinding:
         "line_number": match.line_number,
         "source": signature.origin,
     }
-    confidence = "C" if signature.origin == OF_CARDS else "A"
+    confidence = "C" if signature.origin in (OF_CARDS, OF_WORDS) else "A"
     return SignalFinding(signature.signal, confidence, (evidence,))
 
 

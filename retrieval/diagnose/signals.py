@@ -6,6 +6,7 @@ remedied.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ PHRASES = 3  # at least
 # Groups of signals.toml that require a fix before the kernel can be made faster.
 BROKEN = ("does not build", "does not run", "wrong result")
 _KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", "topics"})
-_TITLES = frozenset({"headings", "elsewhere"})
+_MORE = frozenset({"headings", "elsewhere", "symptoms"})
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Signal:
     other signals, `topics` the subjects of relevant documentation. `headings` are typical titles of
     sections about it, the most specific first; `elsewhere` are words in titles of sections about
     related subjects, `afterwards` words in titles of sections on how to confirm it or check the
-    remedy.
+    remedy. `symptoms` are expressions over prose, each with the others that must occur too.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Signal:
     headings: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     afterwards: tuple[str, ...] = ()
+    symptoms: tuple[tuple[re.Pattern[str], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
 
 
 def _signal(row: Mapping[str, Any], afterwards: tuple[str, ...], origin: str) -> Signal:
-    if row.keys() - _TITLES != _KEYS:
-        odd = ", ".join(sorted((row.keys() - _TITLES) ^ _KEYS))
+    if row.keys() - _MORE != _KEYS:
+        odd = ", ".join(sorted((row.keys() - _MORE) ^ _KEYS))
         raise _broken(origin, f"signal {row.get('id')!r} has missing or unknown keys: {odd}")
     if len(row["phrases"]) < PHRASES:
         raise _broken(origin, f"signal {row['id']!r} needs {PHRASES} phrases")
@@ -108,7 +110,29 @@ def _signal(row: Mapping[str, Any], afterwards: tuple[str, ...], origin: str) ->
         headings=tuple(row.get("headings", ())),
         elsewhere=tuple(row.get("elsewhere", ())),
         afterwards=tuple(words for words in afterwards if words not in row.get("headings", ())),
+        symptoms=tuple(_symptom(row["id"], s, origin) for s in row.get("symptoms", ())),
     )
+
+
+# A blank of an expression; a list of characters; an escaped character.
+_BLANK = re.compile(r"\\.|\[[^\]]*\]| ")
+_SPACE = r"(?:[\s*`~>]{1,8})"  # with marks of Markdown
+
+
+def _symptom(signal: str, texts: str | list[str], origin: str) -> tuple[re.Pattern[str], ...]:
+    """The compiled expressions of one symptom. Raises InvalidKnowledge for a broken one."""
+
+    def spaced(match: re.Match[str]) -> str:
+        found = match.group()
+        return _SPACE if found == " " else found.replace(" ", r"\s")
+
+    try:
+        return tuple(
+            re.compile(_BLANK.sub(spaced, text), re.IGNORECASE)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        )
+    except re.error as error:
+        raise _broken(origin, f"a symptom of {signal!r} is no expression: {error}") from error
 
 
 def _broken(origin: str, message: str) -> InvalidKnowledge:

@@ -47,7 +47,8 @@ __all__ = [
 ]
 
 BUILTIN = "builtin"
-OF_CARDS = "card"  # origin of signatures from cards of error codes; these are heuristic
+# Origins of heuristic signatures: cards of error codes, and symptoms in prose.
+OF_CARDS, OF_WORDS = "card", "words"
 # A chip's own signature is more specific than a general one for the same line.
 HARDWARE_PRIORITY = 95
 MAX_MATCHES = 20
