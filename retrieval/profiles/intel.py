@@ -84,6 +84,7 @@ _NAMES = {
     "Front-End Bound": "tma_frontend_bound",
     "Bad Speculation": "tma_bad_speculation",
     "Retiring": "tma_retiring",
+    "Serializing Operations": "tma_serializing_operation",
     "Occupancy": "occupancy_pct",
 }
 _SIGNS = ("of Pipeline Slots", "of Clockticks", "Elapsed Time:", "CPI Rate:", "Effective CPU")

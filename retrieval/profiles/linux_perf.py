@@ -235,18 +235,34 @@ def _with_file(rows: list[LineRow]) -> list[LineRow]:
 
 
 _REPORTED = re.compile(
-    r"\s+(?P<percent>\d+\.\d+)%\s+(?:\d+\.\d+%\s+)?(?:\d+\s+)?(?P<command>\S+)\s+(?P<object>\S+)\s+\[[.k]\]"
-    r" (?P<name>\S.*?)\s*$"
+    r"\s*(?P<percent>\d+[.,]\d+)%\s+(?:\d+[.,]\d+%\s+)?(?:\d+\s+)?(?P<command>\S+)\s+(?P<object>\S+)\s+\[[.k]\]"
+    r"\s(?P<name>\S.*?)\s*$"
 )
+
+
+LEAST_ROWS = 3  # of a table without its header; a text that only quotes some has more other lines
+# Functions in which threads wait for others, and run times of OpenMP, which spin in theirs.
+_WAITS = re.compile(
+    r"barrier|futex|spin_?(?:lock|wait)|mutex|sched_yield|__schedule$|_wait\b|wait_\w*|pthread_cond",
+    re.IGNORECASE,
+)
+_RUNTIMES = re.compile(r"lib[gi]?i?omp\d*\.|vcomp|libtbb")
 
 
 def _report(text: str) -> Profile | None:
     """The symbols of `perf report --stdio` with their shares of the samples."""
-    if "# Overhead" not in text and "Overhead  " not in text:
-        return None
+    headed = "# Overhead" in text or "Overhead  " in text
     rows = [match for line in _lines(text) if (match := _REPORTED.match(line))]
-    kernels = tuple(Kernel(row["name"], 1, float(row["percent"])) for row in rows)
-    if not kernels:
+    others = sum(1 for line in _lines(text) if line.strip()) - len(rows)
+    if len(rows) < (1 if headed else max(LEAST_ROWS, others)):
         return None
+    shares = [float(row["percent"].replace(",", ".")) for row in rows]
+    kernels = tuple(Kernel(r["name"], 1, share) for r, share in zip(rows, shares, strict=True))
+    waits = [
+        share
+        for row, share in zip(rows, shares, strict=True)
+        if _WAITS.search(row["name"]) or _RUNTIMES.match(row["object"])
+    ]
+    metrics: dict[str, Metric] = {"sync_sample_pct": round(sum(waits), 2)} if waits else {}
     note = "shares of samples: `perf stat -d` adds counters, `perf annotate --stdio -l` lines"
-    return Profile(KIND, kernels[0].name, {}, kernels, (note,))
+    return Profile(KIND, kernels[0].name, metrics, kernels, (note,))

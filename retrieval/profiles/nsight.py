@@ -59,6 +59,14 @@ _TIMES |= {"s": 1e9, "second": 1e9}
 _COUNTED = ("inst", "cycle", "sector", "request", "warp", "thread", "block")
 _COUNTS = {p + unit: f for p, f in (("K", 1e3), ("M", 1e6), ("G", 1e9)) for unit in _COUNTED}
 _GRID = re.compile(r" \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\)$")
+# A part of a text report, without the line that names the kernel.
+_PART = "a part of a report"
+_PART_NOTE = "the text is a part of a report: the line with the kernel and its other sections lack"
+_OF_REPORT = re.compile(
+    r"^ *(?:OPT|WRN|INF) {2,}\S"
+    r"|^ *Section: (?:GPU Speed|Compute W|Memory W|Sched|Warp S|Instr|Launch|Occ|Source)",
+    re.MULTILINE,
+)
 _TIME_OF_LAUNCH = re.compile(r", \d{4}-\w{3}-\d{2} [\d:]+$")
 
 
@@ -90,14 +98,18 @@ def read(text: str) -> Profile | None:
         return Profile(KIND) if known or headed else None
     kernels = kernel_times(launches)
     longest = longest_launch(launches)
+    if longest.kernel == _PART:
+        return Profile(KIND, metrics=longest.metrics, notes=(_PART_NOTE,))
     return Profile(KIND, longest.kernel, longest.metrics, kernels, choice_note(kernels))
 
 
 def read_launches(text: str) -> list[Launch]:
     """The launches of a CSV or a text report, in order; other output around it is ignored."""
-    if "Kernel Name" not in text and ", Context " not in text:
-        return []
     lines = text.splitlines()
+    if "Kernel Name" not in text and ", Context " not in text:
+        if not _OF_REPORT.search(text):
+            return []
+        lines = [f"{_PART}, Context 1, Stream 7", *lines]
     start = _csv_header(lines)
     if start is None:
         return _text_launches(lines)
@@ -207,6 +219,29 @@ _BUSIEST = re.compile(
     r"\b(?P<pipe>XU|FP64|Tensor\S*) is the highest-utilized pipeline \((?P<share>[\d.]+)%"
 )
 _PIPES = {"XU": "special_pipe_pct", "FP64": "fp64_pipe_pct"}
+# Sentences of the advice, in which a number is the value of a metric after a factor.
+_SENTENCES = (
+    (r"only (?P<value>[\d.]+) full waves", "waves_per_unit", 1.0),
+    (r"theoretical occupancy \((?P<value>[\d.]+)%\)", "theoretical_occupancy_pct", 1.0),
+    (r"measured achieved occupancy \((?P<value>[\d.]+)%\)", "occupancy_pct", 1.0),
+    (
+        r"achieves an average of (?P<value>[\d.]+) threads being active per cycle",
+        "active_threads_per_instruction",
+        1.0,
+    ),
+    (
+        r"global loads .{0,80}only (?P<value>[\d.]+) of the 32 bytes transmitted per sector",
+        "load_efficiency_pct",
+        100 / 32,
+    ),
+    (
+        r"global stores .{0,80}only (?P<value>[\d.]+) of the 32 bytes transmitted per sector",
+        "store_efficiency_pct",
+        100 / 32,
+    ),
+)
+_ISSUED = re.compile(r"only issues an instruction every (?P<cycles>[\d.]+) cycles")
+_WAYS = re.compile(r"(?P<ways>[\d.]+)\s?-\s?way bank conflict across all")
 
 
 def _advised(text: str) -> dict[str, Metric]:
@@ -230,6 +265,19 @@ def _advised(text: str) -> dict[str, Metric]:
     for busiest in _BUSIEST.finditer(text):
         if busiest["pipe"] in _PIPES:
             found[_PIPES[busiest["pipe"]]] = float(busiest["share"])
+    return {**_of_sentences(text), **found}
+
+
+def _of_sentences(text: str) -> dict[str, Metric]:
+    """The numbers in single sentences of the advice."""
+    found: dict[str, Metric] = {}
+    if ways := _WAYS.search(text):
+        found["bank_conflict_ratio"] = round(1 - 1 / max(1.0, float(ways["ways"])), 4)
+    if issued := _ISSUED.search(text):
+        found["issue_active_pct"] = round(100 / max(1.0, float(issued["cycles"])), 2)
+    for pattern, name, factor in _SENTENCES:
+        if (measured := re.search(pattern, text)) is not None:
+            found[name] = round(float(measured["value"]) * factor, 2)
     return found
 
 

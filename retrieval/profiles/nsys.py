@@ -15,10 +15,18 @@ import csv
 import io
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from retrieval.profiles.profile import Kernel, Metric, Profile, choice_note, number, total_times
+from retrieval.profiles.profile import (
+    Kernel,
+    Metric,
+    Profile,
+    choice_note,
+    elementwise_pct,
+    number,
+    total_times,
+)
 
 KIND = "nsys"
 _SCALES = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
@@ -26,6 +34,7 @@ _TOTAL = re.compile(r"Total Time(?: \((?P<unit>ns|us|µs|ms|s)\))?")
 _COUNTS = ("Instances", "Count", "Num Calls", "Calls")
 _NAMES = ("Name", "Operation", "Kernel Name")
 MIN_COLUMNS = 4
+MOSTLY_COPIES = 80.0  # per cent of the time from which on copies lead, not a kernel
 
 
 def read(text: str) -> Profile | None:
@@ -39,8 +48,23 @@ def read(text: str) -> Profile | None:
     copies = total_times([run for kind, run in runs if kind == "Count"])
     if not kernels and not copies:
         note = "the tables are of host functions; add `--report cuda_gpu_kern_sum`"
-        return Profile(KIND, notes=(note,))
+        return Profile(KIND, metrics=_of_host([run for _, run in runs]), notes=(note,))
     return of_device(KIND, kernels, copies)
+
+
+def _of_host(functions: Sequence[Kernel]) -> dict[str, Metric]:
+    """The share of launches in the time of all host functions, and their number."""
+    total = sum(run.us for run in functions)
+    launches = [run for run in functions if _LAUNCH.search(run.name)]
+    if not total or not launches:
+        return {}
+    return {
+        "launch_api_pct": round(100 * sum(run.us for run in launches) / total, 2),
+        "launch_api_calls": sum(run.calls for run in launches),
+    }
+
+
+_LAUNCH = re.compile(r"^(?:cuda|cu|hip)(?:Ext|Module)?Launch(?:Cooperative)?Kernel")
 
 
 def of_device(
@@ -57,10 +81,14 @@ def of_device(
     total = sum(run.us for run in on_device)
     if copies and total:
         metrics["copies_pct"] = round(100 * sum(run.us for run in copies) / total, 2)
-    if kernels and kernels[0].calls:
-        metrics["duration_us"] = kernels[0].us / kernels[0].calls
-    leading = (kernels or copies)[0]
-    return Profile(kind, leading.name, {**metrics, **(more or {})}, on_device, choice_note(kernels))
+    copied = float(metrics.get("copies_pct", 0.0)) >= MOSTLY_COPIES
+    leading = on_device[0] if copied or not kernels else kernels[0]
+    if leading.calls and kernels:
+        metrics["duration_us"] = leading.us / leading.calls
+    if kernels and (share := elementwise_pct(on_device)):
+        metrics["elementwise_pct"] = share
+    notes = choice_note(on_device if copied else kernels)
+    return Profile(kind, leading.name, {**metrics, **(more or {})}, on_device, notes)
 
 
 def _run(row: Mapping[str, str]) -> tuple[str, Kernel] | None:
@@ -150,6 +178,22 @@ _METRIC = re.compile(
     r"\s+(?P<calls>\d+)\s+(?P<name>[a-z]\w+)\s{2,}\S.*?\s(?P<value>[\d.]+)(?P<unit>%|[GMK]?B/s)?\s*$"
 )
 
+# Metrics of nvprof that are another quantity in metrics.toml, with the conversion.
+_DERIVED: dict[str, tuple[str, Callable[[float], float]]] = {
+    "warp_execution_efficiency": ("active_threads_per_instruction", lambda pct: pct * 32 / 100),
+    "branch_efficiency": ("divergent_branch_pct", lambda pct: max(0.0, 100 - pct)),
+    "achieved_occupancy": ("occupancy_pct", lambda share: 100 * share),
+    "issue_slot_utilization": ("issue_active_pct", lambda pct: pct),
+    "gld_efficiency": ("load_efficiency_pct", lambda pct: pct),
+    "gst_efficiency": ("store_efficiency_pct", lambda pct: pct),
+    "stall_memory_dependency": ("memory_dependency_stall_share", lambda pct: pct / 100),
+    "stall_sync": ("barrier_stall_share", lambda pct: pct / 100),
+    "shared_load_transactions_per_request": (
+        "bank_conflict_ratio",
+        lambda per_request: 1 - 1 / max(1.0, per_request),
+    ),
+}
+
 
 def read_nvprof(text: str) -> Profile | None:
     """The kernels, copies and metrics of nvprof; None for another text."""
@@ -168,6 +212,9 @@ def read_nvprof(text: str) -> Profile | None:
             value = float(measured["value"])
             shown = f"{value} %" if measured["unit"] == "%" else value
             metrics.setdefault(measured["name"], shown)
+            if measured["name"] in _DERIVED:
+                name, convert = _DERIVED[measured["name"]]
+                metrics.setdefault(name, round(convert(value), 4))
     if not kernels and not copies and not metrics:
         return None
     if not kernels and not copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,18 @@ def time_shares(kernels: Sequence[Kernel], calls: float = 1) -> list[dict[str, A
         }
         for kernel in kernels
     ]
+
+
+_ELEMENTWISE = re.compile(
+    r"elementwise|triton_poi_|aten::(?:add|sub|mul|div|copy|relu|gelu|silu|sigmoid|tanh|where|exp)_?$"
+    r"|(?<![a-z])(?:saxpy|axpy|FillFunctor)"
+)
+
+
+def elementwise_pct(kernels: Sequence[Kernel]) -> float:
+    """The share of elementwise kernels, by name, in the time of all."""
+    rows = time_shares(kernels)
+    return round(sum(float(r["pct"]) for r in rows if _ELEMENTWISE.search(r["name"])), 2)
 
 
 def choice_note(kernels: Sequence[Kernel]) -> tuple[str, ...]:

@@ -134,9 +134,15 @@ def read_text(text: str) -> Profile | None:
     notes = choice_note(kernels)
     if not unit:
         notes = (*notes, "the metric of the tree is unnamed: read as nanoseconds")
-    metrics: dict[str, Metric] = (
-        {"duration_us": kernels[0].us / kernels[0].calls} if kernels else {}
-    )
+    metrics: dict[str, Metric] = {}
+    if kernels and kernels[0].us:
+        metrics["duration_us"] = kernels[0].us / kernels[0].calls
+    elif kernels:  # the times are rounded
+        root = next((m for _, m in found if m["name"] == "ROOT"), None)
+        kernels = (
+            (Kernel("ROOT", 1, float(root["value"]) * _SCALE.get(unit, 1e-3)),) if root else ()
+        )
+        notes = ("the times of the kernels are rounded to 0: print `-m time/us` or `avg_time/us`",)
     return Profile(KIND, kernels[0].name if kernels else "", metrics, kernels, notes)
 
 

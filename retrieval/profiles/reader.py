@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from itertools import chain
 
@@ -59,6 +60,7 @@ _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     linux_perf.read,
     intel.read_vtune,
     proton.read_text,
+    lambda text: _read_markdown(text),  # defined below
 )
 
 
@@ -93,6 +95,29 @@ def _recognised(text: str) -> Profile | None:
         return next((p for p in chain(of_json, of_text) if p is not None), None)
     except csv.Error as error:
         raise InvalidRequest(f"the profile is no readable CSV: {error}", hint=READ) from error
+
+
+_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+_MARKS = re.compile(r"[*_`\u2937\u21b3\u2514\u2500>]+")
+
+
+def _read_markdown(text: str) -> Profile | None:
+    """Counters in a Markdown table of names and values; with several columns, the first."""
+    pairs: dict[str, str] = {}
+    inside = False
+    for line in text.splitlines():
+        cells = [_MARKS.sub("", cell).strip() for cell in line.strip().strip("|").split("|")]
+        if "|" not in line or len(cells) < 2:
+            inside = False
+        elif _RULE.fullmatch(line):
+            inside = True
+        elif inside and cells[0]:
+            pairs.setdefault(cells[0].lstrip("- "), cells[1].replace(" %", "%"))
+    bare = {re.sub(r"\s*\([^)]*\)$", "", name): value for name, value in pairs.items()}
+    if len(bare.keys() & {"Back-End Bound", "Memory Bound", "Core Bound", "Retiring"}) >= 2:
+        rows = "\n".join(f"{name}: {value}" for name, value in bare.items())
+        return intel.read_vtune(f"CPI Rate: 0\n{rows}")
+    return rocm.read_pairs(pairs)
 
 
 def _decoded(text: str) -> object:

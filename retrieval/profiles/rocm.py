@@ -81,6 +81,33 @@ class _Dispatch:
     metrics: dict[str, Metric] = field(default_factory=dict)
 
 
+_GROUP = re.compile(r"\{(\d+),\s?(\d+),\s?(\d+)\}")
+# Counters of rocprof, CodeXL and the Radeon GPU Profiler; so many make a list of counters theirs.
+_COUNTERS_OF_AMD = frozenset(
+    (
+        *("VALUBusy", "SALUBusy", "VALUUtilization", "FetchSize", "WriteSize", "MemUnitBusy"),
+        *("MemUnitStalled", "WriteUnitStalled", "LDSBankConflict", "L2CacheHit", "Wavefronts"),
+        *("VALUInsts", "SALUInsts", "LDSInsts", "ScratchRegs"),
+    )
+)
+LEAST_COUNTERS = 3
+
+
+def read_pairs(pairs: Mapping[str, str]) -> Profile | None:
+    """A list of counters and their values; None if too few are of AMD."""
+    named = {re.sub(r"\s*\(%\)\s*$", "", name).strip(): value for name, value in pairs.items()}
+    if len(_COUNTERS_OF_AMD & named.keys()) < LEAST_COUNTERS:
+        return None
+    metrics: dict[str, Metric] = {
+        name: value for name, text in named.items() if (value := number(text)) is not None
+    }
+    sizes = [_GROUP.fullmatch(named.get(n, "")) for n in ("GlobalWorkSize", "WorkGroupSize")]
+    if sizes[0] and sizes[1]:
+        grid, group = (prod(map(int, size.groups())) for size in sizes if size)
+        metrics["workgroup_count"] = float(grid // max(1, group))
+    return Profile(KIND, metrics=metrics)
+
+
 def read(text: str) -> Profile | None:
     """The metrics of the kernel that takes most of the time; None if the text is not of one of
     these profilers.

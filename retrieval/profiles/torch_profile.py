@@ -22,6 +22,7 @@ from retrieval.profiles.profile import (
     Metric,
     Profile,
     choice_note,
+    elementwise_pct,
     number,
     time_shares,
     total_times,
@@ -219,6 +220,8 @@ def _profile(
     leading = kernels[0]
     if on_device and leading.calls:
         metrics["duration_us"] = leading.us / leading.calls
+    if on_device and (share := elementwise_pct(kernels)):
+        metrics["elementwise_pct"] = share
     if on_device and 0 < device_us < whole_us:
         metrics["gpu_busy_pct"] = round(100 * device_us / whole_us, 2)
     return Profile(KIND, leading.name, metrics, kernels, choice_note(kernels))

@@ -65,7 +65,10 @@ def test_csv_and_box() -> None:
 
 
 def test_host_functions_alone_name_the_report_to_add() -> None:
+    profile = read_profile(HOST)
+    assert profile.metrics == {"launch_api_pct": 100.0, "launch_api_calls": 1000.0}
+    assert "cuda_gpu_kern_sum" in profile.notes[0]
     with pytest.raises(InvalidRequest, match="cuda_gpu_kern_sum"):
-        read_profile(HOST)
+        read_profile(HOST.replace("cudaLaunchKernel", "cudaMalloc"))
     with pytest.raises(InvalidRequest):
         read_profile(OLD)

@@ -264,3 +264,121 @@ def test_the_bandwidth_reached_decides_for_a_processor(seconds: str, signal: str
     facts = {"memory_bandwidth": 5e9}
     verdict = Diagnoser(load_signals()).conclude(request, facts, ("x86-64",), ()).verdict
     assert verdict.primary == signal
+
+
+def signals_of(text: str, family: str = "nvidia") -> tuple[str, ...]:
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    return Diagnoser(load_signals()).conclude(request, {}, (family,), ()).verdict.signal_ids
+
+
+REPORT = """    OPT   This kernel grid is too small to fill the available resources on this device,
+          resulting in only 0.25 full waves across all SMs. Look at Launch Statistics.
+    Section: GPU Speed Of Light Throughput
+    ----------------------- ------------- ------------
+    Metric Name               Metric Unit Metric Value
+    ----------------------- ------------- ------------
+    Memory Throughput                   %        11.20
+    Compute (SM) Throughput             %         7.90
+    ----------------------- ------------- ------------
+"""
+ISSUES = """    WRN   Every scheduler is capable of issuing one instruction per cycle, but for
+          this kernel each scheduler only issues an instruction every 8.1 cycles.
+"""
+LANES = """    OPT   Instructions are executed in warps, which are groups of 32 threads. This kernel
+          achieves an average of 9.7 threads being active per cycle.
+"""
+SECTORS = """    WRN   The memory access pattern for global loads from L1TEX might not be optimal. On
+          average, only 4.0 of the 32 bytes transmitted per sector are utilized.
+"""
+WAYS = """    INF   The shared loads have a 8.0 - way bank conflict across all 4096 requests.
+"""
+COUNTED = """ void tr<32>(float *), 2023-May-02 09:11:00, Context 1, Stream 7
+    Section: Command line profiler metrics
+    ------------------------------------------------------------ ----- -----------
+    l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum                 983,040
+    ------------------------------------------------------------ ----- -----------
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [
+        (REPORT, "grid_too_small"),
+        (ISSUES, "latency_bound"),
+        (LANES, "divergence"),
+        (SECTORS, "uncoalesced_access"),
+        (WAYS, "bank_conflict"),
+        (COUNTED, "bank_conflict"),
+        (
+            METRICS.replace("gld_efficiency ", "branch_efficiency ").replace("12.50%", "61.00%"),
+            "divergence",
+        ),
+    ],
+)
+def test_sentences_and_single_counters_of_nvidia_are_read(text: str, signal: str) -> None:
+    assert signals_of(text)[0] == signal
+
+
+PERF = """ 41,20%  solver  solver                [.] relax
+ 22,85%  solver  libiomp5.so           [.] __kmp_hyper_barrier_release
+  9,10%  solver  [kernel.kallsyms]     [k] futex_wait_queue
+"""
+API = """ Time (%)  Total Time (ns)  Num Calls  Avg (ns)  Name
+ --------  ---------------  ---------  --------  ----
+     61.3      900,000,000    250,000   3,600.0  cuLaunchKernelEx
+     38.7      568,000,000      1,200   9,000.0  cudaStreamSynchronize
+"""
+AMD = """| Counter | Value |
+|---|---|
+| VALUBusy (%) | 21.4 |
+| MemUnitBusy (%) | 33.0 |
+| SALUBusy (%) | 4.1 |
+| LDSBankConflict (%) | 0.2 |
+"""
+TOP_DOWN = """| Metric | run 1 |
+|:--|--:|
+| Back-End Bound | 70.1 % |
+| Memory Bound | 61.0 % |
+| - DRAM Bound | 48.0 % |
+| Memory Bandwidth | 66.0 % |
+"""
+ROUNDED = """ - time/s
+0.{root} ROOT
+├─ 0.000 _fwd
+└─ 0.000 _bwd
+"""
+
+
+def test_tables_without_their_heads_and_in_markdown_are_read() -> None:
+    assert signals_of(PERF, "x86-64")[0] == "sync_stall"
+    assert signals_of(API)[0] == "launch_overhead"
+    assert signals_of(AMD, "amd")[0] == "latency_bound"
+    assert "memory_bound" in signals_of(TOP_DOWN, "x86-64")
+    quoted = "The hot functions are below.\nI think the compiler hangs.\nVersion 3.1\nUbuntu\n"
+    with pytest.raises(InvalidRequest, match="of no profiler"):
+        read_profile(quoted + PERF)
+    with pytest.raises(InvalidRequest, match="of no profiler"):
+        read_profile("| build | tok/s |\n|---|---|\n| gcc | 11.9 |\n| clang | 13.2 |\n")
+
+
+def test_times_that_are_rounded_to_zero_diagnose_nothing() -> None:
+    assert signals_of(ROUNDED.format(root="004")) == ()
+    assert "time/us" in read_profile(ROUNDED.format(root="004")).notes[0]
+    with pytest.raises(InvalidRequest, match="rounded to 0"):
+        read_profile(ROUNDED.format(root="000"))
+
+
+def test_an_elementwise_kernel_with_nearly_all_time_is_bound_by_memory() -> None:
+    row = "   {share}%  {time}        40  {avg}  {avg}  {avg}  {name}\n"
+    kernels = row.format(
+        share=97.0, time="80.0ms", avg="2.0ms", name="triton_poi_fused_add_gelu_3"
+    ) + row.format(share=3.0, time="2.4ms", avg="60.0us", name="gemm_128")
+    head = "==1== NVPROF is profiling process 1\n GPU activities:"
+    assert signals_of(head + kernels)[0] == "memory_bound"
+    assert "memory_bound" not in signals_of(head + kernels.replace("triton_poi", "triton_red"))
+
+
+def test_copies_lead_a_program_that_mostly_copies() -> None:
+    profile = read_profile(NVPROF.replace("113.11ms", "9113.1ms"))
+    assert profile.kernel == "[CUDA memcpy HtoD]"
+    assert profile.metrics["duration_us"] == pytest.approx(4556550.0)
