@@ -5,9 +5,13 @@ Does not know how an answer is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+# Parts of an answer that a request can choose; `citations` are excerpts without their texts.
+_PARTS = "diagnosis excerpts citations skills moves context parts hints"
+ANSWER_FIELDS = tuple(_PARTS.split())
 
 
 @dataclass(frozen=True)
@@ -239,3 +243,17 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""
         return asdict(self)
+
+    def only(self, names: Collection[str]) -> Answer:
+        """The answer with only these parts; all of them if there are no names."""
+        if not names:
+            return self
+        empty: dict[str, Any] = {
+            name: "" if name == "context" else () for name in ANSWER_FIELDS if name not in names
+        }
+        empty.pop("citations", None)
+        if "diagnosis" in empty:
+            empty["diagnosis"] = Verdict()
+        if "citations" in names and "excerpts" not in names:
+            empty["excerpts"] = tuple(replace(excerpt, text="") for excerpt in self.excerpts)
+        return replace(self, **empty)

@@ -560,6 +560,7 @@ class Kernlore:
         profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         roles: Sequence[str] | None = None,
         reader: str | None = None,
+        fields: Sequence[str] | None = None,
     ) -> Answer:
         """Ask with a log, metrics, a question or a signal, or several. The service supplies
         defaults.
@@ -593,6 +594,8 @@ class Kernlore:
         reader: Class of the model that reads `context`. For a strong one, which writes right
             kernels for common chips by itself, it has at most 2,000 tokens of what surprises,
             unless more is known to help (`uplift`). Default: the full context.
+        fields: Parts of the answer to fill; the others are empty. `citations` are excerpts
+            without their texts, which `context` has. Default: all.
         """
         json = _sendable_fields(
             signal=signal,
@@ -617,6 +620,7 @@ class Kernlore:
             profile=profile,
             roles=_listed(roles),
             reader=reader,
+            fields=_listed(fields),
         )
         body = self._call("POST", "/retrieve", json=json)
         return _record(Answer, body)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from kb.answers import ANSWER_FIELDS
 from kb.errors import InvalidRequest, nearest
 from kb.moves_vocabulary import ROLES
 from kb.predicates import Value
@@ -147,6 +148,11 @@ class RetrieveRequest:
         " common chips by itself, it has at most 2,000 tokens of what surprises, unless more is"
         " known to help (`uplift`). Default: the full context.",
         choices=lambda: READERS,
+    )
+    fields: tuple[str, ...] = _names(
+        "Parts of the answer to fill; the others are empty. `citations` are excerpts without their"
+        " texts, which `context` has. Default: all.",
+        choices=lambda: ANSWER_FIELDS,
     )
     operators: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()

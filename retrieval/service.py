@@ -80,7 +80,8 @@ class Retriever:
         except StoreAway:  # `/readyz` reports the store and the reason
             by_words = replace(config, embed=None, remarks=(*config.remarks, NO_INDEX))
             result = answer(snapshot, request, by_words, exclusions)
-        return self._logged(result, snapshot.state.revision, started)
+        logged = self._logged(result, snapshot.state.revision, started)
+        return logged.only(request.fields)
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:
         """Answer with moves and skills only. Logged like `retrieve`; raises the same errors."""

@@ -11,6 +11,7 @@ from api.http.dependencies import Parts
 from api.operations.hardware import list_hardware
 from api.operations.runs import cancel_run, show_run, start_run
 from api.services import Services
+from api.web.charts import gain_chart
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
@@ -131,7 +132,8 @@ def compare(
             hint=f"Mark 2 to {MOST_COMPARED} runs of the list, then compare them.",
         )
     compared = runs.compare_runs(services, *chosen)
-    return page(request, "run_compare.html", compared=compared)
+    charts = {run_id: gain_chart(runs.candidate_rows(services, run_id)) for run_id in chosen}
+    return page(request, "run_compare.html", compared=compared, charts=charts)
 
 
 @router.get("/{run_id}")
@@ -154,7 +156,8 @@ def live(
 def _shown(run_id: str, services: Services, number: int) -> dict[str, Any]:
     run = show_run(services, run_id)
     if "problem" not in run:
-        return {"run": run, "account": None, "rows": [], "shown": paged((), 1), "roots": []}
+        empty: dict[str, Any] = {"account": None, "rows": [], "roots": [], "chart": None}
+        return {"run": run, "shown": paged((), 1), **empty}
     rows = runs.candidate_rows(services, run_id)
     shown = paged(rows, number, CANDIDATES)
     return {
@@ -163,6 +166,7 @@ def _shown(run_id: str, services: Services, number: int) -> dict[str, Any]:
         "rows": rows,
         "shown": shown,
         "roots": _nested(shown.rows),
+        "chart": gain_chart(rows),
     }
 
 

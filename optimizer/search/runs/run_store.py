@@ -31,7 +31,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, node_from_json, time_text
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow, run_from_json
-from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_of
+from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_gain, rough_of
 from retrieval.knowledge_base import KnowledgeBase
 
 CACHED_PLOTS = 64  # runs; the plots of one take some 100 kB
@@ -472,7 +472,7 @@ def _problem_name(path: Path) -> str:
 def _candidate_row(tree: Tree, node: Node) -> Json:
     """The row of a candidate. `took` is its time on a chip that only its own commands run.
     `message` is the error of an incorrect candidate, `rough` the rough figure of one that was not
-    timed."""
+    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}."""
     proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
     wrong = evaluation is not None and not evaluation.correct
     return {
@@ -482,6 +482,8 @@ def _candidate_row(tree: Tree, node: Node) -> Json:
         "message": evaluation.message if wrong and evaluation is not None else node.problem,
         "speedup": str(node.speedup) if node.speedup is not None else "",
         "rough": rough_of(node),
+        "interval": plain(node.speedup) if node.speedup is not None and node.correct else None,
+        "rough_gain": rough_gain(node) if rough_of(node) else None,
         "baseline": baseline is not None and node is baseline,
         "took": time_text(node) if baseline is not None else "",
         "signals": list(node.signals),
