@@ -239,7 +239,8 @@ class Move:
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None without measurements on this installation.
+    is None without measurements on this installation. `effect` says what the skill does as far as
+    it was measured, and by whom; `untested` skills come last.
     """
 
     name: str
@@ -248,6 +249,7 @@ class SkillAnswer:
     state: str = ""
     score: Mapping[str, float] = field(default_factory=dict)
     evidence: Json | None = None
+    effect: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,10 @@ from kb.catalog.skills.reading import (
     list_skills,
     skill_names,
 )
-from kb.catalog.skills.writing import set_state, store_skill
+from kb.catalog.skills.shipped import EVIDENCE_FILE, SHIPPED, read_trials
+from kb.catalog.skills.writing import set_shipped_evidence, set_state, store_skill
 from kb.errors import InvalidKnowledge, InvalidPredicate, KernloreError, UnknownHardware
+from kb.hardware.table_reader import Problems
 from kb.predicates import compile_predicate
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
@@ -76,6 +78,7 @@ def draft_of(
             "other": {k: v for k, v in skill.metadata.items() if not k.startswith("kb.")},
             "files": _texts(skill),
             **skill.about_error,
+            **(_shipped_evidence(skill) if origin == "shipped" else {}),
         },
         license=skill.license,
         compatibility=skill.compatibility,
@@ -174,6 +177,17 @@ def _texts(skill: SkillFile) -> dict[str, str]:
     return texts
 
 
+def _shipped_evidence(skill: SkillFile) -> dict[str, Any]:
+    """The trials that ship with a skill, as its metadata has them. Those of an imported folder are
+    a claim of its author and are left out."""
+    if EVIDENCE_FILE not in skill.files:
+        return {}
+    problems = Problems(skill.name)
+    trials = read_trials(skill.files[EVIDENCE_FILE].decode("utf-8"), problems)
+    problems.raise_if_any()
+    return {SHIPPED: [trial.as_json() for trial in trials]}
+
+
 # -- shipped skills
 
 BUILTIN_ACTOR = "builtin"
@@ -214,7 +228,12 @@ def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> 
         shipped = {row.name: row for row in list_skills(connection, origin="shipped")}
         stored = set(skill_names(connection))
         for draft in drafts:
-            if _is_current(shipped.get(draft.name), draft):
+            known = shipped.get(draft.name)
+            if known is not None and _is_current(known, draft):
+                evidence = draft.metadata.get(SHIPPED, [])
+                if known.metadata.get(SHIPPED, []) != evidence:
+                    set_shipped_evidence(connection, known, evidence)
+                    changed += 1
                 continue
             if not draft.sources:
                 raise InvalidKnowledge(
@@ -251,10 +270,9 @@ def _sync_one(connection: Connection, draft: SkillDraft, *, stored: bool) -> boo
     return put.outcome != "unchanged"
 
 
-def _is_current(row: SkillRow | None, draft: SkillDraft) -> bool:
-    """Whether a shipped skill needs no change, as almost all at a start."""
-    return (
-        row is not None
-        and row.state != "retired"
-        and (row.tier, row.content_sha256) == (draft.tier, draft.content_sha256)
+def _is_current(row: SkillRow, draft: SkillDraft) -> bool:
+    """Whether the text of a shipped skill needs no change, as almost all at a start."""
+    return row.state != "retired" and (row.tier, row.content_sha256) == (
+        draft.tier,
+        draft.content_sha256,
     )

@@ -8,6 +8,7 @@ ones, with the reason of their last event.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +32,7 @@ from kb.catalog.skills.reading import (
     skill_heads,
 )
 from kb.catalog.skills.writing import (
+    merge_skill,
     narrow_skill,
     nth_last_retrieval,
     record_toolchain,
@@ -44,7 +46,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
 from skills.importing import sync_shipped
-from skills.uses import ScopePart, SkillUse, UseVerdict, assess_uses, outside, record_of
+from skills.uses import PLAIN, ScopePart, SkillUse, UseVerdict, assess_uses, outside, record_of
 
 if TYPE_CHECKING:
     from optimizer.search.bench.local import TargetToolchain
@@ -54,6 +56,7 @@ OBSERVER = "observer"  # actor of changes by uses
 UNUSED_RETRIEVALS = 5_000
 IN_USE = ("candidate", "active", "suspect")  # states of skills that are judged by their uses
 MAX_NAMED = 50  # retrievals named in an event
+NAMES = re.compile(r"[a-z][a-z0-9_]*")  # of quantities and properties
 Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
 FROM: Mapping[Wanted, tuple[str, ...]] = {
     "active": ("candidate", "suspect"),
@@ -117,6 +120,61 @@ def change_state(
             force=force,
             access_scope=access_scope,
         )
+
+
+def narrow_by_hand(
+    catalog: Catalog,
+    name: str,
+    part: ScopePart,
+    *,
+    actor: str,
+    reason: str,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> SkillEvent:
+    """Leave a part out of a skill's scope or precondition. Raises NotFound, Conflict for a skill
+    that is out of use, Forbidden, and InvalidRequest for a part that nothing can state."""
+    below, at_least = (None if n is None else float(n) for n in (part.below, part.at_least))
+    part = replace(part, below=below, at_least=at_least)
+    given = [bound for bound in (part.value, part.below, part.at_least) if bound is not None]
+    if len(given) != 1 or not NAMES.fullmatch(part.key):
+        raise InvalidRequest(
+            f"{part.key or 'nothing'} with {len(given)} limits is no part of a scope",
+            hint="Name a quantity or property, and one of value, below and at_least.",
+        )
+    if part.value is not None and not PLAIN.fullmatch(part.value):
+        raise InvalidRequest(
+            f"{part.value!r} is no word of a predicate", hint="Use letters, digits, ., - and _."
+        )
+    with catalog.write() as connection:
+        skill = get_skill(connection, name, access_scope)
+        access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
+        if skill.state not in IN_USE:
+            raise Conflict(f"{name} is {skill.state}", hint="Restore it first.")
+        narrow(connection, skill, part, actor=actor, reason=reason)
+        return events_of(connection, skill.id)[-1]
+
+
+def merge(
+    catalog: Catalog,
+    name: str,
+    into: str,
+    *,
+    actor: str,
+    reason: str,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> SkillEvent:
+    """Retire a skill in favour of another one, which gets its measurements. Raises NotFound,
+    Forbidden, and Conflict for the same skill, opposite advice, or a skill that is out of use."""
+    with catalog.write() as connection:
+        skill, other = (get_skill(connection, n, access_scope) for n in (name, into))
+        for row in (skill, other):
+            access_scope.check_change(row.scopes.hardware, f"the skill {row.name}")
+            if row.state not in IN_USE:
+                raise Conflict(f"{row.name} is {row.state}", hint="Restore it first.")
+        if name == into or skill.polarity != other.polarity:
+            why = "is the same skill" if name == into else "advises the opposite"
+            raise Conflict(f"{into} {why}", hint="Name another skill that says the same.")
+        return merge_skill(connection, skill, other, actor=actor, reason=reason)
 
 
 def _state_before(

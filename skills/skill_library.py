@@ -21,6 +21,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills.evidence import (
     NOT_MEASURED,
+    effects_of,
     evidence_for,
     evidence_line,
     evidence_lines,
@@ -51,11 +52,22 @@ from kb.catalog.skills.reading import (
     skill_heads,
     skill_names,
 )
+from kb.catalog.skills.shipped import (
+    EFFECTS,
+    UNTESTED,
+    GainRow,
+    ShippedTrial,
+    SkillEffect,
+    gains_by_chip,
+    own_gains,
+    stored_trials,
+)
 from kb.catalog.skills.writing import links_of, set_state, store_skill
 from kb.errors import Conflict, InvalidRequest, nearest
 from kb.hardware.table_reader import Problems
 from kb.problem_terms import problem_terms
 from kb.scope import ALL_ACCESS, AccessScope
+from kb.tokens import tokenize
 from retrieval.diagnose.signals import load_signals
 from skills.format.schema import (
     MOVES_JSON,
@@ -74,6 +86,7 @@ AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repe
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
 REVISABLE = ("candidate", "retired")  # states of skills that are not shown, so text may change
 IN_USE = ("active", "suspect")
+ORDERS = ("name", "effect")
 CARRIED = (REVISES, REVISES_VERSION, REVISES_SHA256)
 
 
@@ -81,7 +94,9 @@ class SkillFilter(TypedDict, total=False):
     """The filter of a list of skills.
 
     `hardware`: skills that hold for it, so also those of its lineage and of any, in languages that
-    its kernels can be written in. `language`: skills of this language and of any.
+    its kernels can be written in. `language`: skills of this language and of any. `effect`: skills
+    with one of these effects (`EFFECTS`), with commas between. `order`: `name`, or `effect` for
+    those with the largest certain gain first and untested ones last.
     """
 
     states: Sequence[str] | None
@@ -89,6 +104,8 @@ class SkillFilter(TypedDict, total=False):
     hardware: str | None
     signal: str | None
     language: str | None
+    effect: str | None
+    order: str
 
 
 @dataclass(frozen=True)
@@ -128,8 +145,20 @@ class Contradiction:
 
 
 @dataclass(frozen=True)
+class AlikeSkill:
+    """A skill that says nearly the same, with its effect in words."""
+
+    name: str
+    state: str
+    why: str
+    effect: str
+
+
+@dataclass(frozen=True)
 class SkillSummary:
-    """A skill as lists show it. `evidence` is one line of figures, or "not measured here"."""
+    """A skill as lists show it. `effect` is what it does as far as it was measured, by Kernlore or
+    here, and `effect_text` the same in words; `evidence` is one line about the measurements of this
+    installation, or "not measured here"."""
 
     name: str
     description: str
@@ -140,6 +169,8 @@ class SkillSummary:
     scopes: SkillScopes
     evidence: str
     updated_at: str
+    effect: SkillEffect = UNTESTED
+    effect_text: str = "untested"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,7 +180,9 @@ class SkillSummary:
 class SkillDetail:
     """A skill with its evidence and history. `front_matter` is that of its export. `conflicts` are
     skills that say the opposite about the same transformation. `revision` is the candidate that
-    would replace its text; for such a one, `revises` and how it `changes` the text are set."""
+    would replace its text; for such a one, `revises` and how it `changes` the text are set.
+    `shipped` are the trials that ship with it, `evidence` the measurements of this installation,
+    and `gains` both by chip and dtype. `alike` are skills that may be merged with it."""
 
     summary: SkillSummary
     id: str
@@ -170,6 +203,9 @@ class SkillDetail:
     revision: str | None = None
     revises: str | None = None
     changes: str = ""
+    shipped: tuple[ShippedTrial, ...] = ()
+    gains: tuple[GainRow, ...] = ()
+    alike: tuple[AlikeSkill, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -200,7 +236,7 @@ class SkillLibrary:
                 rows = skill_heads(connection, **wanted)
             else:
                 rows = search_skills(connection, words, **wanted)
-            return _summaries(connection, rows, access_scope)
+            return _by_effect(_summaries(connection, rows, access_scope), narrowed)
 
     def page(
         self,
@@ -211,6 +247,9 @@ class SkillLibrary:
         **narrowed: Unpack[SkillFilter],
     ) -> tuple[Sequence[SkillSummary], int]:
         """At most `limit` skills of `list` after the first `offset`, and the number of all."""
+        if narrowed.get("effect") or narrowed.get("order", "name") != "name":
+            every = self.list(access_scope=access_scope, **narrowed)
+            return every[offset : offset + limit], len(every)
         wanted = self._narrowing(narrowed, access_scope)
         with self._catalog.read() as connection:
             rows = skill_heads(connection, limit, offset, **wanted)
@@ -223,6 +262,13 @@ class SkillLibrary:
             raise InvalidRequest(
                 f"no such state or tier: {', '.join(odd) or tier}",
                 hint=f"States: {', '.join(STATES)}. Tiers: {', '.join(TIERS)}.",
+            )
+        odd = sorted({*_effects(narrowed)} - {*EFFECTS})
+        order = narrowed.get("order", "name")
+        if odd or order not in ORDERS:
+            raise InvalidRequest(
+                f"no such effect or order: {', '.join(odd) or order}",
+                hint=f"Effects: {', '.join(EFFECTS)}. Orders: {', '.join(ORDERS)}.",
             )
         hardware, signal = narrowed.get("hardware"), narrowed.get("signal")
         registry = self._registry.seen_by(access_scope)
@@ -286,12 +332,14 @@ class SkillLibrary:
             conflicts = self._conflicts(connection, row, access_scope)
             revision = revision_of(connection, name, access_scope)
             revised = find_skill(connection, row.revises, access_scope) if row.revises else None
-        seen = _as_seen(row, access_scope)
+            effect = effects_of(connection, [row], access_scope)[row.id]
+            alike = _alike(connection, row, access_scope)
+        seen, shipped = _as_seen(row, access_scope), stored_trials(row.metadata)
         line = evidence_line(evidence)
         if line == NOT_MEASURED and row.tier == "curated" and _CLAIM.search(row.body):
             line = AUTHORS_FIGURES
         return SkillDetail(
-            summary=_summary(row, line, access_scope),
+            summary=_summary(row, line, effect, access_scope),
             id=row.id,
             front_matter=_front_matter(marked(skill_file(seen, evidence))),
             body=row.body,
@@ -310,6 +358,9 @@ class SkillLibrary:
             revision=revision.name if revision is not None else None,
             revises=row.revises,
             changes=_changes(row, revised) if revised is not None else "",
+            shipped=shipped,
+            gains=(*gains_by_chip(shipped), *own_gains(evidence)),
+            alike=alike,
         )
 
     def warnings(
@@ -435,11 +486,28 @@ def _as_seen(row: SkillRow, access_scope: AccessScope) -> SkillRow:
 def _summaries(
     connection: Connection, rows: Sequence[SkillHead], access_scope: AccessScope
 ) -> list[SkillSummary]:
-    evidence = evidence_lines(connection, [row.id for row in rows], access_scope)
-    return [_summary(row, evidence[row.id], access_scope) for row in rows]
+    ids = [row.id for row in rows]
+    evidence = evidence_lines(connection, ids, access_scope)
+    effects = effects_of(connection, rows, access_scope)
+    return [_summary(row, evidence[row.id], effects[row.id], access_scope) for row in rows]
 
 
-def _summary(row: SkillHead, evidence: str, access_scope: AccessScope) -> SkillSummary:
+def _effects(narrowed: SkillFilter) -> list[str]:
+    return [name.strip() for name in (narrowed.get("effect") or "").split(",") if name.strip()]
+
+
+def _by_effect(rows: list[SkillSummary], narrowed: SkillFilter) -> list[SkillSummary]:
+    """The rows with one of the wanted effects, in the wanted order."""
+    wanted = _effects(narrowed)
+    chosen = [row for row in rows if not wanted or row.effect.state in wanted]
+    if narrowed.get("order", "name") == "effect":
+        chosen.sort(key=lambda row: row.effect.rank)
+    return chosen
+
+
+def _summary(
+    row: SkillHead, evidence: str, effect: SkillEffect, access_scope: AccessScope
+) -> SkillSummary:
     seen = access_scope.visible_hardware(tuple(row.scopes.hardware))
     return SkillSummary(
         name=row.name,
@@ -451,6 +519,8 @@ def _summary(row: SkillHead, evidence: str, access_scope: AccessScope) -> SkillS
         scopes=replace(row.scopes, hardware=seen),
         evidence=evidence,
         updated_at=row.updated_at,
+        effect=effect,
+        effect_text=str(effect),
     )
 
 
@@ -464,6 +534,44 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
     }
     present = {key: value for key, value in fields.items() if value is not None}
     return {**present, "metadata": dict(skill.metadata)}
+
+
+# -- skills that say nearly the same
+
+ALIKE_WORDS = 0.5  # share of words in common, of two skills about one transformation or operator
+
+
+def _alike(
+    connection: Connection, skill: SkillRow, access_scope: AccessScope
+) -> tuple[AlikeSkill, ...]:
+    """The skills that a person may merge with this one: they make the same claim, or are about the
+    same operator and language in mostly the same words."""
+    heads = skill_heads(connection, states=("candidate", *IN_USE), access_scope=access_scope)
+    reasons = {
+        other.id: why
+        for other in heads
+        if other.name != skill.name and (why := _why_alike(skill, other)) is not None
+    }
+    chosen = [head for head in heads if head.id in reasons]
+    effects = effects_of(connection, chosen, access_scope)
+    return tuple(
+        AlikeSkill(head.name, head.state, reasons[head.id], str(effects[head.id]))
+        for head in chosen
+    )
+
+
+def _why_alike(skill: SkillHead, other: SkillHead) -> str | None:
+    if skill.polarity != other.polarity or skill.scopes.languages != other.scopes.languages:
+        return None
+    if skill.structured_key == other.structured_key:
+        return "the same transformation in the same situation"
+    mine, theirs = (set(tokenize(f"{s.name} {s.description}")) for s in (skill, other))
+    shared = len(mine & theirs) / max(1, min(len(mine), len(theirs)))
+    if skill.transformation == other.transformation and {*skill.scopes.ops} & {*other.scopes.ops}:
+        return "the same transformation of the same operator"
+    if shared >= ALIKE_WORDS and {*skill.scopes.ops} & {*other.scopes.ops}:
+        return f"{shared:.0%} of its words, and the same operator"
+    return None
 
 
 # -- warnings about scopes, and conflicts

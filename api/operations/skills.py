@@ -21,8 +21,9 @@ from kb.catalog.skills.reading import SkillEvent
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc
 from skills.format.skillfile import MAX_BYTES, packed, placed, unpacked
-from skills.lifecycle import Wanted, change_state
+from skills.lifecycle import Wanted, change_state, merge, narrow_by_hand
 from skills.skill_library import Imported, Revision, SkillDetail, SkillSummary
+from skills.uses import ScopePart
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -69,6 +70,13 @@ def list_skills(
     language: Annotated[
         str | None, Doc("Only skills for kernels in this language, or in any.")
     ] = None,
+    effect: Annotated[
+        str | None,
+        Doc("Only skills with this measured effect: helps, no effect, harms, untested; or a,b."),
+    ] = None,
+    order: Annotated[
+        str, Doc("`name`; or `effect`: the largest certain gain first, untested skills last.")
+    ] = "name",
     q: Annotated[str | None, Doc("Words of the name, text, operators or signals.")] = None,
 ) -> ListedSkills:
     """Skills by name; with `q`, those first that contain most of its words."""
@@ -79,6 +87,8 @@ def list_skills(
             hardware=hardware,
             signal=signal,
             language=language,
+            effect=effect,
+            order=order,
             words=q,
             access_scope=services.access,
         )
@@ -159,6 +169,55 @@ def revise_skill(
     return services.skills.revise(
         name, revision, actor=actor, reason=reason, access_scope=services.access
     )
+
+
+@declared(
+    "POST /skills/{name}/narrow",
+    "Leave a part out of a skill's scope",
+    role="curator",
+    body=("NarrowBody", "The part in which a skill is not offered any more, who decides, and why."),
+)
+def narrow_skill(
+    services: Services,
+    name: str,
+    key: Annotated[str, Doc("A quantity or property, such as row_length, op or dtype.")],
+    actor: Annotated[Actor, Doc("Who decides.")],
+    reason: Annotated[Reason, Doc("Reason for the skill's history.")],
+    value: Annotated[str | None, Doc("The part where it is this word.")] = None,
+    below: Annotated[float | None, Doc("The part below this number.")] = None,
+    at_least: Annotated[float | None, Doc("The part from this number on.")] = None,
+) -> ChangedSkill:
+    """Exactly one of `value`, `below` and `at_least`. The skill's text, state and measurements
+    stay. A shipped skill stays narrow until another text of it ships."""
+    event = narrow_by_hand(
+        services.catalog,
+        name,
+        ScopePart(key, value or None, below, at_least),
+        actor=actor,
+        reason=reason,
+        access_scope=services.access,
+    )
+    return ChangedSkill(name, event.to_state or "", event, ())
+
+
+@declared(
+    "POST /skills/{name}/merge",
+    "Merge a skill into another one",
+    role="curator",
+    body=("MergeBody", "The skill that remains, who decides, and the reason."),
+)
+def merge_skill(
+    services: Services,
+    name: str,
+    into: Annotated[str, Doc("The skill that remains.")],
+    actor: Annotated[Actor, Doc("Who decides.")],
+    reason: Annotated[Reason, Doc("Reason for the history of both.")],
+) -> ChangedSkill:
+    """The merged skill is retired, and its measurements are listed with those of the other one.
+    `GET /skills/{name}` lists skills that say nearly the same in `alike`."""
+    access = services.access
+    event = merge(services.catalog, name, into, actor=actor, reason=reason, access_scope=access)
+    return ChangedSkill(name, event.to_state or "", event, ())
 
 
 @declared("GET /skills/{name}/history", "Show the history of a skill, oldest first")

@@ -103,5 +103,6 @@ def _mark(row: Mapping[str, Any], x: float, y: Any) -> CandidateMark:
 def _ticks(low: float, high: float) -> list[float]:
     """At most about six round values of a logarithmic axis."""
     steps = [0.1, 0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128]
-    inside = [step for step in steps if low <= step <= high]
+    fine = (0.8, 0.9, 1.1) if high / low > 2.5 else ()
+    inside = [step for step in steps if low <= step <= high and step not in fine]
     return inside[:: max(1, math.ceil(len(inside) / 7))] if len(inside) > 7 else inside

@@ -85,29 +85,23 @@ def show(
     hardware_id: str,
     request: Request,
     services: Parts,
-    facts: FactFilter | None = None,
+    chosen: Annotated[FactFilter | None, Query(alias="facts")] = None,
 ) -> HTMLResponse:
-    """Lineage, the steps to a first kernel, counts, gaps. With `facts`, the page of facts."""
-    if facts is not None:
-        return list_facts(hardware_id, request, services, facts)
+    """Lineage, the steps to a first kernel, counts. With `facts`, the page of facts."""
+    if chosen is not None:
+        return list_facts(hardware_id, request, services, chosen)
     chip = hardware.show_hardware(services, hardware_id)
     _, documents = page_of_documents(services, limit=0, hardware=chip.id)
-    coverage = hardware.show_coverage(services, chip.id)
+    facts = hardware.list_facts(services, chip.id).facts
     proposed = hardware.list_facts(services, chip.id, "proposed").facts
-    counts = {
-        "facts": len(coverage.facts_known),
-        "documents": documents,
-        "symbols": len(hardware.list_symbols(services, chip.id).symbols),
-        "samples": len(hardware.list_samples(services, chip.id).samples),
-    }
+    counts = {"facts": len(facts), "documents": documents}
     return page(
         request,
         "hardware.html",
         chip=chip,
         counts=counts,
         proposed=len(proposed),
-        key_facts=[fact for fact in coverage.facts_known if fact.key in SHOWN_FACTS],
-        coverage=coverage,
+        key_facts=[fact for fact in facts if fact.key in SHOWN_FACTS],
         steps=onboarding_steps(services, chip.id),
         built_in=is_shipped(chip.id, services.settings.knowledge_dir),
     )
@@ -334,7 +328,7 @@ def samples(
     """Whole kernels for a chip."""
     chip = hardware.show_hardware(services, hardware_id)
     rows = hardware.list_samples(services, chip.id, operator).samples
-    shown = paged(rows, number, 10)
+    shown = paged(rows, number, 5)
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
 
 

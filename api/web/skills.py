@@ -25,8 +25,10 @@ from api.web.pages import (
     see_other,
 )
 from kb.catalog.skills.reading import STATES, TIERS
-from kb.errors import KernloreError
+from kb.catalog.skills.shipped import EFFECTS
+from kb.errors import InvalidRequest, KernloreError
 from retrieval.diagnose.signals import load_signals
+from skills.skill_library import ORDERS
 
 router = page_router("/ui/skills")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -42,6 +44,8 @@ def list_page(
     hardware: str = "",
     signal: str = "",
     language: str = "",
+    effect: str = "",
+    order: str = "name",
     number: Number = 1,
 ) -> HTMLResponse:
     """Skills that fit every filter."""
@@ -51,6 +55,8 @@ def list_page(
         "hardware": hardware or None,
         "signal": signal or None,
         "language": language or None,
+        "effect": effect or None,
+        "order": order,
         "access_scope": services.access,
     }
     if q:
@@ -71,7 +77,11 @@ def list_page(
             "hardware": hardware,
             "signal": signal,
             "language": language,
+            "effect": effect,
+            "order": order,
         },
+        effects=EFFECTS,
+        orders=ORDERS,
         states=STATES,
         tiers=TIERS,
         chips=hardware_of(services).hardware,
@@ -103,6 +113,7 @@ def _shown(
         for bound in (row.speedup_low or row.speedup, row.speedup_high or row.speedup)
         if bound is not None
     ]
+    bounds += [bound for row in skill.gains if row.gain for bound in (row.gain.low, row.gain.high)]
     return page(
         request,
         "skill.html",
@@ -168,3 +179,38 @@ def decide(name: str, request: Request, services: Parts, form: SentForm) -> Resp
             raise
         return _shown(name, request, services, error, fields)
     return see_other(request, f"/skills/{name}#history")
+
+
+@form_route(router, "/{name}/narrow", skills.narrow_skill)
+def narrow(name: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Leave a part out of the scope. An error is shown with the form, which keeps its fields."""
+    fields = {f: form.text(f) for f in ("actor", "reason", "key", "value", "below", "at_least")}
+    given: dict[str, Any] = {key: value for key, value in fields.items() if value}
+    try:
+        given |= {key: _number(given[key]) for key in ("below", "at_least") if key in given}
+        carry_out(request, services, skills.narrow_skill, name=name, **given)
+    except KernloreError as error:
+        if error.status not in (400, 409):
+            raise
+        return _shown(name, request, services, error, fields)
+    return see_other(request, f"/skills/{name}#history")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no number", hint="Write it as 4096 or 0.5.") from None
+
+
+@form_route(router, "/{name}/merge", skills.merge_skill)
+def merge(name: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Retire the skill in favour of another one, which is shown then."""
+    fields = {f: form.text(f) for f in ("actor", "reason", "into")}
+    try:
+        carry_out(request, services, skills.merge_skill, name=name, **fields)
+    except KernloreError as error:
+        if error.status not in (400, 409):
+            raise
+        return _shown(name, request, services, error, fields)
+    return see_other(request, f"/skills/{fields['into']}#history")

@@ -306,5 +306,5 @@ def _skills(skills: Sequence[SkillAnswer]) -> Block | None:
     lines = ["## Skills"]
     for skill in skills:
         evidence = skill.evidence["line"] if skill.evidence else "not measured here"
-        lines.append(f"- {skill.name} ({skill.tier}, {evidence}): {skill.summary}")
+        lines.append(f"- {skill.name} ({skill.tier}, {skill.effect}; {evidence}): {skill.summary}")
     return plain("skills", "skills", "\n".join(map(one_line, lines)))

@@ -16,6 +16,10 @@ so 0.5 without trials, never above Wilson's bound once that is over 0.5, and a w
 scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5 for a suspect skill, 0.8 if its
 newest evidence is of another toolchain than the one in use, else 1.
 
+Trials that ship with a skill are trials of its evidence too. Of the chosen skills, those that were
+never tested come after the others, and those that were slower or did harm come last; a skill and a
+warning against it stay next to each other.
+
 Diversity: maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998) over transformation,
 operators and words; two skills with the same claim (`structured_key`, polarity) are never both
 shown. A skill and a warning against the same transformation contradict each other: they are listed
@@ -34,6 +38,7 @@ from kb.answers import SkillAnswer
 from kb.catalog.facts import Fact
 from kb.catalog.skills.evidence import MeasuredSkill, evidence_line, toolchain_name, wilson
 from kb.catalog.skills.reading import EvidenceRow, SkillHead, as_warning
+from kb.catalog.skills.shipped import SkillEffect
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
@@ -126,14 +131,14 @@ def choose_skills(
         if relevance is not None:
             parts = {
                 "relevance": relevance,
-                "evidence": evidence_part(head, known.tested),
+                "evidence": evidence_part(head, _trials(known)),
                 "scope": _nearness(head.scopes.hardware, scope.hardware),
                 "freshness": _freshness(head, toolchains),
             }
             scored.append((math.prod(parts.values()), known, parts))
     scored.sort(key=lambda entry: (-entry[0], entry[1].head.name))
     pool = [_scored(known, total, parts) for total, known, parts in scored[:POOL]]
-    chosen = _diverse(pool, int(request.max_tokens * TOKEN_SHARE))
+    chosen = _tested_first(_diverse(pool, int(request.max_tokens * TOKEN_SHARE)))
     shown = [
         scored for scored in chosen if not _is_withheld(scored.skill.name, request, withheld_share)
     ]
@@ -222,6 +227,13 @@ def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
     return round(UNMEASURED + trials / (trials + SHRINKAGE) * (bound - UNMEASURED), 4)
 
 
+def _trials(known: MeasuredSkill) -> tuple[int, int]:
+    """The number of its trials here and of those that ship with it, and of those in its favour."""
+    shipped = [t for t in known.shipped if t.gain is not None and t.made]
+    trials, wins = known.tested
+    return trials + len(shipped), wins + sum(t.helps for t in shipped)
+
+
 def _relevance(row: SkillHead, signals: Sequence[str], bindings: Bindings) -> float | None:
     """None if the skill's preconditions do not hold."""
     relevance = max(
@@ -294,6 +306,27 @@ def _diverse(pool: Sequence[_Scored], max_tokens: int) -> list[_Scored]:
     return chosen
 
 
+def _tested_first(chosen: Sequence[_Scored]) -> list[_Scored]:
+    """Measured skills before untested ones, and slower ones last, in groups of skills that
+    contradict each other."""
+    groups: list[list[_Scored]] = []
+    for entry in chosen:
+        if groups and _contradict(entry, groups[-1][-1]):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    groups.sort(key=lambda group: min(_turn(e.known.effect) for e in group))
+    return [entry for group in groups for entry in group]
+
+
+def _turn(effect: SkillEffect) -> int:
+    """0 for a skill that was measured, 1 for an untested one, 2 for one that was rather slower."""
+    if effect.state == "untested":
+        return 1
+    slower = effect.gain is not None and effect.gain.value < 1.0
+    return 2 if effect.state == "harms" or slower else 0
+
+
 def _claim(entry: _Scored) -> tuple[str, str]:
     return entry.skill.structured_key, entry.skill.polarity
 
@@ -357,6 +390,7 @@ def _answers(
             state=entry.skill.state,
             score=entry.parts,
             evidence=_evidence(entry.skill, _seen(entry.known.evidence, access_scope)),
+            effect=str(entry.known.effect),
         )
         for entry in chosen
     )

@@ -1,22 +1,13 @@
 """Trials by ablation. A skill to use: two searches of one problem with the same seed and budget,
-with it and without it, whose best kernels are measured anew. A warning: the best kernel of a search
-without it, measured with and without the change that it warns of.
+with it and without it, whose best kernels are measured anew; `optimizer.search.skill_trial` has the
+advantage of one over the other. A warning: the best kernel of a search without it, measured with
+and without the change that it warns of.
 
 Recipes propose in every search, so no model is needed. Equal candidates are evaluated once.
-
-The standing of a search after a candidate is its best kernel so far, or the reference before it has
-one. The advantage of a search is the geometric mean of the ratios of standings over the candidates
-of the budget:
-
-    advantage = product over k = 1..K of (standing with / standing without, after k) ^ (1 / K)
-
-so finding a kernel sooner counts, as finding a better one does. Its logarithm is the normalised
-area between the two anytime curves.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +22,7 @@ from kb.errors import KernloreError, Unavailable
 from kb.problem_terms import canonical_dtype, op_family
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.evaluation.timing.statistics import bounded, combined, independent_ratio
+from optimizer.evaluation.timing.statistics import independent_ratio
 from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
@@ -43,8 +34,16 @@ from optimizer.search.knowledge import (
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
+from optimizer.search.skill_trial import (
+    ROUNDS,
+    Advantage,
+    SilentListener,
+    advantage,
+    figure_of,
+    standings,
+)
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import HardwareView, ModelCall, ProblemView
+from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import (
     NAME,
@@ -66,7 +65,6 @@ from skills.trials.trial import (
     held_out_cases,
 )
 
-ROUNDS = 2  # of fresh processes for each kernel that is measured anew
 MAX_TRIALS = 3  # of a skill
 MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, including those that the skill's precondition excludes
 MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all
@@ -169,7 +167,7 @@ class Ablation:
                 knowledge=WithSkill(self.knowledge, skill if with_it else None, skill.name),
                 problem=problem_view(target.problem, bench.device),
                 hardware=self.hardware,
-                listener=_Silent(),
+                listener=SilentListener(),
             )
             search.run()
             return search.tree
@@ -371,25 +369,9 @@ class WithSkill:
         """Outcomes of trials are not recorded."""
 
 
-class _Silent:
-    """A listener that prints nothing."""
-
-    def node(self, node: Node, tree: Tree) -> None: ...
-
-    def asking(self, asking: ModelCall) -> None: ...
-
-    def log(self, message: str) -> None: ...
-
-
 def _measured_again(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
     """Evaluations of a proposal in ROUNDS of fresh processes."""
     return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
-
-
-def _figure(evaluations: Sequence[Evaluation]) -> Interval | None:
-    """The reference over a kernel, from several evaluations; None if none has a figure."""
-    intervals = [(e.speedup, 1.0) for e in evaluations if e.speedup is not None]
-    return combined(intervals) if intervals else None
 
 
 def _arm(tree: Tree, best: Node | None) -> Arm:
@@ -417,7 +399,7 @@ def _measured_advantage(
 
     def figure(node: Node) -> Interval | None:
         assert node.proposal is not None  # the reference is not measured anew
-        return _figure(_measured_again(bench, node.proposal))
+        return figure_of(_measured_again(bench, node.proposal))
 
     if with_tree.best is None:
         return Advantage(None, None), "the search with it found nothing correct"
@@ -430,80 +412,6 @@ def _measured_advantage(
         return measured, "the machine was too busy to measure the winners again"
     same = measured.over.low == measured.over.high
     return measured, "both searches have the same best kernels" if same else ""
-
-
-# -- the advantage of a search
-
-REFERENCE_KEY = ""
-REFERENCE_FIGURE = Interval(1.0, 1.0, 1.0, 1)  # of the reference over itself
-
-
-@dataclass(frozen=True)
-class Advantage:
-    """The advantage of one search over another, over the budget and at its `end` alone. It is
-    exactly 1 if the kernels that count are the same, and None if one of them has no figure, as on a
-    busy machine."""
-
-    over: Interval | None
-    end: Interval | None
-
-
-def standings(nodes: Sequence[Node], budget: int) -> list[Node | None]:
-    """The best node after each candidate of the budget; None for the reference. `nodes` are the
-    candidates in order. A search that ended early keeps its last standing."""
-    return [best_of(nodes[: count + 1]) for count in range(budget)]
-
-
-def advantage(
-    ours: Sequence[Node | None],
-    theirs: Sequence[Node | None],
-    figure: Callable[[Node], Interval | None],
-) -> Advantage:
-    """The advantage of our standings over theirs. `figure` measures the reference over a kernel; it
-    is called once for each kernel that counts, and not for one that both had equally long."""
-    nodes = {_key(node): node for node in (*ours, *theirs) if node is not None}
-    over = _weights(ours, theirs)
-    end = _weights(ours[-1:], theirs[-1:])
-    figures: dict[str, Interval | None] = {REFERENCE_KEY: REFERENCE_FIGURE}
-    for key in (*over, *end):
-        if key not in figures:
-            figures[key] = figure(nodes[key])
-    return Advantage(_product(over, figures), _product(end, figures))
-
-
-def _weights(ours: Sequence[Node | None], theirs: Sequence[Node | None]) -> dict[str, float]:
-    """The weight of each kernel's logarithm, without those that cancel."""
-    counts: dict[str, int] = {}
-    for side, sign in ((ours, 1), (theirs, -1)):
-        for node in side:
-            counts[_key(node)] = counts.get(_key(node), 0) + sign
-    return {key: count / len(ours) for key, count in counts.items() if count}
-
-
-def _product(
-    weights: Mapping[str, float], figures: Mapping[str, Interval | None]
-) -> Interval | None:
-    """The product of powers of independent figures. Their errors add as squares on the log scale,
-    separately above and below, as in `statistics.independent_ratio`."""
-    centre, down, up, counts = 0.0, 0.0, 0.0, list[int]()
-    for key, weight in weights.items():
-        figure = figures[key]
-        if figure is None or not bounded(figure):
-            return None
-        below, above = math.log(figure.value / figure.low), math.log(figure.high / figure.value)
-        if weight < 0:
-            below, above = above, below
-        centre += weight * math.log(figure.value)
-        down, up = math.hypot(down, weight * below), math.hypot(up, weight * above)
-        if key != REFERENCE_KEY:
-            counts.append(figure.n)
-    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
-    return Interval(value, low, high, min(counts, default=1))
-
-
-def _key(node: Node | None) -> str:
-    """The kernel of a node: equal bundles are one kernel in both searches."""
-    return REFERENCE_KEY if node is None or node.proposal is None else node.proposal.bundle.sha256
 
 
 # -- warnings
@@ -554,7 +462,7 @@ def _compared(bench: LocalBench, trial: Trial, own: Proposal, changed: Proposal)
         return _failed(replace(trial, without=replace(arm, correct=0)), wrong)
     if not all(evaluated.correct for evaluated in mine):
         return replace(trial, note=f"{changed.plan}; without the change it fails on new values")
-    over, under = _figure(mine), _figure(other)
+    over, under = figure_of(mine), figure_of(other)
     if over is None or under is None:
         return replace(trial, note=f"{changed.plan}; the machine was too busy to measure both")
     gain = independent_ratio(over, under)

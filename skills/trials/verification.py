@@ -283,7 +283,7 @@ class Verifier:
             return get_skill(connection, name)
 
     def _ablation(self, skill: SkillRow) -> Ablation:
-        base, places = self._base, self._places
+        base, places = self._base, self.places
         target = next(iter(places.values())).target
         recipes: Sequence[Recipe] = library_recipes(base)
         knowledge: KnowledgeSource = ServiceKnowledge(base)
@@ -291,8 +291,8 @@ class Verifier:
             recipes = [recipe for recipe in recipes if recipe.name != skill.revises]
             knowledge = WithSkill(knowledge, None, skill.revises)
         return Ablation(
-            problems=self._problems,
-            bench=self._bench,
+            problems=self.all_problems,
+            bench=self.bench,
             recipes=recipes,
             knowledge=knowledge,
             hardware=hardware_view_of(target, places),
@@ -300,7 +300,8 @@ class Verifier:
         )
 
     @cached_property
-    def _problems(self) -> list[Problem]:
+    def all_problems(self) -> list[Problem]:
+        """The problems of the folder, or the built-in ones."""
         if self._folder is None:
             return [load_problem(SHIPPED / name) for name in shipped_problems()]
         if not self._folder.is_dir():
@@ -314,12 +315,14 @@ class Verifier:
         return [load_problem(path) for path in sorted(paths)]
 
     @cached_property
-    def _places(self) -> dict[str, TargetToolchain]:
+    def places(self) -> dict[str, TargetToolchain]:
+        """Target and toolchain of this machine by language."""
         return places_for(self._base, AUTO, None)
 
     @contextmanager
-    def _bench(self, problem: Problem) -> Iterator[LocalBench]:
-        with bench_for(self._base, problem, self._places) as bench:
+    def bench(self, problem: Problem) -> Iterator[LocalBench]:
+        """The bench of this machine's device. Raises Unavailable if that is a simulator."""
+        with bench_for(self._base, problem, self.places) as bench:
             if isinstance(bench, SimulatedBench):
                 raise Unavailable(
                     "this machine has only a simulator, whose times are no wall time",
@@ -337,7 +340,7 @@ class Verifier:
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
         pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
         own = {sha256 for sha256, _ in pairs}
-        for problem in self._problems:
+        for problem in self.all_problems:
             if problem.sha256 in own:
                 pairs |= {(problem.sha256, case.name) for case in problem.searched}
         return frozenset(pairs)

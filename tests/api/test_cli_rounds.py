@@ -132,6 +132,28 @@ def test_the_second_round_starts_from_what_the_first_measured(
     assert len(kernlore("runs", "tree", run, "--json", data=home).json) == 5
 
 
+def test_a_folder_stands_for_the_problems_in_it(home: Path, tmp_path: Path) -> None:
+    model = ModelServer(lambda body, number: answer(BODIES[number % len(BODIES)]))
+    folder, batch = tmp_path / "set", tmp_path / "b.zip"
+    inner = folder / "tripled"
+    inner.mkdir(parents=True)
+    (folder / "doubled.py").write_text(PROBLEM, encoding="utf-8")
+    (inner / "problem.py").write_text(PROBLEM.replace("2 * x", "3 * x"), encoding="utf-8")
+    (folder / "helper.py").write_text("WIDTH = 3\n", encoding="utf-8")
+    new = ("--hardware", "x86-64", "--language", "cpp", "--knowledge", "off")
+    done = propose(home, model, folder, batch, *new)
+    model.close()
+    assert done.code == 0, done.err
+    assert [row["problem"] for row in done.json["runs"]] == ["doubled", "tripled"]
+    assert [row["drafts"] for row in done.json["runs"]] == [2, 2]
+    with zipfile.ZipFile(batch) as packed:
+        problems = json.loads(packed.read(SESSION))["problems"]
+    assert {problem["known_as"] for problem in problems} == {
+        str(folder / "doubled.py"),
+        str(inner / "problem.py"),
+    }
+
+
 def test_answers_outlive_a_process_that_is_killed(home: Path, tmp_path: Path) -> None:
     never = threading.Event()
 

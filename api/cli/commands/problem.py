@@ -13,7 +13,7 @@ import typer
 from api.cli.command import command
 from api.cli.options import AsJson, DeviceHardware, ProblemPath, Wait, wait_for_processors
 from api.cli.output import Json, columns, note, pairs, show
-from kb.errors import InvalidRequest, NotFound, nearest
+from kb.errors import InvalidRequest, KernloreError, NotFound, nearest
 from kb.plain import plain
 from kb.problem_terms import canonical_op
 
@@ -126,17 +126,52 @@ def show_problem(problem: ProblemPath) -> Json:
 
 
 def _findings_text(answer: Json) -> str:
+    """Findings and whether the problem can be trusted; of several, those with findings and then a
+    line for each in a table."""
+    if "problems" not in answer:
+        return "\n".join([*_finding_lines(answer), _trust(answer)])
+    rows = answer["problems"]
     lines = [
+        line
+        for row in rows
+        if row["findings"] or row["error"]
+        for line in (*_finding_lines(row), _trust(row), "")
+    ]
+    failed = sum(not row["ok"] for row in rows)
+    summary = columns("problem", "result", "cases", "findings")(map(_check_row, rows))
+    return "\n".join([*lines, summary, "", f"{len(rows)} problems, {failed} of them fail"])
+
+
+def _finding_lines(answer: Json) -> list[str]:
+    return [
         f"{row['severity']}: case {row['case']}: {row['message']}\n    {row['hint']}"
         for row in answer["findings"]
     ]
+
+
+def _trust(answer: Json) -> str:
+    if error := answer.get("error"):
+        return f"error: {answer['problem']}: {error['message']}\n    {error['hint']}"
     verdict = "can be trusted" if answer["ok"] else "cannot be trusted"
-    return "\n".join([*lines, f"{answer['problem']} {verdict} on {', '.join(answer['cases'])}"])
+    return f"{answer['problem']} {verdict} on {', '.join(answer['cases'])}"
+
+
+def _check_row(answer: Json) -> Json:
+    result = "error" if answer["error"] else "ok" if answer["ok"] else "invalid"
+    counts = {name: len(answer[name]) for name in ("cases", "findings")}
+    return {"problem": answer["problem"], "result": result, **counts}
 
 
 @command(app, text=_findings_text, failed=lambda answer: not answer["ok"])
 def check(
-    problem: ProblemPath,
+    problem: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROBLEM",
+            help="A problem file, the name of a built-in problem, or a folder, of which every"
+            " problem is checked.",
+        ),
+    ],
     case: Annotated[
         list[str] | None, typer.Option("--case", help="Check only this case; repeat for more.")
     ] = None,
@@ -150,20 +185,46 @@ def check(
     """Check that a problem tells correct kernels from wrong ones. Exits 1 if a case does not.
 
     Runs the problem file. Trivial outputs must fail the error bound, the result must depend on
-    every input and weight, and timed cases must be large enough to time.
+    every input and weight, and timed cases must be large enough to time. Of a folder, a problem
+    that cannot be loaded or run fails, and the others are checked.
     """
+    from optimizer.evaluation.problem.load import problems_to_check
+
+    paths = problems_to_check(Path(problem))
+    if len(paths) == 1:
+        return _checked(paths[0], case or [], device)
+    if case:
+        raise InvalidRequest(
+            f"--case with {problem}, which holds {len(paths)} problems",
+            hint=f"Name the problem whose case it is, such as {paths[0]}.",
+        )
+    rows = [_checked_or_error(path, device) for path in paths]
+    return {"folder": problem, "ok": all(row["ok"] for row in rows), "problems": rows}
+
+
+def _checked(path: Path, names: list[str], device: str) -> Json:
     from optimizer.evaluation.problem.check import check_problem
     from optimizer.evaluation.problem.load import load_problem
 
-    loaded = load_problem(Path(problem))
-    cases = _chosen(loaded, case or [], device)
-    findings = check_problem(loaded, cases=cases, device=device)
+    problem = load_problem(path)
+    cases = _chosen(problem, names, device)
+    findings = check_problem(problem, cases=cases, device=device)
     return {
-        "problem": loaded.name,
+        "problem": problem.name,
         "ok": not any(finding.severity == "invalid" for finding in findings),
         "cases": [chosen.name for chosen in cases],
         "findings": [asdict(finding) for finding in findings],
     }
+
+
+def _checked_or_error(path: Path, device: str) -> Json:
+    """The check of one problem of a folder; `error` is why it could not be loaded or run."""
+    note(f"check {path}")
+    try:
+        return {**_checked(path, [], device), "error": None}
+    except KernloreError as error:
+        name = path.stem if path.suffix else path.name
+        return {"problem": name, "ok": False, "cases": [], "findings": [], "error": error.as_json()}
 
 
 def _chosen(problem: Problem, names: list[str], device: str) -> list[Case]:

@@ -76,7 +76,7 @@ def retrieve(
 ) -> None:
     """Ask about a signal, a log, metrics, a profile or a question. The answer cites its sources."""
     signals = signal or []
-    fields = {
+    given: dict[str, Any] = {
         "signal": signals[0] if signals else None,
         "signals": signals[1:],
         "query": query,
@@ -101,7 +101,7 @@ def retrieve(
         "exclude": exclude,
         "reader": reader,
     }
-    request: Any = {name: value for name, value in fields.items() if value not in (None, [])}
+    request: Any = {name: value for name, value in given.items() if value not in (None, [])}
     with open_target(data_dir, url) as target:
         target.check_documents()
         answer = target.call(asking.retrieve, request)

@@ -213,7 +213,8 @@ def export(services: Services, run: RunId, output: Output) -> Any:
 def pack(
     local: CommandTarget,
     problems: Annotated[
-        list[str], typer.Argument(help="Problem files, folders or names of built-in problems.")
+        list[str],
+        typer.Argument(help="Problem files, folders of them, or names of built-in problems."),
     ],
     hardware: Annotated[str, typer.Option(help="Id of the hardware that it will run on.")],
     output: ZipFile,
@@ -266,7 +267,8 @@ def propose(
         list[str],
         typer.Argument(
             metavar="RUN_OR_PROBLEM...",
-            help="Ids of runs to continue, or problem files, folders or names to begin with.",
+            help="Ids of runs to continue, or problem files, folders of them, or names of built-in"
+            " problems to begin with.",
         ),
     ],
     output: ZipFile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from kb.errors import InvalidKnowledge, InvalidRequest, Unavailable
 if TYPE_CHECKING:
     from api.services import Services
     from skills.format.schema import SkillFile
+    from skills.trials.proof import Proof
 
 app = typer.Typer(help="Skills: measured transformations of kernels.")
 Name = Annotated[str, typer.Argument(help="Name of a skill.")]
@@ -44,12 +45,15 @@ Problems = Annotated[
     Path | None,
     typer.Option(help="Folder of problems for the trials. Default: the built-in problems."),
 ]
-FILTERS = ("tier", "state", "hardware", "signal", "language")
+FILTERS = ("tier", "state", "hardware", "signal", "language", "effect", "order")
 
 
 def _skills_table(rows: Any) -> str:
-    short = [{**row, "description": shortened(row["description"], 90)} for row in rows]
-    return columns("name", "tier", "state", "evidence", "description")(short)
+    short = [
+        {"effect_text": "untested", **row, "description": shortened(row["description"], 90)}
+        for row in rows
+    ]
+    return columns("name", "tier", "state", "effect_text", "evidence", "description")(short)
 
 
 operation_command(
@@ -77,7 +81,7 @@ def _skill_text(skill: Json) -> str:
     """A skill with its text; a revision also shows its changes."""
     conflicts = [f"{c['name']} ({c['state']}, {c['polarity']})" for c in skill.get("conflicts", ())]
     head = {
-        **skill["summary"],
+        **{key: value for key, value in skill["summary"].items() if key != "effect"},
         "origin": skill["origin"],
         "transformation": skill.get("transformation"),
         "predicate": skill["predicate"],
@@ -86,7 +90,25 @@ def _skill_text(skill: Json) -> str:
         "revision": skill.get("revision"),
     }
     changes = f"\n\n{skill['changes']}" if skill.get("changes") else ""
-    return f"{pairs(head)}\n\n{skill['body']}".rstrip() + changes.rstrip()
+    gains = f"\n\n{_gains(skill['gains'])}" if skill.get("gains") else ""
+    return f"{pairs(head)}{gains}\n\n{skill['body']}".rstrip() + changes.rstrip()
+
+
+def _gains(rows: Any) -> str:
+    headers = ("measured by", "hardware", "device", "dtype", "gain", "cases", "harmed")
+    cells = [
+        [
+            row["by"],
+            row["hardware"],
+            row["device"],
+            row["dtype"],
+            _figure(row["gain"]),
+            row["cases"],
+            row["harmed"],
+        ]
+        for row in rows
+    ]
+    return table(headers, cells)
 
 
 operation_command(
@@ -163,6 +185,35 @@ _decision(
     "restore",
     "restored",
     "Restore a retired or quarantined skill. Its measurements decide its state.",
+)
+
+
+operation_command(
+    app,
+    "narrow",
+    skills.narrow_skill,
+    help="Leave a part out of a skill's scope: where KEY is a word, or below or at least a number.",
+    parameters={
+        "name": Name,
+        "key": Annotated[str, typer.Argument(metavar="KEY", help="Such as row_length or dtype.")],
+        "reason": Reason,
+        "actor": Actor,
+    },
+    options=("value", "below", "at_least"),
+    text=_changed_text,
+)
+operation_command(
+    app,
+    "merge",
+    skills.merge_skill,
+    help="Retire a skill in favour of another one, which gets its measurements.",
+    parameters={
+        "name": Name,
+        "into": Annotated[str, typer.Argument(metavar="INTO", help="The skill that remains.")],
+        "reason": Reason,
+        "actor": Actor,
+    },
+    text=_changed_text,
 )
 
 
@@ -490,6 +541,86 @@ def ablate(local: CommandTarget, name: Name, budget: Budget = 4, problems: Probl
     local.services.skills.show(name)  # an unknown name is refused before anything is read
     local.load_knowledge(note)
     return Verifier(local.services, problems).try_out(name, budget)
+
+
+def _proved_text(proved: Any) -> str:
+    if "session" in proved:
+        left = [f"left out: {name}: {why}" for name, why in proved["left out"].items()]
+        return "\n".join([f"{proved['session']}: {proved['trials']} trials", *left])
+    headers = ("skill", "place", "problem", "case", "gain", "end", "placebo", "wrong", "note")
+    cells = [
+        [
+            name,
+            row.get("place"),
+            row.get("problem"),
+            row.get("case"),
+            *(_figure(row.get(figure)) for figure in ("gain", "end", "placebo")),
+            row.get("wrong"),
+            row.get("untried") or row.get("note"),
+        ]
+        for name, rows in proved["trials"].items()
+        for row in rows
+    ]
+    effects = [f"{name}: {effect}" for name, effect in proved["effects"].items()]
+    return "\n".join([table(headers, cells), *effects])
+
+
+@command(app, text=_proved_text)
+def prove(
+    local: CommandTarget,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of skills. Default: all that ship.")
+    ] = None,
+    budget: Budget = 3,
+    problems: Annotated[
+        Path | None, typer.Option(help="Folder of further problems, which no skill was made from.")
+    ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(metavar="ZIP", help="Pack the trials for another machine instead."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="With --pack: id of that machine's hardware.")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option("--import", metavar="RESULTS", help="Read the results of a packed session."),
+    ] = None,
+    library: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the shipped skills, whose evidence.jsonl is written."),
+    ] = None,
+) -> Json:
+    """Measure shipped skills: searches with and without each, and with a placebo.
+
+    Each recipe is tried on cases that it was not made from: two inside its preconditions, one at
+    their edge, one outside. With --library, the results are written into the skills' folders.
+    """
+    from skills.trials.proof import Prover, proofs_of, write_evidence
+
+    if (pack is None) != (hardware is None) or (pack is not None and results is not None):
+        raise InvalidRequest(
+            "--pack needs --hardware, and excludes --import",
+            hint="Give --pack ZIP --hardware ID, or --import RESULTS, or neither.",
+        )
+    command = "kernlore skills prove"
+    if results is not None:
+        proofs: Iterable[Proof] = proofs_of(results, f"{command} --pack, --import")
+    else:
+        local.load_knowledge(note)
+        prover = Prover(local.services, problems)
+        chosen = prover.names(names or [])
+        if pack is not None and hardware is not None:
+            return prover.pack(chosen, hardware, budget, pack, note)
+        proofs = prover.prove(chosen, budget, f"{command} --budget {budget}", note)
+    trials: dict[str, Any] = {}
+    effects: dict[str, str] = {}
+    for proof in proofs:
+        if library is not None:
+            write_evidence(library, proof)
+        trials[proof.skill] = [row.as_json() for row in proof.trials]
+        effects[proof.skill] = str(proof.effect)
+    return {"trials": trials, "effects": effects}
 
 
 @command(app, text=pairs)

@@ -24,6 +24,14 @@ from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.rows import columns_of, record_of, select_in
 from kb.catalog.skills.reading import EvidenceRow, RecipeText, SkillHead, stored_heads
+from kb.catalog.skills.shipped import (
+    UNTESTED,
+    ShippedTrial,
+    SkillEffect,
+    effect_of,
+    own_effect,
+    stored_trials,
+)
 from kb.scope import ALL_ACCESS, AccessScope
 
 _TOOLCHAINS = "toolchains"
@@ -76,7 +84,7 @@ def evidence_for(
 class MeasuredSkill:
     """A skill as answers choose it. `error` are the fixed words of the error that a debugging skill
     is about; `tested` are its trials with a speed-up and how many of them bear it out; `evidence`
-    is without details, oldest first.
+    is without details, oldest first; `shipped` are the trials that ship with it.
     """
 
     head: SkillHead
@@ -85,6 +93,13 @@ class MeasuredSkill:
     error: str | None
     tested: tuple[int, int]
     evidence: tuple[EvidenceRow, ...]
+    shipped: tuple[ShippedTrial, ...] = ()
+
+    @property
+    def effect(self) -> SkillEffect:
+        """Its effect in the trials that ship with it, else in those of this installation."""
+        shipped = effect_of(self.shipped)
+        return shipped if shipped.by else own_effect(self.evidence, self.head.polarity, shipped)
 
 
 def known_skills(connection: Connection) -> list[MeasuredSkill]:
@@ -100,9 +115,28 @@ def known_skills(connection: Connection) -> list[MeasuredSkill]:
             row.error,
             trials.get(row.head.id, (0, 0)),
             tuple(evidence.get(row.head.id, ())),
+            row.shipped,
         )
         for row in rows
     ]
+
+
+def effects_of(
+    connection: Connection, skills: Sequence[SkillHead], access_scope: AccessScope = ALL_ACCESS
+) -> dict[str, SkillEffect]:
+    """The effect of each skill by id: in the trials that ship with it, else in those of this
+    installation."""
+    ids = [skill.id for skill in skills]
+    query = sa.select(t.skills.c.id, t.skills.c.metadata)
+    rows = select_in(connection, query, t.skills.c.id, ids)
+    shipped = {row.id: effect_of(stored_trials(row.metadata)) for row in rows}
+    evidence = evidence_for(connection, ids, access_scope)
+    return {
+        skill.id: known
+        if (known := shipped.get(skill.id, UNTESTED)).by
+        else own_effect(evidence.get(skill.id, ()), skill.polarity, known)
+        for skill in skills
+    }
 
 
 def _all_evidence(connection: Connection) -> dict[str, list[EvidenceRow]]:

@@ -16,6 +16,7 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import json_text
 from kb.catalog.rows import columns_of, portions, record_of, select_in
+from kb.catalog.skills.shipped import ShippedTrial, stored_trials
 from kb.catalog.tables import document_scopes, hardware
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.ids import SkillId
@@ -377,6 +378,7 @@ class StoredHead:
     owner: str
     recipe: RecipeText | None
     error: str | None
+    shipped: tuple[ShippedTrial, ...] = ()
 
 
 def stored_heads(connection: Connection) -> list[StoredHead]:
@@ -390,7 +392,8 @@ def stored_heads(connection: Connection) -> list[StoredHead]:
         head = record_of(SkillHead, row, scopes=scopes[row.id])
         error = row.metadata.get("error") if head.transformation.lower().startswith(MEND) else None
         recipe = _recipe_text(row.recipe, row.metadata) if row.recipe is not None else None
-        heads.append(StoredHead(head, row.access_scope, recipe, error))
+        shipped = stored_trials(row.metadata)
+        heads.append(StoredHead(head, row.access_scope, recipe, error, shipped))
     return heads
 
 

@@ -55,6 +55,7 @@ from kb.catalog.skills.reading import (
     heads_by_name,
     structured_key,
 )
+from kb.catalog.skills.shipped import SHIPPED
 from kb.catalog.tables import outcomes, retrievals
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import SkillId, derived_id, new_id
@@ -123,6 +124,15 @@ def store_skill(
     append_event(connection, stored.id, event, change, actor, reason, noted)
     bump_skills(connection)
     return stored
+
+
+def set_shipped_evidence(
+    connection: Connection, skill: SkillRow, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replace the trials that ship with a skill; its text and version stay."""
+    metadata = {**skill.metadata, SHIPPED: list(rows)}
+    connection.execute(t.skills.update().where(t.skills.c.id == skill.id).values(metadata=metadata))
+    bump_skills(connection)
 
 
 def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
@@ -260,8 +270,27 @@ def _replace_text(connection: Connection, skill: SkillRow, revision: SkillRow) -
     )
 
 
-def _copy_evidence(connection: Connection, revision: SkillRow, skill_id: str, moment: str) -> None:
-    """Copy the measurements of a revision to the skill; the revision keeps its own."""
+def merge_skill(
+    connection: Connection, skill: SkillRow, into: SkillRow, *, actor: str, reason: str
+) -> SkillEvent:
+    """Retire a skill in favour of another one, whose history and measurements get those of the
+    merged one with their own times: they count as older than a text that was written since."""
+    _check_signed(actor, reason)
+    _copy_evidence(connection, skill, into.id, None)
+    same = (into.state, into.state)
+    noted = {"merged": skill.name, "version": skill.version, "sha256": skill.content_sha256}
+    append_event(connection, into.id, "merged", same, actor, reason, noted)
+    why = f"merged into {into.name}: {reason}"
+    return set_state(
+        connection, skill.name, "retired", actor=actor, reason=why, details={"into": into.name}
+    )
+
+
+def _copy_evidence(
+    connection: Connection, revision: SkillRow, skill_id: str, moment: str | None
+) -> None:
+    """Copy the measurements of a skill to another one, as of a moment or of their own time; the
+    skill keeps them."""
     rows = connection.execute(
         sa.select(t.evidence)
         .where(t.evidence.c.subject_kind == "skill", t.evidence.c.subject_id == revision.id)
@@ -271,7 +300,8 @@ def _copy_evidence(connection: Connection, revision: SkillRow, skill_id: str, mo
         values = row._asdict()
         origin = {"measured_as": revision.name, "measured_at": row.created_at}
         values["details"] = {**values["details"], **origin}
-        values |= {"id": new_id("ev"), "subject_id": skill_id, "created_at": moment}
+        values |= {"id": new_id("ev"), "subject_id": skill_id}
+        values["created_at"] = moment or row.created_at
         connection.execute(t.evidence.insert().values(**values))
 
 

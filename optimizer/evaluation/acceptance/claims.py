@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kb.catalog.knowledge.symbols import Symbol
 from optimizer.evaluation.acceptance.records import Finding, Outcome
@@ -23,7 +23,10 @@ FEW, MANY = 4, 12  # copies of a statement in a measurement
 LEAST_AGREED, LEAST_SHARE = 3, 0.6  # claims that validate a method of measuring
 LEAST_LISTED = 3  # names that a table shares with the sections after it
 MOST_REGISTERS = 64
+MOST_COUNTED = 30  # names whose operands are counted by tries of their own
+MOST_NAMES = 150  # tried with the tool; of more, every second, third, ...
 MOST_QUOTED = 200  # words in code marks that are tried as names
+_NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _DIGITS = re.compile(r"\d+")
 _QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
 
@@ -55,8 +58,12 @@ class ManualTrial:
     codes: set[str] = field(default_factory=set)
 
     def insert(self, witness: Witness, statement: str) -> Tried:
-        """Compile the witness's host with a statement at its place."""
-        tried = self.tool.compile(witness.host.insert(witness.place, [statement]), statement)
+        """Compile the witness's host with a statement at its place, or where a copy of the line
+        does not compile, in place of it."""
+        source = witness.host.insert(witness.place, [statement])
+        if witness.in_place:
+            source = witness.host.replace(witness.place, statement)
+        tried = self.tool.compile(source, statement)
         self.codes |= set(tried.codes)
         return tried
 
@@ -73,6 +80,7 @@ class Witness:
     unknown: str
     counted: frozenset[str]
     plain_ok: bool = False
+    in_place: bool = False
 
 
 def finding(
@@ -163,18 +171,20 @@ def witnesses_of(trial: ManualTrial) -> dict[str, Witness]:
             called = mark or known[name].kind in CALLED if name else False
             if not called or (mark in found and found[mark].counted):
                 continue
-            if not mark and place not in host.places:
+            in_place = not mark and place not in host.places
+            if in_place and mark in found:
                 continue
-            witness = _witness(trial, host, place, statement, name)
-            if witness is not None and (mark not in found or witness.counted):
+            witness = _witness(trial, host, place, statement, name, in_place)
+            better = mark not in found or found[mark].in_place or (witness and witness.counted)
+            if witness is not None and better:
                 found[mark] = witness
     return found
 
 
 def _witness(
-    trial: ManualTrial, host: Host, place: int, statement: str, name: str
+    trial: ManualTrial, host: Host, place: int, statement: str, name: str, in_place: bool
 ) -> Witness | None:
-    bare = Witness(host, place, statement, name, "", frozenset())
+    bare = Witness(host, place, statement, name, "", frozenset(), in_place=in_place)
     plain = trial.insert(bare, statement)
     unknown = trial.insert(bare, renamed(statement, name, mark_of(name) + NONSENSE))
     if unknown.ok or unknown.kind == plain.kind:
@@ -188,18 +198,25 @@ def _witness(
             if tried is not None and not tried.ok:
                 counted.add(tried.kind)
     counted -= {unknown.kind}
-    return Witness(host, place, statement, name, unknown.kind, frozenset(counted), plain.ok)
+    return replace(bare, unknown=unknown.kind, counted=frozenset(counted), plain_ok=plain.ok)
 
 
 def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """Whether the tool knows each name, and compiles its example."""
-    seen: set[str] = set()
+    tried: dict[str, Symbol] = {}
     for card in trial.cards:
-        if card.kind not in (*CALLED, "directive") or card.name in seen:
+        if card.kind in (*CALLED, "directive"):
+            tried.setdefault(card.name, card)
+    within = {
+        word for card in trial.cards for word in _NAME.findall(card.signature) if word != card.name
+    }
+    step = max(1, -(-len(tried) // MOST_NAMES))
+    for number, card in enumerate(tried.values()):
+        if number % step:
+            yield finding("name", "unchecked", card, f"one name of {step} is tried")
             continue
         same = [c for c in trial.cards if c.name == card.name]
-        seen.add(card.name)
-        if any(c.name != card.name and _uses(c.signature, card.name) for c in trial.cards):
+        if card.name in within:
             yield finding("name", "unchecked", card, "a part of the signatures of other names")
             continue
         yield from _check_name(trial, witnesses.get(mark_of(card.name)), card, same)
@@ -272,10 +289,17 @@ def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iter
             operands = operands_of(re.split(r"\s+//", line)[0], name) if name in line else None
             if operands is not None and _uses(line, name):
                 uses[name].setdefault(len(operands), line)
+    tries = 0
     for card in trial.cards:
-        stated = _stated_count(card)
-        if stated is not None and card.kind in CALLED:
-            yield _operand_finding(trial, witnesses, card, stated, uses.get(card.name, {}))
+        stated, used = _stated_count(card), uses.get(card.name, {})
+        if stated is None or card.kind not in CALLED:
+            continue
+        tries += not used
+        if not used and tries > MOST_COUNTED:
+            message = f"no kernel uses it, and {MOST_COUNTED} other such names were tried"
+            yield finding("operands", "unchecked", card, message)
+        else:
+            yield _operand_finding(trial, witnesses, card, stated, used)
 
 
 def _stated_count(card: Symbol) -> int | None:

@@ -160,6 +160,12 @@ class Host:
         added = [indent + statement for statement in statements]
         return "\n".join([*self.lines[: place + 1], *added, *self.lines[place + 1 :]]) + "\n"
 
+    def replace(self, place: int, statement: str) -> str:
+        """The source with this line in place of the line `place`, indented like it."""
+        line = self.lines[place]
+        indent = line[: len(line) - len(line.lstrip())]
+        return "\n".join([*self.lines[:place], indent + statement, *self.lines[place + 1 :]]) + "\n"
+
     def statement(self, place: int) -> str:
         """The line at a place, without indent."""
         return self.lines[place].strip()

@@ -8,7 +8,7 @@ import ast
 import hashlib
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,21 @@ def problem_paths(names: Sequence[Path | str]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def _problems_in(folder: Path) -> list[Path]:
+def problems_to_check(path: Path) -> list[Path]:
+    """As `problem_paths` of one name, with files of a folder that may be meant as problems: they
+    cannot be parsed, or define only one of `Model` and `get_inputs` and no `ModelNew`."""
+    if path.is_dir() and not (path / SOURCE_NAME).is_file():
+        return _problems_in(path, _may_be_problem)
+    return [path]
+
+
+def _problems_in(folder: Path, taken: Callable[[Path], bool] | None = None) -> list[Path]:
+    taken = taken or _is_problem
     entries = sorted(folder.iterdir())
     found = [
         entry
         for entry in entries
-        if (entry / SOURCE_NAME).is_file() or (entry.suffix == ".py" and _is_problem(entry))
+        if (entry / SOURCE_NAME).is_file() or (entry.suffix == ".py" and taken(entry))
     ]
     if found:
         return found
@@ -100,6 +109,15 @@ def _is_problem(file: Path) -> bool:
     except (InvalidRequest, UnicodeDecodeError):
         return False
     return True
+
+
+def _may_be_problem(file: Path) -> bool:
+    try:
+        defined = _defined(ast.parse(file.read_text(encoding="utf-8")))
+    except (SyntaxError, ValueError):  # the latter also for text that is not UTF-8
+        return True
+    shared = defined & {"Model", "get_inputs"}
+    return len(shared) == 2 or (len(shared) == 1 and "ModelNew" not in defined)
 
 
 def _file_of(path: Path) -> Path:

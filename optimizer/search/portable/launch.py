@@ -42,6 +42,7 @@ raise SystemExit(search([sys.argv[1], *json.loads(line)]) if line else 0)
 _FORKED = "optimizer.search.portable.session:search"
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
+TRIAL = ".trial.json"  # the result of a trial of a recipe
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
 START_MINUTES = 0.4  # of a problem's process until its search begins
 HANG_MINUTES = 10.0  # that a problem's process may exceed its time
@@ -81,7 +82,7 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
                 minutes = _minutes(session, left, options.deadline)
                 more = number < len(chosen)
                 error = _search(processes, options, entry, run, minutes, more)
-                sentence = error or _outcome(options.out, run)
+                sentence = error or _outcome(options.out, run, name)
                 if error:
                     failed += 1
                     _store_failure(options.out, run, error)
@@ -222,13 +223,14 @@ def _search(
         limit = 60 * options.deadline
     reason: Path = options.out / f"{name}{WHY_FAILED}"
     reason.unlink(missing_ok=True)
+    (options.out / f"{name}{TRIAL}").unlink(missing_ok=True)
     try:
         code = processes.exit_code(arguments, limit, more)
     except OSError as problem:
         return f"no process could be started for it: {problem}"
     if code is None:
         return f"its process was killed after {limit:.0f} seconds: it did not end by itself"
-    if code == SEARCHED and _row(options.out, run).get("state", "running") != "running":
+    if code == SEARCHED and _is_done(options.out, run, name):
         return None
     if code == FAILED and reason.exists():
         return reason.read_text(encoding="utf-8").splitlines()[0]
@@ -279,8 +281,19 @@ def _row(out: Path, run_id: str) -> dict[str, Any]:
     return row
 
 
-def _outcome(out: Path, run_id: str) -> str:
-    """The outcome of a search in a sentence."""
+def _is_done(out: Path, run_id: str, name: str) -> bool:
+    trial: Path = out / f"{name}{TRIAL}"
+    return trial.is_file() or _row(out, run_id).get("state", "running") != "running"
+
+
+def _outcome(out: Path, run_id: str, name: str) -> str:
+    """The outcome of a search or a trial in a sentence."""
+    trial = out / f"{name}{TRIAL}"
+    if trial.is_file():
+        result = json.loads(trial.read_text(encoding="utf-8"))
+        gain = result["gain"]
+        figure = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
+        return f"{figure or result['note']} ({result['place']}, {result['seconds']} s)"
     row = _row(out, run_id)
     result = row.get("result") or {}
     gain = result.get("gain")

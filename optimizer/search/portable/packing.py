@@ -18,6 +18,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.knowledge import KnowledgeSnapshot
 from optimizer.search.portable.launch import SESSION
 from optimizer.search.records import Node
+from optimizer.search.skill_trial import PlannedTrial
 from optimizer.search.store import RunRow
 
 # Packages in a session, and on the nodes of a cluster. Modules of them that need more than torch
@@ -69,11 +70,12 @@ def write_session(
     target: Mapping[str, Any],
     problems: Sequence[Problem] = (),
     drafted: Sequence[Drafted] = (),
+    trials: Sequence[PlannedTrial] = (),
     knowledge: KnowledgeSnapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """Write the session to `path` atomically. It searches `problems` and evaluates the drafts of
-    `drafted` runs.
+    """Write the session to `path` atomically. It searches `problems`, evaluates the drafts of
+    `drafted` runs, and runs `trials` of recipes.
 
     `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
     Each of `recipes` is {name, recipe, files}.
@@ -90,8 +92,13 @@ def write_session(
                 for p in problems
             ),
             *(run.as_json() for run in drafted),
+            *(
+                {"name": t.name, "path": f"problems/{t.problem.name}", "trial": t.as_json()}
+                for t in trials
+            ),
         ],
     }
+    packed_problems = [*problems, *(r.problem for r in drafted), *(t.problem for t in trials)]
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -99,7 +106,7 @@ def write_session(
             packed.writestr(SESSION, json.dumps(session))
             for source in source_files(PACKAGES):
                 packed.write(source, source.relative_to(ROOT))
-            used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
+            used = {p.name: p for p in packed_problems}
             for problem in used.values():
                 _add_problem(packed, problem)
         unfinished.replace(path)

@@ -45,11 +45,13 @@ from optimizer.search.portable.launch import (
     FAILED,
     SEARCHED,
     SESSION,
+    TRIAL,
     WHY_FAILED,
     read_arguments,
     run_id,
 )
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, node_from_json
+from optimizer.search.skill_trial import ROUNDS, RecipeTrials, TrialRecord, planned_from_json
 from optimizer.search.store import FileStore, RunRow, run_from_json
 from optimizer.search.synthesizers.base import HardwareView, ModelCall, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
@@ -112,6 +114,9 @@ def search(arguments: Sequence[str]) -> int:
     try:
         ceilings = _ceilings(session, options.out)
         goal = _goal(session, options, options.minutes)
+        if "trial" in entry:
+            _try_recipe(folder, session, entry, options.out, ceilings, goal)
+            return SEARCHED
         _search(
             folder,
             session,
@@ -240,6 +245,42 @@ def _search(
         untried = partial(why_untried, search, ended.ended, {})
         outcome = confirm(search.tree, bench, most=most, left=search.left, untried=untried)
     store.update(replace(ended, result=outcome.as_json()))
+
+
+def _try_recipe(
+    folder: Path,
+    session: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    out: Path,
+    ceilings: Ceilings,
+    goal: Goal,
+) -> None:
+    """Run the trial of a recipe and write its row; a case outside is not searched."""
+    planned = planned_from_json(entry["trial"], load_problem(folder / entry["path"]))
+    places = _places(session)
+    target = next(iter(places.values())).target
+    identity = identify(target.device or "cpu")
+    load = round(os.getloadavg()[0], 2)
+    if planned.place == "outside":
+        record = TrialRecord(planned, target.hardware, identity.name, note=planned.reason)
+    else:
+        languages = tuple(places)
+        facts = session["target"]["facts"]
+        view = HardwareView(target.hardware, target.lineage, target.device, languages, facts)
+        lines = Lines(entry["name"])
+        # Two processes of a GPU hardly differ (timing/policy.py, BETWEEN), so one round is enough.
+        rounds = 1 if target.device == "cuda" else ROUNDS
+        trials = RecipeTrials(_recipes(session), view, goal.candidates, rounds, lines.log)
+        settings = EvaluationSettings()
+        with LocalBench(planned.problem, places, settings, ceilings=ceilings) as bench:
+            record = trials.run(planned, bench)
+    row = {
+        **record.as_json(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "versions": dict(identity.versions),
+        "load": load,
+    }
+    (out / f"{entry['name']}{TRIAL}").write_text(json.dumps(row, indent=1), encoding="utf-8")
 
 
 def _places(session: Mapping[str, Any]) -> dict[str, TargetToolchain]:

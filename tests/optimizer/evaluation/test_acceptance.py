@@ -22,9 +22,19 @@ from kb.hardware.spec import HardwareSpec
 from optimizer.evaluation.acceptance import claims
 from optimizer.evaluation.acceptance.accept import sections_of
 from optimizer.evaluation.acceptance.claims import ManualTrial, operands_of
-from optimizer.evaluation.acceptance.records import FAULTS, Finding
+from optimizer.evaluation.acceptance.page import acceptance_page
+from optimizer.evaluation.acceptance.records import (
+    FAULTS,
+    Acceptance,
+    Covered,
+    Finding,
+    ManualAcceptance,
+    SectionMark,
+    WrittenKernels,
+)
 from optimizer.evaluation.acceptance.tool import ProbedTool, host_of, kind_of
 from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.search.runs.acceptance import FLOATS, WHOLE, problem_source
 from tests.places import ROOT
 
 EXAMPLE = ROOT / "examples" / "assembly_chip"
@@ -150,3 +160,37 @@ def test_planted_faults_are_found_and_none_is_invented(seed: int, tmp_path: Path
     # Nothing else: what remains is the true name of the renamed instruction, if it is in use.
     rest = {fault for fault in faults - expected if fault[0] != "table"}
     assert rest <= {("name", renamed)}, rest
+
+
+def test_the_page_lists_faults_by_section_and_what_models_wrote() -> None:
+    fault = Finding("name", "contradicted", "vexq", "Instructions", "vexq", "not known", "vexq a")
+    right = Finding("name", "right", "vadd", "Instructions", "vadd", "known")
+    language = ManualAcceptance(
+        hardware="x1",
+        language="xasm",
+        tool="command 1",
+        mark=50.0,
+        counts={"right": 1, "contradicted": 1},
+        findings=(fault, right),
+        sections=(SectionMark("Instructions", "vexq", 0, 1, 0),),
+        coverage=(Covered("names with limits", 1, 2),),
+        documents=("Instructions, version 1",),
+        kernels=("a sum",),
+        compilations=7,
+    )
+    written = WrittenKernels("softmax", "xasm", "m", 2, 4, "120 packets", "run_1")
+    page = acceptance_page(Acceptance("x1", 50.0, "2026-11-29T00:00:00Z", (language,), (written,)))
+    assert "## xasm: 50 of 100" in page and "Contradicted by the toolchain" in page
+    assert "| name | `vexq` | Instructions > vexq | not known | `vexq a` |" in page
+    assert "Right at the first attempt: 0 of 1; within the attempts: 1 of 1." in page
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_problems_for_models_compute(whole: bool) -> None:
+    for name, shapes, expression in FLOATS:
+        if whole and name not in WHOLE:
+            continue
+        module: dict[str, Any] = {}
+        exec(problem_source(shapes, expression, whole), module)
+        output = module["Model"]()(*module["get_inputs"]())
+        assert output.isfinite().all() and output.dtype.is_floating_point != whole

@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.evaluation.records import Interval
 from optimizer.search.records import REFERENCE, Node
-from skills.trials.ablation import advantage, standings
+from optimizer.search.skill_trial import advantage, standings
 from tests.optimizer.search.landscape import evaluation, proposal
 
 SPREAD = 1.1

@@ -43,3 +43,60 @@ def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "softmax" in str(told(capsys)["hint"])
     assert main(["problem", "check", "softmax", "--case", "od", "--json"]) == 2
     assert "odd" in str(told(capsys)["hint"])
+
+
+PROBLEM = """\
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {body}
+
+
+def get_inputs():
+    return [torch.randn(256, 256)]
+"""
+
+
+def test_every_problem_of_a_folder_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "right.py": PROBLEM.format(body="2 * x + 1"),
+        "zero.py": PROBLEM.format(body="x * 0"),
+        "raises.py": PROBLEM.format(body="x.no_such_method()"),
+        "broken.py": "def get_inputs(:\n",
+        "half.py": "class Model:\n    pass\n",
+        "kernel.py": "class ModelNew:\n    pass\n\n\ndef get_inputs():\n    return []\n",
+        "helper.py": "WIDTH = 3\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert main(["problem", "check", str(tmp_path), "--json"]) == 1
+    answer = told(capsys)
+    rows = {row["problem"]: row for row in answer["problems"]}  # type: ignore[attr-defined]
+    assert {name: row["ok"] for name, row in rows.items()} == {
+        "broken": False,
+        "half": False,
+        "raises": False,
+        "right": True,
+        "zero": False,
+    }
+    assert "does not define get_inputs" in rows["half"]["error"]["message"]
+    assert "no_such_method" in rows["raises"]["error"]["message"]
+    assert rows["zero"]["error"] is None and rows["zero"]["findings"]
+
+    for name in ("raises", "broken", "half"):
+        (tmp_path / f"{name}.py").unlink()
+    assert main(["problem", "check", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "zero cannot be trusted on declared" in out
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines()[-4:-2]}
+    assert lines["right"] == ["ok", "1", str(len(rows["right"]["findings"]))]
+    assert lines["zero"][:2] == ["invalid", "1"]
+    assert out.splitlines()[-1] == "2 problems, 1 of them fail"
+
+    (tmp_path / "zero.py").unlink()  # one problem is checked as if it were named
+    assert main(["problem", "check", str(tmp_path), "--case", "declared"]) == 0
+    assert "right can be trusted on declared" in capsys.readouterr().out

@@ -1,0 +1,551 @@
+"""Evidence for shipped recipes: trials on cases that they were not made from, here or in a packed
+session, as lines of `evidence.jsonl`.
+
+A recipe is tried on two cases inside its preconditions, one at their edge and one outside. Each
+shipped recipe was made from the built-in problem that it fits, so other problems come first: those
+of a folder. Then follow held-out cases of that problem, and other sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kb.catalog.skills.reading import SkillRow, get_skill, list_skills
+from kb.catalog.skills.shipped import (
+    EVIDENCE_FILE,
+    ShippedTrial,
+    SkillEffect,
+    effect_of,
+    trial_from_json,
+)
+from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound, Unavailable
+from kb.ids import new_id
+from kb.problem_terms import op_family
+from kb.scope import ALL_ACCESS
+from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.problem.load import SHIPPED
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.search.bench.local import problem_view
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import KnowledgeSnapshot
+from optimizer.search.portable.packing import write_session
+from optimizer.search.runs.hardware_view import hardware_view_of
+from optimizer.search.runs.knowledge import library_recipes, recipe_of
+from optimizer.search.runs.sessions import session_target
+from optimizer.search.skill_trial import PlannedTrial, RecipeTrials, TrialRecord, only_case
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Recipe, RecipeMismatch, match
+from optimizer.search.synthesizers.recipe.synthesizer import fit, start
+from retrieval.knowledge_base import KnowledgeBase
+from skills.trials.trial import LEAST, can_be_offered
+from skills.trials.verification import Verifier
+
+BUDGET = 3  # candidates of each search
+INSIDE = 2  # cases of each skill
+SIZED = (0.5, 1.5, 0.75, 1.25)
+SHRINKING = (1 / 8, 1 / 64)
+GROWING = (8, 64)
+MOST = 1.6  # times the elements of the main case that another size may have
+NO_RECIPE = "it is text, which no search follows without a language model"
+TRANSCRIPTS = "benchmarks/results/skill_trials"
+_UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError, TypeError)
+
+
+@dataclass(frozen=True)
+class TrialCase:
+    """One setting of a problem, with the reason why no recipe was made from it."""
+
+    problem: Problem
+    case: Case
+    unseen: str
+
+
+@dataclass
+class TrialPlanner:
+    """Chooses the cases of trials by the preconditions of a recipe. `device` is a kind of device;
+    `remote`: it is on another machine, so that references are not run here."""
+
+    problems: Sequence[Problem]
+    facts: Mapping[str, float | str]
+    device: str
+    remote: bool = False
+    _views: dict[tuple[str, str], ProblemView | None] = field(default_factory=dict)
+
+    def plan(self, skill: SkillRow, recipe: Recipe) -> list[PlannedTrial]:
+        """The trials of a skill: inside, at the edge, outside. Fewer where no such case exists."""
+        origin = [p for p in self.problems if _shipped(p) and self._made_from(recipe, p)]
+        inside = self._inside(skill, recipe, origin)
+        edge = self._edge(skill, recipe, origin, inside)
+        outside = self._outside(skill, recipe, origin)
+        chosen = [("inside", s, "") for s in inside]
+        chosen += [("edge", edge, "")] if edge is not None else []
+        chosen += [("outside", *outside)] if outside is not None else []
+        return [
+            PlannedTrial(
+                skill.name,
+                only_case(sizes.problem, sizes.case),
+                sizes.case,
+                "inside" if place == "inside" else "edge" if place == "edge" else "outside",
+                sizes.unseen,
+                seed,
+                reason,
+            )
+            for seed, (place, sizes, reason) in enumerate(chosen)
+        ]
+
+    def _inside(
+        self, skill: SkillRow, recipe: Recipe, origin: Sequence[Problem]
+    ) -> list[TrialCase]:
+        chosen: list[TrialCase] = []
+        for sizes in self._unseen(recipe, origin):
+            if self.mismatch(skill, recipe, sizes) is None:
+                chosen.append(sizes)
+                if len(chosen) == INSIDE:
+                    break
+        return chosen
+
+    def _unseen(self, recipe: Recipe, origin: Sequence[Problem]) -> Iterator[TrialCase]:
+        for problem in self._fitting(recipe, origin):
+            main = self._main(problem)
+            if main is not None:
+                yield TrialCase(problem, main, "another problem")
+        for problem in origin:
+            for case in problem.held_out:
+                if case.fits(self.device):
+                    yield TrialCase(problem, case, "held out")
+        for problem in origin:
+            yield from self._resized(problem)
+
+    def _fitting(self, recipe: Recipe, origin: Sequence[Problem]) -> list[Problem]:
+        families = {op_family(op) for op in recipe.ops}
+        apart = [p for p in self.problems if p not in origin]
+        return [p for p in apart if not families or op_family(p.op) in families]
+
+    def _edge(
+        self,
+        skill: SkillRow,
+        recipe: Recipe,
+        origin: Sequence[Problem],
+        inside: Sequence[TrialCase],
+    ) -> TrialCase | None:
+        """The sizes within the preconditions next to a size that they exclude; without any, the
+        most extreme ones."""
+        known = [(s.problem.sha256, dict(s.case.constants)) for s in inside]
+        farthest: TrialCase | None = None
+        for problem in origin:
+            before: dict[tuple[str, bool], TrialCase] = {}
+            for name, factor, sizes in self._stretched(problem):
+                if (problem.sha256, dict(sizes.case.constants)) in known:
+                    continue
+                side = (name, factor > 1)
+                mismatch = self.mismatch(skill, recipe, sizes)
+                if mismatch is None:
+                    before[side] = farthest = sizes
+                elif mismatch and side in before:
+                    return before[side]
+        return farthest
+
+    def _stretched(self, problem: Problem) -> Iterator[tuple[str, float, TrialCase]]:
+        """The main case with one size changed further and further, for one size after another, with
+        the factor; about the same number of elements, and at least some."""
+        main = self._main(problem)
+        if main is None:
+            return
+        sizes = _sizes(main)
+        for name in sizes:
+            for factors in (SHRINKING, GROWING):
+                for factor in factors:
+                    changed = self._changed(problem, main, sizes, name, factor, "extreme sizes")
+                    if changed is not None:
+                        yield name, factor, changed
+
+    def _outside(
+        self, skill: SkillRow, recipe: Recipe, origin: Sequence[Problem]
+    ) -> tuple[TrialCase, str] | None:
+        """A case of the same family of operators that the preconditions exclude, and by which."""
+        others = [(p, self._main(p)) for p in self._fitting(recipe, origin)]
+        cases = [TrialCase(p, case, "another problem") for p, case in others if case is not None]
+        for problem in origin:
+            main = self._main(problem)
+            dtypes = [c.dtype for c in problem.cases if main and c.dtype not in (None, main.dtype)]
+            if main is not None and dtypes:
+                dtype = dtypes[0]
+                changed = replace(main, name=f"{main.name}_{dtype}", dtype=dtype)
+                cases.append(TrialCase(problem, changed, "another dtype"))
+        for sizes in cases:
+            reason = self.mismatch(skill, recipe, sizes)
+            if reason:
+                return sizes, reason
+        return None
+
+    def _resized(self, problem: Problem) -> Iterator[TrialCase]:
+        """The main case with one size changed a little."""
+        main = self._main(problem)
+        if main is None:
+            return
+        sizes = _sizes(main)
+        for factor in SIZED:
+            for name in sorted(sizes, key=lambda n: -sizes[n]):
+                changed = self._changed(problem, main, sizes, name, factor, "other sizes")
+                if changed is not None:
+                    yield changed
+
+    def _changed(
+        self,
+        problem: Problem,
+        main: Case,
+        sizes: Mapping[str, int],
+        name: str,
+        factor: float,
+        why: str,
+    ) -> TrialCase | None:
+        """The main case with one size changed by a factor, and another one, the largest that allows
+        it, changed the other way where there would be too many elements. None if neither opens."""
+        most = self._elements(TrialCase(problem, main, why)) * MOST
+        others = [n for n in sorted(sizes, key=lambda n: -sizes[n]) if n != name]
+        # Larger inputs are drawn where shapes depend on values, so none is opened to be refused.
+        for other in others if factor > MOST else (None, *others):
+            constants = {**main.constants, name: max(1, round(sizes[name] * factor))}
+            if other is not None:
+                constants[other] = max(1, round(sizes[other] / factor))
+            case = replace(main, name=_label(constants, main), constants=constants)
+            changed = TrialCase(problem, case, why)
+            if 0 < self._elements(changed) <= most:
+                return changed
+        return None
+
+    def _elements(self, sizes: TrialCase) -> int:
+        """The elements of all tensors of a case; 0 if it cannot be opened."""
+        view = self._view(sizes)
+        return sum(t.elements for t in view.main.signature.tensors) if view is not None else 0
+
+    def _main(self, problem: Problem) -> Case | None:
+        cases = (c for c in problem.searched if c.timed and c.fits(self.device))
+        return next(cases, None)
+
+    def _made_from(self, recipe: Recipe, problem: Problem) -> bool:
+        if recipe.ops and problem.op not in recipe.ops:
+            return False
+        view = self._view_of(problem)
+        return view is not None and any(
+            not isinstance(
+                match(recipe, case.signature, case.traits, self.facts, problem.op, case.kinds),
+                RecipeMismatch,
+            )
+            for case in view.cases
+        )
+
+    def _view(self, sizes: TrialCase) -> ProblemView | None:
+        return self._view_of(only_case(sizes.problem, sizes.case))
+
+    def _view_of(self, problem: Problem) -> ProblemView | None:
+        key = (problem.sha256, repr(problem.cases))
+        if key not in self._views:
+            try:
+                self._views[key] = problem_view(problem, self.device, remote=self.remote)
+            except _UNUSABLE:  # the reference is foreign code, and sizes may be impossible
+                self._views[key] = None
+        return self._views[key]
+
+    def mismatch(self, skill: SkillRow, recipe: Recipe, sizes: TrialCase) -> str | None:
+        """Why the skill makes no candidate for a case: "" for a case that cannot be opened, None if
+        it makes one."""
+        view = self._view(sizes)
+        if view is None:
+            return ""
+        main = view.main
+        bound = match(recipe, main.signature, main.traits, self.facts, view.op, main.kinds)
+        if isinstance(bound, RecipeMismatch):
+            return bound.reason
+        fitting = fit(recipe, view, self.facts)
+        if fitting is None or start(fitting, self.facts) is None:
+            return "no values of its parameters satisfy its constraints"
+        if not self.remote and not can_be_offered(skill, sizes.problem, sizes.case, self.facts):
+            return f"its precondition excludes it: {skill.predicate}"
+        return None
+
+
+def _sizes(main: Case) -> dict[str, int]:
+    """The constants of a case that are sizes rather than modes."""
+    return {
+        name: value
+        for name, value in main.constants.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value >= LEAST
+    }
+
+
+def _label(constants: Mapping[str, Any], main: Case) -> str:
+    changed = [f"{k}_{v}" for k, v in constants.items() if v != main.constants.get(k)]
+    return "_".join(changed) or main.name
+
+
+def _shipped(problem: Problem) -> bool:
+    return problem.path.is_relative_to(SHIPPED)
+
+
+# -- here
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The trials of a skill on one device, as lines to ship, and the rows with their searches."""
+
+    skill: str
+    trials: Sequence[ShippedTrial]
+    transcripts: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def effect(self) -> SkillEffect:
+        """The effect in these trials."""
+        return effect_of(self.trials)
+
+
+class Prover:
+    """Runs trials of shipped skills on this machine, or packs them for another one."""
+
+    def __init__(self, base: KnowledgeBase, problems: Path | None = None) -> None:
+        self._base = base
+        self._verifier = Verifier(base)
+        self._folder = problems
+
+    def names(self, wanted: Sequence[str]) -> list[str]:
+        """The named skills, or all shipped ones. Raises NotFound, and Conflict for a skill that
+        does not ship."""
+        with self._base.catalog.read() as connection:
+            rows = [get_skill(connection, name) for name in wanted] or list_skills(
+                connection, states=("active",), origin="shipped", access_scope=ALL_ACCESS
+            )
+        for row in rows:
+            if row.origin != "shipped":
+                raise Conflict(
+                    f"{row.name} does not ship with Kernlore",
+                    hint="`kernlore skills verify` measures it on this machine.",
+                )
+        return [row.name for row in rows]
+
+    def prove(
+        self,
+        names: Sequence[str],
+        budget: int,
+        command: str,
+        say: Callable[[str], None],
+    ) -> Iterator[Proof]:
+        """The trials of each skill as they end. A skill that cannot be tried here has one line that
+        says why."""
+        places = self._verifier.places
+        target = next(iter(places.values())).target
+        hardware = hardware_view_of(target, places)
+        planner = TrialPlanner(self._problems(), hardware.facts, target.device or "cpu")
+        recipes = library_recipes(self._base)
+        running = RecipeTrials(recipes, hardware, budget, say=say)
+        for name in names:
+            skill = self._skill(name)
+            reason = _why_untried(skill, hardware.id, hardware.lineage, hardware.languages)
+            if reason:
+                row = ShippedTrial(hardware.id, _today(), command=command, untried=reason)
+                yield Proof(name, [row])
+                continue
+            recipe = recipe_of(skill)
+            assert recipe is not None
+            rows, transcripts = list[ShippedTrial](), list[Mapping[str, Any]]()
+            for planned in planner.plan(skill, recipe):
+                load = round(os.getloadavg()[0], 2)
+                record = self._record(planned, running, hardware.id, say)
+                say(_line(record))
+                transcripts.append(record.as_json())
+                rows.append(shipped_trial(transcripts[-1], command, load))
+            if not rows:
+                why = "no problem here fits its preconditions"
+                rows = [ShippedTrial(hardware.id, _today(), command=command, untried=why)]
+            yield Proof(name, rows, transcripts)
+
+    def _record(
+        self,
+        planned: PlannedTrial,
+        running: RecipeTrials,
+        hardware: str,
+        say: Callable[[str], None],
+    ) -> TrialRecord:
+        if planned.place == "outside":
+            return TrialRecord(planned, hardware, identify("cpu").name, note=planned.reason)
+        say(f"{planned.skill}: {planned.place}, {planned.problem.name} {planned.case.name}")
+        try:
+            with self._verifier.bench(planned.problem) as bench:
+                return running.run(planned, bench)
+        except (KernloreError, OSError) as problem:
+            return TrialRecord(planned, hardware, note=f"not measured: {problem}")
+
+    def _skill(self, name: str) -> SkillRow:
+        with self._base.catalog.read() as connection:
+            return get_skill(connection, name)
+
+    def _problems(self) -> list[Problem]:
+        """The built-in problems, which sizes are drawn from, and those of the folder."""
+        others = Verifier(self._base, self._folder).all_problems if self._folder else []
+        return [*self._verifier.all_problems, *others]
+
+    # -- elsewhere
+
+    def pack(
+        self,
+        names: Sequence[str],
+        hardware: str,
+        budget: int,
+        output: Path,
+        say: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Write a session with the trials of these skills for a hardware, which need not be here.
+        Raises UnknownHardware, and Unavailable if no skill can be tried on it."""
+        identity = self._base.registry.resolve(hardware)
+        target = session_target(self._base, identity)
+        planner = TrialPlanner(
+            self._problems(), target["facts"], target["device"], target["device"] != "cpu"
+        )
+        trials, left = list[PlannedTrial](), dict[str, str]()
+        languages = tuple(target["languages"])
+        for name in names:
+            skill = self._skill(name)
+            reason = _why_untried(skill, identity, target["lineage"], languages)
+            recipe = recipe_of(skill)
+            planned = planner.plan(skill, recipe) if recipe is not None and not reason else []
+            say(f"{name}: {len(planned)} trials" if planned else f"{name}: {reason or 'no case'}")
+            if not planned:
+                left[name] = reason or "no problem fits its preconditions"
+            trials += planned
+        searched = [trial for trial in trials if trial.place != "outside"]
+        if not searched:
+            raise Unavailable(
+                f"none of these skills can be tried on {identity}",
+                hint="Name skills with a recipe in one of its languages.",
+            )
+        recipes = [r for r in library_recipes(self._base) if r.language in languages]
+        with self._base.catalog.read() as connection:
+            rows = {r.name: get_skill(connection, r.name, ALL_ACCESS) for r in recipes}
+        write_session(
+            output,
+            session_id=new_id("session"),
+            goal=Goal(candidates=budget).as_json(),
+            target=target,
+            trials=_in_rounds(trials),
+            knowledge=KnowledgeSnapshot(),
+            recipes=[
+                {"name": n, "recipe": r.recipe, "files": r.metadata.get("files", {})}
+                for n, r in rows.items()
+            ],
+        )
+        return {"session": str(output), "trials": len(searched), "left out": left}
+
+
+def _in_rounds(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
+    """Cases inside of every skill first, so that a session that runs out of time has tried all."""
+    return sorted(trials, key=lambda trial: trial.seed)
+
+
+def proofs_of(results: Path, command: str) -> list[Proof]:
+    """The trials of a packed session by skill. Raises NotFound and InvalidRequest."""
+    if not results.exists():
+        raise NotFound(f"{results} is not there", hint="Give results.zip or its folder.")
+    with _opened(results) as folder:
+        rows = [json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("*.trial.json")]
+    if not rows:
+        raise InvalidRequest(
+            f"{results} holds no trial", hint="Give the results of `kernlore skills prove --pack`."
+        )
+    by_skill: dict[str, list[Mapping[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["skill"], row["seed"])):
+        by_skill.setdefault(row["skill"], []).append(row)
+    return [
+        Proof(name, [shipped_trial(row, command, row.get("load")) for row in own], own)
+        for name, own in by_skill.items()
+    ]
+
+
+@contextmanager
+def _opened(results: Path) -> Iterator[Path]:
+    if results.is_dir():
+        yield results
+        return
+    with tempfile.TemporaryDirectory(prefix="kernlore-trials-") as folder:
+        try:
+            with zipfile.ZipFile(results) as packed:
+                packed.extractall(folder)
+        except zipfile.BadZipFile as error:
+            raise InvalidRequest(f"{results} is no zip file", hint="Give results.zip.") from error
+        yield Path(folder)
+
+
+# -- lines of evidence
+
+
+def shipped_trial(row: Mapping[str, Any], command: str, load: float | None) -> ShippedTrial:
+    """The line of a trial's row, as `TrialRecord.as_json` writes it."""
+    fields = {k: row[k] for k in ShippedTrial.__dataclass_fields__ if k in row}
+    fields |= {"date": row.get("date") or _today(), "command": command, "load": load}
+    fields["versions"] = row.get("versions") or dict(identify("cpu").versions)
+    fields["transcript"] = f"{TRANSCRIPTS}/{row['skill']}.{row['hardware']}.jsonl"
+    return trial_from_json(fields)
+
+
+def write_evidence(library: Path, proof: Proof) -> Path:
+    """Replace the lines of these chips in a skill's `evidence.jsonl`, and those that say why
+    nothing was measured; write the transcript next to the repository's results where it has such a
+    folder. Raises NotFound."""
+    name, trials, transcripts = proof.skill, proof.trials, proof.transcripts
+    folder = library / name
+    if not folder.is_dir():
+        raise NotFound(f"{library} has no skill {name}", hint="Give the folder of the library.")
+    path = folder / EVIDENCE_FILE
+    chips = {trial.hardware for trial in trials}
+    known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    measured = any(not trial.untried for trial in trials)
+    stored = [(line, json.loads(line)) for line in known if line]
+    others = [
+        line
+        for line, row in stored
+        if row["hardware"] not in chips and not (measured and row.get("untried"))
+    ]
+    lines = [json.dumps(t.as_json(), ensure_ascii=False) for t in trials]
+    path.write_text("\n".join([*others, *lines]) + "\n", encoding="utf-8")
+    results = library.parent.parent / "benchmarks" / "results"
+    if transcripts and results.is_dir():
+        for chip in sorted(chips):
+            target = library.parent.parent / TRANSCRIPTS / f"{name}.{chip}.jsonl"
+            target.parent.mkdir(exist_ok=True)
+            own = [t for t in transcripts if t["hardware"] == chip]
+            text = "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in own)
+            target.write_text(text, encoding="utf-8")
+    return path
+
+
+def _why_untried(
+    skill: SkillRow, hardware: str, lineage: Sequence[str], languages: Sequence[str]
+) -> str:
+    """Why a skill cannot be tried on a hardware; empty if it can."""
+    chips, own = set(skill.scopes.hardware), set(skill.scopes.languages)
+    if chips and not chips & set(lineage):
+        return f"no {' or '.join(sorted(chips))} was at hand"
+    if skill.recipe is None:
+        return NO_RECIPE
+    if own and not own & set(languages):
+        return f"no device for {', '.join(sorted(own))} was at hand"
+    return ""
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def _line(record: TrialRecord) -> str:
+    planned = record.planned
+    gain = record.gain
+    figure = f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]" if gain else record.note
+    return f"{planned.skill} {planned.place} {planned.problem.name} {planned.case.name}: {figure}"
