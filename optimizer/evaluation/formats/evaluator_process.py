@@ -113,11 +113,16 @@ def main(path: str) -> None:
     request = json.loads(Path(path).read_text(encoding="utf-8"))
     home = str(Path(__file__).resolve().parents[3])
     sys.path[:] = [home, *(name for name in sys.path if name != str(Path(__file__).parent))]
-    from optimizer.evaluation.runner.confine import confine, forbid_calls, leave_ipc
+    from optimizer.evaluation.runner.confine import (
+        confine,
+        forbid_calls,
+        leave_ipc,
+        private_shared_memory,
+    )
 
     sys.path.remove(home)
     folder = Path(request["folder"])
-    applied = confine([folder], request["limits"])
+    applied = confine([folder, *private_shared_memory()], request["limits"])
     applied += leave_ipc() + forbid_calls(metadata=request["device"] == "cpu")
     result = {"applied": applied, **EVALUATORS[request["format"]](request)}
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")

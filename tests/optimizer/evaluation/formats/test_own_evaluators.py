@@ -123,6 +123,9 @@ def test_the_evaluator_is_isolated(evolve: Path, tmp_path: Path) -> None:
         assert result.verdict == "incorrect" and error in result.message
     assert not outside.exists()
     assert evaluated(evolve, f"open('inside', 'w')\n{RIGHT}").verdict == "correct"
+    shared = Path("/dev/shm/kernlore-test-own-evaluators")
+    pool = f"import multiprocessing\n\nmultiprocessing.Lock()\nopen({str(shared)!r}, 'w')\n{RIGHT}"
+    assert evaluated(evolve, pool).verdict == "correct" and not shared.exists()
     assert result.level == "namespaces" and "landlock" in result.applied
 
 
