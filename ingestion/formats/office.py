@@ -77,6 +77,10 @@ _KINDS: dict[str, ElementKind] = {
     "CodeSnippet": "code",
     "FigureCaption": "caption",
 }
+# Elements of XML whose white space counts.
+_VERBATIM = frozenset(
+    ("programlisting", "screen", "literallayout", "synopsis", "codeblock", "code-block", "pre")
+)
 _WORKBOOKS = ("xlsx", "xls", "ods")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
@@ -188,10 +192,12 @@ def _with_inline_text(data: bytes) -> bytes:
     )
     root = etree.fromstring(data, parser)
     for element in list(root.iter(etree.Element))[::-1]:  # inner elements first
-        if any((child.tail or "").strip() for child in element):
+        pieces = [element.text, *(child.tail for child in element)]
+        if len(element) and any((piece or "").strip() for piece in pieces):
             text = "".join(element.itertext())
+            as_is = any(etree.QName(e).localname in _VERBATIM for e in element.iter(etree.Element))
             del element[:]
-            element.text = text
+            element.text = text if as_is else " ".join(text.split())
     flat: bytes = etree.tostring(root.getroottree())
     return flat
 
