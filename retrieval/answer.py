@@ -299,6 +299,7 @@ def _ranking(
                 scope.lineage,
                 scope.chip_languages,
                 request.op,
+                request.metrics or (),
             )
     else:
         in_order = list

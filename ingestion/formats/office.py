@@ -77,6 +77,10 @@ _KINDS: dict[str, ElementKind] = {
     "CodeSnippet": "code",
     "FigureCaption": "caption",
 }
+# Elements of XML whose white space counts.
+_VERBATIM = frozenset(
+    ("programlisting", "screen", "literallayout", "synopsis", "codeblock", "code-block", "pre")
+)
 _WORKBOOKS = ("xlsx", "xls", "ods")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
@@ -161,6 +165,8 @@ def _partitioned(reader: _Partitioner, extension: str, data: bytes, name: str) -
     from unstructured.errors import UnprocessableEntityError
 
     try:
+        if extension == "xml":
+            data = _with_inline_text(data)
         return function(
             file=io.BytesIO(data), metadata_filename=PurePath(name).name, **dict(reader.options)
         )
@@ -172,6 +178,28 @@ def _partitioned(reader: _Partitioner, extension: str, data: bytes, name: str) -
             f"this .{extension} file cannot be read: {type(error).__name__}: {reason}",
             hint=f"It may be damaged, encrypted or not what its name says. {_CONVERT}",
         ) from error
+
+
+def _with_inline_text(data: bytes) -> bytes:
+    """An XML file with the elements inside of text replaced by their text: unstructured reads only
+    what precedes the first of them. Raises SyntaxError for a damaged file.
+    """
+    from lxml import etree
+
+    # Entities stay references: expanding them could read files or fill the memory.
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, remove_comments=True, remove_pis=True
+    )
+    root = etree.fromstring(data, parser)
+    for element in list(root.iter(etree.Element))[::-1]:  # inner elements first
+        pieces = [element.text, *(child.tail for child in element)]
+        if len(element) and any((piece or "").strip() for piece in pieces):
+            text = "".join(element.itertext())
+            as_is = any(etree.QName(e).localname in _VERBATIM for e in element.iter(etree.Element))
+            del element[:]
+            element.text = text if as_is else " ".join(text.split())
+    flat: bytes = etree.tostring(root.getroottree())
+    return flat
 
 
 def _loaded(reader: _Partitioner, extension: str) -> Callable[..., list[Any]]:

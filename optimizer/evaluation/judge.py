@@ -16,8 +16,10 @@ from typing import Any
 from kb.errors import InvalidRequest
 from optimizer.evaluation.evaluate import check_request, evaluate_request, isolation_level
 from optimizer.evaluation.formats import AUTO as ANY_FORMAT
-from optimizer.evaluation.formats import format_of, kernel_bench
+from optimizer.evaluation.formats import evaluator_format_of, format_of, kernel_bench
+from optimizer.evaluation.formats.own_evaluators import NOTE, EvaluatorFormat
 from optimizer.evaluation.formats.task import ForeignTask
+from optimizer.evaluation.isolation.levels import Wanted
 from optimizer.evaluation.problem.derived import DerivedCases, fitting
 from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import Evaluation
@@ -26,6 +28,7 @@ from optimizer.evaluation.targets import AUTO
 from retrieval.knowledge_base import KnowledgeBase
 
 SCHEMA, FOLDER_SCHEMA = "kernlore-judgement/1", "kernlore-judgements/1"
+OWN_SCHEMA = "kernlore-own-judgement/1"
 CORRECT, INCORRECT, REJECTED, NO_VERDICT = 0, 3, 4, 5  # exit codes
 MIN_KEY = 16  # bytes
 
@@ -49,6 +52,13 @@ def judge(
     task and submission cannot be judged here.
     """
     level = isolation_level(isolation)
+    if (own := evaluator_format_of(task, format)) is not None:
+        if hardware != AUTO or strict_shapes:
+            raise InvalidRequest(
+                f"--hardware or --strict-shapes with a task of {own.name}",
+                hint="Leave it out: the task's own evaluator chooses the device and the shapes.",
+            )
+        return _judge_own(own, submission, task, level, key)
     form = format_of(task, format)
     read = form.read(task, submission)
     settings = EvaluationSettings(isolation=level)
@@ -92,6 +102,40 @@ def judge(
         "evaluation": evaluation.as_json(),
     }
     return signed(record, key), read.write_back(evaluation)
+
+
+def _judge_own(
+    form: EvaluatorFormat, submission: Path, task: Path, isolation: Wanted, key: bytes | None
+) -> tuple[dict[str, Any], str]:
+    """As `judge`, by the task's own evaluator. The record has no `evaluation`: `report` is what
+    that evaluator said, and `note` what this judge did not check."""
+    result = form.evaluate(task, submission, isolation)
+    record = {
+        "schema": OWN_SCHEMA,
+        "verdict": result.verdict,
+        "message": result.message,
+        "note": NOTE,
+        "task": {
+            "name": task.resolve().stem,
+            "format": form.name,
+            "evaluator": result.evaluator.name,
+            "sha256": hashlib.sha256(result.evaluator.read_bytes()).hexdigest(),
+        },
+        "submission": {
+            "file": submission.name,
+            "sha256": hashlib.sha256(submission.read_bytes()).hexdigest(),
+        },
+        "judged_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "report": result.report,
+        "isolation": {
+            "level": result.level,
+            "network": result.level == "process",
+            "applied": result.applied,
+        },
+        "seconds": result.seconds,
+        "log": result.log,
+    }
+    return signed(record, key), json.dumps(result.report, indent=2) + "\n"
 
 
 def judge_folder(

@@ -8,6 +8,7 @@ right sentence. The text is unchanged document text.
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,7 +24,7 @@ from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import section_text
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import STOP_WORDS
-from retrieval.compose.sections import citation, part_around
+from retrieval.compose.sections import citation, part_around, starts_afresh
 from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
@@ -279,6 +280,8 @@ ENOUGH = 2  # number of excerpts above which those of little use are left out
 FAR = 0.6  # share of the best score that counts as low; chosen by reading 60 answers
 USEFUL = 0.25  # use of a passage about the chip for the signal, above which its score may be low
 LOOKED_AT = 8  # passages considered per excerpt
+# Where a sentence or an entry of a list begins within a passage.
+_SENTENCE = re.compile(r"[.!?:;][\"')`*_]*\s+(?=[A-Z0-9`*\"'(\[])|\n\s*\n|\n(?=\s*[-*] )")
 SIGNAL_SHAPE = Shape(singles=0, grown_chars=700)
 
 
@@ -326,10 +329,40 @@ def signal_excerpts(
         if excluded & {p.id for p in group} or not repeats.is_new(section_text(group)):
             continue
         used.update(p.seq for p in group)
-        chosen.append(group)
+        chosen.append(_from_a_start(group, live, used))
         if len(chosen) >= count:
             break
     return [excerpt_of(group, by_seq) for group in chosen]
+
+
+def _from_a_start(
+    group: Sequence[Passage], live: _Neighbourhood, used: set[int]
+) -> Sequence[Passage]:
+    """The passages from the beginning of a sentence or block on: with the end of the passages
+    before them that holds the beginning of their sentence, or with the code that they continue,
+    unless that is in `used`.
+    """
+    begun = list(group)
+    while (before := _continued_by(begun[0], live)) is not None:
+        if group[0].seq - before.seq > _REACH or (before.kind == "code" and before.seq in used):
+            break
+        if before.kind == "code":
+            used.add(before.seq)
+            begun.insert(0, before)
+            continue
+        last = max((match.end() for match in _SENTENCE.finditer(before.text)), default=0)
+        begun.insert(0, before._replace(text=before.text[last:]))
+        if last:
+            break
+    return begun
+
+
+def _continued_by(passage: Passage, live: _Neighbourhood) -> Passage | None:
+    """The passage whose sentence or code this one continues."""
+    before = live.get(passage.seq - 1)
+    if before is None or before.section_id != passage.section_id:
+        return None
+    return None if starts_afresh(before, passage) else before
 
 
 def _is_far(entry: Ranked, passage: Passage, near: float, uses: Mapping[int, float]) -> bool:

@@ -34,7 +34,8 @@ STATUS = {"right": 1.0, "runs": 0.97, "compiles": 0.94, "untried": 0.9, "refused
 OF_A_RUN = 1.1  # a kernel that a run has found right on this chip
 SAME_OPERANDS, WIDER, OTHERS = 1.0, 0.8, 0.75
 REPEATED = 0.7  # for a kernel of the same kind and operands as one already chosen
-_PARAMETER = re.compile(r"@\{(\w+)\}")
+_PARAMETER = re.compile(r"@\{(\w+)\}(f?)")  # with the suffix of a C literal
+PYTHON_LANGUAGES = frozenset({"torch", "triton"})
 _CHECKED = "Checked: "
 
 
@@ -219,7 +220,7 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
         language=str(body.get("language", "")),
         hardware=head.scopes.hardware,
         shapes=tuple(shapes),
-        code=_with_defaults(body, recipe.template).strip(),
+        code=with_defaults(body, recipe.template).strip(),
         status="runs",
         evidence=f"searches start from it{limits}; {dtypes}",
         source=f"skill {head.name} (v{head.version}), recipe",
@@ -227,14 +228,28 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
     )
 
 
-def _with_defaults(body: Mapping[str, Any], template: str) -> str:
-    """The template with the defaults of its parameters; what the search fills in for a problem is
-    written as its name.
+def with_defaults(body: Mapping[str, Any], template: str) -> str:
+    """The template with the defaults of its parameters. A comment lists the names that a search
+    replaces by constants of the problem.
     """
+    python = body.get("language") in PYTHON_LANGUAGES
+    mark = "#" if python else "//"
     values = {p["name"]: p.get("default", p["values"][0]) for p in body.get("parameters", ())}
     tensors = ", ".join(str(tensor["name"]) for tensor in body.get("tensors", ()))
     values["host"] = f"// typed pointers and sizes of {tensors}"
-    return _PARAMETER.sub(lambda match: str(values.get(match[1], match[1])), template)
+    traits: Mapping[str, str] = body.get("traits", {})
+    used = dict.fromkeys(match[1] for match in _PARAMETER.finditer(template))
+    constants = [f"{name} = {traits[name]}" for name in used if name in traits]
+
+    def put(match: re.Match[str]) -> str:
+        value = values.get(match[1])
+        if value is None:  # a C suffix after a name would make another name of it
+            return f"(float){match[1]}" if match[2] and not python else match[1] + match[2]
+        text = str(value) if python or not isinstance(value, bool) else str(value).lower()
+        return text + match[2]
+
+    head = f"{mark} Constants of the problem: {'; '.join(constants)}\n" if constants else ""
+    return head + _PARAMETER.sub(put, template)
 
 
 # -- blocks

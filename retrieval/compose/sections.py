@@ -357,10 +357,16 @@ def _one_piece(passages: Sequence[Passage], place: int) -> bool:
 def _starts_clean(passages: Sequence[Passage], place: int) -> bool:
     if place == 0:
         return True
-    if _one_piece(passages, place):
-        return False
-    before, passage = passages[place - 1], passages[place]
-    if before.kind != passage.kind:
+    return not _one_piece(passages, place) and starts_afresh(passages[place - 1], passages[place])
+
+
+def starts_afresh(before: Passage, passage: Passage) -> bool:
+    """Whether a passage starts with a sentence, block or row instead of continuing the sentence or
+    code of the passage before it.
+    """
+    if before.kind != passage.kind or passage.kind == "table":
         return True
+    if passage.kind == "code":
+        return False
     # A passage may be cut after a semicolon; the next one then starts with a small letter.
     return before.text.rstrip().endswith(_SENTENCE_ENDS) and not passage.text[:1].islower()

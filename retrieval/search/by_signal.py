@@ -7,24 +7,27 @@ topic of it, the text contains the signal's id, a move for the signal is taken f
     score = square root of (words + use + nearness x sum of the weights of this evidence)
 
 where `words` is the score of the section's best passage over the best of all and `use` that of
-`snapshot.uses`, both lowered if its title is about something related. The root preserves the order
-and reduces the distance between sections with and without such evidence: a context leaves out
-sections far below its best. The score is lowered as a whole for a section about no chip whose
-heading has a topic of another signal, unless a move for this one is taken from it; for a guide to
-another operator than the request's; and for a rule about correctness if the kernel is only slow.
+`snapshot.uses`, both lowered if its title is about something related; naming the caller's metrics
+adds to them. The root preserves the order and reduces the distance between sections with and
+without such evidence: a context leaves out sections far below its best. The score is lowered as a
+whole for a section about no chip whose heading has a topic of another signal, unless a move for
+this one is taken from it; for a guide to another operator than the request's; and for a rule about
+correctness if the kernel is only slow.
 
 Some sections are used only if there is hardly anything else: those titled with the name of another
 signal, and text about no chip that is about other machines (such as warps for a CPU programmer) or
 hardly about the signal.
 
-Text about no chip follows if the chip's own manuals treat the signal. The evidence counts for the
-best passage of a section; the others have their words and use, so that a manual with long sections
-is quoted in several places.
+If the chip's own manuals treat the signal, text about no chip follows, except the best section of
+all if it names the signal: it says what the signal means. The evidence counts for the best passage
+of a section; the others have their words and use, so that a manual with long sections is quoted in
+several places.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -56,6 +59,8 @@ NAMED = 0.6
 LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is moved down
 LEAST_OWN = 0.5  # of the best score, below which a section of the chip only mentions the signal
 AHEAD = 1.001  # factor on the score of the section that it is placed before
+BESIDE = 0.5  # share for a passage next to one with the name of a metric
+_WORD = re.compile(r"[a-z0-9]+")
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are ordinary words in titles
 # Families whose operators always have numbers among their arguments, by which they are recognised.
 OWN_ALGORITHMS = frozenset({"attention", "conv", "pooling", "scan"})
@@ -66,11 +71,12 @@ class SectionWeights:
     """Weights of the evidence for a section, and factors on its score.
 
     `heading` is for a heading with the words of the signal's id; a heading with a topic or words of
-    the title gets a share of it, `topic` at least and more with the section's use, of which
-    `afterwards` remains if it is about confirming the signal or checking the remedy. `named`,
-    `tagged` and `moved` are for a text with the signal's id, a tag and a move, `use` for a passage
-    that helps with the signal. `family` is the nearness of text about the chip's family or vendor,
-    `general` that of text about no chip; the chip's own is 1.
+    the title gets a share of it, in text about a chip `topic` at least and more with the section's
+    use. Of this `afterwards` remains if it is about confirming the signal or checking the remedy.
+    `named`, `tagged` and `moved` are for a text with the signal's id, a tag and a move, `use` for a
+    passage that helps with the signal, `measured` for one about the caller's metrics. `family` is
+    the nearness of text about the chip's family or vendor, `general` that of text about no chip;
+    the chip's own is 1.
 
     Factors: `aside` on the words of a section titled for something related to the signal, `another`
     if its heading has a topic of another signal, `operator` in a guide to another operator, `rule`
@@ -86,6 +92,7 @@ class SectionWeights:
     named: float = 0.35
     tagged: float = 0.15
     moved: float = 0.7
+    measured: float = 1.0
     family: float = 0.75
     general: float = 0.6
     aside: float = 0.6
@@ -120,11 +127,13 @@ def by_sections(
     lineage: Sequence[str],
     languages: tuple[str, ...] = (),
     op: str | None = None,
+    metrics: Collection[str] = (),
     weights: SectionWeights = WEIGHTS,
 ) -> list[Ranked]:
     """The ranked passages in the order of their sections. `move_ids` are the moves for the
     diagnosis, `lineage` the chip with its families, nearest first, `languages` those of its
-    kernels. `titles` are those of all signals, `op` is the operator.
+    kernels. `titles` are those of all signals, `op` is the operator, `metrics` are the names of the
+    caller's measurements.
     """
     alone, chips = is_alone(languages), frozenset(lineage)
     pool, rest = ranked[:POOL], ranked[POOL:]
@@ -133,6 +142,7 @@ def by_sections(
     marks = snapshot.marks(by_seq, signal.id, move_ids)
     uses = dict(zip(by_seq, snapshot.uses(list(by_seq), signal.id).tolist(), strict=True))
     treated = any(uses[m.seq] >= TREATED and not chips.isdisjoint(m.hardware) for m in marks)
+    measured = _measured(marks, metrics)
     sections: dict[str, list[Mark]] = {}
     for mark in marks:
         sections.setdefault(mark.section_id, []).append(mark)
@@ -141,21 +151,28 @@ def by_sections(
     naming: set[int] = set()  # sections of the chip itself whose text names the signal
     behind: list[Ranked] = []
     for members in sections.values():
+        near = _nearness(members[0], lineage, chips, weights)
+        is_general = near == weights.general
         own = [
-            (by_seq[m.seq].score / best + weights.use * uses[m.seq], by_seq[m.seq]) for m in members
+            (
+                by_seq[m.seq].score / best
+                + weights.use * uses[m.seq]
+                + weights.measured * measured.get(m.seq, 0.0),
+                by_seq[m.seq],
+            )
+            for m in members
         ]
         own.sort(key=lambda pair: (-pair[0], pair[1].seq))
         entries = [entry for _, entry in own]
         title = members[0].path[-1] if members[0].path else ""
         heading = titles.of(title)
-        use = max(uses[m.seq] for m in members)
+        # A heading of text about no chip was written for signals, so its topic is clear.
+        use = 1.0 if is_general else max(uses[m.seq] for m in members)
         evidence = _evidence(members, heading, signal, use, weights)
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = own[0][0] * aside
-        near = _nearness(members[0], lineage, chips, weights)
         if near == 1.0 and _names_signal(members, title, signal.id, op):
             naming.add(entries[0].seq)
-        is_general = near == weights.general
         score, factor = math.sqrt(max(0.0, words + near * evidence)), 1.0
         if not any(m.moved for m in members):
             factor *= weights.titled(titles.of_another(title, signal.id), is_general)
@@ -174,13 +191,57 @@ def by_sections(
     tail = [_scored(entry, 0.0) for entry in rest]
     leads = _own_first(leads, places, naming)
     leads = _far_behind(leads, places, weights)
-    general = {seq for seq, is_general in places.items() if treated and is_general}
+    following = _following(leads, places, sections, signal, titles) if treated else frozenset()
 
     def place(entry: Ranked) -> tuple[float, int]:
-        return -entry.score * (weights.playbook if entry.seq in general else 1.0), entry.seq
+        return -entry.score * (weights.playbook if entry.seq in following else 1.0), entry.seq
 
     ordered = sorted([*leads, *behind], key=place)
     return [*ordered, *tail]
+
+
+def _following(
+    leads: Sequence[Ranked],
+    places: Mapping[int, bool],
+    sections: Mapping[str, Sequence[Mark]],
+    signal: Signal,
+    titles: Titles,
+) -> AbstractSet[int]:
+    """The passages about no chip that follow those of the chip: all but the best section's lead, if
+    its heading or text names the signal.
+    """
+    general = {seq for seq, is_general in places.items() if is_general}
+    best = max(leads, key=lambda e: (e.score, -e.seq))
+    members = next(group for group in sections.values() if best.seq in {m.seq for m in group})
+    title = members[0].path[-1] if members[0].path else ""
+    if titles.affinity(title, signal.id) >= NAMED or any(m.named for m in members):
+        general.discard(best.seq)
+    return general
+
+
+def _measured(marks: Sequence[Mark], metrics: Collection[str]) -> dict[int, float]:
+    """How clearly passages are about the metrics, 0 to 1, without zeros. A name counts less if many
+    passages have it, as "cycles"; a passage next to one with a name, which explains it, half.
+    """
+    texts = {mark.seq: _plain_words(mark.text) for mark in marks} if metrics else {}
+    section_of = {mark.seq: mark.section_id for mark in marks}
+    totals: dict[int, float] = {}
+    for name in metrics:
+        # The last part of a dotted name is the counter, the others are its unit.
+        words = {_plain_words(name), _plain_words(name.rpartition(".")[2])}
+        naming = {seq for seq, text in texts.items() if any(w in text for w in words)}
+        for seq in naming:
+            clear = 1 / math.sqrt(len(naming))
+            totals[seq] = totals.get(seq, 0.0) + clear
+            for near in {seq - 1, seq + 1} - naming:
+                if section_of.get(near) == section_of[seq]:
+                    totals[near] = totals.get(near, 0.0) + BESIDE * clear
+    return {seq: min(1.0, total) for seq, total in totals.items()}
+
+
+def _plain_words(text: str) -> str:
+    """The words of a text in small letters, without punctuation, each between spaces."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
 def _far_behind(

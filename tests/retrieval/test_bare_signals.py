@@ -59,6 +59,24 @@ bursts of 256 bytes.
 
 Run the installer twice.
 """
+UNPREPARED = """\
+# Handbook of a chip
+
+## Slabs
+
+The slab port moves 32 bytes from DRAM per cycle, and its bandwidth limits most kernels: fuse
+operators and reuse what is loaded, because global memory traffic is what a kernel waits for.
+
+## Events
+
+### First group
+
+`SLAB_PORT_BUSY` counts when the slab port is taken.
+
+### Second group
+
+`ROW_BUFFER_HELD` counts when a row stays open.
+"""
 OF_AN_OPERATOR = """\
 # Notes on another chip
 
@@ -96,6 +114,7 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
     store = module_store
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("notes.md", NOTES, hardware=("a100",))
+    store.submit("handbook.md", UNPREPARED, hardware=("h200",))
     store.submit("keys.md", OF_AN_OPERATOR, hardware=("mi300x",))
     store.submit("general.md", GENERAL, category="guidance")
     store.submit("attention.md", ATTENTION, category="guidance")
@@ -209,6 +228,26 @@ def test_the_chips_own_remedy_is_first_where_only_its_text_calls_the_signal_by_n
     assert sections[0] == "When the port is full" and "What memory bound means" in sections
     assert not any("No document about" in hint for hint in answer.hints)
     assert answer.parts[0].citation.endswith("When the port is full")
+
+
+def test_a_manual_follows_the_meaning_of_a_signal_that_it_does_not_name(
+    retriever: Retriever,
+) -> None:
+    answer = answered(retriever, hardware="h200", signal="memory_bound")
+    sections = [e.section.rpartition(" > ")[2] for e in answer.excerpts]
+    assert sections[:2] == ["What memory bound means", "Slabs"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "section"),
+    [("ROW_BUFFER_HELD", "Second group"), ("unit.slab_port_busy", "First group")],
+)
+def test_text_about_the_callers_metric_is_first(
+    retriever: Retriever, metric: str, section: str
+) -> None:
+    given = {"signal": "memory_bound", "metrics": {metric: 0.9}}
+    first = answered(retriever, hardware="h200", categories=("hardware",), **given).excerpts[0]
+    assert first.section.endswith(section)
 
 
 @pytest.mark.parametrize(

@@ -35,3 +35,22 @@ def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
         ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware")]
         (excerpt,) = signal_excerpts(snapshot, ranked, scope, 1, None)
         assert excerpt.id == passage.id and passage.id in excerpt.passages
+
+
+def test_an_excerpt_begins_with_a_sentence_and_its_passages_hold_the_text(store: Store) -> None:
+    clauses = "; ".join(f"bank {n} serves one read of the tile per cycle" for n in range(9))
+    text = " ".join(f"Rule {n} is old: {clauses}." for n in range(12))
+    store.ingest("banks.md", f"# Manual\n\n## Banks\n\n{text}\n", hardware=("h100",))
+    scope = ScopeFilter(("h100",), ("hardware",))
+    snapshot = store.snapshots.current()
+    live = snapshot.load(range(500), scope)
+    cut = [seq for seq, passage in live.items() if passage.text.startswith("bank ")]
+    assert cut  # passages end within these sentences
+    by_id = {passage.id: passage for passage in live.values()}
+    for seq in cut:
+        ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware")]
+        (excerpt,) = signal_excerpts(snapshot, ranked, scope, 1, "bank_conflict")
+        assert excerpt.text.startswith("Rule ") and excerpt.id == live[seq].id
+        assert live[seq].text in excerpt.text
+        first, *others = [by_id[i].text for i in excerpt.passages]
+        assert first.endswith(excerpt.text.removesuffix("\n".join(["", *others])))

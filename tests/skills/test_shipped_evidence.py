@@ -50,7 +50,8 @@ def trial(low: float, high: float, **changed: object) -> ShippedTrial:
     [
         ((), "untested"),
         ((trial(1.2, 1.5), trial(1.1, 1.3)), "helps"),
-        ((trial(1.2, 1.5),), "no effect"),
+        ((trial(1.2, 1.5),), "helps"),
+        ((trial(1.2, 1.5), trial(0.95, 1.1)), "no effect"),
         ((trial(0.95, 1.1), trial(0.97, 1.2)), "no effect"),
         ((trial(1.2, 1.5), trial(1.1, 1.3), trial(0.7, 0.9, place="edge")), "helps"),
         ((trial(0.7, 0.9), trial(0.97, 1.2)), "harms"),

@@ -11,7 +11,7 @@ import typer
 from api.cli.command import command
 from api.cli.commands.problem import timing_text
 from api.cli.options import DeviceHardware
-from api.cli.output import Json
+from api.cli.output import Json, shortened
 from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def _text(record: Json) -> str:
 
 def _judgement_text(record: Json) -> str:
     """The verdict, times, hidden shapes, findings and isolation."""
+    if "evaluation" not in record:
+        return _own_text(record)
     found, task, hidden = record["evaluation"], record["task"], record["hidden"]
     reason = f": {record['message']}" if record["message"] else ""
     lines = [f"{record['verdict']}{reason} ({task['name']}, {task['format']}, {found['hardware']})"]
@@ -50,6 +52,21 @@ def _judgement_text(record: Json) -> str:
     ]
     isolation = found["isolation"]
     lines.append(f"isolation: {isolation['level'] if isolation else 'nothing ran'}")
+    return "\n".join(lines)
+
+
+def _own_text(record: Json) -> str:
+    """The judgement of a task's own evaluator: verdict, its figures, and what was not checked."""
+    task, report = record["task"], record["report"]
+    reason = f": {record['message']}" if record["message"] else ""
+    lines = [f"{record['verdict']}{reason} ({task['name']}, {task['format']})"]
+    for section in ("metrics", "tests", "benchmarks"):
+        for name, value in report.get(section, {}).items():
+            shown = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"  {shortened(name, 200)}: {shortened(shown, 400)}")
+    lines += [f"isolation: {record['isolation']['level']}", f"note: {record['note']}"]
+    if record["verdict"] != "correct" and record["log"]:
+        lines += ["", record["log"][-2000:]]
     return "\n".join(lines)
 
 
@@ -78,7 +95,7 @@ def judge(
         str,
         typer.Option(
             help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench,"
-            " sol-execbench, jax, or auto: the one that recognises the task."
+            " sol-execbench, jax, openevolve, pytest, or auto: the one that recognises the task."
         ),
     ] = "auto",
     hardware: DeviceHardware = "auto",

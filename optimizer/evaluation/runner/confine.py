@@ -92,6 +92,16 @@ def leave_ipc() -> list[str]:
     return ["ipc"] if os.getpid() == 1 and libc.unshare(_CLONE_NEWIPC) == 0 else []
 
 
+def private_shared_memory() -> list[Path]:
+    """Replace /dev/shm, where files outlive their writer, by an empty one that ends with this
+    process. Returns the folder, which may then be writable; possible only in the process's own
+    namespaces, else empty."""
+    libc, folder = ctypes.CDLL(None, use_errno=True), Path("/dev/shm")
+    own = os.getpid() == 1 and folder.is_dir() and _private_mounts(libc)
+    done = own and libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, None) == 0
+    return [folder] if done else []
+
+
 def _hide(files: Sequence[Path]) -> bool:
     """Hide files that only root may read, which a runner that root started could read. Returns
     False if one of them stays readable.

@@ -178,6 +178,29 @@ def test_delimited_text_is_one_table() -> None:
     assert element.table.rows == (("H", "50"), ("A", "40"))
 
 
+XML = b"""<?xml version="1.0"?>
+<!DOCTYPE book [<!ENTITY chip "Slab">]>
+<book><title>Unit manual</title><!-- draft --><chapter>
+<para>The <literal>port</literal> of &chip; serves one read, and <em>long <b>stalls</b> follow</em>
+a conflict.</para>
+<para>Before a list: <list><item>first <code>add</code> item</item></list> After it.</para>
+<funcdef>void <function>drain</function></funcdef>
+<programlisting>a = <b>1</b>
+b = 2</programlisting></chapter></book>"""
+
+
+@needs_unstructured
+def test_text_after_inline_tags_of_xml_is_read() -> None:
+    document = parse_other(XML, "unit.xml")
+    title, port, around, prototype, code = [element.text for element in document.elements]
+    assert title == document.title == "Unit manual"
+    assert port == "The port of &chip; serves one read, and long stalls follow a conflict."
+    assert around == "Before a list: first add item After it."
+    assert (prototype, code) == ("void drain", "a = 1\nb = 2")
+    with pytest.raises(ParseFailed, match="cannot be read"):
+        parse_other(XML[:-40], "cut.xml")
+
+
 @needs_unstructured
 def test_complaint_03_an_empty_answer_is_an_error() -> None:
     with pytest.raises(ParseFailed) as caught:
