@@ -287,8 +287,8 @@ ISSUES = """    WRN   Every scheduler is capable of issuing one instruction per 
 LANES = """    OPT   Instructions are executed in warps, which are groups of 32 threads. This kernel
           achieves an average of 9.7 threads being active per cycle.
 """
-SECTORS = """    WRN   The memory access pattern for global loads from L1TEX might not be optimal. On
-          average, only 4.0 of the 32 bytes transmitted per sector are utilized.
+SECTORS = """    WRN   The memory access pattern for global loads from L1TEX might not be optimal.
+          On average, only 4.0 of the 32 bytes transmitted per sector are utilized.
 """
 WAYS = """    INF   The shared loads have a 8.0 - way bank conflict across all 4096 requests.
 """
