@@ -31,7 +31,7 @@ class Signal:
     other signals, `topics` the subjects of relevant documentation. `headings` are typical titles of
     sections about it, the most specific first; `elsewhere` are words in titles of sections about
     related subjects, `afterwards` words in titles of sections on how to confirm it or check the
-    remedy. `symptoms` are expressions over prose, each with the others that must occur too.
+    remedy.
     """
 
     id: str
@@ -44,14 +44,16 @@ class Signal:
     headings: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     afterwards: tuple[str, ...] = ()
-    symptoms: tuple[tuple[re.Pattern[str], ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class SignalRegistry:
-    """All signals in the order of the file."""
+    """All signals in the order of the file. `symptoms` are expressions over prose by signal, each
+    with the others that must occur in the text too.
+    """
 
     _by_id: Mapping[str, Signal]
+    symptoms: Mapping[str, tuple[tuple[re.Pattern[str], ...], ...]]
 
     def __iter__(self) -> Iterator[Signal]:
         return iter(self._by_id.values())
@@ -81,16 +83,20 @@ class SignalRegistry:
 def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
     """Parse a registry. Raises InvalidKnowledge, which names the `origin`."""
     by_id: dict[str, Signal] = {}
+    symptoms: dict[str, tuple[tuple[re.Pattern[str], ...], ...]] = {}
     for row in data.get("signals", []):
         signal = _signal(row, tuple(data.get("afterwards", ())), origin)
         if signal.id in by_id:
             raise _broken(origin, f"signal {signal.id!r} is defined twice")
         by_id[signal.id] = signal
+        symptoms[signal.id] = tuple(
+            _symptom(signal.id, texts, origin) for texts in row.get("symptoms", ())
+        )
     for signal in by_id.values():
         for other in signal.related:
             if other not in by_id:
                 raise _broken(origin, f"{signal.id!r} is related to unknown signal {other!r}")
-    return SignalRegistry(MappingProxyType(by_id))
+    return SignalRegistry(MappingProxyType(by_id), MappingProxyType(symptoms))
 
 
 def _signal(row: Mapping[str, Any], afterwards: tuple[str, ...], origin: str) -> Signal:
@@ -110,7 +116,6 @@ def _signal(row: Mapping[str, Any], afterwards: tuple[str, ...], origin: str) ->
         headings=tuple(row.get("headings", ())),
         elsewhere=tuple(row.get("elsewhere", ())),
         afterwards=tuple(words for words in afterwards if words not in row.get("headings", ())),
-        symptoms=tuple(_symptom(row["id"], s, origin) for s in row.get("symptoms", ())),
     )
 
 

@@ -7,7 +7,7 @@ its confidence is C. Denials ("without bank conflicts", "register spills: 0") ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from retrieval.diagnose.signals import Signal, SignalRegistry
 from retrieval.diagnose.signatures import OF_WORDS, ErrorSignature, SignatureMatch
@@ -33,7 +33,7 @@ def symptoms_in(text: str, signals: SignalRegistry) -> list[SignatureMatch]:
     mentions = [
         (place, order, signal)
         for order, signal in enumerate(signals)
-        if (place := min(_mentions(text, signal), default=None)) is not None
+        if (place := min(_mentions(text, signals.symptoms[signal.id]), default=None)) is not None
     ]
     return [_match(text, place, signal) for place, _, signal in sorted(mentions, key=_first)][
         :MAX_SYMPTOMS
@@ -44,9 +44,9 @@ def _first(mention: tuple[int, int, Signal]) -> tuple[int, int]:
     return mention[:2]
 
 
-def _mentions(text: str, signal: Signal) -> Iterator[int]:
+def _mentions(text: str, symptoms: Sequence[Sequence[re.Pattern[str]]]) -> Iterator[int]:
     """The place of the first claim of each symptom."""
-    for first, *others in signal.symptoms:
+    for first, *others in symptoms:
         claimed = (m.start() for m in first.finditer(text) if not _is_denied(text, m))
         place = next(claimed, None)
         if place is not None and all(other.search(text) for other in others):
