@@ -39,7 +39,7 @@ from kb.catalog.knowledge.versions import (
     register,
     with_own_key,
 )
-from kb.errors import InvalidRequest, NotFound, PayloadTooLarge, UnsupportedFormat, nearest
+from kb.errors import InvalidRequest, NotFound, ParseFailed, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
@@ -333,7 +333,7 @@ def archived_files(
     archive: BinaryIO, name: str, limits: tuple[int, int, int]
 ) -> Iterator[tuple[str, bytes]]:
     """The files of a ZIP archive with their paths in it, without hidden files and caches. `limits`
-    are files, bytes of one, and bytes of all. Raises PayloadTooLarge, and UnsupportedFormat for a
+    are files, bytes of one, and bytes of all. Raises PayloadTooLarge, and ParseFailed for a
     damaged or encrypted archive.
     """
     most_files, most_bytes, left = limits
@@ -357,7 +357,7 @@ def archived_files(
                     )
                 yield member.filename, data
     except (BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
-        raise UnsupportedFormat(
+        raise ParseFailed(
             f"{name[:MAX_NAME]} cannot be unpacked: {error}",
             hint="Send an archive without a password, or the files themselves.",
         ) from None

@@ -1,6 +1,7 @@
 """Trials by ablation. A skill to use: two searches of one problem with the same seed and budget,
-with it and without it, whose best kernels are measured anew; `optimizer.search.skill_trial` has the
-advantage of one over the other. A warning: the best kernel of a search without it, measured with
+with it and without it, whose best kernels are measured anew;
+`optimizer.search.portable.skill_trial` has
+the advantage of one over the other. A warning: the best kernel of a search without it, measured with
 and without the change that it warns of.
 
 Recipes propose in every search, so no model is needed. Equal candidates are evaluated once.
@@ -32,9 +33,7 @@ from optimizer.search.knowledge import (
     applicable_moves,
 )
 from optimizer.search.loop import Search
-from optimizer.search.records import Node, Proposal, best_of
-from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
-from optimizer.search.skill_trial import (
+from optimizer.search.portable.skill_trial import (
     ROUNDS,
     Advantage,
     SilentListener,
@@ -42,6 +41,8 @@ from optimizer.search.skill_trial import (
     figure_of,
     standings,
 )
+from optimizer.search.records import Node, Proposal, best_of
+from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate

@@ -28,6 +28,11 @@ BODIES: dict[str, Any] = {
     "/knowledge/recipes/{recipe_id}": {"status": "accepted"},
     "/symbols/{symbol_id}": {"meaning": "A correction."},
     "/skills/{name}": {"state": "retired", "actor": "nobody", "reason": "a test"},
+    "/hardware/{hardware_id}/acceptance": {"language": "cpp"},
+    "/documents/{document_id}/restore": {"version": 1},
+    "/jobs/{job_id}/decision": {"decision": "discard"},
+    "/skills/{name}/narrow": {"key": "op", "value": "softmax", "actor": "a", "reason": "a test"},
+    "/skills/{name}/merge": {"into": "nobody", "actor": "nobody", "reason": "a test"},
     "/skills/{name}/revisions": {"body": "Another.", "actor": "nobody", "reason": "a test"},
 }
 WRONG = ("nobody", "doc_0123456789abcdef", "../../etc/passwd", "%00", "a" * 3000, "' OR 1=1 --")

@@ -53,6 +53,8 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "decide_fact": {"status": "rejected", "actor": "ann"},
     "change_skill": {"state": "retired", **SIGNED},
     "revise_skill": {"body": "Another.", **SIGNED},
+    "narrow_skill": {"key": "op", "value": "softmax", **SIGNED},
+    "merge_skill": {"into": "unknown_skill", **SIGNED},
     "evaluate_candidate": {"problem": "map_id", "candidate": KERNEL},
     "start_run": {"problem": "map_id"},
     "propose_candidate": {"step": 1, "candidate": KERNEL},

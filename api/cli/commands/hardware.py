@@ -420,7 +420,7 @@ def accept(
         str | None, typer.Option(help="Address of an OpenAI-compatible server of the models.")
     ] = None,
 ) -> Json:
-    """Test a chip's manuals on its own toolchain: what is wrong, missing or contradicted."""
+    """Test a chip's manuals on its own toolchain."""
     from kb.plain import plain
     from optimizer.evaluation.acceptance.accept import accept_manuals
 

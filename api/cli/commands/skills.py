@@ -192,7 +192,7 @@ operation_command(
     app,
     "narrow",
     skills.narrow_skill,
-    help="Leave a part out of a skill's scope: where KEY is a word, or below or at least a number.",
+    help="Leave a part out of a skill's scope, by the value of KEY.",
     parameters={
         "name": Name,
         "key": Annotated[str, typer.Argument(metavar="KEY", help="Such as row_length or dtype.")],
@@ -206,7 +206,7 @@ operation_command(
     app,
     "merge",
     skills.merge_skill,
-    help="Retire a skill in favour of another one, which gets its measurements.",
+    help="Retire a skill in favour of another one.",
     parameters={
         "name": Name,
         "into": Annotated[str, typer.Argument(metavar="INTO", help="The skill that remains.")],
@@ -591,7 +591,7 @@ def prove(
         typer.Option(help="Folder of the shipped skills, whose evidence.jsonl is written."),
     ] = None,
 ) -> Json:
-    """Measure shipped skills: searches with and without each, and with a placebo.
+    """Measure searches with and without skills.
 
     Each recipe is tried on cases that it was not made from: two inside its preconditions, one at
     their edge, one outside. With --library, the results are written into the skills' folders.

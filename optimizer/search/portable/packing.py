@@ -17,8 +17,8 @@ from optimizer.evaluation.problem.load import SHIPPED
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.knowledge import KnowledgeSnapshot
 from optimizer.search.portable.launch import SESSION
+from optimizer.search.portable.skill_trial import PlannedTrial
 from optimizer.search.records import Node
-from optimizer.search.skill_trial import PlannedTrial
 from optimizer.search.store import RunRow
 
 # Packages in a session, and on the nodes of a cluster. Modules of them that need more than torch

@@ -50,8 +50,13 @@ from optimizer.search.portable.launch import (
     read_arguments,
     run_id,
 )
+from optimizer.search.portable.skill_trial import (
+    ROUNDS,
+    RecipeTrials,
+    TrialRecord,
+    planned_from_json,
+)
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, node_from_json
-from optimizer.search.skill_trial import ROUNDS, RecipeTrials, TrialRecord, planned_from_json
 from optimizer.search.store import FileStore, RunRow, run_from_json
 from optimizer.search.synthesizers.base import HardwareView, ModelCall, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer

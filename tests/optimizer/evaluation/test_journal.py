@@ -151,6 +151,7 @@ def test_a_verdict_keeps_its_stored_form() -> None:
         "measure_next": ["ipc"],
         "signatures": [],
         "hint": "",
+        "lines": [],
         "metrics": {"call_us": 3.0},
         "problem": {"flops": 4},
         "case": "main",

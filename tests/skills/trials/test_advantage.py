@@ -7,8 +7,8 @@ import math
 import pytest
 
 from optimizer.evaluation.records import Interval
+from optimizer.search.portable.skill_trial import advantage, standings
 from optimizer.search.records import REFERENCE, Node
-from optimizer.search.skill_trial import advantage, standings
 from tests.optimizer.search.landscape import evaluation, proposal
 
 SPREAD = 1.1

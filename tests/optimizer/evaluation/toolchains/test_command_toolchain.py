@@ -211,7 +211,7 @@ BAD_REPORTS = {
     "many": ("json.dumps({'metrics': dict.fromkeys(map(str, range(2000)), 1)})", "at most 1000"),
     "long": ("'[' * 2000000", "the report is too large"),
     "deep": ("'[' * 900000", "the report is not JSON"),
-    "silent": ("'{}'", "the report has none"),
+    "silent": ("'{}'", "the report has no time"),
 }
 
 
