@@ -2,6 +2,8 @@
 with it and without it, whose best kernels are measured anew;
 `optimizer.search.portable.skill_trial` has the advantage of one over the other. A warning: the
 best kernel of a search without it, measured with and without the change that it warns of.
+
+Recipes propose in every search, so no model is needed. Equal candidates are evaluated once.
 """
 
 from __future__ import annotations
