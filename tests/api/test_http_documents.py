@@ -100,7 +100,7 @@ def test_files_of_one_name_in_several_folders_stay_apart(client: TestClient) -> 
     assert "two files of this upload" in second.json()["message"]
     documents.add(first.json()["document_id"])
     damaged = upload(client, "manual.zip", packed.getvalue()[:200], hardware="h100")
-    assert damaged.status_code == 415 and "cannot be unpacked" in damaged.json()["message"]
+    assert damaged.status_code == 422 and "cannot be unpacked" in damaged.json()["message"]
     for document in documents:
         client.delete(f"/documents/{document}")
 
