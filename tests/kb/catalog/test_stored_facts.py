@@ -181,5 +181,7 @@ def test_a_corrected_value_is_checked_as_one_of_a_hardware_toml(orbis: Store) ->
             orbis.registry.patch_fact(fact.id, **value, actor="ana")
         assert fact.unit in refused.value.hint
     assert proposed(orbis) == before
+    converted = orbis.registry.patch_fact(size.id, text="3 GB", actor="ana")
+    assert (converted.number, converted.unit) == (3 * 2**30, "B")
     fixed = orbis.registry.patch_fact(size.id, number=96.0 * 2**20, text="100663296", actor="ana")
     assert (fixed.number, fixed.status) == (96.0 * 2**20, "accepted")
