@@ -81,11 +81,6 @@ class Ontology:
         tokens = tokenize(term)
         return any(tokenize(name) == tokens for name in self.concepts[concept].names)
 
-    def of_signal(self, signal: str) -> tuple[str, ...]:
-        """The concepts that the groups of a signal name, in order."""
-        entries = (entry for group in self.groups.get(signal, ()) for entry in group)
-        return tuple(dict.fromkeys(entry[1:] for entry in entries if entry.startswith("@")))
-
 
 def ontology_from(data: Mapping[str, Any], text: str, signals: SignalRegistry) -> Ontology:
     """Check parsed TOML. Raises InvalidKnowledge, which names each unknown signal and concept."""

@@ -139,7 +139,7 @@ def stored_trials(metadata: Mapping[str, Any]) -> tuple[ShippedTrial, ...]:
 
 @dataclass(frozen=True)
 class SkillEffect:
-    """What a skill does, as far as it was measured.
+    """The measured effect of a skill.
 
     `by` is `Kernlore` for shipped trials, `here` for trials of this installation, empty without
     any. `gain` is over the `cases` in which the skill made a candidate. `harms` names the cases in
