@@ -16,9 +16,9 @@ from typing import Any
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.skills.evidence import MeasuredSkill
 from kb.catalog.skills.reading import RecipeText
-from kb.headings import below_title
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
+from kb.tokens import below_title
 from retrieval.compose.excerpts import Repeats
 from retrieval.compose.sections import Block, data, fenced
 from retrieval.operators import FLOAT, OperatorTraits, load_operators, plain_words

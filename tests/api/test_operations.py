@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from api.cli.target import CommandTarget
-from api.http.authorisation import routes_of
-from api.http.roles import LOGIN, LOGOUT, OPEN_PAGES, is_tools
+from api.http.authorisation import LOGIN, LOGOUT, OPEN_PAGES, is_tools, routes_of
 from api.mcp.tools import TOOLS
 from api.operations import SAFE, Incoming, Operation, operations
-from api.operations.__main__ import generated_files
-from api.operations.client_code import METHODS
+from api.operations.__main__ import METHODS, generated_files
 from api.web.pages import FORMS
 from kb.catalog.keys import ROLES, Role, may
 from kb.errors import KernloreError
