@@ -65,9 +65,22 @@ _LANGUAGES = (
 _FUNCTION = re.compile(r"(?:\bdef|__global__[\w\s]*?|\bvoid|\bclass|\bint)\s+(\w+)\s*\(")
 
 
-def request_of_code(code: str) -> dict[str, str]:
-    """The fields of a request about code alone: `task`, its `language` and the `op` that the names
-    of its functions contain, else the words of those names as `query`.
+def with_text(request: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The request with a text in the field of its kind; for code alone also with what it computes.
+    Raises InvalidRequest where that field is given too.
+    """
+    name, value = pasted(text)
+    if name in request:
+        raise InvalidRequest(
+            f"the text is read as {name}, and {name} is given too", hint="Give one of them."
+        )
+    alone = name == "draft" and not {"op", "query", "log", "metrics", "signal"} & request.keys()
+    return {**(_about_code(text) if alone else {}), **request, name: value}
+
+
+def _about_code(code: str) -> dict[str, str]:
+    """`task`, the `language` of code and the `op` that the names of its functions contain, else the
+    words of those names as `query`.
     """
     fields = {"task": "speed_up"}
     language = next((name for name, sign in _LANGUAGES if sign.search(code)), None)

@@ -327,7 +327,7 @@ def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:
 MAX_TEXT = 60_000  # characters that are rendered; a longer text is shown as it is
 # Names of lexers for the languages of kernels, where they differ.
 LEXERS = {"triton": "python", "torch": "python", "hip": "cuda", "gluon": "python", "cute": "python"}
-_MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*")
+_MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*|(?<![\w*])[*_](\S[^*_]*\S|\S)[*_](?![\w*])")
 _HEADING_LEVELS = 3  # by which headings of a text are below those of the page
 
 
@@ -352,7 +352,7 @@ def code(text: str, language: str = "") -> Markup:
 
 def plain_title(text: str) -> str:
     """A title without the marks of Markdown."""
-    return _MARKUP.sub(lambda match: match[1] or "", str(text)).strip()
+    return _MARKUP.sub(lambda match: match[1] or match[2] or "", str(text)).strip()
 
 
 @cache

@@ -25,7 +25,7 @@ from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.lineage import chips_named
 from kb.scope import CATEGORIES
 from retrieval.diagnose.signals import load_signals
-from retrieval.pasted import metrics_of, pasted, request_of_code
+from retrieval.pasted import metrics_of, with_text
 from retrieval.request import TASKS
 from retrieval.request_body import read_body
 
@@ -143,10 +143,7 @@ def _body(given: Mapping[str, str]) -> dict[str, Any]:
             raise InvalidRequest("max_tokens is no number", hint="Use a whole number, like 4000.")
         body["max_tokens"] = int(given["max_tokens"])
     if text := body.pop("text", ""):
-        field, value = pasted(text)
-        body.setdefault(field, value)
-        if field == "draft" and not {"op", "query", "log", "metrics", "signal"} & body.keys():
-            body = {**request_of_code(text), **body}
+        body = with_text(body, text)
     return body
 
 
