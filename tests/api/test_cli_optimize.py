@@ -318,35 +318,27 @@ def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
     assert imported.returncode == 0, imported.stderr
 
 
-def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(
+def test_problems_of_a_folder_that_no_recipe_fits_get_traced_kernels(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timed as users' candidates are."""
+    """One after another, without an option, and timed as users' candidates are."""
     monkeypatch.setenv(TIMING, "full")
-    problem = place / "own_norm.py"
-    problem.write_text(OWN)
-    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "2")
-    done = kernlore("optimize", problem, *options, "-o", place / "own", "--json", data=place / "x")
-    assert done.code == 0, done.err
-    first = run_json(place, "tree", done.json["run"], data="x")[1]
-    assert first["synthesizer"] == "traced" and first["verdict"] in ("correct", "unmeasured")
-
-
-def test_the_problems_of_a_folder_are_searched_one_after_another(place: Path) -> None:
     folder = place / "several"
     folder.mkdir()
     for name in ("first_norm", "second_norm"):
         (folder / f"{name}.py").write_text(OWN)
-    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "1")
+    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "2")
     out = place / "searched"
     done = kernlore("optimize", folder, *options, "-o", out, "--json", data=place / "x")
     assert done.code == 0, done.err
-    first, second = done.json
-    assert (first["problem"], second["problem"]) == ("first_norm", "second_norm")
-    assert (first["state"], second["state"]) == ("finished", "finished")
+    rows = done.json
+    assert [row["problem"] for row in rows] == ["first_norm", "second_norm"]
+    assert {row["state"] for row in rows} == {"finished"}
     assert {path.name for path in out.iterdir()} == {"first_norm", "second_norm"}
-    runs = {row["id"]: row for row in run_json(place, "list", data="x")}
-    assert {first["run"], second["run"]} <= runs.keys()
+    listed = {row["id"] for row in run_json(place, "list", data="x")}
+    assert {row["run"] for row in rows} <= listed
+    first = run_json(place, "tree", rows[0]["run"], data="x")[1]
+    assert first["synthesizer"] == "traced" and first["verdict"] in ("correct", "unmeasured")
 
 
 def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_one(
