@@ -20,10 +20,10 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
-from kb.headings import below_title
 from kb.problem_terms import canonical_op, op_family
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
+from kb.tokens import below_title
 from retrieval.compose.cards import MOST_TOKENS, chosen_names, names_by_use, symbol_blocks
 from retrieval.compose.context import Context, Offer, pack
 from retrieval.compose.device import fact_block, surprise_blocks
