@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kb.candidate_abi import DECLARATIONS, HEADER_NAME, c_declarations
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.skills.evidence import MeasuredSkill
 from kb.catalog.skills.reading import RecipeText
@@ -261,14 +262,17 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
 
 
 def with_defaults(body: Mapping[str, Any], template: str) -> str:
-    """The template with the defaults of its parameters. A comment lists the names that a search
-    replaces by constants of the problem.
+    """The template with the defaults of its parameters, and the declarations that a C source takes
+    from the header of candidates. A comment lists the names that a search replaces by constants of
+    the problem.
     """
     python = body.get("language") in PYTHON_LANGUAGES
     mark = "#" if python else "//"
     values = {p["name"]: p.get("default", p["values"][0]) for p in body.get("parameters", ())}
-    tensors = ", ".join(str(tensor["name"]) for tensor in body.get("tensors", ()))
-    values["host"] = f"// typed pointers and sizes of {tensors}"
+    tensors: Sequence[Mapping[str, Any]] = body.get("tensors", ())
+    values["host"] = c_declarations(
+        (t["name"], t["role"], t["dtypes"][0], t.get("dims", ())) for t in tensors
+    )
     traits: Mapping[str, str] = body.get("traits", {})
     used = dict.fromkeys(match[1] for match in _PARAMETER.finditer(template))
     constants = [f"{name} = {traits[name]}" for name in used if name in traits]
@@ -281,7 +285,8 @@ def with_defaults(body: Mapping[str, Any], template: str) -> str:
         return text + match[2]
 
     head = f"{mark} Constants of the problem: {'; '.join(constants)}\n" if constants else ""
-    return head + _PARAMETER.sub(put, template)
+    source = _PARAMETER.sub(put, template)
+    return head + source.replace(f'#include "{HEADER_NAME}"\n', DECLARATIONS)
 
 
 # -- blocks
