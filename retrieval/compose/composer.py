@@ -537,7 +537,7 @@ def _errors(
 ) -> Sequence[Block]:
     """The cards of the error codes in the log, except those already shown."""
     log = material.request.log or ""
-    codes = {card.name: card for card in cards if card.kind == "error" and card.id not in shown}
+    codes = {card.name: card for card in cards.errors if card.id not in shown}
     return symbol_blocks([codes[name] for name in names_in(log, codes)], room)
 
 
