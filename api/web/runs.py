@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
@@ -11,7 +12,7 @@ from api.http.dependencies import Parts
 from api.operations.hardware import list_hardware
 from api.operations.runs import cancel_run, show_run, start_run
 from api.services import Services
-from api.web.charts import gain_chart
+from api.web.charts import gain_chart, roof_chart
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
@@ -156,8 +157,8 @@ def live(
 def _shown(run_id: str, services: Services, number: int) -> dict[str, Any]:
     run = show_run(services, run_id)
     if "problem" not in run:
-        empty: dict[str, Any] = {"account": None, "rows": [], "roots": [], "chart": None}
-        return {"run": run, "shown": paged((), 1), **empty}
+        nothing = dict.fromkeys(("account", "chart", "roof"))
+        return {"run": run, "shown": paged((), 1), "rows": [], "roots": [], "worked": 0, **nothing}
     rows = runs.candidate_rows(services, run_id)
     shown = paged(rows, number, CANDIDATES)
     return {
@@ -167,6 +168,8 @@ def _shown(run_id: str, services: Services, number: int) -> dict[str, Any]:
         "shown": shown,
         "roots": _nested(shown.rows),
         "chart": gain_chart(rows),
+        "roof": roof_chart(rows),
+        "worked": time.time() - run.get("work", {}).get("since", time.time()),
     }
 
 

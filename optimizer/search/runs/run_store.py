@@ -28,6 +28,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.confirm import UNTRIED
 from optimizer.search.goal import Goal
+from optimizer.search.output.plots import SHARES, shares_of
 from optimizer.search.records import Node, Proposal, node_from_json, time_text
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow, run_from_json
@@ -53,6 +54,10 @@ class ShownRun(TypedDict, total=False):
     environment: dict[str, str]
     asked: Json
     cluster: Annotated[Json, Doc("Where candidates are measured; empty for one machine.")]
+    work: Annotated[
+        Json,
+        Doc("The present work: `candidate`, `stage`, `since` (a time), `busy` (other work)."),
+    ]
     result: Json
     note: str
 
@@ -161,6 +166,10 @@ class CatalogStore:
     def note_cluster(self, run_id: str, cluster: Mapping[str, Any]) -> None:
         """Store only the state of a run on a cluster."""
         self._runs.note(run_id, "cluster", cluster)
+
+    def note_work(self, run_id: str, work: Mapping[str, Any]) -> None:
+        """Store only the present work of a run."""
+        self._runs.note(run_id, "work", work)
 
     def add(self, run_id: str, node: Node) -> None:
         """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""
@@ -472,7 +481,8 @@ def _problem_name(path: Path) -> str:
 def _candidate_row(tree: Tree, node: Node) -> Json:
     """The row of a candidate. `took` is its time on a chip that only its own commands run.
     `message` is the error of an incorrect candidate, `rough` the rough figure of one that was not
-    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}."""
+    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}, and
+    `shares` the percent of the measured ceilings {compute, memory}."""
     proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
     wrong = evaluation is not None and not evaluation.correct
     return {
@@ -490,7 +500,14 @@ def _candidate_row(tree: Tree, node: Node) -> Json:
         "plan": proposal.plan if proposal is not None else _root_plan(node),
         "synthesizer": proposal.synthesizer if proposal is not None else "",
         "attributed": list(proposal.attributed) if proposal is not None else [],
+        "shares": _shares(node),
     }
+
+
+def _shares(node: Node) -> Json:
+    """Percent of the measured ceilings of a measured candidate: {compute, memory}, or {}."""
+    known = shares_of(node)
+    return {"compute": known[SHARES[0]], "memory": known[SHARES[1]]} if len(known) == 2 else {}
 
 
 def _root_plan(node: Node) -> str:

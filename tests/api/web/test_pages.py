@@ -458,7 +458,9 @@ def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
 
 def test_a_kernel_that_a_busy_machine_could_not_time_has_its_rough_ratio(filled: Filled) -> None:
     rough = "roughly 20x (not confirmed: the processors were busy)"
-    assert rough in soup(filled.client.get(f"/ui/runs/{RUN}")).text
+    listed = soup(filled.client.get(f"/ui/runs/{RUN}"))
+    assert [tag.text for tag in listed.select(f'[title="{rough}"]')] == ["~20x"]
+    assert listed.select_one("svg circle.rough") and listed.select_one("svg path.wrong")
     page = soup(filled.client.get(f"/ui/runs/{RUN}/candidates/2"))
     assert rough in page.text and "about 12 us a call, reference 240 us" in page.text
     assert "Not confirmed" in page.text
