@@ -21,7 +21,7 @@ from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import below_title
 from retrieval.compose.excerpts import Repeats
-from retrieval.compose.sections import Block, data, fenced, plain
+from retrieval.compose.sections import Block, Room, data, fenced, plain
 from retrieval.operators import FLOAT, OperatorTraits, load_operators, plain_words
 from retrieval.snapshot.snapshot import Snapshot
 
@@ -305,7 +305,7 @@ class KernelOffer:
     shown: list[WholeKernel]
     missing: str = ""
 
-    def blocks(self, room: int, largest: int, without: frozenset[str]) -> Iterator[Block]:
+    def blocks(self, room: Room, largest: int, without: frozenset[str]) -> Iterator[Block]:
         """What is missing, the first kernel, cut if necessary, then whole ones that fit in the
         remaining room.
         """
@@ -316,9 +316,8 @@ class KernelOffer:
             if {kernel.id, kernel.section} & without or not repeats.is_new(kernel.code):
                 continue
             whole = bool(self.shown)
-            block = kernel_block(self.snapshot, self.scope, kernel, room, whole=whole)
+            block = kernel_block(self.snapshot, self.scope, kernel, room.tokens, whole=whole)
             if block is not None:
-                room -= block.tokens + 1
                 self.shown.append(kernel)
                 yield block
 
