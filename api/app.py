@@ -24,14 +24,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route
 
 from api.http import errors
-from api.http.admission import Admission
-from api.http.authorisation import Authorisation
+from api.http.admission import EXCHANGE_SECONDS, MINUTE, Admission, Limits
+from api.http.authorisation import Authorisation, Needs
 from api.http.bodies import BodyDeadline
 from api.http.callers import FromWorkers, KnownCallers
-from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
-from api.http.roles import Needs
 from api.http.routes import router_of
 from api.mcp.mounted import PATH as MCP_PATH
 from api.mcp.mounted import Mounted

@@ -63,9 +63,8 @@ def _run_here(
 ) -> None:
     """A run whose candidates this machine measures. Raises KernloreError."""
     from kb.catalog.runs import RunMail
-    from optimizer.search.runs.optimize import optimize
+    from optimizer.search.runs.optimize import builtin, optimize
     from optimizer.search.runs.places import places_for
-    from optimizer.search.runs.proposers import builtin
     from optimizer.search.runs.run_store import run_store
     from optimizer.search.synthesizers.external import ExternalSynthesizer
     from optimizer.search.synthesizers.llm.prompt import brief

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 
 from snowballstemmer.english_stemmer import EnglishStemmer
@@ -82,3 +83,16 @@ def tokenize(text: str) -> list[str]:
 def shadow(text: str) -> str:
     """The tokens of a text, as the full-text index stores them."""
     return " ".join(tokenize(text))
+
+
+# -- heading paths as shown next to the title of a document
+
+
+def below_title(path: Sequence[str], title: str) -> tuple[str, ...]:
+    """The headings without those that repeat the title, as the first one of most manuals does."""
+    folded = _folded(title)
+    return tuple(heading for heading in path if _folded(heading) != folded)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()

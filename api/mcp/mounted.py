@@ -1,19 +1,24 @@
-"""The tools at /mcp of the service. The SDK is loaded at the first request for them."""
+"""The tools at /mcp of the service, where the SDK is loaded at the first request for them, and over
+standard input and output.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
 
+import anyio
 import httpx
 import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.mcp.routes import Routes, client_of
+from api.mcp.routes import Open, Opening, Routes, client_of
 from kb.errors import Unavailable
 from kb.settings import Settings
 
@@ -115,3 +120,33 @@ class Mounted:
                         hint="The log has the reason; correct it and restart the service.",
                     )
                 )
+
+
+# -- over standard input and output, for a coding agent that starts this process
+
+
+def serve(opened: Open) -> None:
+    """Serve until standard input ends. The client of the routes is opened in the background."""
+    anyio.run(_serve, opened)
+
+
+async def _serve(opened: Open) -> None:
+    from api.mcp.server import build
+
+    opening = Opening()
+    server = build(Routes(opening.client))
+    async with anyio.create_task_group() as group:
+        group.start_soon(opening.hold, opened)
+        group.start_soon(_end_on_sigterm, opening)
+        await server.run_stdio_async()
+        group.cancel_scope.cancel()
+
+
+async def _end_on_sigterm(opening: Opening) -> None:
+    """On SIGTERM, end runs and other children, then the process, which the thread that reads
+    standard input would otherwise keep alive.
+    """
+    with anyio.open_signal_receiver(signal.SIGTERM) as received:
+        async for _ in received:
+            await opening.close()
+            os._exit(0)

@@ -11,8 +11,7 @@ from mcp.types import Resource
 
 from api.mcp.knowledge import knowledge_tools
 from api.mcp.optimization import optimization_tools
-from api.mcp.prompts import add_prompts
-from api.mcp.resources import add_resources, listed_skills
+from api.mcp.resources import add_prompts, add_resources, listed_skills
 from api.mcp.routes import FORWARDED, Routes, caller_headers
 from kb.errors import KernloreError
 from kb.settings import product_version

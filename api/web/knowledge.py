@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.dependencies import Parts
-from api.operations import documents, knowledge
+from api.operations import documents, hardware, knowledge
 from api.web.pages import (
     MAX_PAGE,
     SentForm,
@@ -22,6 +22,7 @@ from api.web.pages import (
 )
 from ingestion.progress import STATES
 from kb.catalog.jobs import JobState
+from retrieval.vocabulary import show_symbol
 
 router = page_router("/ui")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -100,3 +101,36 @@ def decide(recipe_id: str, request: Request, services: Parts, form: SentForm) ->
     status = form.text("status")
     carry_out(request, services, knowledge.decide_recipe, recipe_id=recipe_id, status=status)
     return see_other(request, "/recipes")
+
+
+# -- a name of a chip's language: its card, and the form that corrects it
+
+TEXTS = ("signature", "meaning", "example")
+
+
+@router.get("/symbols/{symbol_id}")
+def symbol(symbol_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """The card of a name with its source."""
+    return page(request, "symbol.html", card=show_symbol(services, symbol_id))
+
+
+@form_route(router, "/symbols/{symbol_id}", hardware.correct_symbol)
+def correct(symbol_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Correct the fields that were changed, or decide about a card that a model has proposed."""
+    before = show_symbol(services, symbol_id)
+    changes: dict[str, Any] = {}
+    if form.text("status"):
+        changes["status"] = form.text("status")
+    else:
+        # A browser sends lines with CR LF.
+        given = {name: form.text(name).replace("\r\n", "\n") for name in TEXTS}
+        changes |= {
+            name: text for name, text in given.items() if text != getattr(before, name).strip()
+        }
+        lines = form.text("limits").replace("\r\n", "\n").split("\n")
+        limits = [line.strip() for line in lines if line.strip()]
+        if limits != list(before.limits):
+            changes["limits"] = limits
+    if changes:
+        carry_out(request, services, hardware.correct_symbol, symbol_id=symbol_id, **changes)
+    return see_other(request, f"/symbols/{symbol_id}")

@@ -10,6 +10,7 @@ A form carries out an operation, so `form_route` gives its route the role of tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
 from sqlalchemy.exc import DBAPIError
 
 from api.http.admission import with_place
@@ -31,7 +39,6 @@ from api.http.dependencies import from_this_machine
 from api.operations import Operation
 from api.services import Services
 from api.strict_json import check_text
-from api.web import rendering
 from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
@@ -84,9 +91,9 @@ def _environment() -> Environment:
     environment.filters["figure"] = figure
     environment.filters["quantity"] = quantity
     environment.filters["moment"] = moment
-    environment.filters["markdown"] = rendering.markdown
-    environment.filters["code"] = rendering.code
-    environment.filters["title_of"] = rendering.plain_title
+    environment.filters["markdown"] = markdown
+    environment.filters["code"] = code
+    environment.filters["title_of"] = plain_title
     environment.filters["duration"] = duration
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
     environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
@@ -308,3 +315,73 @@ def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:
     pages = max(1, -(-len(rows) // size))
     number = min(max(number, 1), pages)
     return Page(rows[(number - 1) * size : number * size], number, pages, len(rows))
+
+
+# -- texts as HTML: Markdown of documents and skills, and code with its syntax marked
+
+MAX_TEXT = 60_000  # characters that are rendered; a longer text is shown as it is
+# Names of lexers for the languages of kernels, where they differ.
+LEXERS = {"triton": "python", "torch": "python", "hip": "cuda", "gluon": "python", "cute": "python"}
+_MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*")
+_HEADING_LEVELS = 3  # by which headings of a text are below those of the page
+
+
+def markdown(text: str) -> Markup:
+    """A text of Markdown as HTML."""
+    if len(text) > MAX_TEXT:
+        return Markup("<pre>{}</pre>").format(text)
+    return Markup('<div class="text">{}</div>').format(Markup(_renderer().render(text)))
+
+
+def code(text: str, language: str = "") -> Markup:
+    """Code with its syntax marked, without the element around it."""
+    name = LEXERS.get(language.lower(), language.lower())
+    if not name or len(text) > MAX_TEXT:
+        return escape(text)
+    try:
+        lexer = get_lexer_by_name(name, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        lexer = get_lexer_by_name("c", stripnl=False, ensurenl=False)
+    return Markup(highlight(text, lexer, _formatter()))
+
+
+def plain_title(text: str) -> str:
+    """A title without the marks of Markdown."""
+    return _MARKUP.sub(lambda match: match[1] or "", str(text)).strip()
+
+
+@cache
+def _formatter() -> HtmlFormatter[str]:
+    return HtmlFormatter(nowrap=True, classprefix="k-")
+
+
+@cache
+def _renderer() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"html": False, "highlight": _fenced})
+    parser.enable("table").disable("image")
+    setattr(parser, "validateLink", _is_web_address)  # noqa: B010  a hook of the library
+    parser.core.ruler.push("page", _fit_page)
+    return parser
+
+
+def _fenced(text: str, language: str, _: str) -> str:
+    return str(code(text, language or "c"))
+
+
+def _is_web_address(address: str) -> bool:
+    return address.startswith(("https://", "http://"))
+
+
+def _fit_page(state: Any) -> None:
+    """Headings below those of the page, no attributes of style, and links without the sender."""
+    for token in _all(state.tokens):
+        if token.type in ("heading_open", "heading_close"):
+            level = min(6, int(token.tag[1]) + _HEADING_LEVELS)
+            token.tag = f"h{level}"
+        token.attrs.pop("style", None)
+        if token.type == "link_open":
+            token.attrSet("rel", "noreferrer")
+
+
+def _all(tokens: list[Token]) -> list[Token]:
+    return [each for token in tokens for each in (token, *(token.children or ()))]

@@ -8,19 +8,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-from api.web import (
-    documents,
-    hardware,
-    home,
-    knowledge,
-    login,
-    onboarding,
-    retrieve,
-    runs,
-    search,
-    skills,
-    symbols,
-)
+from api.web import documents, hardware, home, knowledge, login, retrieve, runs, skills
 from api.web.pages import PageRoute
 from kb.errors import NotFound
 from optimizer.search.runs.run_store import PlotCache
@@ -30,19 +18,7 @@ def add_to(app: FastAPI) -> None:
     """Serve the pages below /ui."""
     folder = files("api.web") / "static"
     app.mount("/ui/static", StaticFiles(directory=str(folder)), name="ui-static")
-    for module in (
-        login,
-        home,
-        onboarding,
-        hardware,
-        retrieve,
-        documents,
-        symbols,
-        skills,
-        runs,
-        knowledge,
-        search,
-    ):
+    for module in (login, home, hardware, retrieve, documents, skills, runs, knowledge):
         app.router.routes.extend(module.router.routes)
     app.router.routes.extend(hardware.facts_router.routes)
     app.router.routes.extend(_rest.routes)

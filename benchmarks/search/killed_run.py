@@ -36,8 +36,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
+from optimizer.search.runs.optimize import builtin
 from optimizer.search.runs.places import places_for
-from optimizer.search.runs.proposers import builtin
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import HardwareView, ModelCall

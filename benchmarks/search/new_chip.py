@@ -25,9 +25,8 @@ from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import FileUpload
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
-from optimizer.search.runs.optimize import FinishedRun, optimize
+from optimizer.search.runs.optimize import AS_IT_STANDS, FinishedRun, manual_samples, optimize
 from optimizer.search.runs.places import places_for
-from optimizer.search.runs.proposers import AS_IT_STANDS, manual_samples
 from optimizer.search.synthesizers.base import ModelCall, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree

@@ -22,8 +22,8 @@ from kb.catalog.facts import Fact
 from kb.hardware.facts import SubjectKind
 from kb.hardware.lineage import NameIndex, Registry, find, lineage
 from kb.hardware.spec import HardwareSpec
-from kb.headings import below_title
 from kb.ids import derived_id
+from kb.tokens import below_title
 
 MAX_SHOWN = 120  # characters of the text of a subject
 MAX_COUNTED = 200_000  # characters of a document in which mentions are counted

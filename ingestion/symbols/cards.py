@@ -8,9 +8,11 @@ card is a name. Knows no language and no chip.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
+from ingestion.elements import Element
 from ingestion.passages import ParsedSection
 from ingestion.symbols.definitions import (
     MAX_FURTHER,
@@ -21,6 +23,7 @@ from ingestion.symbols.definitions import (
     Surroundings,
     bounded,
     cut,
+    definition,
 )
 from ingestion.symbols.headings import (
     described_definitions,
@@ -35,7 +38,6 @@ from ingestion.symbols.lists import (
     listing_definitions,
 )
 from ingestion.symbols.names import is_error_code, is_type_name, looks_coded
-from ingestion.symbols.prototypes import prototype_definitions
 from ingestion.symbols.tables import table_definitions
 from ingestion.symbols.usage import CodeLines, bounding, limits_for
 from kb.catalog.knowledge.symbols import Card, CardKind
@@ -52,12 +54,12 @@ def cards_of(sections: Sequence[ParsedSection], languages: Collection[str] = ())
     """
     code = CodeLines(sections)
     by_name: dict[str, list[Definition]] = defaultdict(list)
-    for number, definition in enumerate(_definitions(sections, code)):
+    for number, found in enumerate(_definitions(sections, code)):
         if number == MAX_DEFINITIONS:
             break
-        name = definition.name
-        if (definition.sure or code.uses(name)) and name not in code.settings:
-            by_name[name].append(definition)
+        name = found.name
+        if (found.sure or code.uses(name)) and name not in code.settings:
+            by_name[name].append(found)
     selected = dict(sorted(by_name.items(), key=lambda item: item[1][0].section)[:MAX_CARDS])
     limits = limits_for(sections, selected.keys())
     only = next(iter(languages)) if len(languages) == 1 else ""
@@ -167,3 +169,109 @@ def kind_by_shape(name: str, called: bool, leading: bool) -> CardKind:
     if leading or name.isupper() or (name.isalnum() and name.islower()):
         return "instruction"
     return "function" if "." in name.strip(".") or "::" in name or "_" in name else "keyword"
+
+
+# -- prototypes: functions of a C interface that a header or a code block declares
+#
+# A prototype for each, or a macro with arguments below a comment that states its prototype. A name
+# with optional parts in brackets, as `svld1[_f32]`, gives the full name and the short one.
+
+MAX_CODE = 2_000_000  # characters of one block
+MAX_PARAMETERS = 1_500
+LANGUAGES = frozenset(("", "c", "cpp", "c++", "h", "hpp", "cuda", "hip"))
+_DECLARED = re.compile(
+    r"^[ \t]*(?P<before>[A-Za-z_][\w \t*]{0,160}?[\s*])(?P<name>[A-Za-z_]\w*(?:\[\w+\]\w*)*)"
+    rf"[ \t]*\((?P<parameters>[^;{{}}()=]{{0,{MAX_PARAMETERS}}})\)(?P<after>[^;{{}}=]{{0,200}});",
+    re.M,
+)
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(?P<name>[A-Za-z_]\w*)\([\w, .]*\)", re.M)
+_STATED = re.compile(
+    r"(?P<type>[A-Za-z_][\w \t*]{0,80}?[\s*])(?P<name>[A-Za-z_]\w*)\((?P<parameters>[^()]{0,500})\)"
+)
+_COMMENT = re.compile(
+    r"/\*(?P<block>(?:(?!\*/).){0,2000})\*/\s*\Z|(?P<lines>(?:[ \t]*//[^\n]*\n)+)\Z", re.S
+)
+_FIELD = re.compile(r"^[\s*]*(?P<label>[A-Z][A-Za-z ]{2,40}):[ \t]*(?P<value>\S[^\n]*)$", re.M)
+_REMARK = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.S | re.M)
+_RULE = re.compile(r"[=*/-]{4,}")
+_STATEMENTS = frozenset(("return", "else", "goto", "typedef", "case", "new", "delete", "throw"))
+BEFORE = 2_400  # characters before a declaration in which its comment ends
+
+
+def prototype_definitions(element: Element, place: Surroundings) -> Iterator[Definition]:
+    """The functions and macros that a code block declares."""
+    code, language = element.text, (element.language or "").lower()
+    if language not in LANGUAGES or len(code) > MAX_CODE:
+        return
+    declared = list(_DECLARED.finditer(code))
+    alone = len(declared) == 1 and _MACRO.search(code) is None
+    if alone and _REMARK.sub("", _DECLARED.sub("", code)).strip():
+        declared = []  # of a kernel's own helper, not of an interface
+    for match in declared:
+        if match["before"].split()[0] in _STATEMENTS or not _typed(match["parameters"]):
+            continue
+        comment = _comment_before(code, match.start())
+        signature = " ".join(match[0].split())
+        for name in _names(match["name"]):
+            yield _function(name, signature, match["parameters"], comment, element, place)
+    for match in _MACRO.finditer(code):
+        comment = _comment_before(code, match.start())
+        stated = next((s for s in _STATED.finditer(comment) if s["name"] == match["name"]), None)
+        if stated is not None and _typed(stated["parameters"]):
+            signature = " ".join(stated[0].split())
+            yield _function(match["name"], signature, stated["parameters"], comment, element, place)
+
+
+def _function(
+    name: str,
+    signature: str,
+    parameters: str,
+    comment: str,
+    element: Element,
+    place: Surroundings,
+) -> Definition:
+    fields = [(f["label"].strip(), f["value"].strip()) for f in _FIELD.finditer(comment)]
+    fields = [(label, value) for label, value in fields if name not in value]
+    prose = " ".join(re.sub(r"^[ \t]*(?://+|\*)", "", line) for line in comment.splitlines())
+    meaning = "" if fields else " ".join(_RULE.sub("", prose).split())
+    return definition(
+        name,
+        place.section,
+        "function",
+        signature=signature,
+        operands=_operands(parameters),
+        meaning=meaning or (fields[0][1] if fields else ""),
+        language=element.language or "",
+        further=[f"{label}: {value}" for label, value in fields],
+    )
+
+
+def _names(written: str) -> list[str]:
+    """The full name, and the one without its optional parts."""
+    full = re.sub(r"[\[\]]", "", written)
+    return list(dict.fromkeys((full, re.sub(r"\[\w+\]", "", written))))
+
+
+def _typed(parameters: str) -> bool:
+    """Whether each parameter has a type: arguments of a call have none."""
+    parts = [part.strip() for part in parameters.split(",")]
+    if parts in ([""], ["void"]):
+        return True
+    return all(
+        re.fullmatch(r"[A-Za-z_][\w \t\n*&]*[\s*&]\w+(?:\[\w*\])?|\w+_t|\.\.\.", p) for p in parts
+    )
+
+
+def _operands(parameters: str) -> Iterator[tuple[str, str]]:
+    for part in parameters.split(","):
+        words = re.findall(r"\w+|[*&]", part)
+        if len(words) > 1:
+            yield words[-1], " ".join(words[:-1])
+
+
+def _comment_before(code: str, end: int) -> str:
+    """The comment that ends just before a place, or ""."""
+    before = code[max(0, end - BEFORE) : end].rstrip(" \t\n")
+    start = max(before.rfind("/*"), 0)
+    match = _COMMENT.search(before[start:] if before.endswith("*/") else before + "\n")
+    return (match["block"] or match["lines"] or "") if match is not None else ""

@@ -43,10 +43,10 @@ from kb.catalog.knowledge.symbols import (
     STRUCTURE,
     CardKind,
     ProposedCard,
+    Source,
     check_proposal,
     proposal_source_text,
 )
-from kb.catalog.knowledge.verbatim import Source
 from kb.data_dir import private_folder
 from kb.errors import KernloreError
 from kb.ids import sha256

@@ -8,9 +8,10 @@ table by name.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -201,3 +202,45 @@ def _sqlite_path(url: str) -> Path:
             "a catalog in SQLite needs a file", hint="Give sqlite:////FOLDER/catalog.sqlite."
         )
     return Path(database)
+
+
+# -- rows as records: which columns a record has, its values, and queries for many keys
+
+_MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
+T = TypeVar("T")
+
+
+def columns_of(table: sa.Table, record: Any, *but: str) -> list[sa.Column[Any]]:
+    """The columns with the names of a dataclass's fields, in their order, except `but`."""
+    return [table.c[name] for name in record.__dataclass_fields__ if name not in but]
+
+
+def record_of(record: type[T], row: Any, **values: Any) -> T:
+    """A dataclass from the columns with the names of its fields; a list becomes a tuple. `values`
+    are taken in place of a column.
+    """
+    stored = row._mapping
+    names: Any = record.__dataclass_fields__  # type: ignore[attr-defined]
+    return record(
+        **{name: values[name] if name in values else _fixed(stored[name]) for name in names}
+    )
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def portions(values: Sequence[T]) -> list[Sequence[T]]:
+    """The values in portions that fit into one statement's IN list."""
+    return [values[n : n + _MAX_PARAMETERS] for n in range(0, len(values), _MAX_PARAMETERS)]
+
+
+def select_in(
+    connection: Connection,
+    query: sa.Select[Any],
+    column: sa.ColumnElement[Any],
+    values: Iterable[Any],
+) -> Iterator[Any]:
+    """The rows of a query whose column has one of the values."""
+    for part in portions(list(values)):
+        yield from connection.execute(query.where(column.in_(part))).all()

@@ -18,8 +18,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
-from kb.catalog.rows import record_of, select_in
+from kb.catalog.engine import Catalog, record_of, select_in
 from kb.catalog.work import ENDED, Job, Work, no_lease
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id, new_id

@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import visible
+from kb.catalog.engine import columns_of, record_of
 from kb.catalog.meta import bump_revision
-from kb.catalog.rows import columns_of, record_of
 from kb.catalog.tables import document_versions, documents, facts
 from kb.errors import Conflict
 from kb.scope import ALL_ACCESS, AccessScope

@@ -21,8 +21,7 @@ from sqlalchemy.exc import OperationalError
 from kb import clock
 from kb.catalog import meta
 from kb.catalog.dialect import insert_new
-from kb.catalog.engine import Catalog
-from kb.catalog.rows import columns_of, record_of
+from kb.catalog.engine import Catalog, columns_of, record_of
 from kb.catalog.tables import api_keys, key_sessions
 from kb.catalog.tables import request_counts as t
 from kb.errors import InvalidRequest, NotFound, Unavailable

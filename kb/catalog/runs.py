@@ -17,9 +17,8 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import insert_new, json_text
-from kb.catalog.engine import Catalog
+from kb.catalog.engine import Catalog, record_of
 from kb.catalog.evaluations import counting_answer
-from kb.catalog.rows import record_of
 from kb.catalog.tables import run_mail
 from kb.catalog.work import COLUMNS, Job, Work, job_from
 from kb.errors import Conflict, NotFound

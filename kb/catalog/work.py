@@ -21,8 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog.engine import Catalog
-from kb.catalog.rows import portions
+from kb.catalog.engine import Catalog, portions
 from kb.catalog.tables import work as t
 from kb.ids import JobId
 

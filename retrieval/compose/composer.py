@@ -15,18 +15,25 @@ from itertools import islice
 
 from kb.answers import Move, SkillAnswer, Uplift, Verdict
 from kb.catalog.facts import Fact
+from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
-from kb.headings import below_title
 from kb.problem_terms import canonical_op, op_family
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
+from kb.tokens import below_title
 from retrieval.compose.cards import MOST_TOKENS, chosen_names, names_by_use, symbol_blocks
 from retrieval.compose.context import Context, Offer, pack
 from retrieval.compose.device import fact_block, surprise_blocks
-from retrieval.compose.kernels import KernelOffer, KernelRequest, WholeKernel, chosen_kernels
+from retrieval.compose.kernels import (
+    KernelOffer,
+    KernelRequest,
+    WholeKernel,
+    chosen_kernels,
+    is_of_kind,
+)
 from retrieval.compose.lead import Lead, lead_of, with_cards
 from retrieval.compose.sections import FENCE, HITS, Block, data, one_line, plain, section_blocks
 from retrieval.compose.target import (
@@ -42,7 +49,7 @@ from retrieval.compose.target import (
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.layout import Layout
-from retrieval.operators import OperatorTraits, load_operators, plain_words
+from retrieval.operators import OperatorTraits, load_operators
 from retrieval.readers import STRONG, CommonKnowledge, common_for, gains
 from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
@@ -161,12 +168,14 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     """Build the context of a task."""
     request, scope = material.request, material.scope
     target = _target(material)
-    kernels = _kernels(snapshot, material) if target is None and task in layout.kernels else []
+    wanted = _kernel_request(material) if target is None and task in layout.kernels else None
+    kernels = chosen_kernels(snapshot, wanted) if wanted is not None else []
+    no_kernel = _missing_kernel(wanted, kernels) if wanted is not None else ""
     strong = target is None and request.reader == STRONG and not gains(material.uplift)
     budget = min(request.max_tokens, layout.strong_tokens) if strong else request.max_tokens
     if strong:
         kernels = [kernel for kernel in kernels if kernel.run_id is not None]
-    layout = _layout_for(material, layout, target, strong, bool(kernels))
+    layout = _layout_for(material, layout, target, strong, bool(kernels or no_kernel))
     stable: Sequence[Block] = ()
     about: Mapping[str, float] = {}
     if target is not None and "hardware" in scope.categories:
@@ -196,12 +205,12 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     cards = _cards(snapshot, material)
     unknown = _unknown(snapshot, material, cards, about)
     offers: dict[str, Offer] = {
-        category: partial(_sections, snapshot, material, layout, about, category)
+        category: partial(_sections, snapshot, material, layout, about, category, task)
         for category in scope.categories
     }
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
-    kernel_offer = KernelOffer(snapshot, scope, kernels, [])
+    kernel_offer = KernelOffer(snapshot, scope, kernels, [], no_kernel)
     if target is None:
         offers |= _device_offers(snapshot, material, layout)
         offers["kernels"] = kernel_offer.blocks
@@ -234,18 +243,20 @@ def _layout_for(
     reader that knows both.
     """
     language = material.request.language
-    known = target is None and language is not None and layout.is_known(language)
+    known = layout.is_known(language) if language else is_common(material.chip_languages)
     return layout.with_tasks(
-        layout.known if known else {},
+        layout.known if known and target is None else {},
         layout.kernels if kernels else {},
         layout.strong if strong else {},
     )
 
 
-def _kernels(snapshot: Snapshot, material: Material) -> list[WholeKernel]:
-    """The whole kernels that help to write one for the request, the best first."""
+def _kernel_request(material: Material) -> KernelRequest | None:
+    """What whole kernels are chosen for; None without a chip or a known operator."""
+    if not material.lineage or not material.traits.kinds:
+        return None
     language = material.request.language
-    wanted = KernelRequest(
+    return KernelRequest(
         material.traits,
         material.lineage,
         material.chip_languages if language is None else (language,),
@@ -253,7 +264,16 @@ def _kernels(snapshot: Snapshot, material: Material) -> list[WholeKernel]:
         material.scope.access_scope,
         material.request.run_id,
     )
-    return chosen_kernels(snapshot, wanted) if material.lineage else []
+
+
+def _missing_kernel(wanted: KernelRequest, kernels: Sequence[WholeKernel]) -> str:
+    """A sentence if no kernel computes the operator itself, else ""."""
+    if any(is_of_kind(kernel, wanted) for kernel in kernels):
+        return ""
+    title = load_operators().kinds[wanted.kind].title
+    languages = " or ".join(wanted.languages) or "its languages"
+    none = f"No whole kernel for this operator ({title}, in {languages}) is stored for this chip."
+    return f"{none} The closest follow." if kernels else none
 
 
 def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> dict[str, Offer]:
@@ -329,19 +349,22 @@ def _sections(
     layout: Layout,
     about: Mapping[str, float],
     category: str,
+    task: Task,
     room: int,
     largest: int,
     shown: frozenset[str],
 ) -> Iterator[Block]:
     own = frozenset[str]()
     if material.spec is not None and not material.signal_best:
-        own = frozenset({material.spec.id})
+        own = frozenset(material.lineage if category == "guidance" else {material.spec.id})
     scope = replace(material.scope, categories=(category,))
     ranked = material.by_category(category)
     floor = _floor(material, category, ranked)
-    to_build = material.request.op and not material.request.in_words
-    if category == "guidance" and material.traits.kinds and to_build:
-        ranked = _own_first(snapshot, material, scope, ranked)
+    if material.traits.kinds and material.request.op and not material.request.in_words:
+        if task == "write" and material.toolchain is None:
+            ranked = _by_operator(snapshot, material, scope)
+        elif category == "guidance":
+            ranked = _own_first(snapshot, material, scope, ranked)
     blocks = section_blocks(
         snapshot,
         ranked,
@@ -361,33 +384,59 @@ def _sections(
     return (_without_common(material, block) for block in islice(blocks, material.request.k))
 
 
+def _by_operator(snapshot: Snapshot, material: Material, scope: ScopeFilter) -> Sequence[Ranked]:
+    """The ranking of a category by the operator that is to be written; of guides, if there are any,
+    only the operator's own sections.
+    """
+    found, own = _of_operator(snapshot, material, scope)
+    if scope.categories != ("guidance",):
+        return found
+    return [entry for entry in found if entry.seq in own] or found
+
+
 def _own_first(
     snapshot: Snapshot, material: Material, scope: ScopeFilter, ranked: Sequence[Ranked]
 ) -> Sequence[Ranked]:
     """The ranking with the passages of sections that are titled for the operator in front: a guide
     to its family ranks above the few sections about the operator itself.
     """
-    kind = load_operators().kinds[material.traits.kinds[0]]
+    found, own = _of_operator(snapshot, material, scope)
+    if len(set(own.values())) > OWN_SECTIONS:
+        return ranked
+    above = max((entry.score for entry in ranked), default=0.0)
+    first = [e._replace(score=above + 1.0 + e.score) for e in found if e.seq in own]
+    shown = {entry.seq for entry in first}
+    return [*first, *(entry for entry in ranked if entry.seq not in shown)]
 
-    def read() -> list[Ranked]:
+
+def _of_operator(
+    snapshot: Snapshot, material: Material, scope: ScopeFilter
+) -> tuple[list[Ranked], Mapping[int, str]]:
+    """The passages ranked by the words of the operator; and for those of its own sections, the
+    section. Its own are those titled for it, unless their guide is to another operator that they
+    name too, and those of its guide that name none. Those that name a second operator count half.
+    Cached.
+    """
+    operators = load_operators()
+    kind = operators.kinds[material.traits.kinds[0]]
+
+    def others(passage: Passage) -> int | None:
+        section = operators.of(None, passage.path[-1:]).kinds
+        guide = operators.of(None, (passage.document_title,)).kinds
+        foreign = set(section) & set(guide) - {kind.id}
+        return None if foreign or kind.id not in (section or guide) else len(section) - 1
+
+    def read() -> tuple[list[Ranked], Mapping[int, str]]:
         question = f"{kind.title} {' '.join(phrase.strip() for phrase in kind.words)}"
         found = material.search(question, scope)[:OWN_SECTIONS_AMONG]
         passages = snapshot.load([entry.seq for entry in found], scope)
-        own = {
-            seq: passage
-            for seq, passage in passages.items()
-            if passage.path and kind.is_named(plain_words(passage.path[-1]))
-        }
-        few = len({passage.section_id for passage in own.values()}) <= OWN_SECTIONS
-        return [entry for entry in found if entry.seq in own] if few else []
+        named = {seq: others(passage) for seq, passage in passages.items()}
+        found = [e._replace(score=e.score / 2) if named.get(e.seq) else e for e in found]
+        own = {seq: passages[seq].section_id for seq, n in named.items() if n is not None}
+        return found, own
 
-    own = snapshot.keep("own sections", (kind.id, scope.key, material.embed is not None), read)
-    if not own:
-        return ranked
-    above = max((entry.score for entry in ranked), default=0.0)
-    first = [entry._replace(score=above + 1.0 + entry.score) for entry in own]
-    shown = {entry.seq for entry in first}
-    return [*first, *(entry for entry in ranked if entry.seq not in shown)]
+    key = (kind.id, scope.key, material.embed is not None)
+    return snapshot.keep("sections of operators", key, read)
 
 
 def _without_common(material: Material, block: Block) -> Block:
@@ -544,9 +593,9 @@ def _vocabulary(
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
-    """The names that a kernel in the language may use: those that the kernels shown use most, then
-    those of its reference; without a reference, those of the chip's documents that fit the problem
-    and the machine.
+    """The names that the kernels shown use, the most frequent first; without a kernel, those that
+    a kernel in the language may use, or for a language of the chip those that fit the problem and
+    the machine.
     """
     request = material.request
     access, language = material.scope.access_scope, request.language
@@ -559,8 +608,14 @@ def _vocabulary(
         (material.lineage, language, access, tuple(kernel.id for kernel in kernels)),
         lambda: names_by_use("\n".join(kernel.code for kernel in kernels), named),
     )
+    if used:
+        rank = {name: place for place, name in enumerate(used)}
+        cards_of_names = [card for card in named if card.name in rank]
+        cards_of_names.sort(key=lambda card: rank[card.name])
+        documents = len({card.document_id for card in cards_of_names})
+        return symbol_blocks(cards_of_names, room - documents * FENCE, used)
     if of_language_alone := [card for card in named if not card.hardware]:
-        return symbol_blocks(of_language_alone, room, used)
+        return symbol_blocks(of_language_alone, room)
     chosen = chosen_names(
         named,
         op=request.op,
@@ -568,13 +623,7 @@ def _vocabulary(
         dtypes=request.dtypes or tuple(filter(None, (request.dtype,))),
         lacks=request.lacks,
     )
-    if not used:
-        return symbol_blocks(chosen, min(room, MOST_TOKENS))
-    rank = {name: place for place, name in enumerate(used)}
-    first = sorted((c for c in named if c.name in rank), key=lambda card: rank[card.name])
-    shown_cards = [*first, *(card for card in chosen if card.name not in rank)]
-    documents = len({card.document_id for card in shown_cards})
-    return symbol_blocks(shown_cards, room - documents * FENCE, used)
+    return symbol_blocks(chosen, min(room, MOST_TOKENS))
 
 
 def unknown_in_log(log: str, known: Collection[str], cards: Sequence[Symbol]) -> list[UnknownName]:

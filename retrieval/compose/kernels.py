@@ -13,19 +13,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kb.candidate_abi import DECLARATIONS, HEADER_NAME, c_declarations
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.skills.evidence import MeasuredSkill
 from kb.catalog.skills.reading import RecipeText
-from kb.headings import below_title
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
+from kb.tokens import below_title
 from retrieval.compose.excerpts import Repeats
-from retrieval.compose.sections import Block, data, fenced
+from retrieval.compose.sections import Block, data, fenced, plain
 from retrieval.operators import FLOAT, OperatorTraits, load_operators, plain_words
 from retrieval.snapshot.snapshot import Snapshot
 
-MOST_KERNELS = 4  # in a context
-LEAST_KIN = 0.3  # relation below which a kernel does not help
+MOST_KERNELS = 3  # of the operator in a context
+MOST_KIN = 2  # kernels of related operators, where none of the operator itself exists
+LEAST_KIN = 0.25  # relation below which a kernel does not help
 LEAST_CUT = 240  # tokens of a part of a kernel, of which most is its text
 USABLE_STATES = ("active",)  # of skills with recipes
 # How much a kernel for the chip's family, its vendor, any chip or another family counts.
@@ -87,6 +89,10 @@ class KernelRequest:
 def chosen_kernels(snapshot: Snapshot, wanted: KernelRequest) -> list[WholeKernel]:
     """The kernels that help to write one for the request, the best first; a kernel that differs
     from those before it precedes one more of the same kind.
+
+    Where kernels of the operator itself exist, those of related operators are left out, except the
+    best one with the operand types of the request if no kernel of the operator has them; and where
+    one of them has run on the chip's family, those for other chips are left out.
     """
     if not wanted.traits.kinds:
         return []
@@ -106,7 +112,34 @@ def chosen_kernels(snapshot: Snapshot, wanted: KernelRequest) -> list[WholeKerne
         )
         left.remove(best)
         chosen.append(best[1])
-    return chosen
+    return _without_fillers(chosen, wanted)
+
+
+def is_of_kind(kernel: WholeKernel, wanted: KernelRequest) -> bool:
+    """Whether a kernel computes the operator itself, not a related one."""
+    return wanted.kind in kernel.traits.kinds
+
+
+def _without_fillers(kernels: Sequence[WholeKernel], wanted: KernelRequest) -> list[WholeKernel]:
+    own = [kernel for kernel in kernels if is_of_kind(kernel, wanted)]
+    kin = [kernel for kernel in kernels if not is_of_kind(kernel, wanted)]
+    if not own:
+        first_of_kind = {kernel.traits.kinds: kernel for kernel in reversed(kin)}
+        return [kernel for kernel in kin if first_of_kind[kernel.traits.kinds] is kernel][:MOST_KIN]
+    if any(_has_run_here(kernel, wanted) for kernel in own):
+        own = [kernel for kernel in own if _is_for_family(kernel, wanted)]
+    operands = wanted.traits.operands
+    if all(kernel.traits.operands != operands for kernel in own):
+        own += [kernel for kernel in kin if kernel.traits.operands == operands][:1]
+    return own[:MOST_KERNELS]
+
+
+def _is_for_family(kernel: WholeKernel, wanted: KernelRequest) -> bool:
+    return not kernel.note and not set(wanted.lineage).isdisjoint(kernel.hardware)
+
+
+def _has_run_here(kernel: WholeKernel, wanted: KernelRequest) -> bool:
+    return kernel.status in ("right", "runs") and _is_for_family(kernel, wanted)
 
 
 def score_of(kernel: WholeKernel, wanted: KernelRequest) -> float:
@@ -229,14 +262,17 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
 
 
 def with_defaults(body: Mapping[str, Any], template: str) -> str:
-    """The template with the defaults of its parameters. A comment lists the names that a search
-    replaces by constants of the problem.
+    """The template with the defaults of its parameters, and the declarations that a C source takes
+    from the header of candidates. A comment lists the names that a search replaces by constants of
+    the problem.
     """
     python = body.get("language") in PYTHON_LANGUAGES
     mark = "#" if python else "//"
     values = {p["name"]: p.get("default", p["values"][0]) for p in body.get("parameters", ())}
-    tensors = ", ".join(str(tensor["name"]) for tensor in body.get("tensors", ()))
-    values["host"] = f"// typed pointers and sizes of {tensors}"
+    tensors: Sequence[Mapping[str, Any]] = body.get("tensors", ())
+    values["host"] = c_declarations(
+        (t["name"], t["role"], t["dtypes"][0], t.get("dims", ())) for t in tensors
+    )
     traits: Mapping[str, str] = body.get("traits", {})
     used = dict.fromkeys(match[1] for match in _PARAMETER.finditer(template))
     constants = [f"{name} = {traits[name]}" for name in used if name in traits]
@@ -249,7 +285,8 @@ def with_defaults(body: Mapping[str, Any], template: str) -> str:
         return text + match[2]
 
     head = f"{mark} Constants of the problem: {'; '.join(constants)}\n" if constants else ""
-    return head + _PARAMETER.sub(put, template)
+    source = _PARAMETER.sub(put, template)
+    return head + source.replace(f'#include "{HEADER_NAME}"\n', DECLARATIONS)
 
 
 # -- blocks
@@ -258,21 +295,24 @@ def with_defaults(body: Mapping[str, Any], template: str) -> str:
 @dataclass
 class KernelOffer:
     """Offers kernels to a context in the order of `kernels`, without those that nearly repeat one
-    before; `shown` are the kernels offered, whose names a context explains.
+    before; `shown` are the kernels offered, whose names a context explains. `missing` says that
+    none computes the operator itself, or is "".
     """
 
     snapshot: Snapshot
     scope: ScopeFilter
     kernels: Sequence[WholeKernel]
     shown: list[WholeKernel]
-    most: int = MOST_KERNELS
+    missing: str = ""
 
     def blocks(self, room: int, largest: int, without: frozenset[str]) -> Iterator[Block]:
-        """The first kernel, cut if necessary, then whole ones that fit in the remaining room."""
+        """What is missing, the first kernel, cut if necessary, then whole ones that fit in the
+        remaining room.
+        """
+        if self.missing:
+            yield plain("sample", "missing-kernel", self.missing)
         repeats = Repeats()
         for kernel in self.kernels:
-            if len(self.shown) == self.most:
-                return
             if {kernel.id, kernel.section} & without or not repeats.is_new(kernel.code):
                 continue
             whole = bool(self.shown)

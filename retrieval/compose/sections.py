@@ -18,9 +18,9 @@ from kb.catalog.knowledge.section_texts import (
     WholeSection,
     section_text,
 )
-from kb.headings import below_title
 from kb.prompt_tokens import count_tokens, fits
 from kb.scope import ANY, ScopeFilter
+from kb.tokens import below_title
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
 

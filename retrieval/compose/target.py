@@ -17,8 +17,8 @@ from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
-from kb.headings import below_title
 from kb.scope import AccessScope, ScopeFilter
+from kb.tokens import below_title
 from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.excerpts import Repeats
 from retrieval.compose.sections import Block, fenced, plain, section_blocks

@@ -343,14 +343,15 @@ class SignatureIndex:
 
 
 def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
-    """The best match of a line, combined with the next one that has the same signal and with the
-    amounts of the first one that has any.
+    """The best match of a line, combined with the next one that has the same signal, with the
+    amounts of the first one that has any, and with the metrics that all of them extract.
     """
     first, *others = sorted(matches, key=lambda match: match._order)
     alike = [m for m in others if m.signature.signal == first.signature.signal]
     sized = next((m for m in (first, *alike) if m.sized), first)
     also = alike[0].signature if alike else None
-    return replace(first, also=also, amounts=sized.amounts, sized=sized.sized)
+    extracted = {k: v for match in (*reversed(alike), first) for k, v in match.extracted.items()}
+    return replace(first, also=also, amounts=sized.amounts, sized=sized.sized, extracted=extracted)
 
 
 def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import tables as t
+from kb.catalog.engine import portions
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.passages import About
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
-from kb.catalog.rows import portions
 from kb.scope import ANY
 from kb.tokens import shadow
 from retrieval.snapshot.lexicon import SectionTexts, terms_of

@@ -7,17 +7,29 @@ therefore a command, and the service has no route for it.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog import tables as t
 from kb.catalog.evaluations import Reviews
-from kb.errors import Conflict, InvalidRequest, KernloreError
+from kb.catalog.knowledge import passages
+from kb.catalog.skills.reading import find_skill
+from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound, Unavailable
+from kb.scope import ALL_ACCESS
 from kb.settings import product_version
+from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.evaluation.evaluate import declaration_of
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -25,18 +37,23 @@ from optimizer.evaluation.settings import HARNESS
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.propose import SearchTask
-from optimizer.search.records import REFERENCE, Node
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
+from optimizer.search.propose import SearchTask, compose_context, tree_before
+from optimizer.search.records import REFERENCE, Node, ShownIds
+from optimizer.search.runs.knowledge import MARK, remedies_of, skill_of
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
+from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.settings import Redaction
+from optimizer.search.synthesizers.llm.templates import WORD, Fence
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.prompts import KnowledgeLookup, Prompts, answer_text
-from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
 from skills.training.samples import (
+    SHIPPED_SKILL,
     LicenceBook,
     Reward,
+    TrainingPrompt,
     TrainingSample,
     reward_of,
     state_of,
@@ -48,6 +65,7 @@ from skills.trajectories.reading import (
     flagged_keys,
     reviewed_tree,
     stored_search,
+    stored_transcript,
     trajectory_store,
 )
 
@@ -272,3 +290,443 @@ def task_of(base: KnowledgeBase, exported: ExportedSearch) -> SearchTask:
         command_toolchains(registry.all(), lineage),
     )
     return SearchTask(search.id, goal, problem_view(exported.problem, device), hardware)
+
+
+# -- rows: samples in the three shapes that TRL's trainers load, and the files that hold them
+#
+# The shapes are TRL's documented dataset types, all conversational: prompt-completion for
+# SFTTrainer, preference with an explicit prompt for DPOTrainer, prompt-only for GRPOTrainer, whose
+# other columns reach reward functions by name. Other columns hold texts and numbers only, so that
+# all rows of a file have the same columns and types; nested values are JSON text.
+
+Shape = Literal["sft", "dpo", "grpo"]
+SHAPES: tuple[Shape, ...] = ("sft", "dpo", "grpo")
+Row = dict[str, Any]
+Message = dict[str, str]
+
+
+# Rows of one shape, and the number of samples that are in no row, by reason.
+RowsAndRest = tuple[list[Row], Mapping[str, int]]
+
+
+def shaped(samples: Sequence[TrainingSample], shape: Shape) -> RowsAndRest:
+    return {"sft": _sft, "dpo": _dpo, "grpo": _grpo}[shape](samples)
+
+
+def _sft(samples: Sequence[TrainingSample]) -> RowsAndRest:
+    """Samples worth imitating: correct, certainly faster than the reference, and not certainly
+    slower than their parent."""
+    rows: list[Row] = []
+    left_out = Counter[str]()
+    for sample in samples:
+        over = sample.reward.over_parent
+        if not faster(sample):
+            left_out["not faster than the reference for certain"] += 1
+            continue
+        if over is not None and over.high < 1.0:
+            left_out["slower than what it changes for certain"] += 1
+            continue
+        rows.append(
+            {
+                "prompt": messages(sample.prompt),
+                "completion": _answer(sample.completion),
+                **_about(sample),
+            }
+        )
+    return rows, left_out
+
+
+def _dpo(samples: Sequence[TrainingSample]) -> RowsAndRest:
+    """Pairs of the same parent. The prompt is that of the earlier proposal, so it cannot contain
+    the later one."""
+    rows: list[Row] = []
+    used: set[str] = set()
+    for group in _siblings(samples):
+        for first, second in combinations(group, 2):
+            better = preferred(first, second)
+            if better is None:
+                continue
+            chosen, rejected, by = better
+            earlier = min(first, second, key=lambda sample: sample.node)
+            used |= {first.id, second.id}
+            rows.append(
+                {
+                    "prompt": messages(earlier.prompt),
+                    "chosen": _answer(chosen.completion),
+                    "rejected": _answer(rejected.completion),
+                    **_about(chosen),
+                    "preferred_by": by,
+                    "rejected_id": rejected.id,
+                    "rejected_reward": rejected.reward.value,
+                    "rejected_provenance": _json(rejected.provenance()),
+                }
+            )
+    rest = sum(sample.id not in used for sample in samples)
+    return rows, {"without a sibling of certain difference": rest} if rest else {}
+
+
+def _grpo(samples: Sequence[TrainingSample]) -> RowsAndRest:
+    """One row for each distinct prompt. A trainer draws answers, and a reward function evaluates
+    them with the columns on problem and hardware. `best_known` is the highest lower bound of a
+    speed-up that was measured from this state."""
+    groups: dict[tuple[str, str], list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.prompt.system, sample.prompt.user), []).append(sample)
+    rows = []
+    for group in groups.values():
+        first = group[0]
+        known = [s.reward.value for s in group if s.reward.value is not None]
+        rows.append(
+            {
+                "prompt": messages(first.prompt),
+                **_about(first),
+                "problem_source": first.problem.source,
+                "problem_toml": first.problem_toml or "",
+                "parent_files": _json(first.state["parent"]["files"]),
+                "best_known": max(known, default=None),
+            }
+        )
+    again = len(samples) - len(rows)
+    return rows, {"the same prompt as another": again} if again else {}
+
+
+def faster(sample: TrainingSample) -> bool:
+    """Whether a sample is correct and certainly faster than the reference."""
+    speedup = sample.reward.speedup
+    return sample.reward.validity == "correct" and speedup is not None and speedup.low > 1.0
+
+
+def preferred(
+    first: TrainingSample, second: TrainingSample
+) -> tuple[TrainingSample, TrainingSample, str] | None:
+    """(better, worse, reason) if that is certain: their intervals over the same cases do not
+    overlap, or one is correct and faster than the reference and the other is not correct."""
+    for better, worse in ((first, second), (second, first)):
+        high, low = better.reward.speedup, worse.reward.speedup
+        if high is not None and low is not None and _comparable(better, worse):
+            if high.low > low.high:
+                return better, worse, "speed-up"
+        elif faster(better) and worse.reward.value == 0.0:
+            return better, worse, "validity"
+    return None
+
+
+def _comparable(first: TrainingSample, second: TrainingSample) -> bool:
+    def clock(sample: TrainingSample) -> tuple[Any, ...]:
+        reward = sample.reward
+        return (reward.cases, reward.device, reward.timing, reward.harness, sample.hardware)
+
+    return clock(first) == clock(second)
+
+
+def _siblings(samples: Sequence[TrainingSample]) -> Iterator[list[TrainingSample]]:
+    groups: dict[tuple[str, int], list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.trajectory, sample.parent), []).append(sample)
+    yield from groups.values()
+
+
+def messages(prompt: TrainingPrompt) -> list[Message]:
+    return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
+
+
+def _answer(text: str) -> list[Message]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _about(sample: TrainingSample) -> Row:
+    """Columns whose names no trainer interprets (as `text`, `messages`, `image`, `label`)."""
+    return {
+        "id": sample.id,
+        "prompt_origin": sample.prompt.origin,
+        "problem": sample.problem.name,
+        "hardware": sample.hardware,
+        "language": sample.proposal.bundle.language,
+        "reward": sample.reward.value,
+        "state": _json(sample.state),
+        "provenance": _json(sample.provenance()),
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+# -- files
+
+Format = Literal["jsonl", "parquet"]
+FORMATS: tuple[Format, ...] = ("jsonl", "parquet")
+MANIFEST = "manifest.json"
+_MESSAGES = ("prompt", "completion", "chosen", "rejected")
+_NUMBERS = ("reward", "rejected_reward", "best_known")
+# The columns of a file without rows.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "sft": ("prompt", "completion"),
+    "dpo": ("prompt", "chosen", "rejected"),
+    "grpo": ("prompt",),
+}
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], shape: str, format: Format, folder: Path) -> Path:
+    """Write rows as one file of a new folder; returns its path. Raises Conflict for a folder with
+    files, and Unavailable without pyarrow."""
+    if folder.exists() and any(folder.iterdir()):
+        raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
+    table = _table(rows, shape) if format == "parquet" else None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{shape}.{format}"
+    if table is not None:
+        from pyarrow import parquet
+
+        parquet.write_table(table, path)
+        return path
+    with path.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def write_manifest(manifest: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Write the manifest into the file's folder, with its hash and size; returns it."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    complete = {**manifest, "file": str(file), "sha256": digest, "bytes": file.stat().st_size}
+    text = json.dumps({**complete, "file": file.name}, indent=1, sort_keys=True)
+    (file.parent / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    return complete
+
+
+def _table(rows: Sequence[Mapping[str, Any]], shape: str) -> Any:
+    """An Arrow table with explicit types, which a column of nulls or empty lists needs."""
+    try:
+        import pyarrow
+    except ImportError as missing:
+        raise Unavailable(
+            "Parquet needs pyarrow, which is not installed",
+            hint="Install kernlore[train], or export --format jsonl.",
+        ) from missing
+    message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
+    names = list(rows[0]) if rows else list(COLUMNS[shape])
+
+    def kind(name: str) -> Any:
+        if name in _MESSAGES:
+            return pyarrow.list_(message)
+        return pyarrow.float64() if name in _NUMBERS else pyarrow.string()
+
+    schema = pyarrow.schema([(name, kind(name)) for name in names])
+    return pyarrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
+
+
+# -- prompts: the prompt of a candidate, the answer that goes with it, and the knowledge shown
+#
+# A prompt is the one that was sent to a model, if it is stored, or else rendered from the same
+# state. The answer is the candidate in the form of a model's answer: a JSON object, then every file
+# in a code block (`optimizer.search.synthesizers.llm.answers` reads it). Knowledge is looked up by
+# its ids, as its texts are now. The texts of built-in documents and shipped skills may be shown;
+# those of uploaded documents and of imported or learned skills only with leave.
+
+_BLOCK = re.compile(
+    rf"(?P<begin>--- {WORD} (?P<boundary>\w+) BEGIN (?P<kind>excerpt|move|skill) ---\n)"
+    rf"(?P<text>.*?)\n(?P<end>--- {WORD} (?P=boundary) END ---)",
+    re.S,
+)
+_ID = re.compile(r"id: (\S+)")
+
+
+class Prompts:
+    """The prompts of one run or external trajectory."""
+
+    def __init__(self, base: KnowledgeBase, task: SearchTask, knowledge: KnowledgeLookup) -> None:
+        self._task = task
+        self._knowledge = knowledge
+        self._redact = Redaction()
+        self._transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
+
+    def of(self, tree: Tree, node: Node) -> TrainingPrompt:
+        """The prompt of a candidate, without known secrets."""
+        stored = self._stored(node)
+        prompt = self._sent(stored) if stored is not None else self._rendered(tree, node)
+        known = self._redact.known
+        return replace(prompt, system=known(prompt.system), user=known(prompt.user))
+
+    def _rendered(self, tree: Tree, node: Node) -> TrainingPrompt:
+        known, left_out = self._knowledge.of(node.shown, self._task.hardware.id)
+        before = tree_before(tree, node)
+        context = compose_context(self._task, before, node.parent or 0, known)
+        # The boundary depends on the state alone, so equal states give equal prompts.
+        state = f"{self._task.run_id}:{node.parent}"
+        fence = Fence(hashlib.sha256(state.encode()).hexdigest()[:16])
+        prompt = compose(context, fence, budget=context.max_tokens, tools=False)
+        return TrainingPrompt(prompt.system, prompt.user, "rendered", left_out)
+
+    def _stored(self, node: Node) -> ModelTranscript | None:
+        """The stored conversation of a node, if it begins with a system and a user message."""
+        if node.proposal is None:
+            return None
+        transcript = stored_transcript(self._transcripts, node.proposal)
+        if transcript is None:
+            return None
+        roles = [message.get("role") for message in transcript.messages[:2]]
+        return transcript if roles == ["system", "user"] else None
+
+    def _sent(self, transcript: ModelTranscript) -> TrainingPrompt:
+        """Its first two messages; the others led to the answer and are not part of the state."""
+        system, user = (str(message["content"]) for message in transcript.messages[:2])
+        user, left_out = without_uploads(user, self._knowledge.may_show)
+        return TrainingPrompt(system, user, "stored", left_out)
+
+
+def without_uploads(text: str, may_show: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
+    """The text with quoted blocks reduced to their ids unless `may_show`, and these ids."""
+    left_out: list[str] = []
+
+    def shown(block: re.Match[str]) -> str:
+        named = _ID.match(block["text"])
+        if named is not None and may_show(named[1]):
+            return block[0]
+        name = named[1] if named is not None else "unknown"
+        left_out.append(name)
+        return f"{block['begin']}id: {name}\n{LEFT_OUT}\n{block['end']}"
+
+    return _BLOCK.sub(shown, text), tuple(left_out)
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,})", re.M)
+
+
+def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
+    """A candidate in the form of a model's answer. `used` holds ids that it was shown. A file that
+    does not end in a line break gets one."""
+    head: dict[str, Any] = {
+        "plan": plan,
+        "used": list(used),
+        "language": bundle.language,
+        "main": bundle.main,
+    }
+    if bundle.entry != default_entry(bundle.main):
+        head["entry"] = bundle.entry
+    if bundle.parameters:
+        head["parameters"] = dict(bundle.parameters)
+    parts = [json.dumps(head, ensure_ascii=False)]
+    return "\n\n".join([*parts, *(_block(name, text) for name, text in bundle.files.items())])
+
+
+def _block(name: str, text: str) -> str:
+    """A file in a fence longer than any in it."""
+    ticks = "`" * max([3, *(len(fence[1]) + 1 for fence in _FENCE.finditer(text))])
+    end = "" if text.endswith("\n") else "\n"
+    return f"File: {name}\n{ticks}\n{text}{end}{ticks}"
+
+
+# -- the shown knowledge
+
+BUILTIN = "builtin"  # origin of a document
+LEFT_OUT = "(text left out)"
+
+
+@dataclass
+class KnowledgeLookup:
+    """Looks up the knowledge that proposers were shown. `with_uploads` includes the texts of
+    uploaded documents and of imported or learned skills."""
+
+    base: KnowledgeBase
+    with_uploads: bool
+    _may_show: dict[str, bool] = field(default_factory=dict)  # by id
+
+    def of(self, shown: ShownIds, hardware: str) -> tuple[ShownKnowledge, tuple[str, ...]]:
+        """The shown knowledge, and the ids whose texts are left out."""
+        facts = self.base.registry.values_if_known(hardware)
+        left_out: list[str] = []
+        with self.base.catalog.read() as connection:
+            excerpts = [self._excerpt(connection, name, left_out) for name in shown.excerpts]
+            moves = [self._move(connection, name, facts, left_out) for name in shown.moves]
+            skills = [self._skill(connection, name, left_out) for name in shown.skills]
+        known = ShownKnowledge(
+            shown.retrieval_id,
+            tuple(excerpts),
+            tuple(move for move in moves if move is not None),
+            tuple(skill for skill in skills if skill is not None),
+            facts,
+        )
+        return known, tuple(left_out)
+
+    def may_show(self, identity: str) -> bool:
+        """Whether the text of an id is a built-in or shipped one, or uploads are included."""
+        if self.with_uploads:
+            return True
+        if identity not in self._may_show:
+            with self.base.catalog.read() as connection:
+                skill = find_skill(connection, skill_of(identity), ALL_ACCESS)
+                self._may_show[identity] = (
+                    _document_origin(connection, t.passages, identity) == BUILTIN
+                    or _document_origin(connection, t.moves, identity) == BUILTIN
+                    or (skill is not None and skill.origin == SHIPPED_SKILL)
+                )
+        return self._may_show[identity]
+
+    def _excerpt(self, connection: Connection, name: str, left_out: list[str]) -> ShownExcerpt:
+        own = self.with_uploads or _document_origin(connection, t.passages, name) == BUILTIN
+        try:
+            passage = passages.get(connection, name, ALL_ACCESS) if own else None
+        except NotFound:  # its document version was deleted
+            passage = None
+        if passage is None:
+            left_out.append(name)
+            return ShownExcerpt(name, "", LEFT_OUT)
+        title = f"{passage.document_title}: {' > '.join(passage.path)}"
+        return ShownExcerpt(name, title, passage.shown)
+
+    def _move(
+        self, connection: Connection, name: str, facts: dict[str, Any], left_out: list[str]
+    ) -> ShownMove | None:
+        if MARK in name:
+            return self._move_of_skill(connection, name, left_out)
+        row = connection.execute(sa.select(t.moves).where(t.moves.c.id == name)).one_or_none()
+        if row is None:
+            left_out.append(name)
+            return None
+        limit = facts.get(row.limit_fact) if row.limit_fact else None
+        move = ShownMove(
+            row.id,
+            row.name,
+            dict(row.change),
+            float(limit) if isinstance(limit, int | float) else None,
+            row.limit_fact,
+            row.why,
+            True,
+        )
+        if self.with_uploads or _document_origin(connection, t.moves, name) == BUILTIN:
+            return move
+        left_out.append(name)
+        return replace(move, name=name, why=LEFT_OUT)
+
+    def _move_of_skill(
+        self, connection: Connection, name: str, left_out: list[str]
+    ) -> ShownMove | None:
+        row = find_skill(connection, skill_of(name), ALL_ACCESS)
+        moves = remedies_of(row) if row is not None else ()
+        move = next((move for move in moves if move.id == name), None)
+        shipped = row is not None and row.origin == SHIPPED_SKILL
+        if move is not None and (self.with_uploads or shipped):
+            return move
+        left_out.append(name)
+        return None if move is None else replace(move, name=name, why=LEFT_OUT, when="")
+
+    def _skill(self, connection: Connection, name: str, left_out: list[str]) -> ShownSkill | None:
+        row = find_skill(connection, name, ALL_ACCESS)
+        if row is None:
+            left_out.append(name)
+            return None
+        if not (self.with_uploads or row.origin == SHIPPED_SKILL):
+            left_out.append(name)
+            return ShownSkill(name, "", LEFT_OUT, 0.0)
+        return ShownSkill(name, row.description, row.body, 0.0)
+
+
+def _document_origin(connection: Connection, table: sa.Table, name: str) -> str | None:
+    """The origin of the document that a passage or move is from."""
+    query = (
+        sa.select(t.documents.c.origin)
+        .join(table, table.c.document_id == t.documents.c.id)
+        .where(table.c.id == name)
+    )
+    return connection.execute(query).scalar_one_or_none()

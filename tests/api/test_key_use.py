@@ -15,9 +15,8 @@ from fastapi.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from api.app import create_app
-from api.http.authorisation import caller_of
-from api.http.limits import Limits
-from api.http.roles import MCP
+from api.http.admission import Limits
+from api.http.authorisation import MCP, caller_of
 from api.mcp.tools import TOOLS
 from api.services import open_services
 from kb.catalog import open_catalog

@@ -26,9 +26,16 @@ from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Mo
 from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.curator.distil import parameter_roles
-from skills.training.export import ExportRequest, export_trajectories
-from skills.training.prompts import LEFT_OUT, KnowledgeLookup, Prompts, without_uploads
-from skills.training.rows import FORMATS, SHAPES
+from skills.training.export import (
+    FORMATS,
+    LEFT_OUT,
+    SHAPES,
+    ExportRequest,
+    KnowledgeLookup,
+    Prompts,
+    export_trajectories,
+    without_uploads,
+)
 from skills.training.samples import LicenceBook, Licences
 from skills.trajectories.reading import trajectory, trajectory_store
 from skills.trajectories.records import kernel_as_json

@@ -20,9 +20,8 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
-from optimizer.search.runs.optimize import FinishedRun, optimize
+from optimizer.search.runs.optimize import FinishedRun, manual_samples, optimize
 from optimizer.search.runs.places import places_for
-from optimizer.search.runs.proposers import manual_samples
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind

@@ -352,3 +352,30 @@ def test_the_marks_that_ship_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(readers, "COMMON_FILE", broken)
     with pytest.raises(InvalidKnowledge, match=r"common\.json: .*section"):
         readers.load_marks()
+
+
+def test_kernels_of_other_operators_do_not_follow_those_of_the_operator(
+    base: KnowledgeBase,
+) -> None:
+    got = ask(base, hardware="h100", language="cuda", op="attention", task="write")
+    titles = [part.citation for part in got.parts if part.kind == "sample"]
+    assert titles and not any("ecode" in title for title in titles)
+    assert "No whole kernel for this operator" not in got.context
+
+
+def test_a_missing_kernel_is_named_before_its_kin(base: KnowledgeBase) -> None:
+    got = ask(base, hardware="b200", language="cuda", op="attention", task="write")
+    head, _, rest = got.context.partition(
+        "No whole kernel for this operator (attention, forward, in cuda)"
+    )
+    assert rest and "```cuda" not in head and "```cuda" in rest
+
+
+def test_guides_and_names_are_those_of_the_operator(base: KnowledgeBase) -> None:
+    got = ask(base, hardware="h100", language="cuda", op="matmul", task="write")
+    guides = [part.citation for part in got.parts if part.kind == "guidance"]
+    assert guides and all("Matmul" in citation for citation in guides)
+    code = "\n".join(re.findall(r"```cuda\n(.*?)```", got.context, re.S))
+    names = got.context.partition("## Names of the language")[2].partition("\n## ")[0]
+    listed = re.findall(r"^- `(?:\w+ )*(\w+)\(", names, re.M)
+    assert listed and all(name in code for name in listed)

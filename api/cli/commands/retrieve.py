@@ -17,7 +17,7 @@ from api.cli.output import Json, in_commands, pairs, shortened, show
 from api.cli.target import CommandTarget, open_target
 from api.operations import retrieve as asking
 from kb.errors import InvalidRequest
-from kb.headings import below_title
+from kb.tokens import below_title
 from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
 

@@ -218,8 +218,8 @@ def mcp(url: Url = None, data_dir: DataDir = None) -> int:
     send_logs_to_stderr("warning")
     if sys.stdin.isatty():
         note("this speaks MCP with the agent that starts it; Ctrl-D ends it. See docs/agents.md")
+    from api.mcp.mounted import serve
     from api.mcp.routes import client_at
-    from api.mcp.stdio import serve
 
     serve(partial(client_at, service) if service else partial(_in_process, read_settings(data_dir)))
     return 0

@@ -18,12 +18,11 @@ from sqlalchemy import Connection
 from kb.blobs import Blobs
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog.engine import Catalog
+from kb.catalog.engine import Catalog, columns_of, record_of, select_in
 from kb.catalog.facts import Withdrawn, documents_gone, withdraw_facts
 from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.versions import check_document, deactivate
 from kb.catalog.meta import bump_documents
-from kb.catalog.rows import columns_of, record_of, select_in
 from kb.errors import NotFound, StoreAway
 from kb.scope import ALL_ACCESS, AccessScope
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import dialect
 from kb.catalog import tables as t
-from kb.catalog.rows import portions, select_in
+from kb.catalog.engine import portions, select_in
 from kb.embedding import embedding_text
 from kb.scope import ALL_ACCESS, AccessScope
 

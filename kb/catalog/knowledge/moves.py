@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
+from kb.catalog.engine import record_of
 from kb.catalog.knowledge.versions import scopes_of
-from kb.catalog.rows import record_of
 from kb.ids import MoveId, derived_id
 from kb.scope import ALL_ACCESS, AccessScope
 

@@ -15,11 +15,10 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
+from kb.catalog.engine import Catalog, portions, select_in
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.versions import check_document, hardware_of_passages
 from kb.catalog.meta import bump_documents
-from kb.catalog.rows import portions, select_in
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256

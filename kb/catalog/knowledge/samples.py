@@ -20,9 +20,9 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
+from kb.catalog.engine import record_of
 from kb.catalog.knowledge.versions import VersionRows, document_of
 from kb.catalog.meta import bump_revision
-from kb.catalog.rows import record_of
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import tables as t
+from kb.catalog.engine import record_of, select_in
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.rows import record_of, select_in
 from kb.prompt_tokens import count_tokens, least_tokens
 from kb.scope import AccessScope
 

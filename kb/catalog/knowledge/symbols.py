@@ -12,6 +12,7 @@ person decides; `listed` gives accepted cards by default, so no prompt holds an 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
@@ -21,12 +22,10 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
+from kb.catalog.engine import Catalog, record_of, select_in
 from kb.catalog.knowledge import corrections
-from kb.catalog.knowledge.verbatim import Source
 from kb.catalog.knowledge.versions import VersionRows, check_document
 from kb.catalog.meta import bump_documents
-from kb.catalog.rows import record_of, select_in
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
 from kb.plain import Doc
@@ -574,3 +573,48 @@ def _section_sources(
         paths[row.id] = tuple(row.path)
         parts.setdefault(row.id, []).append((row.lead or "", row.text or ""))
     return [(path, Source(proposal_source_text(path, parts[key]))) for key, path in paths.items()]
+
+
+# -- search for a text in its source, word for word
+#
+# A run of white space counts as one blank, because documents break lines anywhere. A match neither
+# begins nor ends inside a word or a number: "at most 1" is not found in "at most 128".
+
+
+class Source:
+    """A source that is searched for other texts."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def quoted(self, words: str) -> str | None:
+        """The source's own characters for these words, with its line breaks; None if they are not
+        in it, or if `words` is empty."""
+        parts = words.split()
+        if not parts:
+            return None
+        pattern = r"\s+".join(map(re.escape, parts))
+        match = re.search(_opening(parts[0]) + pattern + _closing(parts[-1]), self._text)
+        return match[0] if match else None
+
+    def names(self, name: str) -> bool:
+        """Whether the source has this name as a whole word: `add` does not match `vadd`, `tl.add`
+        or `add.f32`."""
+        pattern = rf"(?<!\w)(?<!\w\.)(?<!::)(?<!->){re.escape(name)}(?!\w)(?!\.\w)(?!::\w)"
+        return bool(name) and re.search(pattern, self._text) is not None
+
+
+def _opening(first: str) -> str:
+    if first[0].isdigit():
+        return r"(?<!\w)(?<!\d[.,])"
+    return r"(?<!\w)" if _is_word(first[0]) else ""
+
+
+def _closing(last: str) -> str:
+    if last[-1].isdigit():
+        return r"(?!\w)(?![.,]\d)"
+    return r"(?!\w)" if _is_word(last[-1]) else ""
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"

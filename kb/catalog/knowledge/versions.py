@@ -19,9 +19,9 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
+from kb.catalog.engine import select_in
 from kb.catalog.knowledge import corrections
 from kb.catalog.meta import bump_documents
-from kb.catalog.rows import select_in
 from kb.embedding import embedding_text
 from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog.rows import columns_of, record_of, select_in
+from kb.catalog.engine import columns_of, record_of, select_in
 from kb.catalog.skills.reading import EvidenceRow, RecipeText, SkillHead, stored_heads
 from kb.catalog.skills.shipped import (
     UNTESTED,

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import json_text
-from kb.catalog.rows import columns_of, portions, record_of, select_in
+from kb.catalog.engine import columns_of, portions, record_of, select_in
 from kb.catalog.skills.shipped import ShippedTrial, stored_trials
 from kb.catalog.tables import document_scopes, hardware
 from kb.errors import InvalidRequest, NotFound, nearest

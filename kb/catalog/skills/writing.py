@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
+from kb.catalog.engine import columns_of, record_of
 from kb.catalog.meta import bump_skills, bump_uses
-from kb.catalog.rows import columns_of, record_of
 from kb.catalog.skills.evidence import (
     _TOOLCHAINS,
     AVOID,

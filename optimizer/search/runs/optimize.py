@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kb import telemetry
 from kb.catalog.knowledge import samples
-from kb.catalog.knowledge.samples import VerifiedKernel
+from kb.catalog.knowledge.samples import StoredRecipe, VerifiedKernel, list_recipes
 from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
@@ -23,27 +25,32 @@ from optimizer.evaluation.problem.check import distrust
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import BRIEFLY, Evaluation
-from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
-from optimizer.search.bench.simulated import SimulatedBench, clock_of
-from optimizer.search.confirm import RunOutcome, best_so_far, confirm, not_confirmed
+from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
+from optimizer.search.confirm import FIRST_RIGHT, RunOutcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import KnowledgeSource
+from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
 from optimizer.search.loop import INTERRUPTED, Listener, Search, Stages, UnusedProposer, why_untried
-from optimizer.search.propose import SearchTask
+from optimizer.search.propose import SearchTask, compose_context, request_for, roles_of, tree_before
 from optimizer.search.records import REFERENCE, Cost, Node, Proposal
 from optimizer.search.runs.hardware_view import check_launch, hardware_view_of, refused_names
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.models import ModelTools, check_keys, language_models
 from optimizer.search.runs.places import ClusterPlaces, bench_for, places_for, target_of
-from optimizer.search.runs.proposers import builtin, compared_with, left_out
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.runs.run_store import CatalogStore, check_same_problem, run_store
 from optimizer.search.store import RunRow, RunStore
-from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
+from optimizer.search.synthesizers.base import (
+    HardwareView,
+    ProblemView,
+    ProposalContext,
+    ProposalFailed,
+    Synthesizer,
+)
 from optimizer.search.synthesizers.llm.settings import ModelOptions
-from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner
+from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, adapt_winner
 from optimizer.search.tree import Tree, rough_gain
 from retrieval.compose.target import own_symbols
 from retrieval.knowledge_base import KnowledgeBase
@@ -431,3 +438,270 @@ def _store(
                 run_id=run_id,
             ),
         )
+
+
+# -- the built-in proposers of a run: those that its goal names, or all that can run here
+
+# The built-in synthesizers with their requirements.
+REQUIRES = {
+    "recipe": "recipes of active skills",
+    "sample": "code samples of an uploaded manual",
+    "traced": "C++ for the CPU or Triton for a GPU: --language cpp or triton, or no --language",
+    "compiler": "--language torch, or no --language",
+}
+AS_IT_STANDS = "the manual's sample as it stands"
+CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
+
+
+def builtin(
+    base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
+) -> list[Synthesizer]:
+    """The built-in synthesizers, or those of them that the goal names. Raises InvalidRequest for
+    one that is unavailable."""
+    available = _available(base, goal, places)
+    if not goal.synthesizers:
+        return available
+    chosen = [synthesizer for synthesizer in available if synthesizer.name in goal.synthesizers]
+    named = set(goal.synthesizers) & set(REQUIRES)
+    absent = sorted(named - {synthesizer.name for synthesizer in chosen})
+    if absent:
+        names = ", ".join(synthesizer.name for synthesizer in available)
+        raise InvalidRequest(
+            f"the {absent[0]} synthesizer is unavailable: it requires {REQUIRES[absent[0]]}",
+            hint=f"Available here: {names}.",
+        )
+    return chosen
+
+
+def _available(
+    base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
+) -> list[Synthesizer]:
+    wanted = [goal.language] if goal.language else list(places)
+    proposers: list[Synthesizer] = []
+    recipes = library_recipes(base)
+    proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
+    samples = manual_samples(base, places) if goal.knowledge else []
+    if samples:
+        proposers.append(SampleSynthesizer(samples))
+    # After recipes, which were written for such problems.
+    if any(name in wanted and name in places for name in ("cpp", "triton")):
+        from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
+
+        proposers.append(TracedSynthesizer())
+    if "torch" in wanted:
+        from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
+
+        proposers.append(CompilerSynthesizer())
+    return proposers
+
+
+def left_out(
+    base: KnowledgeBase,
+    goal: Goal,
+    places: dict[str, TargetToolchain],
+    chosen: Sequence[Synthesizer],
+) -> list[UnusedProposer]:
+    """Built-in synthesizers that could run here but that the goal leaves out."""
+    names = {synthesizer.name for synthesizer in chosen}
+    available = _available(base, replace(goal, language=None), places)
+    left = []
+    for synthesizer in (s for s in available if s.name not in names):
+        if goal.synthesizers and synthesizer.name not in goal.synthesizers:
+            left.append(UnusedProposer(synthesizer, "add it to --synthesizers"))
+        elif goal.language is not None:
+            left.append(UnusedProposer(synthesizer, "leave --language out"))
+    return left
+
+
+def manual_samples(
+    base: KnowledgeBase, places: Mapping[str, TargetToolchain]
+) -> list[ManualSample]:
+    """Samples of the chip's own manuals, without rejected ones, in the languages that command
+    templates run."""
+    languages = {name for name, place in places.items() if by_commands(place.toolchain)}
+    if not languages:
+        return []
+    target = next(iter(places.values())).target
+    with base.catalog.read() as connection:
+        recipes = list_recipes(connection, target.lineage, statuses=("proposed", "accepted"))
+    return [
+        ManualSample(recipe.id, recipe.name, recipe.language, _source(recipe), recipe.body)
+        for recipe in recipes
+        if recipe.language in languages
+    ]
+
+
+def _source(recipe: StoredRecipe) -> str:
+    section = f'section "{recipe.section[-1]}" of ' if recipe.section else ""
+    return f"{section}{recipe.document_title}"
+
+
+def compared_with(
+    bench: SimulatedBench,
+    proposers: Iterable[Synthesizer],
+    problem: ProblemView,
+    hardware: HardwareView,
+    store: RunStore,
+    resume: str | None,
+) -> str:
+    """Set the baseline of the bench and return it in words: the first sample of the manual if that
+    is correct, else the first correct candidate, also of the run `resume` that is continued."""
+    samples = next((p for p in proposers if isinstance(p, SampleSynthesizer)), None)
+    bench.first = samples.first(problem, hardware) if samples is not None else None
+    if resume is not None:
+        nodes = store.nodes(resume)
+        right = next((n.evaluation for n in nodes if n.correct and n.evaluation is not None), None)
+        if right is not None:
+            bench.compare_with(right)
+    if bench.first is None or not bench.reference().correct:
+        return FIRST_RIGHT
+    return AS_IT_STANDS if bench.first.plan.endswith("as it stands.") else CLOSE_TO_IT
+
+
+# -- attribution: which shown items made a candidate, by proposing again without one
+#
+# An item is attributed if the proposer makes another candidate without it. Of two items that ask
+# for the same change neither is attributed: without the first, the second still makes it. Only
+# deterministic proposers can propose again. The items that a model claims to have used are reported
+# as claimed, if a word of the item occurs in a line that the candidate adds.
+#
+# The parent's request is sent to the knowledge base again. Nothing is attributed if the answer has
+# other ids than the node records, or if the proposer makes another bundle with all of it.
+
+CHANGED = "the knowledge has changed since"
+NOT_MADE_AGAIN = (
+    "the knowledge or the recipes have changed since: shown all of it again, {} differs"
+)
+ASKED_A_MODEL = "a model's proposal cannot be made again without asking it"
+ABSENT = "its proposer is not here"
+# Words of a text that look like code: cp.async, __launch_bounds__, float4x, schedule(static
+_CODE = re.compile(r"[A-Za-z_#][\w#]*(?:(?:\.|::|_)\w+)+|\b__\w+|\b[a-z]+\d+\w*\b")
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Origins of one node's candidate, as ids of moves, skills and excerpts.
+
+    `shown` are all items that the proposer saw; `claimed` those that it names and whose words occur
+    in its change; `attributed` those without which it makes another candidate; `recorded` those
+    that it noted when it made the change. `note` says why nothing is attributed.
+    """
+
+    node: int
+    shown: tuple[str, ...]
+    claimed: tuple[str, ...] = ()
+    attributed: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row of a report."""
+        return asdict(self)
+
+
+def attribution(
+    tree: Tree, task: SearchTask, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
+) -> list[Attribution]:
+    """Attributions of the nodes whose proposers were shown knowledge. `synthesizers` must be
+    configured as in the run."""
+    by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
+    roles = roles_of(synthesizers, task.problem)
+    answers: dict[int, ShownKnowledge] = {}
+    attributions = []
+    for node in tree:
+        if node.proposal is None or node.parent is None or not _shown(node):
+            continue
+        if node.parent not in answers:
+            answers[node.parent] = knowledge.consult(request_for(task, tree[node.parent], roles))
+        answer = answers[node.parent]
+        item = _attributed(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
+        attributions.append(replace(item, recorded=node.proposal.attributed))
+    return attributions
+
+
+def _attributed(
+    tree: Tree,
+    node: Node,
+    task: SearchTask,
+    synthesizer: Synthesizer | None,
+    answer: ShownKnowledge,
+) -> Attribution:
+    assert node.proposal is not None and node.parent is not None
+    attribution = Attribution(node.number, _shown(node))
+    now = answer.shown()
+    same = (now.moves, now.skills, now.excerpts) == (
+        node.shown.moves,
+        node.shown.skills,
+        node.shown.excerpts,
+    )
+    if node.proposal.origin in ("llm", "external"):
+        known = [(i, text) for i, text in _items(answer) if i in node.proposal.claimed]
+        added = _added(tree, node, task)
+        claimed = tuple(i for i, text in known if _occurs_in(i, text, added))
+        note = ASKED_A_MODEL if same else f"{ASKED_A_MODEL}; {CHANGED}"
+        return replace(attribution, claimed=claimed, note=note)
+    if not same:
+        return replace(attribution, note=CHANGED)
+    if synthesizer is None:
+        return replace(attribution, note=ABSENT)
+    context = compose_context(task, tree_before(tree, node), node.parent, answer)
+    if _bundle(synthesizer, context) != node.proposal.bundle.sha256:
+        return replace(attribution, note=NOT_MADE_AGAIN.format(synthesizer.name))
+    attributed = tuple(
+        item
+        for item in attribution.shown
+        if _bundle(synthesizer, replace(context, knowledge=without(answer, item)))
+        != node.proposal.bundle.sha256
+    )
+    return replace(attribution, attributed=attributed)
+
+
+def without(knowledge: ShownKnowledge, item: str) -> ShownKnowledge:
+    """The knowledge without the item of this id."""
+    return replace(
+        knowledge,
+        excerpts=tuple(excerpt for excerpt in knowledge.excerpts if excerpt.id != item),
+        moves=tuple(move for move in knowledge.moves if move.id != item),
+        skills=tuple(skill for skill in knowledge.skills if skill.name != item),
+    )
+
+
+def _shown(node: Node) -> tuple[str, ...]:
+    return (*node.shown.moves, *node.shown.skills, *node.shown.excerpts)
+
+
+def _bundle(synthesizer: Synthesizer, context: ProposalContext) -> str | None:
+    """SHA-256 of the proposed bundle, or None without a proposal."""
+    try:
+        proposal = synthesizer.propose(context)
+    except ProposalFailed:
+        return None
+    return proposal.bundle.sha256 if proposal is not None else None
+
+
+# -- claims of models
+
+
+def _items(knowledge: ShownKnowledge) -> Iterator[tuple[str, str]]:
+    """Ids, each with the text whose words may occur in code. A move's role names a parameter."""
+    for move in knowledge.moves:
+        yield move.id, f"{move.name} {move.why} `{move.change.get('role', '')}`"
+    for skill in knowledge.skills:
+        yield skill.name, skill.text
+    for excerpt in knowledge.excerpts:
+        yield excerpt.id, excerpt.text
+
+
+def _added(tree: Tree, node: Node, task: SearchTask) -> str:
+    """Lines that the candidate adds to its parent."""
+    assert node.proposal is not None and node.parent is not None
+    parent = tree[node.parent].proposal
+    before = "\n".join(parent.bundle.files.values()) if parent else task.problem.source
+    after = "\n".join(node.proposal.bundle.files.values())
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    return "\n".join(line[1:] for line in lines if line[:1] == "+" and line[:3] != "+++")
+
+
+def _occurs_in(item: str, text: str, added: str) -> bool:
+    words = {item, *_CODE.findall(text), *re.findall(r"`([^`\s]{3,})`", text)}
+    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", added, re.I) for word in words)

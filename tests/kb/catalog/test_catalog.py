@@ -13,8 +13,8 @@ import pytest
 
 from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog.database import CACHE_KIB
+from kb.catalog.engine import portions
 from kb.catalog.knowledge.documents import erase_deleted
-from kb.catalog.rows import portions
 from kb.errors import NotFound, UnknownHardware
 from kb.scope import AccessScope
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kb.catalog.knowledge.symbols import ProposedCard, check_proposal
-from kb.catalog.knowledge.verbatim import Source
+from kb.catalog.knowledge.symbols import ProposedCard, Source, check_proposal
 
 TEXT = """Fences
 `vsync` waits for at most 128 lanes; a scale of 1.5 is usual.

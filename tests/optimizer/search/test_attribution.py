@@ -9,7 +9,12 @@ from pathlib import Path
 
 from kb.hardware.table_reader import Problems
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.attribution import (
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
+from optimizer.search.loop import Search
+from optimizer.search.propose import SearchTask
+from optimizer.search.records import Node, Proposal
+from optimizer.search.runs.optimize import (
     ABSENT,
     ASKED_A_MODEL,
     CHANGED,
@@ -17,11 +22,6 @@ from optimizer.search.attribution import (
     Attribution,
     attribution,
 )
-from optimizer.search.goal import Goal
-from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
-from optimizer.search.loop import Search
-from optimizer.search.propose import SearchTask
-from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import ProposalContext, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe

@@ -18,12 +18,12 @@ from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.answers import answer_from
-from skills.training.prompts import answer_text
-from skills.training.rows import (
+from skills.training.export import (
     FORMATS,
     SHAPES,
     Format,
     Shape,
+    answer_text,
     preferred,
     shaped,
     write_manifest,

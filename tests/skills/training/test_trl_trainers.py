@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from skills.training.rows import FORMATS, SHAPES, Format, Shape, shaped
+from skills.training.export import FORMATS, SHAPES, Format, Shape, shaped
 from tests.skills.training.judged import SAMPLES, TYPE
 
 # A reward is worked out of these.

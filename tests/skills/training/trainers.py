@@ -13,7 +13,7 @@ from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from skills.training.rows import Format, Shape, shaped, write_rows
+from skills.training.export import Format, Shape, shaped, write_rows
 from tests.skills.training.judged import SAMPLES
 
 MARKS = ["<pad>", "<end>"]

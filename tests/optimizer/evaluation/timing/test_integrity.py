@@ -10,13 +10,13 @@ import pytest
 from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.records import CaseTiming, Flag
 from optimizer.evaluation.runner.defences import Defences
-from optimizer.evaluation.timing.integrity import (
+from optimizer.evaluation.timing.measure import (
+    TimingResult,
     charged_late_ns,
     clock_flags,
     hidden_ns,
     unreported_ns,
 )
-from optimizer.evaluation.timing.measure import TimingResult
 
 CALLS = 20
 FLUSH_NS = 60_000  # for which the device is still busy when a call begins

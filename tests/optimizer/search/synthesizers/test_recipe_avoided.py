@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.attribution import CHANGED, attribution
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.loop import Search
 from optimizer.search.propose import SearchTask
+from optimizer.search.runs.optimize import CHANGED, attribution
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Parameter
 from optimizer.search.synthesizers.recipe.synthesizer import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kb.candidate_abi import HEADER
 from kb.errors import InvalidRequest, StoreError
-from optimizer.evaluation.abi import HEADER
 from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge
 from optimizer.search.records import REFERENCE, Cost, Node
 from optimizer.search.runs.models import check_keys
