@@ -87,7 +87,7 @@ class SectionWeights:
 
     heading: float = 1.5
     topic: float = 0.2
-    use: float = 0.4
+    use: float = 0.7
     afterwards: float = 0.4
     named: float = 0.35
     tagged: float = 0.15
