@@ -213,8 +213,9 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
             )
     cards = _cards(snapshot, material)
     unknown = _unknown(snapshot, material, cards, about)
+    beside_kernel = task == "write" and bool(kernels) and not no_kernel
     offers: dict[str, Offer] = {
-        category: partial(_sections, snapshot, material, layout, about, category, task)
+        category: partial(_sections, snapshot, material, layout, about, category, beside_kernel)
         for category in scope.categories
     }
     if request.log:
@@ -358,7 +359,7 @@ def _sections(
     layout: Layout,
     about: Mapping[str, float],
     category: str,
-    task: Task,
+    beside_kernel: bool,
     room: Room,
     largest: int,
     shown: frozenset[str],
@@ -370,7 +371,7 @@ def _sections(
     ranked = material.by_category(category)
     floor = _floor(material, category, ranked)
     if material.traits.kinds and material.request.op and not material.request.in_words:
-        if task == "write" and material.toolchain is None:
+        if beside_kernel:
             ranked = _by_operator(snapshot, material, scope)
         elif category == "guidance":
             ranked = _own_first(snapshot, material, scope, ranked)
