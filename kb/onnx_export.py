@@ -1,9 +1,9 @@
 """`python -P THIS_FILE FOLDER TARGET`: prepare the query model of a sentence-transformers folder.
 
 TARGET is an optimised ONNX file. Its packed weights are in a second file, which onnxruntime maps,
-so that processes share them. Both depend on the processor and on the version of onnxruntime. Runs as a
-separate process, because it may import torch, and ends when its standard input is closed. Imports
-nothing of Kernlore.
+so that processes share them. Both depend on the processor and on the version of onnxruntime. Runs
+as a separate process, because it may import torch, and ends when its standard input is closed.
+Imports nothing of Kernlore.
 """
 
 from __future__ import annotations
