@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.dependencies import Parts
@@ -28,9 +28,8 @@ from api.web.pages import (
     see_other,
 )
 from kb.catalog.runs import RunWhere
-from kb.errors import InvalidRequest, NotFound
+from kb.errors import InvalidRequest
 from optimizer.search.runs import run_store as runs
-from optimizer.search.runs.run_store import PlotCache
 
 MOST_COMPARED = 6
 CANDIDATES = 100  # of a run on one page
@@ -38,13 +37,7 @@ STATES = ("running", "finished", "cancelled", "failed")
 POLICIES = ("best-first", "mcts", "evolutionary")
 
 
-def _plots(request: Request) -> PlotCache:
-    plots: PlotCache = request.app.state.plots
-    return plots
-
-
 router = page_router("/ui/runs")
-Plots = Annotated[PlotCache, Depends(_plots)]
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
@@ -198,20 +191,6 @@ def download(run_id: str, services: Parts) -> Response:
     packed = exported_zip(services, run_id)
     headers = {"Content-Disposition": f'attachment; filename="{run_id}.zip"'}
     return Response(packed, media_type="application/zip", headers=headers)
-
-
-@router.get("/{run_id}/plots/{name}")
-def plot(run_id: str, name: str, services: Parts, plots: Plots) -> Response:
-    """A plot of the run as SVG: progress, tree or roofline."""
-    drawing = plots.plots(services, run_id).get(name.removesuffix(".svg"))
-    if drawing is None:
-        raise NotFound(f"{run_id} has no plot {name[:80]!r}", hint=f"See /ui/runs/{run_id}.")
-    # The SVG has inline styles; scripts are not allowed.
-    headers = {
-        "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(drawing, media_type="image/svg+xml", headers=headers)
 
 
 @router.get("/{run_id}/candidates/{number}")

@@ -5,10 +5,8 @@ comparisons, plots. Reading runs needs neither torch nor a toolchain.
 from __future__ import annotations
 
 import json
-import tempfile
-import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -35,7 +33,6 @@ from optimizer.search.store import RunRow, run_from_json
 from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_gain, rough_of
 from retrieval.knowledge_base import KnowledgeBase
 
-CACHED_PLOTS = 64  # runs; the plots of one take some 100 kB
 Json = dict[str, Any]
 
 
@@ -420,17 +417,6 @@ def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
     }
 
 
-def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
-    """The plots of the report that can be drawn, as SVG by name. Raises NotFound."""
-    from optimizer.search.output.plots import write_plots
-
-    run, tree = _loaded(base, run_id)
-    winner = run.result.get("node")
-    with tempfile.TemporaryDirectory(prefix="kernlore-plots-") as folder:
-        drawn = write_plots(tree, winner, Path(folder)).drawn
-        return {name: path.read_bytes() for name, path in drawn.items()}
-
-
 def _node(tree: Tree, run_id: str, number: str) -> Node:
     if not (number.isascii() and number.isdigit() and int(number) < len(tree)):
         raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(tree) - 1}.")
@@ -531,30 +517,6 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
         "verdicts": ", ".join(f"{count} {name}" for name, count in counts.most_common()),
         "seconds": f"{run.seconds or max((node.at for node in tree), default=0.0):.0f}",
     }
-
-
-class PlotCache:
-    """Plots of runs, drawn once for each state of a run. Threads may share it."""
-
-    def __init__(self) -> None:
-        # Protects _cached, and the drawing library, which is not thread-safe. A request for a
-        # second plot of a run waits for the first: one drawing makes both.
-        self._drawing = threading.Lock()
-        self._cached: OrderedDict[tuple[str, str, str], dict[str, bytes]] = OrderedDict()
-
-    def plots(self, base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
-        """The result of `run_plots`. Raises NotFound, also if the reader of `base` may not see the
-        run."""
-        store = run_store(base)
-        run = store.run(run_id)
-        key = (run_id, run.state, f"{store.size(run_id)} {run.result}")
-        with self._drawing:
-            if key not in self._cached:
-                self._cached[key] = run_plots(base, run_id)
-                while len(self._cached) > CACHED_PLOTS:
-                    self._cached.popitem(last=False)
-            self._cached.move_to_end(key)
-            return self._cached[key]
 
 
 def store_failed(
