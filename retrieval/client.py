@@ -850,6 +850,76 @@ class Kernlore:
                 raise
         return sent
 
+    def evaluate(
+        self,
+        problem: str | Path,
+        candidate: str | Path,
+        *,
+        hardware: str = "auto",
+        language: str | None = None,
+        timeout: float = 600.0,
+    ) -> Json:
+        """Evaluate the kernel in a file and wait for the result: `validity`, `correct`, `speedup`,
+        `timings`, `verdict`, `message`. A wrong kernel is a result.
+
+        `problem` is a problem file, or the name of a built-in problem. `language` is by default
+        that of the file's suffix. The service runs the code. After `timeout` seconds, raises
+        KernloreClientError with code "timeout".
+        """
+        kernel = Path(candidate)
+        source = _text_of(kernel)
+        bundle = {
+            "files": {kernel.name: source},
+            "main": kernel.name,
+            "language": language or _language_of(kernel, source),
+        }
+        body = {"problem": _problem(problem), "candidate": bundle, "hardware": hardware}
+        job = self._call("POST", "/evaluations", json=body)
+        job = self._ended(f"/evaluations/{_segment(job['id'])}", ("ready", "failed"), timeout)
+        if job["state"] == "failed":
+            error = job["error"]
+            raise KernloreClientError(error["code"], error["message"], error.get("hint", ""))
+        return _mapping(job["result"])
+
+    def optimize(
+        self,
+        problem: str | Path,
+        *,
+        hardware: str = "auto",
+        timeout: float = 3600.0,
+        **goal: Any,
+    ) -> Json:
+        """Search for a faster kernel and wait for the end: the run with its `state`, `ended` and
+        `result`, and the `files` of the best candidate.
+
+        `problem` is as in `evaluate`. `goal` are the fields of a run's goal, such as
+        `candidates=20`, `minutes=5`, `language="cpp"` or `target=1.5`. After `timeout` seconds,
+        raises KernloreClientError with code "timeout"; the run goes on.
+        """
+        body = {"problem": _problem(problem), "hardware": hardware, "goal": goal}
+        run_id = _segment(self._call("POST", "/runs", json=body)["id"])
+        run = self._ended(f"/runs/{run_id}", ("finished", "cancelled", "failed"), timeout)
+        files: Json = {}
+        if number := run.get("result", {}).get("node"):
+            node = self._call("GET", f"/runs/{run_id}/candidates/{number}")
+            files = node["proposal"]["bundle"]["files"]
+        return {**run, "files": files}
+
+    def _ended(self, path: str, states: Sequence[str], timeout: float) -> Json:
+        """What a path answers once its state is one of `states`."""
+        deadline = time.monotonic() + timeout
+        pause = 0.2
+        while (shown := self._call("GET", path))["state"] not in states:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                message = f"{path} is still {shown['state']} after {timeout:g} s"
+                raise KernloreClientError(
+                    "timeout", message, "It goes on: ask again, or wait longer."
+                )
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, 2.0)
+        return _mapping(shown)
+
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
         """Wait until a job is ready, partial or failed, and return it. After `timeout` seconds,
         raises KernloreClientError with code "timeout".
@@ -894,6 +964,45 @@ class Kernlore:
             hint, details = body.get("hint", ""), body.get("details")
             raise KernloreClientError(body["code"], body["message"], hint, details, status)
         raise _unexpected(f"{method} {path} answered {status}", body, status)
+
+
+_SUFFIXES = {".cpp": "cpp", ".cc": "cpp", ".cu": "cuda", ".hip": "hip", ".metal": "metal"}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "Give the path of a text file that this process may read."
+        message = f"cannot read {path}: {error}"
+        raise KernloreClientError("invalid_request", message, hint) from error
+
+
+def _language_of(path: Path, source: str) -> str:
+    if path.suffix == ".py":
+        return "triton" if "triton" in source else "torch"
+    if path.suffix not in _SUFFIXES:
+        message = f"the language of {path.name} is not known by its suffix"
+        raise KernloreClientError("invalid_request", message, "Pass language=.")
+    return _SUFFIXES[path.suffix]
+
+
+def _problem(problem: str | Path) -> Any:
+    """A problem of a request: a name, or the texts of a file and of the toml next to it."""
+    path = Path(problem)
+    if path.suffix != ".py":
+        return str(problem)
+    name = path.parent.resolve().name if path.name == "problem.py" else path.stem
+    body = {"source": _text_of(path), "name": name}
+    rules = next(
+        (
+            toml
+            for toml in (path.with_suffix(".toml"), path.parent / "problem.toml")
+            if toml.is_file()
+        ),
+        None,
+    )
+    return body if rules is None else {**body, "toml": _text_of(rules)}
 
 
 def _named_files(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:

@@ -423,6 +423,45 @@ def test_waiting_ends_when_the_job_does_or_the_patience(script: Script, kernlore
         kernlore.wait("job_1", timeout=0.15)
 
 
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+def get_inputs():
+    return [torch.randn(8, 16)]
+"""
+
+
+def test_a_problem_file_is_searched_to_its_best_kernel(
+    script: Script, kernlore: Kernlore, tmp_path: Path
+) -> None:
+    (tmp_path / "twice.py").write_text(PROBLEM, encoding="utf-8")
+    (tmp_path / "twice.toml").write_text('op = "elementwise"\n', encoding="utf-8")
+    states = iter(["starting", "running", "finished"])
+
+    def reply(request: Request) -> tuple[int, Any]:
+        if request.path.endswith("/candidates/3"):
+            return 200, {"proposal": {"bundle": {"files": {"k.cpp": "int a;"}}}}
+        return 200, {"id": "run_1", "state": next(states), "result": {"node": 3}}
+
+    script.reply = reply
+    run = kernlore.optimize(tmp_path / "twice.py", candidates=2, language="cpp", timeout=10)
+    assert (run["state"], run["files"]) == ("finished", {"k.cpp": "int a;"})
+    assert json.loads(script.seen[0].body) == {
+        "problem": {"source": PROBLEM, "name": "twice", "toml": 'op = "elementwise"\n'},
+        "hardware": "auto",
+        "goal": {"candidates": 2, "language": "cpp"},
+    }
+    script.reply = always(200, {"id": "run_1", "state": "running"})
+    with pytest.raises(KernloreClientError, match="/runs/run_1 is still running after"):
+        kernlore.optimize("softmax", timeout=0.1)
+    with pytest.raises(KernloreClientError, match="cannot read"):
+        kernlore.optimize(tmp_path / "absent.py")
+
+
 class InProcess:
     """A service in this process: what a `Backend` is asked to be."""
 
@@ -488,6 +527,13 @@ def test_a_running_service_answers_every_call(service_url: str, tmp_path: Path) 
         assert single == client.job(upload.job_id) and single.passages == single.passages_done == 1
         assert single.document is not None and single.document.title == "Padding"
         assert upload.document_id in {d["id"] for d in client.documents(hardware="h100")}
+        (tmp_path / "twice.py").write_text(PROBLEM, encoding="utf-8")
+        kernel = tmp_path / "kernel.py"
+        kernel.write_text(PROBLEM.replace("Model(", "ModelNew(").replace("2 * x", "x + x"))
+        verdict = client.evaluate(tmp_path / "twice.py", kernel, timeout=200)
+        assert verdict["validity"] == "correct", verdict
+        with pytest.raises(KernloreClientError, match="not known by its suffix"):
+            client.evaluate("softmax", note)
         with pytest.raises(KernloreClientError) as caught:
             client.retrieve(query="q", hardware="h10")
         assert caught.value.code == "unknown_hardware" and "h100" in caught.value.hint
