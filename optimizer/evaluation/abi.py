@@ -1,9 +1,9 @@
 """The binary interface of a candidate: inputs, then parameters and buffers in state_dict order,
 then outputs, as contiguous arrays that the harness allocates.
 
-A C function gets them as `kernlore_tensor` structures (`HEADER`), a command toolchain as `.npy`
-files with a JSON manifest, a `ModelNew` as torch tensors. All integers have 64 bits. Standard
-library only.
+A C function gets them as `kernlore_tensor` structures (`kb/candidate_abi.py`), a command toolchain
+as `.npy` files with a JSON manifest, a `ModelNew` as torch tensors. All integers have 64 bits.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -29,46 +29,6 @@ ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
 }
 DTYPE_CODES: Mapping[str, int] = {dtype: code for code, dtype in enumerate(ITEM_BYTES)}
-
-HEADER_NAME = "kernlore_abi.h"
-HEADER = """\
-/* The binary interface of a Kernlore candidate.
- *
- * The harness calls  int NAME(const kernlore_tensor *tensors, const kernlore_counts *counts)
- * tensors: inputs, then parameters and buffers in state_dict order, then outputs; every one
- * contiguous, outputs allocated and not initialised. A Python number among the inputs arrives as a
- * tensor of no dimensions (int64, float64 or bool). Return 0; anything else is a failed call.
- */
-#ifndef KERNLORE_ABI_H
-#define KERNLORE_ABI_H
-#include <stdint.h>
-
-enum {
-  KERNLORE_FLOAT32 = 0, KERNLORE_FLOAT64 = 1, KERNLORE_FLOAT16 = 2, KERNLORE_BFLOAT16 = 3,
-  KERNLORE_INT8 = 4, KERNLORE_UINT8 = 5, KERNLORE_INT16 = 6, KERNLORE_INT32 = 7,
-  KERNLORE_INT64 = 8, KERNLORE_BOOL = 9
-};
-
-typedef struct {
-  void *data;
-  int64_t dtype;
-  int64_t ndim;
-  const int64_t *shape;   /* ndim sizes */
-  const int64_t *stride;  /* ndim strides in elements */
-} kernlore_tensor;
-
-typedef struct {
-  int64_t inputs, parameters, outputs; /* parameters: with buffers */
-  void *stream;                        /* cudaStream_t on a GPU, else NULL */
-} kernlore_counts;
-
-#ifdef __cplusplus
-#define KERNLORE_EXPORT extern "C" __attribute__((visibility("default")))
-#else
-#define KERNLORE_EXPORT __attribute__((visibility("default")))
-#endif
-#endif
-"""
 
 
 @dataclass(frozen=True)

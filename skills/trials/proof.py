@@ -496,34 +496,43 @@ def shipped_trial(row: Mapping[str, Any], command: str, load: float | None) -> S
 
 
 def write_evidence(library: Path, proof: Proof) -> Path:
-    """Replace the lines of these chips in a skill's `evidence.jsonl`, and those that say why
-    nothing was measured; write the transcript next to the repository's results where it has such a
-    folder. Raises NotFound."""
+    """Add the lines to a skill's `evidence.jsonl`, in place of those of the same cases on these
+    chips and of those that say why nothing was measured; add the transcript next to the
+    repository's results where it has such a folder. Raises NotFound."""
     name, trials, transcripts = proof.skill, proof.trials, proof.transcripts
     folder = library / name
     if not folder.is_dir():
         raise NotFound(f"{library} has no skill {name}", hint="Give the folder of the library.")
     path = folder / EVIDENCE_FILE
-    chips = {trial.hardware for trial in trials}
-    known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     measured = any(not trial.untried for trial in trials)
-    stored = [(line, json.loads(line)) for line in known if line]
-    others = [
-        line
-        for line, row in stored
-        if row["hardware"] not in chips and not (measured and row.get("untried"))
-    ]
-    lines = [json.dumps(t.as_json(), ensure_ascii=False) for t in trials]
-    path.write_text("\n".join([*others, *lines]) + "\n", encoding="utf-8")
+    _add_rows(
+        path, [t.as_json() for t in trials], lambda row: measured and bool(row.get("untried"))
+    )
     results = library.parent.parent / "benchmarks" / "results"
     if transcripts and results.is_dir():
-        for chip in sorted(chips):
+        for chip in sorted({trial.hardware for trial in trials}):
             target = library.parent.parent / TRANSCRIPTS / f"{name}.{chip}.jsonl"
             target.parent.mkdir(exist_ok=True)
-            own = [t for t in transcripts if t["hardware"] == chip]
-            text = "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in own)
-            target.write_text(text, encoding="utf-8")
+            _add_rows(target, [t for t in transcripts if t["hardware"] == chip])
     return path
+
+
+def _add_rows(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    is_void: Callable[[Mapping[str, Any]], bool] = lambda row: False,
+) -> None:
+    """Add rows to a file of trials, in place of those of the same cases and of void ones."""
+
+    def case(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(key) for key in ("hardware", "problem", "case", "dtype"))
+
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    stored = [json.loads(line) for line in text.splitlines() if line]
+    replaced = {case(row) for row in rows}
+    left = [row for row in stored if case(row) not in replaced and not is_void(row)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in (*left, *rows)]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _why_untried(

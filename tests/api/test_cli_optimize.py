@@ -318,51 +318,36 @@ def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
     assert imported.returncode == 0, imported.stderr
 
 
-def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(
+def test_problems_of_a_folder_are_searched_one_after_another(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timed as users' candidates are."""
+    """No recipe fits the first, which gets a traced kernel without an option, timed as users'
+    candidates are. Nobody has a candidate for the second: it says who was asked, and who would
+    have one.
+    """
     monkeypatch.setenv(TIMING, "full")
-    problem = place / "own_norm.py"
-    problem.write_text(OWN)
-    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "2")
-    done = kernlore("optimize", problem, *options, "-o", place / "own", "--json", data=place / "x")
-    assert done.code == 0, done.err
-    first = run_json(place, "tree", done.json["run"], data="x")[1]
-    assert first["synthesizer"] == "traced" and first["verdict"] in ("correct", "unmeasured")
-
-
-def test_the_problems_of_a_folder_are_searched_one_after_another(place: Path) -> None:
     folder = place / "several"
     folder.mkdir()
-    for name in ("first_norm", "second_norm"):
-        (folder / f"{name}.py").write_text(OWN)
-    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "1")
+    (folder / "own_norm.py").write_text(OWN)
+    (folder / "unknown_factor.py").write_text(FACTORED)
+    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "2")
     out = place / "searched"
     done = kernlore("optimize", folder, *options, "-o", out, "--json", data=place / "x")
     assert done.code == 0, done.err
-    first, second = done.json
-    assert (first["problem"], second["problem"]) == ("first_norm", "second_norm")
-    assert (first["state"], second["state"]) == ("finished", "finished")
-    assert {path.name for path in out.iterdir()} == {"first_norm", "second_norm"}
-    runs = {row["id"]: row for row in run_json(place, "list", data="x")}
-    assert {first["run"], second["run"]} <= runs.keys()
+    rows = done.json
+    assert [row["problem"] for row in rows] == ["own_norm", "unknown_factor"]
+    assert {row["state"] for row in rows} == {"finished"}
+    assert {path.name for path in out.iterdir()} == {"own_norm", "unknown_factor"}
+    listed = {row["id"]: row for row in run_json(place, "list", data="x")}
+    traced, nothing = (listed[row["run"]] for row in rows)
+    first = run_json(place, "tree", traced["id"], data="x")[1]
+    assert first["synthesizer"] == "traced" and first["verdict"] in ("correct", "unmeasured")
 
-
-def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_one(
-    place: Path,
-) -> None:
-    problem = place / "own_factor.py"
-    problem.write_text(FACTORED)
-    options = ("--language", "cpp", "--knowledge", "off", "-o", place / "factor")
-    done = kernlore("optimize", problem, *options, "--json", data=place / "x")
-    assert done.code == 0, done.err
-    reason = done.json["outcome"]["reason"]
+    shown = run_json(place, "show", nothing["id"], data="x")
+    reason = shown["reason"]
     assert re.search(r"no candidate exists. Tried: recipe; traced \(.*_qr.*\)", reason), reason
     assert "compiler, which was not tried, has one: leave --language out" in reason
-    (listed,) = [r for r in run_json(place, "list", data="x") if r["id"] == done.json["run"]]
-    assert (listed["gain"], listed["run"]) == ("nothing tried", listed["id"])
-    assert run_json(place, "show", listed["id"], data="x")["reason"] == reason
+    assert (nothing["gain"], nothing["run"]) == ("nothing tried", nothing["id"])
 
 
 @pytest.mark.skipif(not LITELLM, reason="the extra `llm` is not installed")

@@ -241,7 +241,7 @@ def wrongly(answer: Answered, expected: int) -> bool:
 
 
 def test_access_is_what_the_declaration_says(doors: Doors) -> None:
-    """Every operation, by HTTP route and by command, with every kind of caller."""
+    """Every operation by HTTP route with every kind of caller, and by command with some."""
     wrong = []
     for operation in EVERY:
         role = None if operation.public else operation.role
@@ -253,6 +253,8 @@ def test_access_is_what_the_declaration_says(doors: Doors) -> None:
         for caller in CALLERS:
             expected = refusal(caller, role, chip_refused)
             for name, door in (("http", doors.http), ("command", doors.command)):
+                if door == doors.command and caller not in ("", "reader", "admin"):
+                    continue  # it sends the same request, with the key of its caller
                 answer = door(caller, operation, given)
                 if wrongly(answer, expected) and answer.code != "unavailable":
                     wrong.append((operation.name, name, caller, expected, answer[:2]))

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.embedded, pytest.mark.slow(seconds=25)]
 
 REQUEST = {"query": "coalesce the accesses of a memory bound kernel", "hardware": "h100"}
 NOTES = "# Notes\n\n## Loads\n\nThe {word} unit moves data between the memories of this chip.\n"
-WORDS = ("tarquelin", "osveril", "mabbenoy", "quillarn")
+WORDS = ("tarquelin", "osveril")
 CALLS = 12  # on connections of their own, so that each process accepts some
 
 
@@ -32,6 +32,12 @@ def url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator
     with serving(data, knowledge, options=("--workers", "3")) as url:
         wait_for_workers(url, 2)
         yield url
+        workers = workers_of(url)
+    # Workers end with their service.
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers and not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
 def call(service: str, method: str, path: str, **carried: Any) -> httpx.Response:
@@ -137,17 +143,6 @@ def test_a_killed_worker_is_replaced(url: str) -> None:
     assert killed not in wait_for_workers(url, 2)
     for _ in range(CALLS):
         retrieve(url)
-
-
-def test_workers_end_with_their_service(tmp_path: Path, model_cache: Path) -> None:
-    knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
-    data = place_models(tmp_path / "data", model_cache)
-    with serving(data, knowledge, options=("--workers", "2")) as url:
-        workers = wait_for_workers(url, 1)
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:

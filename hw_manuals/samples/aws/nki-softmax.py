@@ -1,4 +1,4 @@
-"""NKI softmax of rows: three instructions a tile, each element crosses HBM once each way."""
+"""NKI softmax of rows: four compute instructions a tile, each element crosses HBM once each way."""
 
 import nki
 import nki.isa as nisa

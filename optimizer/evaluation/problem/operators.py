@@ -43,6 +43,7 @@ COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh", "set_")
 
 
 # Operators that leave a part of an earlier result out.
+POINTWISE = "pointwise.names"  # trait
 MASKING = frozenset(("tril", "triu", "masked_fill", "masked_scatter", "where", "topk"))
 
 
@@ -173,7 +174,8 @@ def observe(case: OpenCase, device: str = "cpu") -> Observed:
         inputs, state = case.drawn(0)
         with _ArgumentRecorder() as seen:
             case.reference(inputs, state, device=device)
-    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
+    traits = {**own, **seen.traits, POINTWISE: " ".join(sorted(seen.pointwise))}
+    return Observed(traits, dict(seen.kinds), seen.product, dict(seen.work))
 
 
 class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
@@ -212,6 +214,7 @@ class _ArgumentRecorder(DispatchWatch):  # type: ignore[no-untyped-call]
         super().__init__()
         self.traits: dict[str, Trait] = {}
         self.kinds: Counter[str] = Counter()
+        self.pointwise: list[str] = []
         self.product: MatrixProduct | None = None
         self.work: dict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
@@ -222,6 +225,8 @@ class _ArgumentRecorder(DispatchWatch):  # type: ignore[no-untyped-call]
         self._counts[name] += 1
         if (kind := _kind(func, name)) is not None:
             self.kinds[kind] += 1
+        if kind == "pointwise":
+            self.pointwise.append(name)
         if kind == "product" and (product := _product(name, args)) is not None:
             largest = self.product.multiplications if self.product else 0
             self.product = product if product.multiplications > largest else self.product

@@ -144,7 +144,8 @@ class Observed:
     `traits` are numbers and words by name: `convolution.stride[0]` is an argument of the first such
     operator, `add#2.other` of the second; `model.limit` is an attribute of the Model. Attention has
     `scaled_dot_product_attention.is_causal`, `.masked`, `.dropout_p`, `.scale`, `.query_length` and
-    `.key_length` on every device. `kinds` counts the operators that compute by kind: product,
+    `.key_length` on every device, and `pointwise.names` the names of all pointwise operators, in
+    alphabetical order. `kinds` counts the operators that compute by kind: product,
     convolution, attention, pointwise, or other (reductions, sorting, gathers, scans). `product` is
     the matrix product with the most multiplications, if any. `work` is in bytes, by operator of
     kb/problem_terms.toml.

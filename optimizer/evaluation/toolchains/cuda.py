@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from optimizer.evaluation.abi import HEADER, HEADER_NAME
+from kb.candidate_abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import (
     Availability,

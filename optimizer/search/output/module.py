@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kb.candidate_abi import HEADER, HEADER_NAME
 from kb.errors import InvalidRequest, KernloreError
-from optimizer.evaluation.abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem

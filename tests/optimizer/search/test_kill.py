@@ -15,7 +15,7 @@ from tests.shared import small_map_id
 pytestmark = pytest.mark.slow(seconds=40)
 
 ROOT = Path(__file__).parents[3]
-KILLS = 2
+KILLS = 1  # `tests/api/test_killed_service.py` kills twice
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from kb.candidate_abi import HEADER_NAME
 from kb.errors import InvalidRequest
-from optimizer.evaluation.abi import HEADER_NAME
 from optimizer.evaluation.bundle import MANIFEST, Bundle, Parameter
 from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.llm import templates

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kb.candidate_abi import HEADER
 from kb.hardware.extensions import in_words, is_about_lacking, is_lacking_fact, macros
 from kb.hardware.facts import fact_keys, readable
 from kb.hardware.spec import ToolchainSpec
-from optimizer.evaluation.abi import HEADER, ITEM_BYTES
+from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains import cpp, cuda
 from optimizer.evaluation.toolchains.command import argument_names, scalar_values

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
+from kb.candidate_abi import c_declarations
 from kb.errors import InvalidPredicate
 from kb.hardware.table_reader import Problems, TableReader
 from kb.moves_vocabulary import ROLES
@@ -47,18 +48,6 @@ _FIELDS = (
 )
 KINDS = ("product", "convolution", "attention", "pointwise", "other")  # counted by `observe`
 ROLE_OF = {"input": "input", "parameter": "weight", "buffer": "weight", "output": "output"}
-C_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "_Float16",
-    "bfloat16": "__bf16",
-    "int8": "int8_t",
-    "uint8": "uint8_t",
-    "int16": "int16_t",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "bool": "bool",
-}
 C_LIKE = ("cpp", "cuda")
 PYTHON = ("torch", "triton")
 SUFFIXES = {"cpp": "cpp", "cuda": "cu"}
@@ -395,7 +384,8 @@ def instantiate(
     """The recipe as a bundle with these values and the host code of the binary interface.
     `reference` is the source of the problem, whose Model has the weights of a Python candidate."""
     python = recipe.language in PYTHON
-    host = _c_host(recipe) if recipe.language in C_LIKE else ""
+    tensors = [(p.name, p.role, p.dtypes[0], p.dims) for p in recipe.tensors]
+    host = c_declarations(tensors) if recipe.language in C_LIKE else ""
     names = {**binding.traits, **values}
     text = filled(recipe.template, names, host, python=python)
     parameters = dict(values)
@@ -407,43 +397,3 @@ def instantiate(
     # The suffix of a chip's own language is its name, unless its toolchain has another.
     name = f"kernel.{SUFFIXES.get(recipe.language, recipe.language)}"
     return Bundle({name: text}, name, recipe.language, ENTRY, parameters, "recipe")
-
-
-def _c_host(recipe: Recipe) -> str:
-    """Declarations of typed pointers and sizes, from the argument `t`."""
-    lines: list[str] = []
-    seen: set[str] = set()
-    for number, pattern in enumerate(recipe.tensors):
-        lines += [_pointer(number, pattern), *_sizes(number, pattern, seen)]
-    return "\n".join(f"  {line}" for line in lines)
-
-
-def _pointer(number: int, pattern: TensorPattern) -> str:
-    ctype = C_TYPES[pattern.dtypes[0]]
-    const = "" if pattern.role == "output" else "const "
-    if not pattern.dims:
-        return f"{const}{ctype} {pattern.name} = *({const}{ctype} *)t[{number}].data;"
-    return f"{const}{ctype} *__restrict__ {pattern.name} = ({const}{ctype} *)t[{number}].data;"
-
-
-def _sizes(number: int, pattern: TensorPattern, seen: set[str]) -> list[str]:
-    starred = next((n for n, dim in enumerate(pattern.dims) if dim.startswith("*")), None)
-    behind = 0 if starred is None else len(pattern.dims) - starred - 1
-    lines = []
-    for place, dim in enumerate(pattern.dims):
-        name = dim.lstrip("*")
-        if name.isdigit() or name in seen:
-            continue
-        seen.add(name)
-        if place == starred:
-            lines.append(f"int64_t {name} = 1;")
-            lines.append(
-                f"for (int64_t d_ = {place}; d_ < t[{number}].ndim - {behind}; d_++)"
-                f" {name} *= t[{number}].shape[d_];"
-            )
-        else:
-            after = starred is not None and place > starred
-            back = len(pattern.dims) - place
-            where = f"t[{number}].ndim - {back}" if after else str(place)
-            lines.append(f"const int64_t {name} = t[{number}].shape[{where}];")
-    return [*lines, *(f"(void){dim.lstrip('*')};" for dim in pattern.dims if not dim.isdigit())]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.evaluation.abi import DTYPE_CODES, HEADER, HEADER_NAME, Signature, TensorSpec
+from kb.candidate_abi import HEADER, HEADER_NAME
+from optimizer.evaluation.abi import DTYPE_CODES, Signature, TensorSpec
 from optimizer.search.synthesizers.base import CaseView
 from optimizer.search.synthesizers.traced.cpp import write_candidate
 from optimizer.search.synthesizers.traced.program import Program
