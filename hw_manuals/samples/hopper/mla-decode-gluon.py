@@ -40,13 +40,6 @@ def load_keys(c_desc, r_desc, c_ring, r_ring, full, step, row):
 
 
 @gluon.jit
-def load_heads(q_desc, qr_desc, q_tile, qr_tile, q_full, row):
-    mbarrier.expect(q_full, q_desc.block_type.nbytes + qr_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(q_desc, [row, 0], q_full, q_tile)
-    tma.async_copy_global_to_shared(qr_desc, [row, 0], q_full, qr_tile)
-
-
-@gluon.jit
 def mla_kernel(
     q_desc,
     qr_desc,
@@ -98,23 +91,23 @@ def mla_kernel(
 
     tile = share * each
     last = gl.minimum(tile + each, total)
-    steps = last - tile
     step = 0
     segment = 0
-    sequence = gl.sum((ends <= tile).to(gl.int32), 0)
-    begin = gl.sum(gl.where(b == sequence, ends - tiles, 0), 0)
-    place = sequence * places + (tile - begin) * KEYS  # row of the next tile of the cache
-    if steps > 0:
-        load_keys(c_desc, r_desc, c_ring, r_ring, full, 0, place)
-        load_heads(q_desc, qr_desc, q_tile, qr_tile, q_full, sequence * heads + group * ROWS)
     while tile < last:
+        sequence = gl.sum((ends <= tile).to(gl.int32), 0)
         end = gl.sum(gl.where(b == sequence, ends, 0), 0)
+        begin = end - gl.sum(gl.where(b == sequence, tiles, 0), 0)
         length = gl.load(lengths_ptr + sequence)
         stop = gl.minimum(last, end)
         first = tile - begin
         count = stop - tile
         row = sequence * heads + group * ROWS
-        after = gl.sum((ends <= stop).to(gl.int32), 0)  # the sequence after this one
+        block_barrier()  # all have left the last segment: its tiles may be overwritten
+        mbarrier.expect(q_full, q_desc.block_type.nbytes + qr_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, [row, 0], q_full, q_tile)
+        tma.async_copy_global_to_shared(qr_desc, [row, 0], q_full, qr_tile)
+        place = sequence * places + first * KEYS
+        load_keys(c_desc, r_desc, c_ring, r_ring, full, step, place)
         mbarrier.wait(q_full, segment & 1)
 
         highest = gl.full([ROWS], -1e30, gl.float32, s_rows)
@@ -123,9 +116,8 @@ def mla_kernel(
         for i in range(count):
             slot = step % 2
             block_barrier()  # both groups have read the tile before: the next takes its place
-            place = gl.where(i + 1 < count, place + KEYS, after * places)
-            if step + 1 < steps:
-                load_keys(c_desc, r_desc, c_ring, r_ring, full, step + 1, place)
+            if i + 1 < count:
+                load_keys(c_desc, r_desc, c_ring, r_ring, full, step + 1, place + (i + 1) * KEYS)
             mbarrier.wait(full.index(slot), step // 2 & 1)
             c_tile = c_ring.index(slot)
             s = gl.zeros([ROWS, KEYS], gl.float32, s_layout)
@@ -146,9 +138,6 @@ def mla_kernel(
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
             step += 1
 
-        block_barrier()  # both groups have read the queries
-        if stop < last:  # they arrive while the sums are written
-            load_heads(q_desc, qr_desc, q_tile, qr_tile, q_full, after * heads + group * ROWS)
         weight = gl.sum(sums, 1)
         acc = acc * gl.convert_layout(1.0 / weight, o_rows)[:, None]
         h = gl.arange(0, ROWS, layout=o_rows)
@@ -161,8 +150,6 @@ def mla_kernel(
             log = highest + gl.log2(weight)
             gl.store(log_ptr + at + gl.arange(0, ROWS, layout=s_rows), log)
         tile = stop
-        begin = stop
-        sequence = after
         segment += 1
 
 

@@ -1,10 +1,11 @@
-"""Attention of one new query per sequence over a paged cache (decoding), for Hopper: a warp is a
-block, and many of them on a multiprocessor keep the memory busy without a barrier.
+"""Attention of one new query per sequence over a paged cache of keys and values (decoding).
 
-query, out [batch][heads][WIDTH] in bf16, contiguous; key_cache, value_cache
-[pages][page][kv_heads][WIDTH] in bf16, or in float8_e4m3fn (also as uint8) with one scale each;
-table[batch][most pages], lengths[batch] in int32, at least 1. WIDTH 64 or 128; the page is a power
-of two.
+Pages are tiles that TMA fetches by their number in the page table; the queries that share a head
+of keys form one tile; a sequence is cut into parts, because one block per sequence and head would
+leave most of the chip idle. A second kernel joins the parts.
+
+query[batch][heads][WIDTH], caches[pages][PAGE][kv_heads][WIDTH] in bf16; table[batch][most pages]
+and lengths[batch] in int32; query and caches contiguous, every length at least 1.
 """
 
 import torch
@@ -20,137 +21,94 @@ def decode_part_kernel(
     value_desc,
     table_ptr,
     lengths_ptr,
-    scales_ptr,
     sums_ptr,
     logs_ptr,
-    kv_heads,
-    parts,
     table_stride,
     scale,
     SHARE: tl.constexpr,
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    PART: tl.constexpr,
     WIDTH: tl.constexpr,
-    FP8: tl.constexpr,
 ):
-    # Heads are the fastest index: the keys of neighbouring heads are neighbours in memory.
-    head = tl.program_id(0) % kv_heads
-    part = tl.program_id(0) // kv_heads
-    batch = tl.program_id(1)
+    batch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_heads, parts = tl.num_programs(1), tl.num_programs(2)
     length = tl.load(lengths_ptr + batch)
-    first = part * PART
-    last = tl.minimum(first + PART, length)
-    if first < length:
-        row = tl.arange(0, ROWS)
-        d = tl.arange(0, WIDTH)
-        at = (batch * kv_heads + head) * SHARE + row
-        mine = (row < SHARE)[:, None]
-        query = tl.load(query_ptr + at[:, None] * WIDTH + d[None, :], mask=mine, other=0.0)
-        if FP8:  # fp16 holds every float8_e4m3 exactly, and one instruction converts two
-            query = query.to(tl.float16)
-            scale = scale * tl.load(scales_ptr).to(tl.float32)
-        highest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-        total = tl.zeros((ROWS,), dtype=tl.float32)
-        acc = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
-        # The pages of the part are read before the loop: a load by an index that is itself loaded
-        # in the loop would not be issued ahead.
-        p = tl.arange(0, PART // PAGE)
-        ahead = table_ptr + batch * table_stride + first // PAGE + p
-        pages = tl.load(ahead, mask=first + p * PAGE < last, other=0)
-        for start in range(first, last, TILE):
-            page = tl.sum(tl.where(p == (start - first) // PAGE, pages, 0), axis=0)
-            place = page * PAGE + start % PAGE
-            key = key_desc.load([place, head * WIDTH])
-            score = tl.dot(query, key.to(query.dtype).T) * scale
-            known = start + tl.arange(0, TILE) < last
-            score = tl.where(known[None, :], score, float("-inf"))
-            above = tl.maximum(highest, tl.max(score, axis=1))
-            weight = tl.exp2(score - above[:, None])
-            shrink = tl.exp2(highest - above)
-            total = total * shrink + tl.sum(weight, axis=1)
-            value = value_desc.load([place, head * WIDTH])
-            if FP8:
-                # Columns in another order, in which a thread's part of the operand is 16 bytes of a
-                # row, read together, not byte by byte. The sums are put in order at the end.
-                value = value.reshape(TILE, 8, WIDTH // 8).permute(0, 2, 1).reshape(TILE, WIDTH)
-            acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc * shrink[:, None])
-            highest = above
-        if FP8:
-            acc = acc.reshape(ROWS, WIDTH // 8, 8).permute(0, 2, 1).reshape(ROWS, WIDTH)
-            acc = acc * tl.load(scales_ptr + 1).to(tl.float32)
-        acc = acc / total[:, None]
-        out = at * parts + part
-        tl.store(sums_ptr + out[:, None] * WIDTH + d[None, :], acc, mask=mine)
-        tl.store(logs_ptr + out, highest + tl.log2(total), mask=row < SHARE)
+    pages = tl.cdiv(length, PAGE)
+    each = tl.cdiv(pages, parts)
+    first = part * each
+    row = tl.arange(0, ROWS)
+    d = tl.arange(0, WIDTH)
+    at = (batch * kv_heads + head) * SHARE + row
+    mine = (row < SHARE)[:, None]
+    query = tl.load(query_ptr + at[:, None] * WIDTH + d[None, :], mask=mine, other=0.0)
+    highest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((ROWS,), dtype=tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    for i in range(first, tl.minimum(first + each, pages)):
+        page = tl.load(table_ptr + batch * table_stride + i)
+        key = key_desc.load([page * PAGE, head * WIDTH])
+        score = tl.dot(query, key.T) * scale
+        known = i * PAGE + tl.arange(0, PAGE) < length
+        score = tl.where(known[None, :], score, float("-inf"))
+        above = tl.maximum(highest, tl.max(score, axis=1))
+        weight = tl.exp2(score - above[:, None])
+        shrink = tl.exp2(highest - above)
+        total = total * shrink + tl.sum(weight, axis=1)
+        value = value_desc.load([page * PAGE, head * WIDTH])
+        acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None])
+        highest = above
+    # A part without pages has total 0: its logarithm is minus infinity, its sums count nothing.
+    inverse = tl.where(total > 0, 1.0 / total, 0.0)
+    out = at * parts + part
+    tl.store(sums_ptr + out[:, None] * WIDTH + d[None, :], acc * inverse[:, None], mask=mine)
+    tl.store(logs_ptr + out, highest + tl.log2(total), mask=row < SHARE)
 
 
 @triton.jit
-def join_kernel(
-    sums_ptr,
-    logs_ptr,
-    lengths_ptr,
-    out_ptr,
-    heads,
-    parts,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def join_kernel(sums_ptr, logs_ptr, out_ptr, parts, PARTS: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0)
-    used = tl.cdiv(tl.load(lengths_ptr + row // heads), PART)
     p = tl.arange(0, PARTS)
     d = tl.arange(0, WIDTH)
-    logs = tl.load(logs_ptr + row * parts + p, mask=p < used, other=float("-inf"))
+    logs = tl.load(logs_ptr + row * parts + p, mask=p < parts, other=float("-inf"))
     weight = tl.exp2(logs - tl.max(logs, axis=0))
     weight = weight / tl.sum(weight, axis=0)
     at = (row * parts + p)[:, None] * WIDTH + d[None, :]
-    sums = tl.load(sums_ptr + at, mask=(p < used)[:, None], other=0.0)
+    sums = tl.load(sums_ptr + at, mask=(p < parts)[:, None], other=0.0)
     out = tl.sum(sums * weight[:, None], axis=0)
     tl.store(out_ptr + row * WIDTH + d, out.to(out_ptr.dtype.element_ty))
 
 
-def paged_decode(
-    query, key_cache, value_cache, table, lengths, scales=None, part=512, tile=32, stages=4
-):
+def paged_decode(query, key_cache, value_cache, table, lengths, parts=None):
     batch, heads, width = query.shape
     pages, page, kv_heads, _ = key_cache.shape
-    tile = min(page, tile)
-    assert query.is_contiguous() and heads % kv_heads == 0 and page % tile == 0
-    parts = triton.cdiv(table.shape[1] * page, part)
+    assert query.is_contiguous() and heads % kv_heads == 0
+    share = heads // kv_heads
+    if parts is None:  # two blocks a multiprocessor, and at least one page each
+        units = torch.cuda.get_device_properties(query.device).multi_processor_count
+        parts = max(1, min(table.shape[1], 2 * units // (batch * kv_heads)))
     sums = torch.empty((batch * heads, parts, width), device=query.device, dtype=torch.float32)
     logs = torch.empty((batch * heads, parts), device=query.device, dtype=torch.float32)
     out = torch.empty_like(query)
     flat = (pages * page, kv_heads * width)
-    fp8 = key_cache.element_size() == 1
-    dtype = torch.float8_e4m3fn if fp8 else key_cache.dtype
-    caches = [x.view(dtype).view(flat) for x in (key_cache, value_cache)]
-    share = heads // kv_heads
-    decode_part_kernel[(parts * kv_heads, batch)](
+    key_desc = TensorDescriptor.from_tensor(key_cache.view(flat), [page, width])
+    value_desc = TensorDescriptor.from_tensor(value_cache.view(flat), [page, width])
+    decode_part_kernel[(batch, kv_heads, parts)](
         query,
-        *(TensorDescriptor.from_tensor(x, [tile, width]) for x in caches),
+        key_desc,
+        value_desc,
         table,
         lengths,
-        scales,
         sums,
         logs,
-        kv_heads,
-        parts,
         table.stride(0),
-        width**-0.5 * 1.4426950408889634,
+        width**-0.5 * 1.44269504,
         SHARE=share,
         ROWS=max(16, triton.next_power_of_2(share)),
         PAGE=page,
-        TILE=tile,
-        PART=part,
         WIDTH=width,
-        FP8=fp8,
-        num_warps=1,
-        num_stages=stages,
+        num_warps=4,
+        num_stages=3,
     )
     size = triton.next_power_of_2(parts)
-    join_kernel[(batch * heads,)](
-        sums, logs, lengths, out, heads, parts, PART=part, PARTS=size, WIDTH=width, num_warps=4
-    )
+    join_kernel[(batch * heads,)](sums, logs, out, parts, PARTS=size, WIDTH=width, num_warps=4)
     return out

@@ -252,7 +252,7 @@ def describe(tensor, box):
 
 
 def window_attention(
-    query, key, value, sink, window, cap=None, scale=None, tile=128, stages=2, shared=True
+    query, key, value, sink, window, cap=None, scale=None, tile=128, stages=2, shared=False
 ):
     batch, heads, length, width = query.shape
     kv_heads = key.shape[1]
