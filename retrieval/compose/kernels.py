@@ -92,7 +92,7 @@ def chosen_kernels(snapshot: Snapshot, wanted: KernelRequest) -> list[WholeKerne
 
     Where kernels of the operator itself exist, those of related operators are left out, except the
     best one with the operand types of the request if no kernel of the operator has them; and where
-    one of them has run on the chip's family, those for other chips are left out.
+    one of them has run on the chip's family, those for other families are left out.
     """
     if not wanted.traits.kinds:
         return []
@@ -127,19 +127,16 @@ def _without_fillers(kernels: Sequence[WholeKernel], wanted: KernelRequest) -> l
         first_of_kind = {kernel.traits.kinds: kernel for kernel in reversed(kin)}
         return [kernel for kernel in kin if first_of_kind[kernel.traits.kinds] is kernel][:MOST_KIN]
     if any(_has_run_here(kernel, wanted) for kernel in own):
-        own = [kernel for kernel in own if _is_for_family(kernel, wanted)]
+        own = [kernel for kernel in own if not kernel.note]
     operands = wanted.traits.operands
     if all(kernel.traits.operands != operands for kernel in own):
         own += [kernel for kernel in kin if kernel.traits.operands == operands][:1]
     return own[:MOST_KERNELS]
 
 
-def _is_for_family(kernel: WholeKernel, wanted: KernelRequest) -> bool:
-    return not kernel.note and not set(wanted.lineage).isdisjoint(kernel.hardware)
-
-
 def _has_run_here(kernel: WholeKernel, wanted: KernelRequest) -> bool:
-    return kernel.status in ("right", "runs") and _is_for_family(kernel, wanted)
+    has_run = kernel.status in ("right", "runs") and not kernel.note
+    return has_run and not set(wanted.lineage).isdisjoint(kernel.hardware)
 
 
 def score_of(kernel: WholeKernel, wanted: KernelRequest) -> float:
