@@ -73,7 +73,7 @@ def read(text: str) -> Profile | None:
 
 
 def _rows(text: str) -> Iterator[Kernel]:
-    columns: _Columns | None = None
+    columns: _TableColumns | None = None
     last: Kernel | None = None
     for line in text.splitlines():
         if not line.strip() or len(line) > MAX_LINE or _RULE.fullmatch(line):
@@ -91,7 +91,7 @@ def _rows(text: str) -> Iterator[Kernel]:
         yield last
 
 
-class _Columns:
+class _TableColumns:
     """The places of a table's columns in the cells of its rows, which may lack the last ones."""
 
     def __init__(self, heads: Sequence[str], name: int, time: int | None) -> None:
@@ -156,7 +156,7 @@ def _plain(head: str) -> str:
     return re.sub(r"[^a-z]+", "", _UNIT.sub("", head).lower().replace("pct", ""))
 
 
-def _columns(cells: Sequence[str], line: str) -> _Columns | None:
+def _columns(cells: Sequence[str], line: str) -> _TableColumns | None:
     """The columns of a header with names and with times or shares; None for another line."""
     if len(line) > MAX_HEADER or len(cells) < 2 or any(c[:1].isdigit() for c in cells):
         return None
@@ -173,7 +173,7 @@ def _columns(cells: Sequence[str], line: str) -> _Columns | None:
     if not times and not shares:
         return None
     ranked = sorted(times, key=lambda i: _rank(heads[i]))
-    return _Columns(heads, name, ranked[0] if ranked else None)
+    return _TableColumns(heads, name, ranked[0] if ranked else None)
 
 
 def _is_time(head: str) -> bool:
