@@ -34,7 +34,8 @@ _DIRECTIVE = re.compile(
     r"|if (?:you|the device) .{3,80}, )?"
     r"(?:(?:please )?add|try|consider|use|set|pass|increase|reduce|lower|raise|enable|disable"
     r"|upgrade|downgrade|install|rebuild|recompile|specify|switch to|make sure|build with"
-    r"|compile with|reducing|increasing|setting|adding) (?:[a-z`'\"-]|[A-Z_]{3,}=|[A-Z]\w+\d).{3,})",
+    r"|compile with|reducing|increasing|setting|adding)"
+    r" (?:[a-z`'\"-]|[A-Z_]{3,}=|[A-Z]\w+\d).{3,})",
 )
 _MARKED = re.compile(
     r"\b(?:hint|help|suggestion|tip|workaround)\b ?[:=] ?(?P<say>\S.{6,})", re.IGNORECASE
