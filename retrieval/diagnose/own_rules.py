@@ -16,7 +16,6 @@ from kb.predicates import compile_predicate
 from retrieval.diagnose.metrics import Normalised, load_metrics, parse_quantity
 from retrieval.diagnose.rules import Rule, load_rules
 from retrieval.diagnose.signals import load_signals
-from retrieval.snapshot.ontology import load_ontology
 
 RANK = 40  # rank of these rules
 
@@ -55,15 +54,11 @@ def rules_of(specs: Mapping[str, HardwareSpec], lineage: Sequence[str]) -> OwnRu
 
 
 def check_own(spec: HardwareSpec) -> None:
-    """Raises InvalidKnowledge for a rule, alias or term of a description that names an unknown
-    signal, canonical metric or concept, or a rule with the id of a built-in one; the message names
-    the nearest.
+    """Raises InvalidKnowledge for a rule or alias of a description that names an unknown signal or
+    canonical metric, or has the id of a built-in rule; the message names the nearest.
     """
     signals, metrics = load_signals().ids, tuple(metric.name for metric in load_metrics())
     taken = {rule.id for rule in load_rules()}
-    concepts = tuple(load_ontology().concepts)
-    for term, concept in spec.terms.items():
-        _known(f"{spec.id}: terms.{term}", "concept", [concept], ("", *concepts))
     for index, rule in enumerate(spec.rules):
         place = f"{spec.id}: rules[{index}] ({rule.id})"
         names = compile_predicate(rule.when).names()
