@@ -359,7 +359,9 @@ class Snapshot:
     def section_tokens(self, section_ids: Iterable[str], scope: ScopeFilter) -> dict[str, int]:
         """The tokens of the texts of `sections`; those of complete sections are stored."""
         return {
-            identity: self._tokens(row) if part is None else self._section(row, part).tokens
+            identity: self._of_section("tokens", row)
+            if part is None
+            else self._section(row, part).tokens
             for identity, row, part in self._visible_sections(section_ids, scope)
         }
 
@@ -386,13 +388,9 @@ class Snapshot:
 
     def parents(self, section_ids: Iterable[str]) -> dict[str, str | None]:
         """The enclosing section of each of these, None at the top; unknown ids are left out."""
-        parents: dict[str, str | None] = {}
-        for identity in section_ids:
-            for row in _found(self._sections_by_id, identity).tolist():
-                part = self._section_part(row)
-                number = int(part.segment.section_parents[row - part.first_section])
-                parents[identity] = f"sec_{number:016x}" if number else None
-        return parents
+        rows = {identity: _found(self._sections_by_id, identity) for identity in section_ids}
+        numbers = {i: self._of_section("parents", own[0]) for i, own in rows.items() if len(own)}
+        return {i: f"sec_{number:016x}" if number else None for i, number in numbers.items()}
 
     def below(self, parent_ids: Collection[str]) -> dict[str, list[str]]:
         """Ids of the child sections, by parent, in reading order."""
@@ -440,19 +438,17 @@ class Snapshot:
     def _section_part(self, row: int) -> _MountedSegment:
         return next(part for part in reversed(self._parts) if row >= part.first_section)
 
-    def _section_id(self, row: int) -> str:
+    def _of_section(self, column: str, row: int) -> int:
+        """The value of a section in `section_COLUMN`."""
         part = self._section_part(row)
-        return f"sec_{int(part.segment.section_ids[row - part.first_section]):016x}"
+        return int(part.segment.arrays[f"section_{column}"][row - part.first_section])
+
+    def _section_id(self, row: int) -> str:
+        return f"sec_{self._of_section('ids', row):016x}"
 
     def _document_of(self, row: int) -> StoredDocument:
         """The document of a section."""
-        part = self._section_part(row)
-        place = int(part.segment.section_documents[row - part.first_section])
-        return part.segment.documents[place]
-
-    def _tokens(self, row: int) -> int:
-        part = self._section_part(row)
-        return int(part.segment.section_tokens[row - part.first_section])
+        return self._section_part(row).segment.documents[self._of_section("documents", row)]
 
     def _section_record(self, row: int) -> list[Any]:
         """[parent_id, ordinal, level, path]"""
@@ -470,7 +466,7 @@ class Snapshot:
 
         def make() -> WholeSection:
             passages = list(map(self._passage, self._members(row).tolist()))
-            return self._section(row, passages, self._tokens(row))
+            return self._section(row, passages, self._of_section("tokens", row))
 
         return self.cache.get((part.segment.name, "section", row - part.first_section), make)
 
