@@ -212,7 +212,8 @@ def conclude(
         request, resolved.facts, resolved.scope.lineage, resolved.signatures, resolved.rules, codes
     )
     verdict = conclusion.verdict
-    return replace(conclusion, verdict=replace(verdict, hint=verdict.hint or hint))
+    general = verdict.hint if request.hardware is not None or not hint else ""
+    return replace(conclusion, verdict=replace(verdict, hint=general or hint))
 
 
 @stage("moves and skills")

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from kb.errors import InvalidRequest
+from kb.problem_terms import canonical_op, problem_terms
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.profiles.reader import read_profile
 
@@ -51,6 +52,46 @@ def pasted(text: str) -> tuple[str, Any]:
     if len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped):
         return "query", stripped
     return "log", text
+
+
+# Signs of the language of code, the special ones first.
+_LANGUAGES = (
+    ("triton", re.compile(r"@triton\.(?:jit|autotune)|\bimport triton\b")),
+    ("hip", re.compile(r"\bhip(?:LaunchKernel|Malloc|Stream)|hip/hip_runtime")),
+    ("cuda", re.compile(r"__global__|__device__|__shared__")),
+    ("torch", re.compile(r"\bimport torch\b")),
+    ("cpp", re.compile(r"#include\s*[<\"]")),
+)
+_FUNCTION = re.compile(r"(?:\bdef|__global__[\w\s]*?|\bvoid|\bclass|\bint)\s+(\w+)\s*\(")
+
+
+def with_text(request: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The request with a text in the field of its kind; for code alone also with what it computes.
+    Raises InvalidRequest where that field is given too.
+    """
+    name, value = pasted(text)
+    if name in request:
+        raise InvalidRequest(
+            f"the text is read as {name}, and {name} is given too", hint="Give one of them."
+        )
+    alone = name == "draft" and not {"op", "query", "log", "metrics", "signal"} & request.keys()
+    return {**(_about_code(text) if alone else {}), **request, name: value}
+
+
+def _about_code(code: str) -> dict[str, str]:
+    """`task`, the `language` of code and the `op` that the names of its functions contain, else the
+    words of those names as `query`.
+    """
+    fields = {"task": "speed_up"}
+    language = next((name for name, sign in _LANGUAGES if sign.search(code)), None)
+    if language is not None:
+        fields["language"] = language
+    names = [name.lower() for name in _FUNCTION.findall(code)]
+    words = [word for name in names for word in name.split("_") if word]
+    op = next((w for w in (*names, *words) if canonical_op(w) in problem_terms().ops), None)
+    if op is not None:
+        return {**fields, "op": op}
+    return {**fields, "query": " ".join(words)} if words else fields
 
 
 def metrics_of(text: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kb.catalog.facts import Fact
+from kb.hardware.lineage import chips_named
 from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
 from kb.predicates import Value
 from kb.scope import ANY, CATEGORIES, ScopeFilter
@@ -167,14 +168,18 @@ class ResolvedHardware:
 
 def with_vendor(request: RetrieveRequest, chips: KnownHardware) -> tuple[RetrieveRequest, str]:
     """A request without hardware, with the registered family of the tool that wrote its log, and a
-    hint that names both; other requests and "".
+    hint that names both, or the chip that the log names; other requests and "".
     """
     if request.hardware is not None or not request.log:
         return request, ""
+    found = ", ".join(sorted(chips_named(request.log, chips.all())))
+    chip_hint = f"The log names {found}. Add `hardware` for the chip's own manuals." * bool(found)
     named = vendor_of_log(request.log)
     if named is None or named[0] not in chips.all():
-        return request, ""
+        return request, chip_hint
     vendor, tool = named
+    if chip_hint:
+        return replace(request, hardware=vendor), chip_hint
     members = sorted(i for i in chips.all() if vendor in chips.lineage(i)[1:])
     some = ", ".join(members[:6]) + (", ..." if len(members) > 6 else "")
     hint = (

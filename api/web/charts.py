@@ -96,7 +96,7 @@ def _mark(row: Mapping[str, Any], x: float, y: Any) -> CandidateMark:
     if row["rough_gain"]:
         label = f"candidate {number}: {row['rough']}"
         return CandidateMark(number, "rough", label, x, y(row["rough_gain"]))
-    kind = "untimed" if row["verdict"] == "correct" else "wrong"
+    kind = "untimed" if row["verdict"] in ("correct", "unmeasured") else "wrong"
     return CandidateMark(number, kind, f"candidate {number}: {row['verdict']}", x, LANE)
 
 

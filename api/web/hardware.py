@@ -96,15 +96,12 @@ def show(
     if chosen is not None:
         return list_facts(hardware_id, request, services, chosen)
     chip = hardware.show_hardware(services, hardware_id)
-    _, documents = page_of_documents(services, limit=0, hardware=chip.id)
     facts = hardware.list_facts(services, chip.id).facts
     proposed = hardware.list_facts(services, chip.id, "proposed").facts
-    counts = {"facts": len(facts), "documents": documents}
     return page(
         request,
         "hardware.html",
         chip=chip,
-        counts=counts,
         proposed=len(proposed),
         key_facts=[fact for fact in facts if fact.key in SHOWN_FACTS],
         steps=onboarding_steps(services, chip.id),
@@ -117,14 +114,19 @@ def list_facts(
     hardware_id: str,
     request: Request,
     services: Parts,
-    facts: FactFilter = "effective",
+    facts: FactFilter | None = None,
     q: str = "",
     sort: Literal["", "value", "source", "status"] = "",
     number: Number = 1,
     decided: int = 0,
     status: str = "",
 ) -> HTMLResponse:
-    """Facts with their sources, to filter, to sort and to decide about."""
+    """Facts with their sources, to filter, to sort and to decide about. By default those in use;
+    while there are none, the proposed ones.
+    """
+    if facts is None:
+        in_use = hardware.list_facts(services, hardware_id).facts
+        facts = "effective" if in_use or q else "proposed"
     return _facts_page(
         request, services, hardware_id, facts, q, sort, number, done=(decided, status)
     )

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import structlog
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -36,6 +37,7 @@ from api.http.admission import with_place
 from api.http.authorisation import is_session
 from api.http.bodies import media_type, read_limited, signed
 from api.http.dependencies import from_this_machine
+from api.http.errors import internal_error
 from api.operations import Operation
 from api.services import Services
 from api.strict_json import check_text
@@ -44,6 +46,7 @@ from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_
 from kb.hardware.facts import readable
 from kb.settings import product_version
 
+log = structlog.get_logger(__name__)
 R = TypeVar("R")
 ACTOR = "web"
 PAGE_SIZE = 50
@@ -164,7 +167,7 @@ def see_other(request: Request, path: str) -> RedirectResponse:
 
 
 class PageRoute(APIRoute):
-    """Answers every known error with a page that has a hint."""
+    """Answers every error with a page that has a hint."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -177,11 +180,13 @@ class PageRoute(APIRoute):
             except RequestValidationError as error:
                 problems = [{**p, "loc": p["loc"][1:] or p["loc"]} for p in error.errors()]
                 return error_page(request, invalid_fields(problems))
-            except (DBAPIError, OSError) as error:
-                fault = store_fault(error)
-                if fault is None:
-                    raise
-                return error_page(request, fault)
+            except Exception as error:  # boundary: a fault that is not the store's is logged
+                fault = store_fault(error) if isinstance(error, (DBAPIError, OSError)) else None
+                if fault is not None:
+                    return error_page(request, fault)
+                log.exception("request failed", route=self.path, method=request.method)
+                bound = structlog.contextvars.get_contextvars()
+                return error_page(request, internal_error(bound.get("request_id", "")))
 
         return answered
 
@@ -322,7 +327,7 @@ def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:
 MAX_TEXT = 60_000  # characters that are rendered; a longer text is shown as it is
 # Names of lexers for the languages of kernels, where they differ.
 LEXERS = {"triton": "python", "torch": "python", "hip": "cuda", "gluon": "python", "cute": "python"}
-_MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*")
+_MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*|(?<![\w*])[*_](\S[^*_]*\S|\S)[*_](?![\w*])")
 _HEADING_LEVELS = 3  # by which headings of a text are below those of the page
 
 
@@ -347,7 +352,7 @@ def code(text: str, language: str = "") -> Markup:
 
 def plain_title(text: str) -> str:
     """A title without the marks of Markdown."""
-    return _MARKUP.sub(lambda match: match[1] or "", str(text)).strip()
+    return _MARKUP.sub(lambda match: match[1] or match[2] or "", str(text)).strip()
 
 
 @cache

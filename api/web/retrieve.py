@@ -22,9 +22,10 @@ from api.strict_json import load_json
 from api.web.pages import SentForm, error_page, form_route, page, page_router, see_other
 from kb.answers import Answer
 from kb.errors import InvalidRequest, KernloreError
+from kb.hardware.lineage import chips_named
 from kb.scope import CATEGORIES
 from retrieval.diagnose.signals import load_signals
-from retrieval.pasted import metrics_of, pasted
+from retrieval.pasted import metrics_of, with_text
 from retrieval.request import TASKS
 from retrieval.request_body import read_body
 
@@ -79,6 +80,7 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
         "tasks": TASKS,
         "categories": CATEGORIES,
         "answer": None,
+        "named": "",
         "error": None,
         "shareable": request.method == "GET",
     }
@@ -86,7 +88,8 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
         return page(request, "retrieve.html", **values)
     try:
         body = _body(given)
-        answer = retrieve(services, read_body(body))
+        named = _only_chip(services, given)
+        answer = retrieve(services, read_body({"hardware": named, **body} if named else body))
     except KernloreError as error:
         if error.status >= 500:
             return error_page(request, error)
@@ -95,9 +98,12 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
     shown = body.get("log") or body.get("profile") or body.get("draft") or ""
     values |= {
         "answer": answer.as_json(),
+        "changes": {move.id: _change(move.change) for move in answer.moves},
         "kind": next((kind for kind in KINDS if body.get(kind)), "signal"),
+        "named": named,
         "titles": {signal.id: signal.title for signal in load_signals()},
         "evidence": list(_evidence(answer)),
+        "hints": list(_advice(answer, named)),
         "actions": list(_actions(answer))[:MOST_ACTIONS],
         "lines": _marked(shown, answer) if isinstance(shown, str) else [],
         "bar": _bar(answer),
@@ -106,6 +112,15 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
         "mcp": _mcp(body),
     }
     return page(request, "retrieve.html", **values)
+
+
+def _only_chip(services: Services, given: Mapping[str, str]) -> str:
+    """The one chip that the text names, where the form names none; else ""."""
+    if given.get("hardware"):
+        return ""
+    text = "\n".join(given.get(name, "") for name in ("text", "query", "log"))
+    chips = chips_named(text, services.registry.all())
+    return next(iter(chips)) if len(chips) == 1 else ""
 
 
 # What a request is about, as the page names it.
@@ -128,8 +143,7 @@ def _body(given: Mapping[str, str]) -> dict[str, Any]:
             raise InvalidRequest("max_tokens is no number", hint="Use a whole number, like 4000.")
         body["max_tokens"] = int(given["max_tokens"])
     if text := body.pop("text", ""):
-        field, value = pasted(text)
-        body.setdefault(field, value)
+        body = with_text(body, text)
     return body
 
 
@@ -197,16 +211,58 @@ def _actions(answer: Answer) -> Iterator[ShownAction]:
             yield ShownAction(_change(move.change), why, *_source(move.source))
 
 
+# The tunable parts of a kernel, as a person names them.
+ROLES = {
+    "tile_m": "tile height (tile_m)",
+    "tile_n": "tile width (tile_n)",
+    "tile_k": "tile depth (tile_k)",
+    "block": "block size",
+    "stages": "pipeline stages",
+    "warps": "warps per block",
+    "vector": "vector width",
+    "unroll": "unrolling",
+    "pad": "padding",
+    "swizzle": "swizzling",
+    "order": "order of the work",
+    "fuse": "fusion of operators",
+    "split": "splitting of the work",
+    "layout": "data layout",
+    "prefetch": "prefetching",
+    "dtype": "data type",
+    "accumulate": "accumulation",
+    "mask": "masking",
+    "grid": "grid size",
+    "reuse": "reuse of loaded data",
+    "store": "kind of stores",
+    "sync": "synchronisation",
+    "graph": "graph of launches",
+    "occupancy_hint": "occupancy hint",
+}
+
+
 def _change(change: Mapping[str, Any]) -> str:
     """A change of a parameter as a sentence."""
-    role = str(change["role"]).replace("_", " ")
-    direction = str(change["direction"]).replace("_", " ")
-    text = f"{direction.capitalize()} {role}"
-    if change.get("to") is not None:
-        text += f" to {change['to']}"
-    if change.get("factor") is not None:
-        text += f", by a factor of {change['factor']:g}"
+    part = ROLES.get(str(change["role"]), str(change["role"]).replace("_", " "))
+    direction, value, factor = str(change["direction"]), change.get("to"), change.get("factor")
+    if value is not None and not isinstance(value, int | float):
+        return f"{part[0].upper()}{part[1:]}: {str(value).replace('_', ' ')}."
+    text = f"{direction.capitalize()} the {part}"
+    if value is not None:
+        text += f" to {value:g}"
+    elif factor:
+        text += f", at least {max(factor, 1 / factor):.3g} times"
     return text + "."
+
+
+def _advice(answer: Answer, named: str) -> Iterator[str]:
+    """The hints of the answer in terms of the page, those about the missing chip as one."""
+    about_chip = [hint for hint in answer.hints if "Add `hardware`" in hint]
+    if named:
+        yield f"The text names {named}, so the answer is about it. Choose another chip above."
+    elif about_chip:
+        said = about_chip[0].partition(" Add `hardware`")[0]
+        yield f"{said} Choose the chip above for its own manuals."
+    yield from (hint for hint in answer.hints if hint not in about_chip)
 
 
 def _source(source: Mapping[str, Any]) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from kb.hardware.spec import FactSpec, HardwareSpec
 
 Registry = Mapping[str, HardwareSpec]
 
+MAX_NAMED = 100_000
 _MIN_NAME_LENGTH = 3
 # Words that are part of names, but do not name hardware alone.
 _COMMON_WORDS = frozenset(
@@ -179,6 +180,21 @@ class NameIndex:
             if _is_written_as_name(match[0]):
                 ids |= self._owner["".join(_parts(match[0]))]
         return frozenset(ids)
+
+
+def chips_named(text: str, registry: Registry) -> frozenset[str]:
+    """The accelerators without models below them that a text names, in its first MAX_NAMED
+    characters.
+    """
+    parents = {hardware.parent for hardware in registry.values()}
+    chips = [h for h in registry.values() if h.kind == "accelerator" and h.id not in parents]
+    index = _index_of(tuple((chip.id, chip.name, *chip.aliases) for chip in chips))
+    return index.find(text[:MAX_NAMED])
+
+
+@lru_cache(maxsize=8)
+def _index_of(names: tuple[tuple[str, ...], ...]) -> NameIndex:
+    return NameIndex({known[0]: known for known in names})
 
 
 def _parts(name: str) -> list[str]:

@@ -42,12 +42,12 @@ class ShownIds:
 class Proposal:
     """A candidate before it is measured.
 
-    `parent` is the number of the node that it changes; `beside` are the numbers of further correct
-    kernels whose sources the proposer saw as possible starting points. `recipe` and `values` are
-    set for an instance of a recipe. `claimed` are ids that the proposer says it used; `attributed`
-    are ids of the move, recipe or skill that certainly made the change. `cases` names the cases
-    that the candidate claims, empty for all. `transcript` is the id of the conversation with a
-    model.
+    `parent` is the number of the node that it changes; `alternatives` are the numbers of further
+    correct kernels whose sources the proposer saw as possible starting points. `recipe` and
+    `values` are set for an instance of a recipe. `claimed` are ids that the proposer says it used;
+    `attributed` are ids of the move, recipe or skill that certainly made the change. `cases` names
+    the cases that the candidate claims, empty for all. `transcript` is the id of the conversation
+    with a model.
     """
 
     bundle: Bundle
@@ -62,7 +62,7 @@ class Proposal:
     cost: Cost = field(default_factory=Cost)
     model: str | None = None
     transcript: str | None = None
-    beside: tuple[int, ...] = ()
+    alternatives: tuple[int, ...] = ()
 
     @property
     def origin(self) -> Origin:
@@ -158,6 +158,8 @@ def node_from_json(row: Mapping[str, Any]) -> Node:
 def proposal_from_json(row: Mapping[str, Any]) -> Proposal:
     """Inverse of `asdict` of a proposal."""
     fields = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
+    if "beside" in fields:  # of versions up to 0.1
+        fields["alternatives"] = fields.pop("beside")
     return Proposal(**_tuples(fields))
 
 

@@ -35,7 +35,16 @@ from retrieval.compose.kernels import (
     is_of_kind,
 )
 from retrieval.compose.lead import Lead, lead_of, with_cards
-from retrieval.compose.sections import FENCE, HITS, Block, data, one_line, plain, section_blocks
+from retrieval.compose.sections import (
+    FENCE,
+    HITS,
+    Block,
+    Room,
+    data,
+    one_line,
+    plain,
+    section_blocks,
+)
 from retrieval.compose.target import (
     Search,
     Target,
@@ -204,8 +213,9 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
             )
     cards = _cards(snapshot, material)
     unknown = _unknown(snapshot, material, cards, about)
+    beside_kernel = task == "write" and bool(kernels) and not no_kernel
     offers: dict[str, Offer] = {
-        category: partial(_sections, snapshot, material, layout, about, category, task)
+        category: partial(_sections, snapshot, material, layout, about, category, beside_kernel)
         for category in scope.categories
     }
     if request.log:
@@ -281,10 +291,10 @@ def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> di
     language, kinds = material.request.language, material.traits.kinds
     languages = material.chip_languages if language is None else (language,)
 
-    def surprises(room: int, largest: int, shown: frozenset[str]) -> Iterator[Block]:
+    def surprises(room: Room, largest: int, shown: frozenset[str]) -> Iterator[Block]:
         return surprise_blocks(snapshot, material.scope, material.lineage, languages, kinds)
 
-    def facts_of(room: int, largest: int, shown: frozenset[str]) -> Sequence[Block]:
+    def facts_of(room: Room, largest: int, shown: frozenset[str]) -> Sequence[Block]:
         facts = fact_block(material.facts, layout.facts)
         return [facts] if facts is not None else []
 
@@ -349,8 +359,8 @@ def _sections(
     layout: Layout,
     about: Mapping[str, float],
     category: str,
-    task: Task,
-    room: int,
+    beside_kernel: bool,
+    room: Room,
     largest: int,
     shown: frozenset[str],
 ) -> Iterator[Block]:
@@ -361,10 +371,11 @@ def _sections(
     ranked = material.by_category(category)
     floor = _floor(material, category, ranked)
     if material.traits.kinds and material.request.op and not material.request.in_words:
-        if task == "write" and material.toolchain is None:
+        if beside_kernel:
             ranked = _by_operator(snapshot, material, scope)
         elif category == "guidance":
             ranked = _own_first(snapshot, material, scope, ranked)
+    in_full = material.toolchain is None and material.request.reader is None
     blocks = section_blocks(
         snapshot,
         ranked,
@@ -379,6 +390,9 @@ def _sections(
         floor=floor,
         merge=not material.signal_best,  # sibling sections are about other signals
         admits=partial(_is_relevant, material, category),
+        # Blocks that do not fit are not built, unless their text is filtered or shortened below.
+        room=room if in_full else None,
+        offered=material.request.k if in_full else HITS,
     )
     blocks = (block for block in blocks if _fits_language(material, layout, block))
     return (_without_common(material, block) for block in islice(blocks, material.request.k))
@@ -531,14 +545,14 @@ def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float
 def _errors(
     material: Material,
     cards: Cards,
-    room: int,
+    room: Room,
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
     """The cards of the error codes in the log, except those already shown."""
     log = material.request.log or ""
-    codes = {card.name: card for card in cards if card.kind == "error" and card.id not in shown}
-    return symbol_blocks([codes[name] for name in names_in(log, codes)], room)
+    codes = {card.name: card for card in cards.errors if card.id not in shown}
+    return symbol_blocks([codes[name] for name in names_in(log, codes)], room.tokens)
 
 
 def _log_block(log: str, room: int) -> Block | None:
@@ -556,7 +570,7 @@ def _names(
     material: Material,
     cards: Cards,
     unknown: Sequence[UnknownName],
-    room: int,
+    room: Room,
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
@@ -581,7 +595,7 @@ def _names(
     cards_by_id = {card.id: card for card in cards_of_names if card.id not in shown}
     lines = [unknown_line(entry) for entry in entries.values()]
     head = [plain("symbols", "unknown-names", "\n".join(map(one_line, lines)))] if lines else []
-    left = room - sum(block.tokens for block in head)
+    left = room.tokens - sum(block.tokens for block in head)
     return [*head, *symbol_blocks([*cards_by_id.values()], left)]
 
 
@@ -589,7 +603,7 @@ def _vocabulary(
     snapshot: Snapshot,
     material: Material,
     kernels: Sequence[WholeKernel],
-    room: int,
+    room: Room,
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
@@ -613,9 +627,9 @@ def _vocabulary(
         cards_of_names = [card for card in named if card.name in rank]
         cards_of_names.sort(key=lambda card: rank[card.name])
         documents = len({card.document_id for card in cards_of_names})
-        return symbol_blocks(cards_of_names, room - documents * FENCE, used)
+        return symbol_blocks(cards_of_names, room.tokens - documents * FENCE, used)
     if of_language_alone := [card for card in named if not card.hardware]:
-        return symbol_blocks(of_language_alone, room)
+        return symbol_blocks(of_language_alone, room.tokens)
     chosen = chosen_names(
         named,
         op=request.op,
@@ -623,7 +637,7 @@ def _vocabulary(
         dtypes=request.dtypes or tuple(filter(None, (request.dtype,))),
         lacks=request.lacks,
     )
-    return symbol_blocks(chosen, min(room, MOST_TOKENS))
+    return symbol_blocks(chosen, min(room.tokens, MOST_TOKENS))
 
 
 def unknown_in_log(log: str, known: Collection[str], cards: Sequence[Symbol]) -> list[UnknownName]:

@@ -15,7 +15,7 @@ from kb.answers import Move, SkillAnswer, Verdict
 from kb.prompt_tokens import count_once
 from retrieval.compose.excerpts import Repeats
 from retrieval.compose.lead import Lead
-from retrieval.compose.sections import Block, one_line, plain
+from retrieval.compose.sections import Block, Room, one_line, plain
 from retrieval.layout import Layout
 from retrieval.request import Task
 
@@ -41,7 +41,7 @@ SHOWN_LINES = 5  # groups of hot lines
 LEAST_EXCERPT = 20  # tokens; the fence alone takes more
 
 # (room of the block, largest section, ids already shown) -> its parts; sizes in tokens.
-Offer = Callable[[int, int, frozenset[str]], Iterable[Block]]
+Offer = Callable[[Room, int, frozenset[str]], Iterable[Block]]
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,18 @@ class _Body:
     def _fill(self, name: str, allowance: int) -> None:
         spent = self._spent.get(name, 0)
         overhead = 0 if self._chosen.get(name) else self._overhead(name)
-        room = min(allowance - spent, self._left) - overhead
-        largest = max(int(allowance * LARGEST_SECTION), min(LEAST_SECTION, room))
+        room = Room(min(allowance - spent, self._left) - overhead)
+        largest = max(int(allowance * LARGEST_SECTION), min(LEAST_SECTION, room.tokens))
         largest = min(largest, self._layout.largest_section)
-        if room <= 0:
+        if room.tokens <= 0:
             return
         for part in self._offers[name](room, largest, self._shown):
             if part.id in self._shown:
                 continue
-            if _cost(part) <= room and self._repeats.is_new(part.text):
-                room -= _cost(part)
+            if _cost(part) <= room.tokens and self._repeats.is_new(part.text):
+                room.tokens -= _cost(part)
                 self._keep(name, part)
-            if part.sections and room < LEAST_EXCERPT:
+            if part.sections and room.tokens < LEAST_EXCERPT:
                 break  # sections are read one at a time, and no other fits
 
     def _overhead(self, name: str) -> int:

@@ -21,7 +21,7 @@ from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import below_title
 from retrieval.compose.excerpts import Repeats
-from retrieval.compose.sections import Block, data, fenced, plain
+from retrieval.compose.sections import Block, Room, data, fenced, plain
 from retrieval.operators import FLOAT, OperatorTraits, load_operators, plain_words
 from retrieval.snapshot.snapshot import Snapshot
 
@@ -92,7 +92,7 @@ def chosen_kernels(snapshot: Snapshot, wanted: KernelRequest) -> list[WholeKerne
 
     Where kernels of the operator itself exist, those of related operators are left out, except the
     best one with the operand types of the request if no kernel of the operator has them; and where
-    one of them has run on the chip's family, those for other chips are left out.
+    one of them has run on the chip's family, those for other families are left out.
     """
     if not wanted.traits.kinds:
         return []
@@ -127,19 +127,16 @@ def _without_fillers(kernels: Sequence[WholeKernel], wanted: KernelRequest) -> l
         first_of_kind = {kernel.traits.kinds: kernel for kernel in reversed(kin)}
         return [kernel for kernel in kin if first_of_kind[kernel.traits.kinds] is kernel][:MOST_KIN]
     if any(_has_run_here(kernel, wanted) for kernel in own):
-        own = [kernel for kernel in own if _is_for_family(kernel, wanted)]
+        own = [kernel for kernel in own if not kernel.note]
     operands = wanted.traits.operands
     if all(kernel.traits.operands != operands for kernel in own):
         own += [kernel for kernel in kin if kernel.traits.operands == operands][:1]
     return own[:MOST_KERNELS]
 
 
-def _is_for_family(kernel: WholeKernel, wanted: KernelRequest) -> bool:
-    return not kernel.note and not set(wanted.lineage).isdisjoint(kernel.hardware)
-
-
 def _has_run_here(kernel: WholeKernel, wanted: KernelRequest) -> bool:
-    return kernel.status in ("right", "runs") and _is_for_family(kernel, wanted)
+    has_run = kernel.status in ("right", "runs") and not kernel.note
+    return has_run and not set(wanted.lineage).isdisjoint(kernel.hardware)
 
 
 def score_of(kernel: WholeKernel, wanted: KernelRequest) -> float:
@@ -305,7 +302,7 @@ class KernelOffer:
     shown: list[WholeKernel]
     missing: str = ""
 
-    def blocks(self, room: int, largest: int, without: frozenset[str]) -> Iterator[Block]:
+    def blocks(self, room: Room, largest: int, without: frozenset[str]) -> Iterator[Block]:
         """What is missing, the first kernel, cut if necessary, then whole ones that fit in the
         remaining room.
         """
@@ -316,9 +313,8 @@ class KernelOffer:
             if {kernel.id, kernel.section} & without or not repeats.is_new(kernel.code):
                 continue
             whole = bool(self.shown)
-            block = kernel_block(self.snapshot, self.scope, kernel, room, whole=whole)
+            block = kernel_block(self.snapshot, self.scope, kernel, room.tokens, whole=whole)
             if block is not None:
-                room -= block.tokens + 1
                 self.shown.append(kernel)
                 yield block
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import WholeSection
-from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
 from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.sections import FENCE, SLACK, Block, citation, fenced, section_block
+from retrieval.search.names import Cards
 from retrieval.snapshot.snapshot import Snapshot
 
 LIST = 10  # names in a section from which on it counts as a list of names
@@ -69,11 +69,11 @@ def lead_of(
     return Lead(passage.category, passage.id, section.id, block)
 
 
-def with_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], category: str) -> Lead:
+def with_cards(lead: Lead, cards: Cards, named: Collection[str], category: str) -> Lead:
     """For a section that lists names, such as a reference, replace it by the cards of those in
     `named`, in another category; otherwise return the lead unchanged.
     """
-    listed = [card for card in cards if card.section_id == lead.section]
+    listed = cards.by_section.get(lead.section, ())
     own = [card for card in listed if card.name in named]
     if len(listed) < LIST or not own:
         return lead

@@ -29,6 +29,7 @@ PORTION = 6  # sections read at a time: a context has room for few of the candid
 CUTOFF = 0.45  # of the best weighted score, below which a section about the chip is left out
 LEAST_PREFERENCE = 0.15  # lowest weight of a document
 FENCE, HEADING = 50, 10  # approximate tokens of a block's citation and a section's heading
+LONG_FENCE = 250  # tokens that no fence exceeds
 SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # matched sections of one parent that are replaced by it, if it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
@@ -96,6 +97,13 @@ def plain(kind: str, identity: str, text: str) -> Block:
 # -- sections
 
 
+@dataclass
+class Room:
+    """The tokens that are left for the blocks of a part, which falls while they are read."""
+
+    tokens: int
+
+
 def section_blocks(
     snapshot: Snapshot,
     ranked: Sequence[Ranked],
@@ -110,6 +118,8 @@ def section_blocks(
     floor: float = 0.0,
     merge: bool = True,
     admits: Admits | None = None,
+    room: Room | None = None,
+    offered: int = HITS,
 ) -> Iterator[Block]:
     """The sections of the best passages as at most `most` blocks of at most `largest` tokens, best
     first; those about the chips `own` precede the others.
@@ -118,7 +128,9 @@ def section_blocks(
     below `floor`. `prefer` weights documents by id, from 0 to 1; without it all are equal. With
     `merge`, several sections of one parent are replaced by the parent, if it is short enough.
     Sections that `admits` refuses are left out, also from a parent, but count among the `most`:
-    lower ranked sections do not replace them. Sections are read on demand.
+    lower ranked sections do not replace them. Sections are read on demand. At most `offered` blocks
+    are yielded; with `room`, those that do not fit into what is left of it are counted and not
+    built.
     """
     if largest <= 0:
         return
@@ -127,6 +139,32 @@ def section_blocks(
     shared = _shared_parents(snapshot, best) if merge else frozenset()
     given: set[str] = set()
     refused = 0
+    for passage, section, family in _read_sections(snapshot, ordered, scope, shared, largest):
+        if family[0].id in given:
+            continue
+        group = _admitted(section, family, admits, excluded)
+        refused += not group
+        if room is not None and _exceeds(room.tokens, group, largest):
+            block, ids = None, {i for s in group for i in (s.id, *(p.id for p in s.passages))}
+        else:
+            block = _group_block(snapshot, scope, kind, group, passage, largest) if group else None
+            ids = {*block.sections, *block.passages} if block is not None else set()
+        if ids and not excluded & ids:
+            given.add(family[0].id)
+            if block is not None:
+                yield block
+        if len(given) + refused >= most or len(given) >= offered:
+            return
+
+
+def _read_sections(
+    snapshot: Snapshot,
+    ordered: Sequence[Passage],
+    scope: ScopeFilter,
+    shared: frozenset[str],
+    largest: int,
+) -> Iterator[tuple[Passage, WholeSection, Sequence[WholeSection]]]:
+    """Each passage with its section and the sections that are shown with it, read in portions."""
     for start in range(0, len(ordered), PORTION):
         portion = ordered[start : start + PORTION]
         sections = snapshot.sections([p.section_id for p in portion], scope)
@@ -134,19 +172,15 @@ def section_blocks(
         families = _families(snapshot, near, scope) if near else {}
         for passage in portion:
             section = sections.get(passage.section_id)
-            if section is None:
-                continue
-            family = _family_of(section, families, largest)
-            if family[0].id in given:
-                continue
-            group = _admitted(section, family, admits, excluded)
-            refused += not group
-            block = _group_block(snapshot, scope, kind, group, passage, largest) if group else None
-            if block is not None and not excluded & {*block.sections, *block.passages}:
-                given.add(family[0].id)
-                yield block
-            if len(given) + refused >= most:
-                return
+            if section is not None:
+                yield passage, section, _family_of(section, families, largest)
+
+
+def _exceeds(room: int, group: Sequence[WholeSection], largest: int) -> bool:
+    """Whether the block of these sections takes more than `room` tokens; False if unsure."""
+    if sum(section.least_tokens for section in group) <= room:
+        return False
+    return len(group) > 1 or group[0].tokens <= largest - LONG_FENCE
 
 
 def _admitted(

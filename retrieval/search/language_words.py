@@ -164,11 +164,31 @@ def _foreign(languages: tuple[str, ...]) -> int:
     return sum(sum(bits.values()) for group, bits in groups if not group.is_of(languages))
 
 
+_TOKEN = re.compile(r"[\w-]+")
+
+
+@lru_cache(maxsize=1)
+def _single_words() -> tuple[tuple[frozenset[str], tuple[str, ...]], ...]:
+    """The words of each group that are one token, and the others."""
+    split = []
+    for group in load_groups():
+        single = frozenset(word for word in group.words if _TOKEN.fullmatch(word))
+        split.append((single, tuple(word for word in group.words if word not in single)))
+    return tuple(split)
+
+
 @lru_cache(maxsize=REMEMBERED)
 def _used(text: str) -> int:
-    """The words of each group in a text."""
-    used = 0
-    for group, bits in zip(load_groups(), _by_group(), strict=True):
-        for match in set(group.pattern.findall(text)):
-            used |= bits[match.casefold()]
+    """The words of each group in a text. A token inside of a longer word does not count, for which
+    the pattern is needed only where such a word may occur.
+    """
+    used, folded = 0, text.casefold()
+    tokens = set(_TOKEN.findall(folded))
+    parts = zip(load_groups(), _by_group(), _single_words(), strict=True)
+    for group, bits, (single, longer) in parts:
+        found = tokens & single
+        if any(word in folded for word in longer):
+            found = {match.casefold() for match in group.pattern.findall(text)}
+        for word in found:
+            used |= bits[word]
     return used

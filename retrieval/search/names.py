@@ -80,6 +80,19 @@ class Cards(list[Symbol]):
         """The last card of each name, without those of error codes."""
         return {card.name: card for card in self if card.kind != "error"}
 
+    @cached_property
+    def errors(self) -> Sequence[Symbol]:
+        """Cards of error codes."""
+        return [card for card in self if card.kind == "error"]
+
+    @cached_property
+    def by_section(self) -> Mapping[str | None, Sequence[Symbol]]:
+        """Cards by the section that they are taken from."""
+        by_section: dict[str | None, list[Symbol]] = {}
+        for card in self:
+            by_section.setdefault(card.section_id, []).append(card)
+        return by_section
+
 
 def names_in(text: str, symbols: Collection[str]) -> list[str]:
     """The symbols that occur in a text as complete names, in the order of their first occurrence. A

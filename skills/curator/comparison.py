@@ -92,11 +92,11 @@ def kernel_key(kernel: Bundle) -> str:
 
 @dataclass(frozen=True)
 class LineDifference:
-    """Lines without comments that only the parent has (`gone`), and that only the child has
-    (`came`), in the order of the files."""
+    """Lines without comments that only the parent has (`removed`), and that only the child has
+    (`added`), in the order of the files."""
 
-    gone: tuple[str, ...]
-    came: tuple[str, ...]
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
 
 
 def code_lines(kernel: Bundle) -> list[str]:
@@ -111,13 +111,13 @@ def code_lines(kernel: Bundle) -> list[str]:
 def difference(parent: Bundle, child: Bundle) -> LineDifference:
     """The lines in which two kernels differ, spacing and comments aside."""
     old, new = code_lines(parent), code_lines(child)
-    gone: list[str] = []
-    came: list[str] = []
+    removed: list[str] = []
+    added: list[str] = []
     for tag, i, j, k, m in _matcher(old, new).get_opcodes():
         if tag != "equal":
-            gone += old[i:j]
-            came += new[k:m]
-    return LineDifference(tuple(gone), tuple(came))
+            removed += old[i:j]
+            added += new[k:m]
+    return LineDifference(tuple(removed), tuple(added))
 
 
 def likeness(kernel: Bundle, other: Bundle) -> float:

@@ -105,11 +105,11 @@ def _change(step: TrajectoryStep, passed: GatePass, roles: Roles) -> KernelChang
     if parameters:
         moved = ((p.role, direction_of(p.before, p.after)) for p in parameters)
         return named(transformation_of(moved), parameters)
-    if not lines.came:
+    if not lines.added:
         return "no line came: what was taken away has no name"
-    new, old = "\n".join(lines.came), "\n".join(code_lines(parent.bundle))
+    new, old = "\n".join(lines.added), "\n".join(code_lines(parent.bundle))
     rules = matching_rules(new, old, child.bundle.language)
-    pattern = (*(f"-{line}" for line in lines.gone), *(f"+{line}" for line in lines.came))
+    pattern = (*(f"-{line}" for line in lines.removed), *(f"+{line}" for line in lines.added))
     return named("-and-".join(rules) if len(rules) <= MOST_CAUSES else UNNAMED, (), pattern)
 
 
@@ -134,10 +134,10 @@ def _values(
 def _constants(lines: LineDifference) -> tuple[ParameterChange, ...] | str:
     """Named numbers of free code that changed while the code around them stayed; () if more
     changed."""
-    if not lines.came or len(lines.gone) != len(lines.came):
+    if not lines.added or len(lines.removed) != len(lines.added):
         return ()
     changed: dict[str, tuple[int, int]] = {}
-    for gone, came in zip(lines.gone, lines.came, strict=True):
+    for gone, came in zip(lines.removed, lines.added, strict=True):
         if _NUMBER.sub("#", canonical(gone)) != _NUMBER.sub("#", canonical(came)):
             return ()
         before, after = dict(_ASSIGNED.findall(gone)), dict(_ASSIGNED.findall(came))

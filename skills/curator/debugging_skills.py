@@ -426,7 +426,7 @@ def _mend(
     if outcome is None:
         return f"{then.validity}: the error was not mended"
     whole = difference(before, after)
-    changed = max(len(whole.gone), len(whole.came))
+    changed = max(len(whole.removed), len(whole.added))
     lines: LineDifference | None = whole
     if changed > MOST_CHANGED:  # models tend to write the whole kernel anew
         lines = _lines_at(before, after, log, code, words)
@@ -591,12 +591,12 @@ def _rank(pair: tuple[Mend, Mend]) -> tuple[int, int, int]:
     first, second = pair
     wrong = sum(mend.outcome != "right" for mend in pair)
     same = int(first.search.subject.sha256 == second.search.subject.sha256)
-    changed = sum(len(mend.lines.gone) + len(mend.lines.came) for mend in pair)
+    changed = sum(len(mend.lines.removed) + len(mend.lines.added) for mend in pair)
     return wrong, same, changed
 
 
 def _shared_change(mend: Mend, other: Mend) -> bool:
-    ours, theirs = ({_plain(line) for line in m.lines.came} for m in (mend, other))
+    ours, theirs = ({_plain(line) for line in m.lines.added} for m in (mend, other))
     return bool(ours & theirs)
 
 
@@ -657,7 +657,7 @@ def _findings(lesson: Lesson, draft: SkillDraft, names: NameIndex) -> list[str]:
     hardware = frozenset({search.hardware, *search.lineage})
     texts = {"description": draft.description, "body": draft.body}
     problems = [str(f) for f in lint(texts, Allowed(frozenset(numbers), hardware, names))]
-    shown = [line for mend in lesson.shown for line in (*mend.lines.gone, *mend.lines.came)]
+    shown = [line for mend in lesson.shown for line in (*mend.lines.removed, *mend.lines.added)]
     if any("```" in text for text in (*shown, *(mend.error for mend in lesson.shown))):
         problems.append("a line closes the block that it is quoted in")
     form = Problems(draft.name)
@@ -743,7 +743,7 @@ def _cure(mend: Mend) -> str:
     code = "diff" if mend.language in CODE else "text"
     gone, came = (
         [f"{sign} {line.strip()[:MOST_LINE]}" for line in lines]
-        for sign, lines in (("-", mend.lines.gone), ("+", mend.lines.came))
+        for sign, lines in (("-", mend.lines.removed), ("+", mend.lines.added))
     )
     problem = mend.search.subject.name
     head = f"In the kernel of {problem}, `-` before and `+` after:"

@@ -410,7 +410,7 @@ def _snippet(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], st
         values = sorted(change.step.proposal.values.items())
         return (), tuple(f"{name} = {value}" for name, value in values), "text"
     gone = [line[1:] for line in change.pattern if line.startswith("-")]
-    return _cut(gone), _cut(change.came), CODE.get(change.language, "text")
+    return _cut(gone), _cut(change.added), CODE.get(change.language, "text")
 
 
 def _cut(lines: Sequence[str]) -> tuple[str, ...]:
@@ -531,7 +531,7 @@ def _text_steps(moves: Sequence[str], compared: str, language: str) -> tuple[str
 def key_lines(change: KernelChange) -> tuple[str, ...]:
     """At most MOST_LINES lines of a whole kernel in order, with `...` for gaps: those that a rule
     names with their neighbours, then the most deeply nested ones, where its time goes."""
-    lines = change.came
+    lines = change.added
     chosen: dict[int, None] = {}
     for number, line in enumerate(lines):
         if matching_rules(line, "", change.language):

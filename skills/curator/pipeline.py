@@ -286,7 +286,7 @@ def _applied(run: CuratorRun, change: KernelChange) -> Match | None:
             row = run.known[name].row
             files = row.metadata.get("files", {})
             texts[name] = "\n".join([row.body, *(files[key] for key in sorted(files))])
-    name, share = copied_from("\n".join(change.came), texts)
+    name, share = copied_from("\n".join(change.added), texts)
     if not name or share < APPLIED:
         return None
     known = run.known[name]

@@ -54,7 +54,7 @@ class KernelChange:
     words (`increase-tile_m`, `use-recipe-cpp-row-softmax`, `vectorise`). `gain` is the child's
     speed-up over the parent, from two figures that were each taken against the reference; None if
     either has none. `before` and `after` are the signals of the two verdicts. `pattern` holds the
-    lines that went (`-`) and came (`+`), for kernels that are not instances of one recipe.
+    lines that were removed (`-`) and added (`+`), for kernels that are not instances of one recipe.
     """
 
     step: TrajectoryStep
@@ -81,8 +81,8 @@ class KernelChange:
         return name.removeprefix(ADOPTED) if name.startswith(ADOPTED) else ""
 
     @property
-    def came(self) -> list[str]:
-        """The lines that came."""
+    def added(self) -> list[str]:
+        """The added lines."""
         return [line[1:] for line in self.pattern if line.startswith("+")]
 
 

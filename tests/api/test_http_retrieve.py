@@ -73,7 +73,7 @@ def test_every_field_of_a_request_is_in_the_schema_and_on_the_command_line(
     plural = {"category": "categories", "skill_state": "skill_states", "role": "roles"}
     options = {plural.get(name, name) for name in inspect.signature(retrieve).parameters}
     # `--signal` is repeated for further signals.
-    assert options - {"context", "data_dir", "url", "as_json"} == {*specs} - {"signals"}
+    assert options - {"text", "context", "data_dir", "url", "as_json"} == {*specs} - {"signals"}
 
 
 def test_a_raw_log_as_json_and_as_text(client: TestClient) -> None:

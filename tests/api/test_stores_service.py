@@ -24,7 +24,7 @@ MANUAL = b"# Quince\n\n## Loads\n\nThe quince unit loads 16 bytes; it is memory 
 WATCHFUL = (
     sys.executable,
     "-c",
-    "from api import store_watch; store_watch.AWAY_SECONDS = store_watch.LOOK_SECONDS = 1.0;"
+    "from api import services; services.AWAY_SECONDS = services.LOOK_SECONDS = 1.0;"
     " from api.cli.main import run; run()",
 )
 WAIT_SECONDS = 180  # servers and service start on a machine that does other things too

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval.pasted import pasted
+from kb.errors import InvalidRequest
+from retrieval.pasted import pasted, with_text
 
 TRITON = "@triton.jit\ndef kernel(x_ptr, n):\n    for i in range(4):\n        x = tl.load(x_ptr)\n"
 CUDA = "#include <cuda.h>\n__global__ void k(float* a) {\n  a[threadIdx.x] = 1;\n}\n"
@@ -34,3 +35,20 @@ def test_the_kind_of_a_pasted_text(field: str, text: str) -> None:
 
 def test_metrics_are_read_from_lines() -> None:
     assert pasted("a.pct 91\nb: 20 %") == ("metrics", {"a.pct": "91", "b": "20"})
+
+
+def test_code_alone_is_searched_by_what_it_computes() -> None:
+    assert with_text({"hardware": "h100"}, CUDA.replace("k(", "row_softmax_kernel(")) == {
+        "hardware": "h100",
+        "draft": CUDA.replace("k(", "row_softmax_kernel("),
+        "task": "speed_up",
+        "language": "cuda",
+        "op": "softmax",
+    }
+    assert with_text({}, TRITON)["query"] == "kernel"
+    assert with_text({"signal": "memory_bound"}, TRITON).keys() == {"signal", "draft"}
+
+
+def test_a_text_of_a_kind_that_is_given_too_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="log is given too"):
+        with_text({"log": "error: a"}, TRACE)

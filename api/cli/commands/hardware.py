@@ -95,6 +95,7 @@ def _facts_text(answer: Json) -> str:
     if left:
         lines += ["", f"left as they were: {len(left)}"]
         lines += [f"    {fact['id']}  {fact['key']}: {fact['reason']}" for fact in left]
+        lines.append("to accept one: --accept FACT_ID; all: --accept-all --include-unclear")
     return "\n".join(lines)
 
 

@@ -91,8 +91,9 @@ def ingest(
             note("stopped; nothing is lost, the same command continues from here")
             raise
         coverage = {chip: target.call(show_coverage, chip) for chip in chips}
+        waiting = {chip: len(_proposed(target, chip)) for chip in chips}
     answer = {"group": group, "files": files, "summary": counts_of(files), "coverage": coverage}
-    show(answer, as_json, lambda _: _report(files, coverage))
+    show(answer, as_json, lambda _: _report(files, coverage, waiting))
     if any(file.bad for file in files):
         raise typer.Exit(1)
 
@@ -198,9 +199,22 @@ def _submitted(target: CommandTarget, name: str, submitted: Json) -> UploadedFil
     return UploadedFile(name, str(submitted["outcome"]), document_id, job_id)
 
 
-def _report(files: Sequence[UploadedFile], coverage: dict[str, Json]) -> str:
+def _proposed(target: CommandTarget, chip: str) -> Sequence[Json]:
+    facts: Sequence[Json] = target.call(hardware.list_facts, chip, status="proposed")["facts"]
+    return facts
+
+
+def _report(
+    files: Sequence[UploadedFile], coverage: dict[str, Json], waiting: dict[str, int]
+) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in counts_of(files).items() if count)
     lines = [f"\n{len(files)} files: {counts or 'nothing to do'}"]
     lines += [file_text(file) for file in files if file.bad]
     lines += [f"\n{coverage_text(chip)}" for chip in coverage.values()]
+    lines += [
+        f"\n{count} proposed {'fact waits' if count == 1 else 'facts wait'} for a decision:"
+        f" kernlore hardware facts {chip} --proposed"
+        for chip, count in waiting.items()
+        if count
+    ]
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from api.cli.target import CommandTarget, open_target
 from api.operations import retrieve as asking
 from kb.errors import InvalidRequest
 from kb.tokens import below_title
+from retrieval.pasted import with_text
 from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
 
@@ -25,6 +27,13 @@ TEXT_SHOWN = 240  # characters of an excerpt in the list
 
 
 def retrieve(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="A question; or a file (-: standard input) with a log, a profile, metrics or code,"
+            " whose kind is recognised."
+        ),
+    ] = None,
     signal: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +83,9 @@ def retrieve(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask about a signal, a log, metrics, a profile or a question. The answer cites its sources."""
+    """Ask about a question, a log, a profile, metrics, code or a signal. The answer cites its
+    sources.
+    """
     signals = signal or []
     given: dict[str, Any] = {
         "signal": signals[0] if signals else None,
@@ -102,6 +113,8 @@ def retrieve(
         "reader": reader,
     }
     request: Any = {name: value for name, value in given.items() if value not in (None, [])}
+    if text is not None:
+        request = _with_text(request, text)
     with open_target(data_dir, url) as target:
         target.check_documents()
         answer = target.call(asking.retrieve, request)
@@ -138,6 +151,19 @@ def outcome(
         speedup=speedup,
         baseline_speedup=baseline_speedup,
     )
+
+
+def _with_text(request: dict[str, Any], text: str) -> dict[str, Any]:
+    """The request with a text, or with the text of the file that it names."""
+    if text == "-" or _is_file(text):
+        text = read_profile_file(text)
+    return with_text(request, text)
+
+
+def _is_file(name: str) -> bool:
+    with suppress(OSError, ValueError):  # a question is no path
+        return Path(name).is_file()
+    return False
 
 
 def read_log(name: str) -> str:

@@ -456,7 +456,7 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
         operands=_verbatim_operands(card.operands, source),
         meaning=_verbatim(card.meaning, source),
         limits=tuple(filter(None, (_verbatim(limit, source) for limit in card.limits))),
-        example=_with_name(card, source.quoted(card.example)),
+        example=_with_name(card, source.verbatim(card.example)),
     )
     dropped = _dropped(card, left)
     if left.signature == card.name:  # which is known
@@ -479,7 +479,7 @@ def _with_name(card: ProposedCard, text: str | None) -> str:
 
 def _verbatim(text: str, source: Source) -> str:
     """The text as in the source, on one line."""
-    return " ".join((source.quoted(text) or "").split())
+    return " ".join((source.verbatim(text) or "").split())
 
 
 def _verbatim_operands(
@@ -587,7 +587,7 @@ class Source:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def quoted(self, words: str) -> str | None:
+    def verbatim(self, words: str) -> str | None:
         """The source's own characters for these words, with its line breaks; None if they are not
         in it, or if `words` is empty."""
         parts = words.split()

@@ -504,15 +504,15 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
     best = tree.best
     counts = Counter(node.verdict for node in tree.nodes[1:])
     return {
-        "problem": run.problem,
+        "problem": _problem_name(Path(run.problem)),
         "hardware": run.hardware,
         "policy": run.goal.policy,
         "knowledge": "on" if run.goal.knowledge else "off",
         "gain": summary_of(run)["gain"],
         "candidates": str(max(0, len(tree) - 1)),
         "candidates to the best": str(best.number) if best is not None else "",
-        "verdicts": json.dumps(dict(counts)),
-        "seconds": f"{run.seconds:.0f}",
+        "verdicts": ", ".join(f"{count} {name}" for name, count in counts.most_common()),
+        "seconds": f"{run.seconds or max((node.at for node in tree), default=0.0):.0f}",
     }
 
 

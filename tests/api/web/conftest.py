@@ -140,7 +140,7 @@ def _conversation(services: Services, number: int) -> str:
     """One with a reply, and with a failure before it; its id."""
     transcript = ModelTranscript(RUN, number, 0, "openai/gpt-4o-mini", "1")
     transcript.messages = [{"role": "user", "content": f"Write a kernel. {EVIL}"}]
-    transcript.heard = [
+    transcript.replies = [
         CallFailed("the model did not answer"),
         ChatReply(f"Reply {number} {EVIL}"),
     ]

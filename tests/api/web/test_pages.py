@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from httpx2 import Response
 
+from api.http.observability import Metrics, RequestLog
+from api.web.pages import page_router
 from tests.api.conftest import URL, finished, upload
 from tests.api.web.conftest import CHIP, EVIL, OTHER_RUN, RUN, Filled
 
@@ -153,6 +158,45 @@ def test_a_question_becomes_a_link_and_a_long_log_an_answer(filled: Filled) -> N
     again = soup(filled.client.get(str(link["href"])))  # type: ignore[index]
     mark = again.find("mark")
     assert mark is not None and mark.text == error
+
+
+def lines_of_failures() -> list[str]:
+    table = Path(__file__).parents[2] / "retrieval/signature_lines.tsv"
+    rows = table.read_text(encoding="utf-8").splitlines()
+    return [row.split("\t")[2] for row in rows if row and not row.startswith("#")]
+
+
+def test_any_log_is_answered_with_and_without_a_chip(filled: Filled) -> None:
+    """Without a chip the limits of moves are not known."""
+    lines = lines_of_failures()
+    assert len(lines) > 50
+    for line in lines[::4]:
+        for chip in ("", "h100"):
+            given = {"text": f"error: {line}\n", "hardware": chip}
+            soup(filled.client.get("/ui/retrieve", params=given))
+
+
+def test_the_chip_that_a_session_names_is_asked_about(filled: Filled) -> None:
+    session = "$ nvidia-smi -L\nNVIDIA H100 80GB HBM3\nRuntimeError: out of resource: shared memory"
+    page = soup(filled.client.get("/ui/retrieve", params={"text": session}))
+    assert "The text names h100" in page.text
+    chosen = page.select_one("#f-hardware option[selected]")
+    assert chosen is not None and chosen["value"] == "h100"
+    two = soup(filled.client.get("/ui/retrieve", params={"text": f"{session}, not an A100"}))
+    assert two.select_one("#f-hardware option[selected]") is None
+    hints = filled.client.post("/retrieve", json={"log": session}).json()["hints"]
+    assert hints[0].startswith("The log names h100.")
+
+
+def test_a_defect_is_a_page_with_the_id_of_its_log_entry() -> None:
+    router = page_router("/ui/broken")
+    router.get("")(lambda: [][0])
+    app = FastAPI()
+    app.include_router(router)
+    app.add_middleware(RequestLog, metrics=Metrics())
+    answer = TestClient(app, raise_server_exceptions=False).get("/ui/broken")
+    page = soup(answer, 500)
+    assert answer.headers["x-request-id"] in page.text
 
 
 def test_files_are_uploaded_watched_and_deleted(filled: Filled) -> None:

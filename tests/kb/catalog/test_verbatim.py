@@ -35,7 +35,7 @@ and vsyncall.f32 is something else. tl.load is dotted, std::move scoped."""
     ],
 )
 def test_words_stand_whole_up_to_white_space(words: str, quoted: str | None) -> None:
-    assert Source(TEXT).quoted(words) == quoted
+    assert Source(TEXT).verbatim(words) == quoted
 
 
 @pytest.mark.parametrize("name", ["vsync", "vsyncall.f32", "tl.load", "std::move"])
@@ -50,7 +50,7 @@ def test_a_part_of_a_name_is_none(name: str) -> None:
 
 @given(st.text(max_size=60), st.text(max_size=200))
 def test_what_is_quoted_is_in_the_text(words: str, text: str) -> None:
-    quoted = Source(text).quoted(words)
+    quoted = Source(text).verbatim(words)
     if quoted is not None:
         assert quoted in text and quoted.split() == words.split()
 

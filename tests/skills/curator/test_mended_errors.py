@@ -77,7 +77,7 @@ def test_a_child_and_the_next_kernel_of_the_parent_mend(child: bool) -> None:
     [mend] = mends(mended(child=child))
     assert (mend.failed, mend.node, mend.outcome) == (1, 2, "right")
     assert mend.words == "error: unknown function <name>; stop"
-    assert [line.strip() for line in mend.lines.gone] == ["scale2(x);"]
+    assert [line.strip() for line in mend.lines.removed] == ["scale2(x);"]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> Non
     rest = "".join(f"  x[{n}] *= {n};\n" for n in range(MOST_CHANGED + 9))
     anew = side(2, kernel("scale(x, 1);\n  scale(y, 2);", rest))
     [mend] = mends(mended(after=anew, log=log, first=calls))
-    assert mend.lines.gone == ("scale2(x,1);", "scale2(y,2);")
-    assert mend.lines.came == ("scale(x, 1);", "scale(y, 2);")
+    assert mend.lines.removed == ("scale2(x,1);", "scale2(y,2);")
+    assert mend.lines.added == ("scale(x, 1);", "scale(y, 2);")
     assert mend.changed > MOST_CHANGED
 
 

@@ -195,12 +195,12 @@ FAILURES: Mapping[str, type[CallFailed]] = {
 }
 
 
-def reply_as_json(heard: ChatReply | CallFailed) -> dict[str, Any]:
+def reply_as_json(reply: ChatReply | CallFailed) -> dict[str, Any]:
     """The stored row of a reply or a failure."""
-    if isinstance(heard, ChatReply):
-        return {"reply": asdict(heard)}
-    kind = next((k for k, cls in FAILURES.items() if type(heard) is cls), "failed")
-    return {kind: str(heard)}
+    if isinstance(reply, ChatReply):
+        return {"reply": asdict(reply)}
+    kind = next((k for k, cls in FAILURES.items() if type(reply) is cls), "failed")
+    return {kind: str(reply)}
 
 
 def reply_from_json(row: Mapping[str, Any]) -> ChatReply | CallFailed:

@@ -71,7 +71,7 @@ class ModelTranscript:
     """A stored conversation: one attempt at a candidate.
 
     `attempt` counts the attempts at this step; a failed attempt has a transcript but no node.
-    `prompt` is the version of the templates. `heard` are the replies and failures in order, for a
+    `prompt` is the version of the templates. `replies` are the replies and failures in order, for a
     replay. `note` is a remark for the reader, for example that the price is unknown.
     """
 
@@ -81,7 +81,7 @@ class ModelTranscript:
     model: str
     prompt: str
     messages: list[Message] = field(default_factory=list)
-    heard: list[ChatReply | CallFailed] = field(default_factory=list)
+    replies: list[ChatReply | CallFailed] = field(default_factory=list)
     left_out: str = ""
     outcome: str = ""
     note: str = ""
@@ -93,16 +93,15 @@ class ModelTranscript:
 
     def as_json(self) -> dict[str, Any]:
         """The content of the stored file."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "heard"}
-        return {**plain, "heard": [reply_as_json(heard) for heard in self.heard]}
+        plain = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "replies"}
+        return {**plain, "replies": [reply_as_json(reply) for reply in self.replies]}
 
 
 def transcript_from_json(row: Mapping[str, Any]) -> ModelTranscript:
     """Inverse of `ModelTranscript.as_json`; ignores fields of newer versions."""
     fields = {name: row[name] for name in ModelTranscript.__dataclass_fields__ if name in row}
-    return ModelTranscript(
-        **{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]}
-    )
+    replies = row["replies"] if "replies" in row else row["heard"]  # of versions up to 0.1
+    return ModelTranscript(**{**fields, "replies": [reply_from_json(one) for one in replies]})
 
 
 class Transcripts(Protocol):
@@ -167,24 +166,24 @@ class ReplayClient:
     random boundaries differ."""
 
     def __init__(self, transcript: ModelTranscript) -> None:
-        self._heard = list(transcript.heard)
+        self._stored_replies = list(transcript.replies)
         self._id = transcript.id
         self._tools_ran = any(message["role"] == "tool" for message in transcript.messages)
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
         """The next stored reply; skips calls of tools if no tools are offered now. Raises the
         stored failure, or CallFailed at the end."""
-        while self._heard:
-            heard = self._heard.pop(0)
-            if isinstance(heard, CallFailed):
-                raise heard
-            if tools or not heard.tool_calls or not self._tools_ran:
-                return heard
+        while self._stored_replies:
+            reply = self._stored_replies.pop(0)
+            if isinstance(reply, CallFailed):
+                raise reply
+            if tools or not reply.tool_calls or not self._tools_ran:
+                return reply
         raise CallFailed(f"the stored transcript {self._id} ends before this question")
 
     def remark(self, source: str) -> str:
         """The remark of the stored check: whether the conversation continued after an answer."""
-        return "The stored conversation goes on." if self._heard else ""
+        return "The stored conversation goes on." if self._stored_replies else ""
 
 
 def redacted(transcript: ModelTranscript, clean: Any) -> ModelTranscript:
@@ -330,9 +329,9 @@ class Conversation:
             return answer
 
     @property
-    def beside(self) -> tuple[int, ...]:
+    def alternatives(self) -> tuple[int, ...]:
         """The numbers of further correct kernels that the model may start from."""
-        return self._prompt.beside
+        return self._prompt.alternatives
 
     def _composed(self, budget: int) -> ModelPrompt:
         prompt = compose(self._context, self._fence, budget=budget, tools=self._bench is not None)
@@ -378,9 +377,9 @@ class Conversation:
         try:
             reply = self._asker.ask(self._record.messages, offered() if self._bench else ())
         except CallFailed as problem:
-            self._record.heard.append(problem)
+            self._record.replies.append(problem)
             raise
-        self._record.heard.append(reply)
+        self._record.replies.append(reply)
         return reply
 
     def _run_tools(self, reply: ChatReply, bench: ToolBench) -> None:
@@ -499,7 +498,7 @@ class LlmSynthesizer:
             cost=cost,
             model=record.model,
             transcript=record.id,
-            beside=talk.beside,
+            alternatives=talk.alternatives,
         )
 
     def _opened(self, context: ProposalContext) -> tuple[ModelTranscript, ModelClient]:
@@ -540,12 +539,12 @@ class LlmSynthesizer:
         )
 
     def _spent(self, record: ModelTranscript, began: float) -> Cost:
-        replies = [heard for heard in record.heard if isinstance(heard, ChatReply)]
+        replies = [one for one in record.replies if isinstance(one, ChatReply)]
         return total(replies, self._clock() - began, self._owed)
 
     def _store(self, record: ModelTranscript) -> None:
         if self._replay is not None:
             return
-        if any(isinstance(heard, ChatReply) and heard.usd is None for heard in record.heard):
+        if any(isinstance(one, ChatReply) and one.usd is None for one in record.replies):
             record.note = UNPRICED
         self._transcripts.write(redacted(record, self._redact.known))

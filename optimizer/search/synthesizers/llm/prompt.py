@@ -37,8 +37,8 @@ NEXT = (
 
 @dataclass(frozen=True)
 class ModelPrompt:
-    """A rendered prompt. `shown` are the ids that a model may claim to have used, `beside` numbers
-    the correct kernels that it may start from instead of the parent.
+    """A rendered prompt. `shown` are the ids that a model may claim to have used, `alternatives`
+    numbers the correct kernels that it may start from instead of the parent.
 
     `tokens` are those of one tokenizer (kb/prompt_tokens.py); newer models count fewer. `left_out`
     lists in words the parts that did not fit.
@@ -49,7 +49,7 @@ class ModelPrompt:
     shown: frozenset[str]
     tokens: int
     left_out: str
-    beside: tuple[int, ...] = ()
+    alternatives: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

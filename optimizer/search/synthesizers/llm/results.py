@@ -458,8 +458,8 @@ def _headline(node: Node) -> str:
 
 def _came_from(node: Node) -> str:
     """The kernels that it was changed from, as they were shown to its author."""
-    beside = node.proposal.beside if node.proposal is not None else ()
-    others = " or ".join(f"node {number}" for number in beside)
+    alternatives = node.proposal.alternatives if node.proposal is not None else ()
+    others = " or ".join(f"node {number}" for number in alternatives)
     if node.parent == REFERENCE:
         return f"written anew{f', with {others} to go on from' if others else ''}"
     return f"changed from node {node.parent}{f', with {others} beside it' if others else ''}"

@@ -101,7 +101,7 @@ def test_a_second_answer_that_can_not_be_used_leaves_the_first(
     proposal = asker(tmp_path, server, check=Checking()).propose(context())
     assert proposal.bundle.source.strip() == FIRST == replayed(tmp_path)
     stored = FolderTranscripts(tmp_path).read("run_test", 4, 0)
-    assert stored is not None and stored.outcome == "proposal" and len(stored.heard) == 2
+    assert stored is not None and stored.outcome == "proposal" and len(stored.replies) == 2
 
 
 def test_a_repaired_answer_is_checked_too(serve: Serve, tmp_path: Path) -> None:

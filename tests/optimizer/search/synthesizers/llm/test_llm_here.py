@@ -210,7 +210,7 @@ def test_the_reference_is_not_said_to_stand_alone_beside_earlier_kernels() -> No
 def test_an_earlier_kernel_says_what_its_author_was_told_to_go_on_from() -> None:
     def made(node: Node, *beside: int) -> Node:
         assert node.proposal is not None
-        return replace(node, proposal=replace(node.proposal, beside=beside))
+        return replace(node, proposal=replace(node.proposal, alternatives=beside))
 
     text = block(prompt(first(made(busy(2), 1))).user, "earlier")
     assert text.startswith("node 2, written anew, with node 1 to go on from")
@@ -224,21 +224,24 @@ def test_an_earlier_kernel_says_what_its_author_was_told_to_go_on_from() -> None
 
 
 def test_what_is_told_beside_the_parent_is_what_the_prompt_shows() -> None:
-    assert prompt(first(busy(1))).beside == (1,)
-    assert prompt(first(broken(1))).beside == () == prompt(first()).beside
+    assert prompt(first(busy(1))).alternatives == (1,)
+    assert prompt(first(broken(1))).alternatives == () == prompt(first()).alternatives
     # A kernel that comes after it and failed is given up first, the one to go on from not at all.
     both = first(busy(1), broken(2))
     assert sources(prompt(both)) == 2
     cut = compose(both, Fence(), budget=1, tools=False)
-    assert cut.beside == (1,) and "source stands under Earlier kernels" in cut.user
+    assert cut.alternatives == (1,) and "source stands under Earlier kernels" in cut.user
     assert sources(cut) == 1
 
 
 def test_a_proposal_of_an_older_run_was_told_nothing_beside_its_parent() -> None:
     row = busy(1).as_json()
-    del row["proposal"]["beside"]
+    del row["proposal"]["alternatives"]
     read = node_from_json(row).proposal
-    assert isinstance(read, Proposal) and read.beside == ()
+    assert isinstance(read, Proposal) and read.alternatives == ()
+    row["proposal"]["beside"] = [4]  # the name of the field up to 0.1
+    read = node_from_json(row).proposal
+    assert isinstance(read, Proposal) and read.alternatives == (4,)
 
 
 def test_where_there_is_no_signal_nothing_is_to_be_led_by_one() -> None:

@@ -30,7 +30,11 @@ from optimizer.search.synthesizers.llm.client import (
     total,
     within,
 )
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
+from optimizer.search.synthesizers.llm.conversation import (
+    FolderTranscripts,
+    ModelTranscript,
+    transcript_from_json,
+)
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.settings import ModelOptions, Redaction
 from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
@@ -332,9 +336,11 @@ def test_a_transcript_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     store = FolderTranscripts(tmp_path)
     store.write(written)
     back = store.read("run_1", 2, 0)
-    assert back is not None and back.heard[0] == reply
-    assert [type(reply) for reply in back.heard[1:]] == [ContextOverflow, CallFailed]
+    assert back is not None and back.replies[0] == reply
+    assert [type(reply) for reply in back.replies[1:]] == [ContextOverflow, CallFailed]
     assert back.as_json() == written.as_json()
+    old = {("heard" if n == "replies" else n): v for n, v in written.as_json().items()}
+    assert transcript_from_json(old).as_json() == written.as_json()  # a file of up to 0.1
     assert (store.attempts("run_1", 2), store.attempts("run_1", 22)) == (1, 0)
     assert store.read("run_1", 2, 1) is None
     (tmp_path / "run_1" / "2-0.json").write_text("{")
