@@ -2,8 +2,8 @@
 
 Many passages are encoded by torch, queries and the first few passages of a process by onnxruntime.
 Measured on two cores (benchmarks/results/ingestion.md): torch in bf16 encodes 158 passages a
-second and takes 6 s to import; onnxruntime encodes 57, and a query in 3 ms. The ONNX file is
-exported from the same weights once for a data directory, by `kb.onnx_export`.
+second and takes 6 s to import; onnxruntime encodes 57, and a query in 3 ms. Its file is made from
+the same weights once for a data directory and kind of machine, by `kb.onnx_export`.
 
 The default model comes with its own package and needs no network; other models are loaded by name
 from the local cache or a hub.
@@ -15,11 +15,13 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -179,8 +181,8 @@ class LocalEmbedder:
         """Whether onnxruntime encodes `count` texts: few ones, while torch is not loaded."""
         with self._lock:
             loaded = "_model" in self.__dict__
-            ready = self._onnx_file.exists() or self._exporting is not None
-            # An export takes as long as importing torch.
+            ready = self.onnx_file.exists() or self._exporting is not None
+            # Making the file may take as long as importing torch.
             if loaded or count > self._few_left or not ready:
                 return False
             if not self._is_mean_pooled:
@@ -188,9 +190,12 @@ class LocalEmbedder:
             self._few_left -= count
             return True
 
-    @property
-    def _onnx_file(self) -> Path:
-        return self._cache / f"{self.fingerprint}.onnx"
+    @functools.cached_property
+    def onnx_file(self) -> Path:
+        """The query model, which depends on the weights, onnxruntime and the processor."""
+        kind = f"{version('onnxruntime')} {platform.machine()} {_processor_flags()}"
+        digest = hashlib.sha256(kind.encode()).hexdigest()
+        return self._cache / f"{self.fingerprint}-{digest[:8]}.onnx"
 
     @functools.cached_property
     def _is_mean_pooled(self) -> bool:
@@ -241,14 +246,14 @@ class LocalEmbedder:
         waits for it and reports its failure.
         """
         with self._lock, suppress(OSError, KernloreError):
-            if self._session is None and not self._onnx_file.exists():
+            if self._session is None and not self.onnx_file.exists():
                 self._begin_export()
 
     def _begin_export(self) -> subprocess.Popen[bytes]:
         if self._exporting is None:
-            private_folder(self._onnx_file.parent)
+            private_folder(self.onnx_file.parent)
             command = [sys.executable, "-P", onnx_export.__file__]
-            command += [str(self._folder), str(self._onnx_file)]
+            command += [str(self._folder), str(self.onnx_file)]
             self._exporting = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,  # closed with this process, which ends the export
@@ -264,7 +269,7 @@ class LocalEmbedder:
         with process:  # closes its pipes and waits
             assert process.stderr is not None
             errors = process.stderr.read()  # its input stays open meanwhile
-        if process.returncode == 0 or self._onnx_file.exists():
+        if process.returncode == 0 or self.onnx_file.exists():
             return
         if begun_before:  # may have failed long ago: try again
             self._await_export()
@@ -278,7 +283,7 @@ class LocalEmbedder:
     def _open_session(self) -> Any:
         import onnxruntime
 
-        path = self._onnx_file
+        path = self.onnx_file
         if self._exporting is not None or not path.exists():
             self._await_export()
         options = onnxruntime.SessionOptions()
@@ -299,11 +304,17 @@ def _processors() -> int:
 
 def _fast_bf16() -> bool:
     """Whether this CPU multiplies bf16 in hardware (AMX or AVX512-BF16)."""
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_processor_flags().split())
+
+
+@functools.lru_cache(maxsize=1)
+def _processor_flags() -> str:
+    """The extensions of this CPU; empty on systems other than Linux."""
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+        return ""
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
 
 
 @functools.lru_cache(maxsize=4)

@@ -14,7 +14,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from kb.errors import InvalidRequest, Unavailable
@@ -35,7 +35,10 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 # OpenTelemetry's names of the trace context in the environment of a child process.
 IN_ENVIRONMENT = {"traceparent": "TRACEPARENT", "tracestate": "TRACESTATE"}
 
+Watcher = Callable[[str, Mapping[str, Value]], None]
+
 _OFF = nullcontext()
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 _tracer: Tracer | None = None
 
 
@@ -107,9 +110,24 @@ def span(
     """A span around a block: a child of `parent`, or else of the current span. `links` are related
     spans of other traces. An error that leaves the block marks the span as failed.
     """
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(name, attributes or {})
     if _tracer is None:
         return _OFF
     return _span(_tracer, name, attributes, parent, links, kind)
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Call `watcher` with the name and attributes of each span that this thread begins in the
+    block, also where no span is exported.
+    """
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal
 from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest, check_request
+from retrieval.search.plan import sentences_of
 from retrieval.snapshot.store import SnapshotStore
 from retrieval.stages import describe_answer, stage
 
@@ -126,10 +127,10 @@ class Retriever:
         return self._journal.request_of(retrieval_id, access_scope=access_scope)
 
     def warm(self, folder: Path) -> None:
-        """Load the vectors of the signals' phrases; the first time takes a second per data
+        """Load the vectors of the signals' sentences; the first time takes seconds per data
         directory.
         """
-        phrases = [phrase for signal in load_signals() for phrase in signal.phrases]
+        phrases = [text for signal in load_signals() for text in sentences_of(signal)]
         self._phrases = phrase_vectors(self._embedder, phrases, folder)
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class Retriever:
         return self._embedder.encode_query(text) if known is None else known
 
 
-# -- vectors of the signals' phrases: equal in every process, and a second to encode, so a file of
+# -- vectors of the signals' sentences: equal in every process, and seconds to encode, so a file of
 # the data directory caches them
 
 

@@ -7,33 +7,29 @@ With KERNLORE_TEST_CHROMA=server every vector index is on it (`make test-stores`
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 
-from tests.one_server import OneServer, Unstartable
+from tests.one_server import LoopbackServer, OneServer, Unstartable
 from tests.ports import free_ports
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_CHROMA", "") == "server"
-START_SECONDS = 60.0
 # The program of `chroma`, without three seconds of imports before it.
 _RUN = "import sys, chromadb_rust_bindings as chroma; chroma.cli(['chroma', *sys.argv[1:]])"
 
 
-class ChromaServer:
-    """A server on loopback, with its data in a folder of its own."""
+class ChromaServer(LoopbackServer):
+    """Its `url` is that of its first database."""
+
+    name = "the Chroma server"
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="kl-chroma-"))
+        super().__init__("kl-chroma-")
         self.port = free_ports(1)[0]
-        self._process: subprocess.Popen[bytes] | None = None
         self._databases: dict[Path, str] = {}
         try:
             self.start()
@@ -41,31 +37,11 @@ class ChromaServer:
             self.remove()
             raise
 
-    @property
-    def url(self) -> str:
-        """Of the server, with its first database."""
-        return f"http://127.0.0.1:{self.port}"
+    def command(self) -> list[str]:
+        place = ["--path", str(self.folder / "data"), "--port", str(self.port)]
+        return [sys.executable, "-c", _RUN, "run", "--host", "127.0.0.1", *place]
 
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        arguments = ["--path", str(self.folder / "data"), "--port", str(self.port)]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _RUN, "run", "--host", "127.0.0.1", *arguments],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
-                self.stop()
-                raise Unstartable(f"the Chroma server does not start: {last}")
-            time.sleep(0.05)
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             return httpx.get(f"{self.url}/api/v2/heartbeat", timeout=2).is_success
         except httpx.HTTPError:
@@ -115,18 +91,6 @@ class ChromaServer:
     @property
     def _databases_route(self) -> str:
         return f"{self.url}/api/v2/tenants/default_tenant/databases"
-
-    def stop(self) -> None:
-        """Kill it, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(timeout=START_SECONDS)
-            self._process = None
-
-    def remove(self) -> None:
-        """Stop it and remove all that it has."""
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _one = OneServer(ChromaServer)

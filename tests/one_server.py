@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import pytest
@@ -51,3 +56,62 @@ class OneServer(Generic[S]):
         """At the end of the process."""
         if self._server is not None:
             self._server.remove()
+
+
+class LoopbackServer:
+    """A server process on 127.0.0.1, with its data in a folder of its own. It keeps what was stored
+    when it is killed. `name` is that of the program in errors, `user` who runs it; None: this one.
+    """
+
+    name = ""
+    start_seconds = 60.0
+    user: str | None = None
+    port: int
+
+    def __init__(self, prefix: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> Sequence[str | Path]:
+        """The command line that runs it."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Whether it answers requests."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        """Of the server."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers. Raises Unstartable."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                user=self.user,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
+            )
+        deadline = time.monotonic() + self.start_seconds
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
+                self.stop()
+                raise Unstartable(f"{self.name} does not start: {last}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Kill it, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=self.start_seconds)
+            self._process = None
+
+    def remove(self) -> None:
+        """Stop it and remove all that it has."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -11,20 +11,17 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import kill_tree
-from tests.one_server import OneServer, Unstartable
+from tests.one_server import LoopbackServer, OneServer, Unstartable
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_CATALOG", "") == "postgresql"
 ROLE = "kernlore"
 TEMPLATE = "template_of_tests"  # migrated, empty
-START_SECONDS = 30.0
 _INITDB = ("-U", ROLE, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
 
 
@@ -54,21 +51,22 @@ def _user() -> str | None:
     raise Unstartable("there is no user but root that PostgreSQL could run as")
 
 
-class Server:
-    """A server on a socket in a folder of its own. With `durable` it syncs as one in use does."""
+class Server(LoopbackServer):
+    """A server on a socket in its folder. With `durable` it syncs as one in use does."""
+
+    name, start_seconds = "PostgreSQL", 30.0
 
     def __init__(self, durable: bool = False) -> None:
         self._durable = durable
-        self._programs, self._user = _programs(), _user()
-        self.folder = Path(tempfile.mkdtemp(prefix="kl-pg-", dir=tempfile.gettempdir()))
-        if self._user is not None:
-            shutil.chown(self.folder, self._user)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._programs, self.user = _programs(), _user()
+        super().__init__("kl-pg-")
+        if self.user is not None:
+            shutil.chown(self.folder, self.user)
         self._databases: dict[Path, str] = {}
         try:
             subprocess.run(
                 [self._programs / "initdb", "-D", self.folder / "data", *_INITDB],
-                user=self._user,
+                user=self.user,
                 cwd=self.folder,
                 check=True,
                 capture_output=True,
@@ -80,34 +78,18 @@ class Server:
             reason = output.decode(errors="replace").strip().splitlines()
             raise Unstartable(f"PostgreSQL cannot be started: {reason[-1:] or error}") from error
 
-    def url(self, database: str) -> str:
-        """Of a database of this server."""
+    def url_of(self, database: str) -> str:
+        """The URL of a database of this server."""
         return f"postgresql+psycopg://{ROLE}@/{database}?host={self.folder}"
 
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
+    def command(self) -> list[str | Path]:
         # What is committed outlives `stop`; it need not outlive a crash of the machine.
         off = () if self._durable else ("fsync=off", "full_page_writes=off")
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder}", *off)
         options = [part for setting in settings for part in ("-c", setting)]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._programs / "postgres", "-D", self.folder / "data", *options],
-                user=self._user,
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
-                self.stop()
-                raise Unstartable(f"PostgreSQL does not start: {last}")
-            time.sleep(0.02)
+        return [self._programs / "postgres", "-D", self.folder / "data", *options]
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         import psycopg
 
         try:
@@ -120,20 +102,15 @@ class Server:
         """Stop it at once, as a crash would."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(timeout=START_SECONDS)
+            self._process.wait(timeout=self.start_seconds)
             self._process = None
 
     def kill(self) -> None:
         """SIGKILL for it and all of its processes, as when its machine loses power."""
         if self._process is not None:
             kill_tree(self._process.pid)
-            self._process.wait(timeout=START_SECONDS)
+            self._process.wait(timeout=self.start_seconds)
             self._process = None
-
-    def remove(self) -> None:
-        """Stop it and remove all that it has."""
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
         """One statement outside any of the catalogs; its rows."""
@@ -148,7 +125,7 @@ class Server:
     def create(self, name: str, template: str = TEMPLATE) -> str:
         """A new database, by default with an empty catalog; its URL."""
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
-        return self.url(name)
+        return self.url_of(name)
 
     def drop(self, name: str) -> None:
         """Remove a database, whoever is connected to it."""
@@ -162,7 +139,7 @@ class Server:
             self._databases[place] = name
             if not self.execute(f"SELECT 1 FROM pg_database WHERE datname = '{name}'"):
                 self.create(name)
-        return self.url(self._databases[place])
+        return self.url_of(self._databases[place])
 
     def copy_directory(self, source: Path, target: Path) -> None:
         """Give a directory the catalog of another, in place of its own if it has one. Whoever has
@@ -192,7 +169,7 @@ def _started() -> Server:
         running.execute(
             f"CREATE DATABASE {TEMPLATE} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
         )
-        open_catalog(running.folder / "template", running.url(TEMPLATE)).close()
+        open_catalog(running.folder / "template", running.url_of(TEMPLATE)).close()
     except BaseException:
         running.remove()
         raise

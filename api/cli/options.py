@@ -84,6 +84,7 @@ ModelSecondsOfRun = Annotated[
 Wait = Annotated[
     float,
     typer.Option(
+        "--wait-idle",
         "--wait",
         metavar="MINUTES",
         help="Wait at most this long until other work leaves enough processors to time anything.",

@@ -1,6 +1,6 @@
 """A search of a command: on this machine or on a Ray cluster, with its progress on standard error.
 
-A terminal shows one status line that changes, other output gets plain lines. Without `--ray`
+A terminal shows one screen that changes, other output gets plain lines. Without `--ray`
 nothing of Ray is imported.
 """
 
@@ -22,9 +22,11 @@ from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import ModelCall
-from optimizer.search.tree import Tree, rough_best
+from optimizer.search.tree import Tree, rough_best, rough_of
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from optimizer.search.runs.optimize import FinishedRun
     from optimizer.search.runs.places import ClusterPlaces
     from optimizer.search.synthesizers.llm.settings import ModelOptions
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # exit code
 PLAIN_EVERY = 5.0  # seconds between plain lines without a better candidate
+LIVE_CANDIDATES, LIVE_REMARKS = 8, 3  # of the last ones, on the screen
 CALL_EVERY = 60.0  # seconds between plain lines about the same call of a model
 
 
@@ -187,37 +190,81 @@ class _Plain(_Remarks):
 
 
 class _Live:
-    """One status line that changes, with remarks above it."""
+    """One screen that changes: the best, the budget, the work at hand, the last candidates and the
+    last remarks. Remarks that it no longer shows are printed when it ends.
+    """
 
     def __init__(self, goal: Goal, activity: Activity | None = None) -> None:
         from rich.console import Console
+        from rich.live import Live
 
         self._goal = goal
         self._activity = activity
         self._console = Console(stderr=True)
-        self._began = time.monotonic()
+        self._began = self._since = time.monotonic()
         self._tree: Tree | None = None
-        self._status = self._console.status("measuring the reference", spinner="line")
+        self._work = "getting ready"
+        self._remarks: list[str] = []
+        self._live = Live(
+            console=self._console, get_renderable=self.frame, refresh_per_second=2, transient=True
+        )
 
     def __enter__(self) -> _Live:
-        self._status.start()
+        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        self._live.stop()
+        for remark in self._remarks:
+            self._console.print(remark, style="dim", markup=False)
 
     def node(self, node: Node, tree: Tree) -> None:
         self._tree = tree
-        seconds = time.monotonic() - self._began
-        self._status.update(status(tree, self._goal, seconds, self._activity))
 
     def asking(self, asking: ModelCall) -> None:
-        now = time.monotonic() - self._began
-        before = f"{status(self._tree, self._goal, now)} | " if self._tree is not None else ""
-        self._status.update(f"{before}{asking}")
+        self._set(str(asking))
+
+    def working(self, candidate: int | None, stage: str) -> None:
+        of = "the reference" if candidate == 0 else f"candidate {candidate}"
+        self._set(stage if candidate is None else f"{of}: {stage}")
 
     def log(self, message: str) -> None:
-        self._console.print(message, style="dim", markup=False)
+        self._remarks.append(message)
+
+    def _set(self, work: str) -> None:
+        self._work, self._since = work, time.monotonic()
+
+    def frame(self) -> RenderableType:
+        """What the screen shows now."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        now = time.monotonic()
+        seconds = now - self._began
+        tried = self._tree.nodes[1:] if self._tree is not None else []
+        parts: list[RenderableType] = []
+        if self._tree is not None:
+            parts.append(Text(status(self._tree, self._goal, seconds, self._activity), "bold"))
+        head = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(self._goal.candidates, len(tried), width=30)
+        head.add_row(bar, Text(f"{self._work} ({now - self._since:.0f} s)", "cyan"))
+        parts.append(head)
+        if tried:
+            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+            for name, ratio in (("", None), ("verdict", None), ("gain", None), ("change", 1)):
+                table.add_column(name, ratio=ratio, no_wrap=True, overflow="ellipsis")
+            for node in tried[-LIVE_CANDIDATES:]:
+                gain = str(node.speedup) if node.speedup is not None else rough_of(node)
+                plan = node.proposal.plan if node.proposal is not None else node.problem
+                table.add_row(str(node.number), node.verdict, gain.partition(" (")[0], Text(plan))
+            parts.append(table)
+        parts += [
+            Text(remark, "dim", no_wrap=True, overflow="ellipsis")
+            for remark in self._remarks[-LIVE_REMARKS:]
+        ]
+        return Group(*parts)
 
 
 def status(tree: Tree, goal: Goal, seconds: float, activity: Activity | None = None) -> str:

@@ -84,6 +84,44 @@ def gain_chart(rows: Sequence[Mapping[str, Any]]) -> GainChart | None:
     )
 
 
+@dataclass(frozen=True)
+class RoofChart:
+    """Marks by their shares of two ceilings; `x` and `y` are the places of 100 %, `ticks` are
+    (text, place across, place up)."""
+
+    marks: list[CandidateMark]
+    x: float
+    y: float
+    ticks: list[tuple[str, float, float]]
+    width: int = WIDTH
+    height: int = HEIGHT + 60
+
+
+def roof_chart(rows: Sequence[Mapping[str, Any]]) -> RoofChart | None:
+    """The chart of the candidates with both shares, or None without any."""
+    placed = [row for row in rows if row["shares"]]
+    if not placed:
+        return None
+    top = float(max(105.0, *(1.05 * s for row in placed for s in row["shares"].values())))
+    height = HEIGHT + 60
+
+    def x(share: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * share / top, 1)
+
+    def y(share: float) -> float:
+        return round(height - 44 - (height - 44 - TOP) * share / top, 1)
+
+    marks = []
+    for row in placed:
+        compute, memory = row["shares"]["compute"], row["shares"]["memory"]
+        name = f"candidate {row['number']}" if row["number"] else "the reference"
+        label = f"{name}: {compute:.0f} % of the matrix peak, {memory:.0f} % of the bandwidth"
+        kind = "right" if row["number"] else "untimed"
+        marks.append(CandidateMark(row["number"], kind, label, x(compute), y(memory)))
+    ticks = [(f"{share} %", x(share), y(share)) for share in range(0, 101, 25)]
+    return RoofChart(marks, x(100), y(100), ticks)
+
+
 KINDS = ("right", "rough", "wrong", "untimed")
 
 

@@ -11,7 +11,6 @@ from fastapi.staticfiles import StaticFiles
 from api.web import documents, hardware, home, knowledge, login, retrieve, runs, skills
 from api.web.pages import PageRoute
 from kb.errors import NotFound
-from optimizer.search.runs.run_store import PlotCache
 
 
 def add_to(app: FastAPI) -> None:
@@ -22,7 +21,6 @@ def add_to(app: FastAPI) -> None:
         app.router.routes.extend(module.router.routes)
     app.router.routes.extend(hardware.facts_router.routes)
     app.router.routes.extend(_rest.routes)
-    app.state.plots = PlotCache()
 
 
 _rest = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.dependencies import Parts
 from api.operations.hardware import list_hardware
 from api.operations.runs import cancel_run, show_run, start_run
 from api.services import Services
-from api.web.charts import gain_chart
+from api.web.charts import gain_chart, roof_chart
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
@@ -27,9 +28,8 @@ from api.web.pages import (
     see_other,
 )
 from kb.catalog.runs import RunWhere
-from kb.errors import InvalidRequest, NotFound
+from kb.errors import InvalidRequest
 from optimizer.search.runs import run_store as runs
-from optimizer.search.runs.run_store import PlotCache
 
 MOST_COMPARED = 6
 CANDIDATES = 100  # of a run on one page
@@ -37,13 +37,7 @@ STATES = ("running", "finished", "cancelled", "failed")
 POLICIES = ("best-first", "mcts", "evolutionary")
 
 
-def _plots(request: Request) -> PlotCache:
-    plots: PlotCache = request.app.state.plots
-    return plots
-
-
 router = page_router("/ui/runs")
-Plots = Annotated[PlotCache, Depends(_plots)]
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
@@ -156,8 +150,8 @@ def live(
 def _shown(run_id: str, services: Services, number: int) -> dict[str, Any]:
     run = show_run(services, run_id)
     if "problem" not in run:
-        empty: dict[str, Any] = {"account": None, "rows": [], "roots": [], "chart": None}
-        return {"run": run, "shown": paged((), 1), **empty}
+        nothing = dict.fromkeys(("account", "chart", "roof"))
+        return {"run": run, "shown": paged((), 1), "rows": [], "roots": [], "worked": 0, **nothing}
     rows = runs.candidate_rows(services, run_id)
     shown = paged(rows, number, CANDIDATES)
     return {
@@ -167,6 +161,8 @@ def _shown(run_id: str, services: Services, number: int) -> dict[str, Any]:
         "shown": shown,
         "roots": _nested(shown.rows),
         "chart": gain_chart(rows),
+        "roof": roof_chart(rows),
+        "worked": time.time() - run.get("work", {}).get("since", time.time()),
     }
 
 
@@ -195,20 +191,6 @@ def download(run_id: str, services: Parts) -> Response:
     packed = exported_zip(services, run_id)
     headers = {"Content-Disposition": f'attachment; filename="{run_id}.zip"'}
     return Response(packed, media_type="application/zip", headers=headers)
-
-
-@router.get("/{run_id}/plots/{name}")
-def plot(run_id: str, name: str, services: Parts, plots: Plots) -> Response:
-    """A plot of the run as SVG: progress, tree or roofline."""
-    drawing = plots.plots(services, run_id).get(name.removesuffix(".svg"))
-    if drawing is None:
-        raise NotFound(f"{run_id} has no plot {name[:80]!r}", hint=f"See /ui/runs/{run_id}.")
-    # The SVG has inline styles; scripts are not allowed.
-    headers = {
-        "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(drawing, media_type="image/svg+xml", headers=headers)
 
 
 @router.get("/{run_id}/candidates/{number}")

@@ -217,7 +217,7 @@ def _environment(
     postgres: PostgresServer, chroma: ChromaServer, files: S3Server, knowledge: Path | None
 ) -> dict[str, str]:
     environment = {
-        "KERNLORE_CATALOG": postgres.url("cluster"),
+        "KERNLORE_CATALOG": postgres.url_of("cluster"),
         "KERNLORE_CHROMA_URL": chroma.url,
         "KERNLORE_BLOB_URL": files.folder_of_bucket(),
         "KERNLORE_LEASE_SECONDS": str(LEASE_SECONDS),

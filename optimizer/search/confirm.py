@@ -198,7 +198,7 @@ def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]
         rough = rough_best(right)
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
-            f" timed{f', {rough}' if rough else ''}; search again with more time (--minutes) or"
+            f" timed{f', {rough}' if rough else ''}; search again with more time or"
             " while the machine is idle; with the same data directory that search begins with the"
             " correct candidates"
         )

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kb import telemetry
 from kb.errors import KernloreError
@@ -80,6 +80,16 @@ class Listener(Protocol):
 
     def log(self, message: str) -> None:
         """Show a message to the user, for example that a proposer failed."""
+        ...
+
+
+@runtime_checkable
+class WorkListener(Protocol):
+    """A listener that also follows the stages of a candidate."""
+
+    def working(self, candidate: int | None, stage: str) -> None:
+        """Called when a candidate enters a stage, such as `compiling`; 0 is the reference, None the
+        best when it is measured again."""
         ...
 
 

@@ -26,6 +26,8 @@ class RunRow:
     and times of the language models, never an API key. `cluster`, empty for this machine, holds
     address, dashboard and slots of the cluster that measures the candidates, the counts of each
     node, the reasons for excluded nodes, and the number of evaluations that were lost with a node.
+    `work` is the present work of a running one: the number of the `candidate`, its `stage`, the
+    time `since`, and the other work that keeps the processors `busy`; empty after the end.
     """
 
     id: str
@@ -41,6 +43,7 @@ class RunRow:
     asked: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
+    work: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The stored row, which `run_from_json` reads."""

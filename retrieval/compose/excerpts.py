@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from kb.answers import DocumentRef, Excerpt
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import section_text
+from kb.prompt_tokens import fits
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import STOP_WORDS
-from retrieval.compose.sections import citation, part_around, starts_afresh
+from retrieval.compose.sections import citation, starts_afresh
 from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
@@ -272,9 +273,9 @@ def _joined(group: Sequence[Passage]) -> str:
 
 # -- signal excerpts: for requests without words to search for
 
-# Tokens of a section that a section title, a text or a move ties to the signal: every section of
-# the built-in manuals fits, with its table. Other manuals have sections of several pages, and a
-# reader pays for every line.
+# Tokens of a section that is quoted whole if its title, text or a move names the signal. Every
+# section of the built-in manuals fits, with its table. Other manuals have sections of several
+# pages, of which a part around the hit answers less per line than the next hit.
 LARGEST = 360
 ENOUGH = 2  # number of excerpts above which those of little use are left out
 FAR = 0.6  # share of the best score that counts as low; chosen by reading 60 answers
@@ -282,7 +283,7 @@ USEFUL = 0.25  # use of a passage about the chip for the signal, above which its
 LOOKED_AT = 8  # passages considered per excerpt
 # Where a sentence or an entry of a list begins within a passage.
 _SENTENCE = re.compile(r"[.!?:;][\"')`*_]*\s+(?=[A-Z0-9`*\"'(\[])|\n\s*\n|\n(?=\s*[-*] )")
-SIGNAL_SHAPE = Shape(singles=0, grown_chars=700)
+SIGNAL_SHAPE = Shape(singles=8, grown_chars=700)
 
 
 @stage("excerpts")
@@ -296,9 +297,9 @@ def signal_excerpts(
     excluded: frozenset[str] = frozenset(),
     shape: Shape = SIGNAL_SHAPE,
 ) -> list[Excerpt]:
-    """At most `count` excerpts for a bare signal, best first: a whole section where its title, text
-    or a move names the signal (a score above WORDS_ALONE), otherwise passages with their
-    neighbours. Without a signal, whole sections.
+    """At most `count` excerpts for a bare signal, best first: a section of at most LARGEST tokens
+    whole where its title, text or a move names the signal (a score above WORDS_ALONE) or there is
+    no signal, otherwise passages, after the first `shape.singles` excerpts with their neighbours.
 
     Left out are near repeats, passages no longer in the scope or with an id in `excluded`. If there
     are ENOUGH others, so are low scores, except for passages of the chip that are useful.
@@ -319,8 +320,9 @@ def signal_excerpts(
         if len(chosen) >= ENOUGH and _is_far(entry, passage, near, uses):
             continue
         group: Sequence[Passage] = [passage]
-        if signal is None or entry.score > WORDS_ALONE:
-            group = _section_around(snapshot, passage, scope)
+        named = signal is None or entry.score > WORDS_ALONE
+        if named and (section := _whole_section(snapshot, passage, scope)):
+            group = section
         elif len(chosen) >= shape.singles:
             live.read_beside([entry])
             group = _grow(passage, live, by_seq, used, shape)
@@ -371,12 +373,14 @@ def _is_far(entry: Ranked, passage: Passage, near: float, uses: Mapping[int, flo
     return entry.score < near and use < USEFUL
 
 
-def _section_around(snapshot: Snapshot, hit: Passage, scope: ScopeFilter) -> Sequence[Passage]:
-    """The part of a section around a hit, cached because a chip's sections occur in answers to many
-    signals.
+def _whole_section(snapshot: Snapshot, hit: Passage, scope: ScopeFilter) -> Sequence[Passage]:
+    """The passages of the section of a hit; none if it takes more than LARGEST tokens. Cached,
+    because a chip's sections occur in answers to many signals.
     """
     section = snapshot.sections([hit.section_id], scope).get(hit.section_id)
     if section is None:
-        return [hit]
-    key = (hit.id, scope.access_scope, *(passage.id for passage in section.passages))
-    return snapshot.keep("parts", key, lambda: part_around(section.passages, hit, LARGEST))
+        return ()
+    passages = section.passages
+    key = (scope.access_scope, *(passage.id for passage in passages))
+    whole = snapshot.keep("whole", key, lambda: fits(section_text(passages), LARGEST))
+    return passages if whole else ()

@@ -18,10 +18,9 @@ Some sections are used only if there is hardly anything else: those titled with 
 signal, and text about no chip that is about other machines (such as warps for a CPU programmer) or
 hardly about the signal.
 
-If the chip's own manuals treat the signal, text about no chip follows, except the best section of
-all if it names the signal: it says what the signal means. The evidence counts for the best passage
-of a section; the others have their words and use, so that a manual with long sections is quoted in
-several places.
+If the chip's own manuals treat the signal, text about no chip follows. The evidence counts for the
+best passage of a section; the others have their words and use, so that a manual with long sections
+is quoted in several places.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class SectionWeights:
 
     heading: float = 1.5
     topic: float = 0.2
-    use: float = 0.4
+    use: float = 0.7
     afterwards: float = 0.4
     named: float = 0.35
     tagged: float = 0.15
@@ -113,9 +112,9 @@ class SectionWeights:
 
 
 WEIGHTS = SectionWeights()
-# The highest score of a section by words and use alone: above it, its heading, its text or a move
+# The score that words and use alone hardly exceed: above it, a section's heading, text or a move
 # names the signal.
-WORDS_ALONE = math.sqrt(1.0 + WEIGHTS.use)
+WORDS_ALONE = 1.25
 
 
 def by_sections(
@@ -191,32 +190,13 @@ def by_sections(
     tail = [_scored(entry, 0.0) for entry in rest]
     leads = _own_first(leads, places, naming)
     leads = _far_behind(leads, places, weights)
-    following = _following(leads, places, sections, signal, titles) if treated else frozenset()
 
     def place(entry: Ranked) -> tuple[float, int]:
-        return -entry.score * (weights.playbook if entry.seq in following else 1.0), entry.seq
+        follows = treated and places.get(entry.seq, False)
+        return -entry.score * (weights.playbook if follows else 1.0), entry.seq
 
     ordered = sorted([*leads, *behind], key=place)
     return [*ordered, *tail]
-
-
-def _following(
-    leads: Sequence[Ranked],
-    places: Mapping[int, bool],
-    sections: Mapping[str, Sequence[Mark]],
-    signal: Signal,
-    titles: Titles,
-) -> AbstractSet[int]:
-    """The passages about no chip that follow those of the chip: all but the best section's lead, if
-    its heading or text names the signal.
-    """
-    general = {seq for seq, is_general in places.items() if is_general}
-    best = max(leads, key=lambda e: (e.score, -e.seq))
-    members = next(group for group in sections.values() if best.seq in {m.seq for m in group})
-    title = members[0].path[-1] if members[0].path else ""
-    if titles.affinity(title, signal.id) >= NAMED or any(m.named for m in members):
-        general.discard(best.seq)
-    return general
 
 
 def _measured(marks: Sequence[Mark], metrics: Collection[str]) -> dict[int, float]:

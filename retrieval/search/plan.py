@@ -20,6 +20,7 @@ from retrieval.diagnose.log_lines import query_lines, without_boilerplate
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.signals import DATA, Signal
 from retrieval.request import RetrieveRequest
+from retrieval.snapshot.ontology import load_ontology
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
@@ -59,12 +60,14 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Search terms for the lexical index (`words`) and the vectors (`phrases`). `also` are further
-    plans whose results rank equally.
+    """Search terms for the lexical index (`words`) and the vectors (`phrases`). For a signal
+    without details, passages are compared with each of `sentences` instead of the mean of the
+    phrases. `also` are further plans whose results rank equally.
     """
 
     words: tuple[Words, ...]
     phrases: tuple[Phrase, ...]
+    sentences: tuple[str, ...] = ()
     also: Plan | None = None
 
     @property
@@ -106,7 +109,14 @@ def make_plan(
     others = other_names({token for group in words for token in group.tokens})
     if others:
         words.append(Words(THESAURUS_WEIGHT, others))
-    return Plan(tuple(words), tuple(phrases))
+    bare = signals[:1] if not tokens else ()
+    sentences = [text for signal in bare for text in sentences_of(signal)]
+    return Plan(tuple(words), tuple(phrases), tuple(sentences))
+
+
+def sentences_of(signal: Signal) -> tuple[str, ...]:
+    """The sentences in which manuals describe a signal, with its phrases."""
+    return (*load_ontology().sentences[signal.id], *signal.phrases)
 
 
 def _message_of(log: str | None) -> str:

@@ -4,6 +4,10 @@
     dense   = cos(query, passage) + NEIGHBOUR * the better neighbour's, between median and best
     score   = (lexical + DENSE * dense) * prior of prose and code
 
+For a signal without details, `cos(query, passage)` is the mean cosine of the NEAREST_SENTENCES
+nearest of its sentences, since a passage that helps is near to one cause or remedy and not to the
+mean of all.
+
 A normalised sum preserves the margin of the best hit, which rank fusion discards. The constants
 were chosen on the development rows and confirmed on held-out rows (docs/adr/003-ranking.md, with
 the ablations). Deterministic: ties go to the earlier passage.
@@ -31,14 +35,16 @@ from retrieval.stages import stage
 class Weights:
     """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
     `passage` and `section` weight the lexical levels, `dense` the dense score relative to the
-    lexical one. `neighbour` is the share of the better neighbour's cosine. `prose` is the largest
-    share subtracted for a passage without function words, `code` the factor on a block of code, and
-    `generic` the factor on a passage about no chip if the request names a chip.
+    lexical one, `sentences` that of a signal without details. `neighbour` is the share of the
+    better neighbour's cosine. `prose` is the largest share subtracted for a passage without
+    function words, `code` the factor on a block of code, and `generic` the factor on a passage
+    about no chip if the request names a chip.
     """
 
     passage: float = 1.0
     section: float = 2.5
     dense: float = 0.9
+    sentences: float = 1.5
     neighbour: float = 0.5
     prose: float = 0.2
     code: float = 0.8
@@ -50,6 +56,7 @@ PROSE_SHARE = 200  # per mille of function words in running prose
 PER_LEVEL = 400  # rows of each lexical level
 BY_WORDS = 500  # passages selected by words
 NEAREST = 200  # passages selected by vectors
+NEAREST_SENTENCES = 2
 SAMPLE = 300  # passages that represent a whole scope
 
 EmbedQuery = Callable[[str], Vectors]  # text -> unit vector of shape (dimension,)
@@ -129,11 +136,13 @@ def _ranked(
     lexical = np.isin(columns.seqs, words.seqs, assume_unique=True)
     lexical_part[lexical] = words.scores[words.seqs.searchsorted(columns.seqs[lexical])]
     dense = np.zeros(len(columns.seqs))
-    if vector is not None:
-        middle = scope_middle(*snapshot.sample(scope, SAMPLE), vector, weights)
-        dense = dense_scores(columns, candidates, vector, middle, weights)
+    if embed is not None and vector is not None:
+        queries = np.stack([embed(text) for text in plan.sentences] or [vector])
+        middle = scope_middle(*snapshot.sample(scope, SAMPLE), queries, weights)
+        dense = dense_scores(columns, candidates, queries, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
-    scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
+    share = weights.sentences if plan.sentences else weights.dense
+    scores = (lexical_part + share * dense) * _prior(columns, weights, chip_named)
     places = np.flatnonzero(candidates)
     best = places[np.argsort(-scores[places], kind="stable")]
     return ranked_of(
@@ -214,14 +223,15 @@ def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
 def dense_scores(
     columns: Columns,
     candidates: NDArray[np.bool_],
-    vector: Vectors,
+    queries: Vectors,
     middle: float,
     weights: Weights = WEIGHTS,
 ) -> Scores:
-    """The cosine of each row plus a share of the better neighbour's in the section, scaled to 0..1
-    from `middle` to the best of the `wanted`; 0 without a vector.
+    """The closeness of each row to the queries, of shape (queries, dimension), plus a share of the
+    better neighbour's in the section, scaled to 0..1 from `middle` to the best of the `candidates`;
+    0 without a vector.
     """
-    raw = _with_neighbours(columns, columns.embedded, vector, weights)
+    raw = _with_neighbours(columns, columns.embedded, queries, weights)
     counted = candidates & columns.embedded
     if not counted.any():
         return np.zeros(len(raw))
@@ -231,29 +241,33 @@ def dense_scores(
 
 
 def scope_middle(
-    sample: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
+    sample: Columns, counted: NDArray[np.bool_], queries: Vectors, weights: Weights
 ) -> float:
     """The median over the `counted` rows of a sample: the score of an unrelated passage."""
     if not counted.any():
         return 0.0
-    return float(np.median(_with_neighbours(sample, counted, vector, weights)[counted]))
+    return float(np.median(_with_neighbours(sample, counted, queries, weights)[counted]))
 
 
 def _with_neighbours(
-    columns: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
+    columns: Columns, counted: NDArray[np.bool_], queries: Vectors, weights: Weights
 ) -> Scores:
-    """The cosine of each row, 0 without a vector, plus a share of the better neighbour's within its
-    section (in a section of one passage, of that passage). 0 if no row counts.
+    """The mean cosine of each row with the nearest queries, 0 without a vector, plus a share of the
+    better neighbour's within its section (in a section of one passage, of that passage). 0 if no
+    row counts.
     """
     if not counted.any():
         return np.zeros(len(columns.vectors))
-    cosine = (columns.vectors @ vector).astype(np.float64)
+    each = columns.vectors @ queries.T
+    nearest = min(NEAREST_SENTENCES, len(queries))
+    cosine = np.partition(each, -nearest)[:, -nearest:].mean(1, dtype=np.float64)
     follows = columns.follows()
     before, after = np.full((2, len(cosine)), -np.inf)
     before[1:][follows] = cosine[:-1][follows]
     after[:-1][follows] = cosine[1:][follows]
     better = np.maximum(before, after)
-    return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
+    near: Scores = cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
+    return near
 
 
 def _over_best(scored: Scored) -> Scored:

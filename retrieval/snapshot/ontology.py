@@ -1,4 +1,4 @@
-"""The field's concepts and, for each signal, the words of a passage that helps with it.
+"""The field's concepts and, for each signal, words and sentences of passages that help with it.
 
 Reads `data/ontology.toml`. Does not know documents.
 """
@@ -36,10 +36,13 @@ class OntologyConcept:
 
 @dataclass(frozen=True)
 class Ontology:
-    """`concepts` by id; `groups` of entries by signal; the `words` of each reason of REASONS."""
+    """`concepts` by id; `groups` of entries and `sentences` by signal; the `words` of each reason
+    of REASONS.
+    """
 
     concepts: Mapping[str, OntologyConcept]
     groups: Mapping[str, tuple[tuple[str, ...], ...]]
+    sentences: Mapping[str, tuple[str, ...]]
     words: Mapping[str, tuple[str, ...]]
     fingerprint: str
 
@@ -96,18 +99,22 @@ def ontology_from(data: Mapping[str, Any], text: str, signals: SignalRegistry) -
         for row in data["concepts"]
     }
     groups = {name: tuple(map(tuple, own)) for name, own in data["signals"].items()}
+    sentences = {name: tuple(own) for name, own in data["sentences"].items()}
     named = {e[1:] for own in groups.values() for g in own for e in g if e.startswith("@")}
     raised = {signal for concept in concepts.values() for signal in concept.raises}
     problems = [f"unknown concept {name!r}" for name in sorted(named - set(concepts))]
-    odd = (set(groups) ^ set(signals.ids)) | (raised - set(signals.ids))
-    problems += [f"unknown signal or signal without words: {name!r}" for name in sorted(odd)]
+    odd = (set(groups) ^ set(signals.ids)) | (set(sentences) ^ set(signals.ids))
+    odd |= raised - set(signals.ids)
+    problems += [
+        f"unknown signal, or signal without words or sentences: {name!r}" for name in sorted(odd)
+    ]
     problems += [f"no words for {reason!r}" for reason in REASONS if reason not in data["kinds"]]
     if problems:
         raise InvalidKnowledge(
             f"ontology.toml: {'; '.join(problems)}", hint="Bring it in line with signals.toml."
         )
     words = {reason: tuple(data["kinds"][reason]["words"]) for reason in REASONS}
-    return Ontology(concepts, groups, words, sha256(text)[:12])
+    return Ontology(concepts, groups, sentences, words, sha256(text)[:12])
 
 
 @lru_cache(maxsize=1)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
+
+from rich.console import Console
 
 from api.cli.commands.knowledge import _recipe_lines
 from api.cli.commands.optimize import _result_text
 from api.cli.commands.problem import knowledge_lines
+from api.cli.search import _Live
+from optimizer.search.goal import Goal
+from optimizer.search.records import Node
+from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import evaluation, proposal
 
 
 def excerpt(title: str, section: str) -> dict[str, Any]:
@@ -59,3 +67,20 @@ def test_a_module_without_a_kernel_says_so() -> None:
 
 def test_no_recipes_say_where_they_come_from() -> None:
     assert "code samples of uploaded manuals" in _recipe_lines([])
+
+
+def test_the_screen_of_a_search_stays_one_screen() -> None:
+    live, tree = _Live(Goal(candidates=50)), Tree([])
+    tree.add(Node(0, None, "evaluated", None, evaluation(None, 1.0)))
+    for number in range(1, 41):
+        made = proposal(number, 0)
+        tree.add(Node(number, 0, "evaluated", made, evaluation(made.bundle, 1.0 + number / 100)))
+        live.node(tree.nodes[-1], tree)
+        live.log(f"remark {number}")
+    live.working(41, "compiling")
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(live.frame())
+    shown = console.export_text()
+    assert "candidate 41: compiling (0 s)" in shown and "left 10 candidates" in shown
+    assert "remark 40" in shown and "remark 1\n" not in shown
+    assert len(shown.splitlines()) < 20

@@ -127,7 +127,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
     place = tmp_path_factory.mktemp("other")
     # Of a node that has made its query model once. Else each process of it imports
     # sentence-transformers, which takes eight seconds, to embed some dozen passages.
-    for exported in model_cache.glob("*.onnx"):
+    for exported in model_cache.iterdir():
         if not (kept := private_folder(node_folder()) / exported.name).exists():
             kept.symlink_to(exported)
     (place / "g++").write_text(OTHER_COMPILER)

@@ -34,6 +34,7 @@ def test_a_journey_counts_calls_of_the_product_and_their_files() -> None:
     assert all(path.startswith("kb/") for path in journey.files)
 
 
+@pytest.mark.slow(seconds=4)
 def test_the_table_names_every_figure() -> None:
     names = [name for name, _ in shape_rows()]
     assert len(names) == len(set(names)) == 7

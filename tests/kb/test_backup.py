@@ -167,6 +167,7 @@ def test_a_transaction_is_in_it_whole_or_not(store: Store, tmp_path: Path) -> No
                 for name in ("left", "right"):
                     meta.put(connection, name, {"number": number, "filler": "x" * 20_000})
             written.set()
+            stop.wait(0.002)
 
     thread = threading.Thread(target=write)
     thread.start()

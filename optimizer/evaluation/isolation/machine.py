@@ -102,9 +102,9 @@ def left_between(before: ProcessorAccount | None, after: ProcessorAccount | None
     return after.processors - max(0.0, foreign) / (after.at - before.at)
 
 
-def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
-    """Advice if other work leaves too few processors to time anything; else, or if unknown, empty.
-    Watches for `seconds`."""
+def other_work(threads: int, seconds: float = LOOK_SECONDS) -> str:
+    """What leaves too few processors to time anything, with its processes; empty if nothing does,
+    or if that is unknown. Watches for `seconds`."""
     before, then = account(()), _all_ticks()
     if before is None:
         return ""
@@ -118,9 +118,18 @@ def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
     others = f" ({', '.join(busiest)})" if busiest else ""
     return (
         f"other work{others} leaves about {max(0.0, left):.1f} of {before.processors} processors,"
-        f" and timing needs {threads}: kernels are checked, but most get no figure until it ends."
-        " Stop it, wait for its end (--wait MINUTES), or search again while the machine is idle:"
-        " that search begins with the correct candidates"
+        f" and timing needs {threads}"
+    )
+
+
+def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
+    """`other_work` with advice; empty without it."""
+    if not (work := other_work(threads, seconds)):
+        return ""
+    return (
+        f"{work}: kernels are checked, but most get no figure until it ends. Stop it, wait for its"
+        " end (--wait-idle MINUTES), or search again while the machine is idle: that search begins"
+        " with the correct candidates"
     )
 
 
@@ -164,7 +173,8 @@ def _named(pid: int) -> str:
     own = [word for word in words if word.startswith(OWN_MODULES) or Path(word).name == "kernlore"]
     if own:
         after = words[words.index(own[0]) + 1 :]
-        program = " ".join(["Kernlore's", Path(own[0]).name, *after[:1]]).strip()
+        about = [word for word in after[:1] if not word.startswith("{")]
+        program = " ".join(["Kernlore's", Path(own[0]).name, *about]).strip()
     return f"{program} ({pid})"
 
 

@@ -217,7 +217,7 @@ def _positions(tree: Tree, winner: int | None) -> tuple[dict[str, tuple[Node, fl
         wanted["winner"] = tree[winner]
     positions, lacking = {}, []
     for name, node in wanted.items():
-        shares = _shares(node)
+        shares = shares_of(node)
         missing = [metric for metric in SHARES if metric not in shares]
         if missing:
             lacking.append(f"{name} has no {' and no '.join(missing)}")
@@ -226,7 +226,7 @@ def _positions(tree: Tree, winner: int | None) -> tuple[dict[str, tuple[Node, fl
     return positions, "; ".join(lacking)
 
 
-def _shares(node: Node) -> dict[str, float]:
+def shares_of(node: Node) -> dict[str, float]:
     """Shares in the evaluation's metrics, else in the evidence of its verdict."""
     if node.evaluation is None:
         return {}

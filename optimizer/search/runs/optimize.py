@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS
-from optimizer.evaluation.isolation.machine import too_busy
+from optimizer.evaluation.isolation.machine import MIN_SECONDS, other_work, too_busy
 from optimizer.evaluation.problem.check import distrust
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -31,7 +32,15 @@ from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_
 from optimizer.search.confirm import FIRST_RIGHT, RunOutcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
-from optimizer.search.loop import INTERRUPTED, Listener, Search, Stages, UnusedProposer, why_untried
+from optimizer.search.loop import (
+    INTERRUPTED,
+    Listener,
+    Search,
+    Stages,
+    UnusedProposer,
+    WorkListener,
+    why_untried,
+)
 from optimizer.search.propose import SearchTask, compose_context, request_for, roles_of, tree_before
 from optimizer.search.records import REFERENCE, Cost, Node, Proposal
 from optimizer.search.runs.hardware_view import check_launch, hardware_view_of, refused_names
@@ -61,6 +70,19 @@ INHERITED = 3
 CONSIDERED = 60  # stored winners from which those that fit are inherited
 CANCELLED_EARLY = "cancelled before the winner was measured again"
 INTERRUPTED_EARLY = "interrupted before the winner was measured again"
+CONFIRM = "run: confirm"
+# Stages in words, by the names of their spans.
+STAGES = {
+    "node: propose": "choosing a change",
+    "node: evaluate": "in the queue of the device",
+    "evaluate: parse": "reading the source",
+    "evaluate: compile": "compiling",
+    "evaluate: correctness": "checking its results",
+    "evaluate: benchmark": "measuring its time",
+    "evaluate: profile": "profiling",
+    "evaluate: diagnose": "diagnosing",
+    CONFIRM: "measuring the best again",
+}
 RunBench = LocalBench | SimulatedBench | ClusterBench
 
 
@@ -114,7 +136,14 @@ def optimize(
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
     earlier = [node.at for node in store.nodes(resume)] if resume is not None else []
     lock = RunLock(base, resume or run_id or new_id("run"), max(earlier, default=0.0))
-    with lock, _bench(base, problem, places, cluster, listener) as bench:
+    work = _Work(store, lock.run_id, listener)
+    with (
+        lock,
+        telemetry.watched(work.enter),
+        _bench(base, problem, places, cluster, listener) as bench,
+    ):
+        if isinstance(bench, LocalBench) and bench.device == "cpu":
+            work.threads = bench.settings.threads
         stages.ended("what compilers and device can do")
         view, hardware_view = _views(problem, bench, places, goal)
         hardware_view = replace(hardware_view, refused=refused_names(base, hardware_view.id))
@@ -149,6 +178,37 @@ def optimize(
                 return _carried_out(search, bench, over, problem, stages, others)
             finally:
                 store_correct_kernels(base, search.tree, view, hardware_view, run.id)
+
+
+@dataclass
+class _Work:
+    """Notes the stage of a run's work, which the names of its spans tell, in its stored row and to
+    its listener. `threads` are those of a kernel on the processors, 0 on another device.
+    """
+
+    store: CatalogStore
+    run_id: str
+    listener: Listener
+    threads: int = 0
+    candidate: int | None = 0  # None while the best is measured again
+    thread: int = field(default_factory=threading.get_ident)
+
+    def enter(self, span: str, about: Mapping[str, telemetry.Value]) -> None:
+        """The watcher of spans. Those of other threads are ignored: a listener has one thread."""
+        if threading.get_ident() != self.thread or (stage := STAGES.get(span)) is None:
+            return
+        if span == CONFIRM:
+            self.candidate = None
+        elif "kernlore.node" in about:
+            self.candidate = int(str(about["kernlore.node"]))
+        elif self.candidate is None:
+            stage = f"{STAGES[CONFIRM]}: {stage}"
+        note: dict[str, Any] = {"candidate": self.candidate, "stage": stage, "since": time.time()}
+        if self.threads and span == "evaluate: benchmark":
+            note["busy"] = other_work(self.threads, MIN_SECONDS)
+        self.store.note_work(self.run_id, note)
+        if isinstance(self.listener, WorkListener):
+            self.listener.working(self.candidate, stage)
 
 
 def _check_models(goal: Goal, models: ModelOptions) -> None:
@@ -295,7 +355,8 @@ def _carried_out(
             outcome = not_confirmed(tree, ended.ended, over)
         else:
             why = partial(why_untried, search, ended.ended, stages.seconds, others)
-            outcome = confirm(tree, bench, over, left=search.left, untried=why)
+            with telemetry.span(CONFIRM):
+                outcome = confirm(tree, bench, over, left=search.left, untried=why)
     except (KeyboardInterrupt, SystemExit) as interrupt:
         outcome = not_confirmed(tree, INTERRUPTED_EARLY, over)
         seconds = round(search.seconds, 3)

@@ -5,10 +5,8 @@ comparisons, plots. Reading runs needs neither torch nor a toolchain.
 from __future__ import annotations
 
 import json
-import tempfile
-import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -28,13 +26,13 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.confirm import UNTRIED
 from optimizer.search.goal import Goal
+from optimizer.search.output.plots import SHARES, shares_of
 from optimizer.search.records import Node, Proposal, node_from_json, time_text
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow, run_from_json
 from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_gain, rough_of
 from retrieval.knowledge_base import KnowledgeBase
 
-CACHED_PLOTS = 64  # runs; the plots of one take some 100 kB
 Json = dict[str, Any]
 
 
@@ -53,6 +51,10 @@ class ShownRun(TypedDict, total=False):
     environment: dict[str, str]
     asked: Json
     cluster: Annotated[Json, Doc("Where candidates are measured; empty for one machine.")]
+    work: Annotated[
+        Json,
+        Doc("The present work: `candidate`, `stage`, `since` (a time), `busy` (other work)."),
+    ]
     result: Json
     note: str
 
@@ -161,6 +163,10 @@ class CatalogStore:
     def note_cluster(self, run_id: str, cluster: Mapping[str, Any]) -> None:
         """Store only the state of a run on a cluster."""
         self._runs.note(run_id, "cluster", cluster)
+
+    def note_work(self, run_id: str, work: Mapping[str, Any]) -> None:
+        """Store only the present work of a run."""
+        self._runs.note(run_id, "work", work)
 
     def add(self, run_id: str, node: Node) -> None:
         """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""
@@ -411,17 +417,6 @@ def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
     }
 
 
-def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
-    """The plots of the report that can be drawn, as SVG by name. Raises NotFound."""
-    from optimizer.search.output.plots import write_plots
-
-    run, tree = _loaded(base, run_id)
-    winner = run.result.get("node")
-    with tempfile.TemporaryDirectory(prefix="kernlore-plots-") as folder:
-        drawn = write_plots(tree, winner, Path(folder)).drawn
-        return {name: path.read_bytes() for name, path in drawn.items()}
-
-
 def _node(tree: Tree, run_id: str, number: str) -> Node:
     if not (number.isascii() and number.isdigit() and int(number) < len(tree)):
         raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(tree) - 1}.")
@@ -472,7 +467,8 @@ def _problem_name(path: Path) -> str:
 def _candidate_row(tree: Tree, node: Node) -> Json:
     """The row of a candidate. `took` is its time on a chip that only its own commands run.
     `message` is the error of an incorrect candidate, `rough` the rough figure of one that was not
-    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}."""
+    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}, and
+    `shares` the percent of the measured ceilings {compute, memory}."""
     proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
     wrong = evaluation is not None and not evaluation.correct
     return {
@@ -490,7 +486,14 @@ def _candidate_row(tree: Tree, node: Node) -> Json:
         "plan": proposal.plan if proposal is not None else _root_plan(node),
         "synthesizer": proposal.synthesizer if proposal is not None else "",
         "attributed": list(proposal.attributed) if proposal is not None else [],
+        "shares": _shares(node),
     }
+
+
+def _shares(node: Node) -> Json:
+    """Percent of the measured ceilings of a measured candidate: {compute, memory}, or {}."""
+    known = shares_of(node)
+    return {"compute": known[SHARES[0]], "memory": known[SHARES[1]]} if len(known) == 2 else {}
 
 
 def _root_plan(node: Node) -> str:
@@ -514,30 +517,6 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
         "verdicts": ", ".join(f"{count} {name}" for name, count in counts.most_common()),
         "seconds": f"{run.seconds or max((node.at for node in tree), default=0.0):.0f}",
     }
-
-
-class PlotCache:
-    """Plots of runs, drawn once for each state of a run. Threads may share it."""
-
-    def __init__(self) -> None:
-        # Protects _cached, and the drawing library, which is not thread-safe. A request for a
-        # second plot of a run waits for the first: one drawing makes both.
-        self._drawing = threading.Lock()
-        self._cached: OrderedDict[tuple[str, str, str], dict[str, bytes]] = OrderedDict()
-
-    def plots(self, base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
-        """The result of `run_plots`. Raises NotFound, also if the reader of `base` may not see the
-        run."""
-        store = run_store(base)
-        run = store.run(run_id)
-        key = (run_id, run.state, f"{store.size(run_id)} {run.result}")
-        with self._drawing:
-            if key not in self._cached:
-                self._cached[key] = run_plots(base, run_id)
-                while len(self._cached) > CACHED_PLOTS:
-                    self._cached.popitem(last=False)
-            self._cached.move_to_end(key)
-            return self._cached[key]
 
 
 def store_failed(

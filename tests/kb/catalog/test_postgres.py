@@ -103,7 +103,7 @@ def test_the_same_migrations_make_the_same_tables(served: Catalog, embedded: Cat
 def test_two_processes_that_start_together_migrate_once(postgres: Server, tmp_path: Path) -> None:
     name = f"t{uuid4().hex}"
     postgres.execute(f"CREATE DATABASE {name}")
-    arguments = [sys.executable, "-c", MIGRATE, str(tmp_path), postgres.url(name)]
+    arguments = [sys.executable, "-c", MIGRATE, str(tmp_path), postgres.url_of(name)]
     started = [subprocess.Popen(arguments, cwd=ROOT) for _ in range(2)]
     assert [process.wait(timeout=60) for process in started] == [0, 0]
     postgres.drop(name)
@@ -348,7 +348,7 @@ def test_a_database_of_another_encoding_is_refused(postgres: Server, tmp_path: P
     name = f"t{uuid4().hex}"
     postgres.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII'")
     with pytest.raises(StoreError, match="SQL_ASCII"):
-        open_catalog(tmp_path, postgres.url(name))
+        open_catalog(tmp_path, postgres.url_of(name))
     postgres.drop(name)
 
 
@@ -357,7 +357,7 @@ def test_a_role_that_may_not_make_tables_is_refused(postgres: Server, tmp_path: 
     postgres.execute(f"CREATE DATABASE {name}")
     postgres.execute("CREATE ROLE guest LOGIN")
     with pytest.raises(StoreError) as refused:
-        open_catalog(tmp_path, postgres.url(name).replace("kernlore@", "guest@"))
+        open_catalog(tmp_path, postgres.url_of(name).replace("kernlore@", "guest@"))
     assert "permission denied" in refused.value.message and "own" in refused.value.hint
     postgres.drop(name)
     postgres.execute("DROP ROLE guest")

@@ -268,7 +268,14 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
             resume=row.id,
         )
 
+    stages: list[tuple[int | None, str]] = []
+
     class Watching(RecordingListener):
+        def working(self, candidate: int | None, stage: str) -> None:
+            stages.append((candidate, stage))
+            stored = store.run(row.id).work
+            assert (stored["candidate"], stored["stage"]) == stages[-1]
+
         def asking(self, asking: ModelCall) -> None:
             shown = run_account(services, row.id)
             with pytest.raises(Conflict) as refused:
@@ -276,6 +283,8 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
             seen.append((shown["state"], shown["process"], shown["seconds"], str(refused.value)))
 
     again(Watching())
+    assert {number for number, stage in stages if stage == "choosing a change"} >= {2}
+    assert (None, "measuring the best again") in stages and store.run(row.id).work == {}
     state, process, seconds, refused = seen[0]
     assert (state, process) == ("running", os.getpid()) and seconds > store.nodes(row.id)[1].at
     assert f"run {row.id} is being continued by process {os.getpid()}" in refused

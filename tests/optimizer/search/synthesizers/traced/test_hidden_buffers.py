@@ -30,7 +30,7 @@ MASKED = (
     "mask = torch.ones(150, 150).tril().bool()\n"
     "        self.register_buffer('mask', mask, persistent=False)",
     "return torch.where(self.mask, x, float('-inf')).softmax(-1) * y",
-    "(2, 150, 150)",
+    "(1, 150, 150)",
     "(150,)",
 )
 RUNNER = """
@@ -85,6 +85,7 @@ def test_a_kernel_in_cpp_names_a_buffer_that_is_too_large_to_be_written() -> Non
         cpp.write_candidate([(case.signature, program)])
 
 
+@pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("model", [ROTARY, MASKED])
 def test_a_kernel_in_triton_takes_them_from_the_model(
     model: tuple[str, str, str, str], tmp_path: Path
