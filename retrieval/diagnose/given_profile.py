@@ -18,6 +18,7 @@ from retrieval.diagnose.metrics import MAX_NAME, load_metrics
 from retrieval.diagnose.own_rules import rules_of
 from retrieval.profiles.profile import Profile, time_shares
 from retrieval.profiles.reader import read_profile
+from retrieval.profiles.tables import pairs
 from retrieval.request import RetrieveRequest
 
 BY_ADDRESS = (
@@ -64,10 +65,14 @@ def with_known_counters(
     """Like `with_profile`, with the counters that the chip's own rules read."""
     if request.profile is None:
         return request, None
-    profile = read_profile(request.profile)
+    profile = _read(request.profile, own_counters)
     unknown = {*load_metrics().normalise(profile.metrics).unrecognised} - {*own_counters}
     known = {n: v for n, v in profile.metrics.items() if n[:MAX_NAME] not in unknown}
-    if not known and not profile.lines and not any(kernel.us for kernel in profile.kernels):
+    if (
+        not known
+        and not profile.lines
+        and not any(kernel.us or kernel.pct for kernel in profile.kernels)
+    ):
         raise _nothing_known(profile)
     read = ProfileRead(
         kind=profile.kind,
@@ -84,6 +89,21 @@ def with_known_counters(
         ),
         read,
     )
+
+
+def _read(text: str, own_counters: Collection[str]) -> Profile:
+    """The profile; for a text of an unknown profiler, the lines with a counter that is known here
+    and its value. Raises InvalidRequest.
+    """
+    try:
+        return read_profile(text)
+    except InvalidRequest:
+        listed = pairs(text)
+        unknown = {*load_metrics().normalise(listed).unrecognised} - {*own_counters}
+        known = {name: value for name, value in listed.items() if name[:MAX_NAME] not in unknown}
+        if not known:
+            raise
+        return Profile("counters", metrics=known)
 
 
 def _advice(profile: Profile, known: Mapping[str, Any]) -> tuple[str, ...]:
