@@ -17,7 +17,9 @@ from kb.catalog.engine import portions
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.passages import About
 from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.section_texts import Piece, section_text
 from kb.catalog.knowledge.symbols import Symbol
+from kb.prompt_tokens import count_once
 from kb.scope import ANY
 from kb.tokens import shadow
 from retrieval.snapshot.lexicon import SectionTexts, corrected, terms_of
@@ -188,12 +190,17 @@ def _document(
         card_chips=chips if cards else None,
         kernels=len(kernels),
     )
+    pieces: dict[str, list[Piece]] = {section.id: [] for section in shown}
+    for p in passages:
+        piece = Piece(p["kind"], p["lead"], p["text"], p["language"])
+        pieces[p["section_id"]].append(piece)
     section_rows = [
         SectionRow(
             section.seq,
             section.id,
             about(section.hardware_scope or hardware or (ANY,)),
             (section.parent_id, section.ordinal, section.level, section.path),
+            count_once(section_text(pieces[section.id])),
         )
         for section in shown
     ]
@@ -215,9 +222,9 @@ def _document(
         )
         for p in passages
     ]
-    texts: dict[str, list[str]] = {section.id: [] for section in shown}
-    for p in passages:
-        texts[p["section_id"]].append(p["text"])
-    read = (SectionTexts(section.id, section.path, texts[section.id]) for section in shown)
+    read = (
+        SectionTexts(section.id, section.path, [piece.text for piece in pieces[section.id]])
+        for section in shown
+    )
     terms = corrected(terms_of(read, load_ontology()), decided)
     return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)
