@@ -41,7 +41,7 @@ def remedy(log: str) -> str:
             "The failure depends on",
         ),
         (
-            PASS + 'File "/x/triton/backends/amd/compiler.py", line 3\n',
+            PASS + 'File "/x/triton/backends/amd/compiler.py", line 3, in make_ttgir\n',
             "This is a pass of Triton's amd",
         ),
         (

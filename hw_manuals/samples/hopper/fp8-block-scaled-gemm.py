@@ -42,7 +42,7 @@ def fp8_dense_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # Triton does not pipeline loads this small: the next scales are read one step ahead.
     scale = tl.load(scale_a) * tl.load(scale_b)
-    for k in range(0, K // BLOCK_K):
+    for k in range(K // BLOCK_K):
         a = a_desc.load([row, k * BLOCK_K])
         b = b_desc.load([column, k * BLOCK_K])
         ahead = tl.minimum(k + 1, K // BLOCK_K - 1)

@@ -49,9 +49,7 @@ def fp8_grouped_kernel(
 ):
     BLOCK_K: tl.constexpr = 128
     tile = tl.program_id(0)
-    group, row, last, column = find_tile(
-        tile, offsets_ptr, groups, N // BLOCK_N, GROUPS, BLOCK_M
-    )
+    group, row, last, column = find_tile(tile, offsets_ptr, groups, N // BLOCK_N, GROUPS, BLOCK_M)
     if group < groups:
         column = column * BLOCK_N
         rows = row + tl.arange(0, BLOCK_M)
@@ -61,7 +59,7 @@ def fp8_grouped_kernel(
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         # Triton does not pipeline loads this small: the next scales are read one step ahead.
         scale = tl.load(scale_a) * tl.load(scale_b)
-        for k in range(0, K // BLOCK_K):
+        for k in range(K // BLOCK_K):
             a = a_desc.load([row, k * BLOCK_K])
             b = b_desc.load([group * N + column, k * BLOCK_K])
             ahead = tl.minimum(k + 1, K // BLOCK_K - 1)

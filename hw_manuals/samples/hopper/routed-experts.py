@@ -3,7 +3,7 @@ sort the choices by expert, gate and up products with SwiGLU over gathered rows,
 the share, sum over the experts of a token.
 
 x[tokens][H], ids[tokens][chosen] int32 from 0 to experts - 1, shares[tokens][chosen],
-up[experts][2 I][H] (gate first), down[experts][H][I], all contiguous. H and I: multiples of 8.
+up[experts][2 F][H] (gate first), down[experts][H][F], all contiguous. H and F: multiples of 8.
 """
 
 import torch
@@ -39,7 +39,7 @@ def up_kernel(
     offsets_ptr,
     experts,
     H,
-    I,
+    F,
     CHOSEN: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -47,7 +47,7 @@ def up_kernel(
     BLOCK_K: tl.constexpr,
 ):
     expert, row, last, n = find_tile(
-        tl.program_id(0), offsets_ptr, experts, tl.cdiv(I, BLOCK_N), EXPERTS, BLOCK_M
+        tl.program_id(0), offsets_ptr, experts, tl.cdiv(F, BLOCK_N), EXPERTS, BLOCK_M
     )
     if expert < experts:
         n *= BLOCK_N
@@ -58,15 +58,15 @@ def up_kernel(
         x_at = x_ptr + (pair // CHOSEN).to(tl.int64)[:, None] * H + k[None, :]
         gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        first = expert * 2 * I + n
+        first = expert * 2 * F + n
         for start in range(0, H, BLOCK_K):
             x = tl.load(x_at + start, mask=(k < H - start)[None, :], other=0.0)
             gate = tl.dot(x, up_desc.load([first, start]).T, gate)
-            up = tl.dot(x, up_desc.load([first + I, start]).T, up)
+            up = tl.dot(x, up_desc.load([first + F, start]).T, up)
         made = gate * tl.sigmoid(gate) * up
         columns = n + tl.arange(0, BLOCK_N)
-        out = out_ptr + rows.to(tl.int64)[:, None] * I + columns[None, :]
-        mask = (rows < last)[:, None] & (columns < I)[None, :]
+        out = out_ptr + rows.to(tl.int64)[:, None] * F + columns[None, :]
+        mask = (rows < last)[:, None] & (columns < F)[None, :]
         tl.store(out, made.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -80,7 +80,7 @@ def down_kernel(
     offsets_ptr,
     experts,
     H,
-    I,
+    F,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -92,7 +92,7 @@ def down_kernel(
     if expert < experts:
         n *= BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for start in range(0, I, BLOCK_K):
+        for start in range(0, F, BLOCK_K):
             h = h_desc.load([row, start])
             acc = tl.dot(h, down_desc.load([expert * H + n, start]).T, acc)
         rows = row + tl.arange(0, BLOCK_M)
@@ -124,22 +124,20 @@ def route(ids, experts):
     return order.to(torch.int32), torch.searchsorted(ordered, borders).to(torch.int32)
 
 
-def routed_experts(
-    x, ids, shares, up, down, up_tile=(128, 128, 3, 8), down_tile=(128, 256, 3, 8)
-):
+def routed_experts(x, ids, shares, up, down, up_tile=(128, 128, 3, 8), down_tile=(128, 256, 3, 8)):
     """A tile: rows, columns, stages, warps."""
     (tokens, H), chosen = x.shape, ids.shape[1]
-    experts, I = up.shape[0], down.shape[2]
+    experts, F = up.shape[0], down.shape[2]
     order, offsets = route(ids, experts)
     pairs = tokens * chosen
-    h = torch.empty((pairs, I), device=x.device, dtype=x.dtype)
+    h = torch.empty((pairs, F), device=x.device, dtype=x.dtype)
     parts = torch.empty((pairs, H), device=x.device, dtype=x.dtype)
     out = torch.empty_like(x)
     padded = triton.next_power_of_2(experts)
     # The borders stay on the device: the grid has as many tiles as there can be at most.
     block_m, block_n, stages, warps = up_tile
     most = min(triton.cdiv(pairs, block_m) + experts - 1, pairs)
-    up_kernel[(most * triton.cdiv(I, block_n),)](
+    up_kernel[(most * triton.cdiv(F, block_n),)](
         x,
         TensorDescriptor.from_tensor(up.view(-1, H), [block_n, 64]),
         h,
@@ -147,7 +145,7 @@ def routed_experts(
         offsets,
         experts,
         H,
-        I,
+        F,
         CHOSEN=chosen,
         EXPERTS=padded,
         BLOCK_M=block_m,
@@ -160,14 +158,14 @@ def routed_experts(
     most = min(triton.cdiv(pairs, block_m) + experts - 1, pairs)
     down_kernel[(most * triton.cdiv(H, block_n),)](
         TensorDescriptor.from_tensor(h, [block_m, 64]),
-        TensorDescriptor.from_tensor(down.view(-1, I), [block_n, 64]),
+        TensorDescriptor.from_tensor(down.view(-1, F), [block_n, 64]),
         parts,
         order,
         shares,
         offsets,
         experts,
         H,
-        I,
+        F,
         EXPERTS=padded,
         BLOCK_M=block_m,
         BLOCK_N=block_n,

@@ -112,7 +112,7 @@ def carry_state(
     new = tl.load(new_ptr + (first * C + i)[:, None] * V + e[None, :])
     keep = tl.load(keep_ptr + first)
     state = tl.zeros((D, BLOCK_V), dtype=tl.float32)
-    for chunk in range(0, chunks):
+    for chunk in range(chunks):
         place = first + chunk
         ahead = first + tl.minimum(chunk + 1, chunks - 1)
         next_new = tl.load(new_ptr + (ahead * C + i)[:, None] * V + e[None, :])
@@ -150,7 +150,7 @@ def read_out(
     at = chunk * C + i
     known = at < length
     row = head * length + at
-    level, across, whole = chunk_levels(gate_ptr, head * length, at, known, C)
+    level, across, _whole = chunk_levels(gate_ptr, head * length, at, known, C)
     q = unit_rows(query_ptr, row, d, known, D) * scale
     k = unit_rows(key_ptr, row, d, known, D)
     seen = i[:, None] >= i[None, :]

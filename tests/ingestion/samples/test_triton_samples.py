@@ -32,7 +32,7 @@ torch.testing.assert_close(found.double(), torch.cat(parts), atol=1e-4, rtol=1e-
 
 product = sample("hopper/fp8-block-scaled-gemm.py").fp8_dense
 grouped = sample("hopper/fp8-grouped-block-scales.py").fp8_grouped
-a, b = torch.randn(172, 384).to(torch.float8_e4m3fn), torch.randn(4, 256, 384).to(torch.float8_e4m3fn)
+a, b = (torch.randn(*shape).to(torch.float8_e4m3fn) for shape in ((172, 384), (4, 256, 384)))
 of_a, of_b = torch.rand(172, 3) + 0.5, torch.rand(4, 2, 3) + 0.5
 left = a.double() * of_a.double().repeat_interleave(128, 1)
 right = b.double() * of_b.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
