@@ -4,8 +4,9 @@ computed here, once: tokens, words, scopes, counts.
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_once
 from kb.scope import ANY
 from kb.tokens import shadow
-from retrieval.snapshot.lexicon import SectionTexts, terms_of
+from retrieval.snapshot.lexicon import SectionTexts, corrected, terms_of
 from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.segment import DocumentRows, PassageRow, SectionRow, StoredDocument
 
@@ -72,6 +73,7 @@ def _read(
     ):
         scopes[row.document_id, row.kind].append(row.value)
     versions = [row.version_id for row in documents]
+    decided = _terms_decided(connection)
     sections = _sections(connection, versions)
     passages = _passages(connection, versions, model)
     cards: dict[str, list[Symbol]] = defaultdict(list)
@@ -90,9 +92,18 @@ def _read(
             passages[row.version_id],
             cards[row.id],
             kernels[row.id],
+            {term: c for chip in scopes[row.id, "hardware"] for term, c in decided(chip).items()},
         )
         for row in documents
     ]
+
+
+def _terms_decided(connection: Connection) -> Callable[[str], Mapping[str, str]]:
+    """The terms that the description of each hardware states, with their concepts."""
+    columns = t.hardware.c
+    query = sa.select(columns.id, columns.spec).where(columns.spec.contains("[terms]"))
+    stated = {row.id: tomllib.loads(row.spec).get("terms", {}) for row in connection.execute(query)}
+    return lambda chip: stated.get(chip, {})
 
 
 def _sections(connection: Connection, versions: Sequence[str]) -> dict[str, list[sa.Row[Any]]]:
@@ -153,6 +164,7 @@ def _document(
     passages: Sequence[Mapping[str, Any]],
     cards: Sequence[Symbol],
     kernels: Sequence[Sample],
+    decided: Mapping[str, str],
 ) -> DocumentRows:
     used = {passage["section_id"] for passage in passages}
     shown = [section for section in sections if section.id in used]
@@ -214,5 +226,5 @@ def _document(
         SectionTexts(section.id, section.path, [piece.text for piece in pieces[section.id]])
         for section in shown
     )
-    terms = terms_of(read, load_ontology())
+    terms = corrected(terms_of(read, load_ontology()), decided)
     return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)

@@ -48,6 +48,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "correct_passage": {"text": "A correction.", "actor": "ann"},
     "register_hardware": {"description": {"id": "h100", "summary": "Another."}},
     "correct_symbol": {"meaning": "A correction.", "actor": "ann"},
+    "correct_term": {"term": "FST", "concept": ""},
     "restore_document": {"version": 1},
     "decide_version": {"decision": "discard"},
     "decide_facts": {"status": "rejected", "where": {}, "actor": "ann"},
