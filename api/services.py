@@ -37,6 +37,7 @@ from kb.catalog.keys import Keys
 from kb.catalog.knowledge.documents import erase_deleted, remove_orphan_facts
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
+from kb.hardware.spec import HardwareSpec
 from kb.index.chroma import parse_address
 from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 from kb.scope import AccessScope
@@ -47,6 +48,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.near import EXACT_UP_TO, NearIndex
+from retrieval.snapshot.ontology import check_terms
 from retrieval.snapshot.snapshot import Snapshot
 from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
@@ -116,6 +118,11 @@ class Running:
 
 
 _SHARED = ("retriever", "snapshots", "uploads", "skills", "tagger")
+
+
+def _check_names(spec: HardwareSpec) -> None:
+    check_own(spec)
+    check_terms(spec)
 
 
 class Services(KnowledgeBase):
@@ -211,7 +218,7 @@ class Services(KnowledgeBase):
             origin,
             knowledge_dir=self.settings.knowledge_dir,
             check_signature=signature_from_mapping,
-            check_rules=check_own,
+            check_rules=_check_names,
         )
         if answer.outcome == "updated" and self.documents.find(hardware=answer.id):
             read_again(self.uploads, self.documents, self.blobs, answer.id)

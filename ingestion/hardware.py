@@ -61,6 +61,7 @@ class ShownHardware(ListedChip):
     signatures: list[dict[str, Any]]
     rules: list[dict[str, Any]]
     metrics: dict[str, dict[str, Any]]
+    terms: dict[str, str]
     toolchains: dict[str, dict[str, Any]]
 
 

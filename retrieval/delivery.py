@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Le, MaxLen
 
 from kb.answers import Answer
+from kb.errors import Unavailable
 from kb.plain import Doc
 from kb.problem_terms import problem_terms
 from kb.scope import AccessScope
@@ -71,8 +72,14 @@ def delivered_kernels(
     max_tokens: Annotated[int, Doc("Most tokens of the context."), Ge(1), Le(MAX_TOKENS)] = BUDGET,
 ) -> DeliveredKernels:
     """For each chip, language and kind of operator for which a whole kernel ships: whether it
-    reaches the context. Each cell is the answer to a request, ranked by words alone."""
+    reaches the context. Each cell is the answer to a request, ranked by words alone. Raises
+    Unavailable if there are no documents."""
     snapshot = base.retriever.snapshots.current()
+    if not snapshot.passages:
+        raise Unavailable(
+            f"there are no documents in {base.settings.data_dir} yet",
+            hint="Run `kernlore serve`, or `kernlore ingest --builtin`, to load the built-in ones.",
+        )
     chips = snapshot.knowledge.chips(base.access)
     chosen = [chips.resolve(hardware)] if hardware else _chips(chips)
     kinds = _kinds(operator)

@@ -14,6 +14,8 @@ from kb.errors import InvalidRequest
 from kb.plain import Doc
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.search.names import search_symbols
+from retrieval.snapshot.lexicon import How
+from retrieval.snapshot.ontology import load_ontology
 
 MAX_LISTED = 2_000
 MOST_BY_MEANING = 500  # cards compared with a query by meaning, at 6 ms each the first time
@@ -27,10 +29,53 @@ class Symbols:
 
 
 @dataclass(frozen=True)
+class LexiconTerm:
+    """A term of a chip's manuals for a concept of the field. `how`: read from a definition,
+    abbreviation, introduction or glossary, then with `quote` and section; a name of the family or
+    of every manual; decided by a person. `passages` counts those of the document with the term.
+    """
+
+    term: str
+    concept: str
+    meaning: str
+    how: How
+    quote: str
+    document_id: str
+    section_id: str
+    passages: int
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The terms in the documents about a chip; `decided` are those of its description, with the
+    concept of each, empty for none; `concepts` are all concepts with their meanings.
+    """
+
+    hardware: str
+    terms: list[LexiconTerm]
+    decided: dict[str, str]
+    concepts: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Samples:
     """Whole kernels for a chip."""
 
     samples: list[Sample]
+
+
+def list_lexicon(base: KnowledgeBase, hardware_id: str) -> Lexicon:
+    """What the manuals of a chip call memory levels, units, queues and other concepts, with the
+    sentence that says so. Answers to signals use these terms.
+    """
+    spec = base.registry.get(hardware_id)
+    concepts = {c.id: c.meaning for c in load_ontology().concepts.values()}
+    lexicon = base.snapshots.current().lexicon([spec.id], base.access)
+    terms = [
+        LexiconTerm(**vars(term), meaning=concepts[term.concept], document_id=document_id)
+        for document_id, term in lexicon
+    ]
+    return Lexicon(spec.id, terms, dict(spec.terms), concepts)
 
 
 def list_symbols(

@@ -99,6 +99,7 @@ def operation_command(
     defaults: Mapping[str, Any] | None = None,
     fixed: Mapping[str, Any] | None = None,
     pick: str = "",
+    failed: Callable[[Any], int] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
     """A command that carries out one operation and prints its output, or the field `pick` of it.
@@ -132,7 +133,7 @@ def operation_command(
             for name, default in given.items()
         ]
     )
-    return command(app, name, text=text, after=after)(run)
+    return command(app, name, text=text, failed=failed, after=after)(run)
 
 
 @contextmanager

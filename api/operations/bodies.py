@@ -83,6 +83,10 @@ class HardwareBody(BaseModel):
         None,
         description="For each of its counters that is a canonical metric: canonical, scale.",
     )
+    terms: dict[str, str] | None = Field(
+        None,
+        description="Words of its manuals with the concept that each means, empty for none.",
+    )
     toolchains: dict[str, Any] | None = Field(
         None,
         description="For each language a built-in toolchain, or command templates with the entry,"

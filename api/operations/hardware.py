@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import MaxLen, MinLen
 
 from api.operations import Media, operation
 from api.operations.bodies import HardwareBody
 from ingestion import hardware
 from ingestion.hardware import RegisteredHardware
 from kb.catalog.hardware import HardwareRegistry
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.plain import Doc
 from optimizer.evaluation.acceptance import records
 from optimizer.evaluation.acceptance.records import Acceptance
@@ -102,6 +105,40 @@ def accept_manuals(
     from optimizer.evaluation.acceptance import accept  # loads torch
 
     return accept.accept_manuals(services, hardware_id, language)
+
+
+list_lexicon = declared(
+    "GET /hardware/{hardware_id}/lexicon", "List what a chip's manuals call concepts of the field"
+)(vocabulary.list_lexicon)
+
+
+@declared(
+    "PATCH /hardware/{hardware_id}/lexicon",
+    "Correct or remove a term of a chip's lexicon",
+    role="writer",
+    body=("TermDecision", "A term with the concept that it means on this chip."),
+    examples=lambda: {
+        "correct": {"value": {"term": "SBUF", "concept": "on_chip_memory"}},
+        "remove": {"value": {"term": "SBUF", "concept": ""}},
+    },
+)
+def correct_term(
+    services: Services,
+    hardware_id: str,
+    term: Annotated[str, Doc("A word of its manuals."), MinLen(1), MaxLen(40)],
+    concept: Annotated[
+        str | None, Doc("A concept of the lexicon, empty for none; null: as the manuals say.")
+    ] = None,
+) -> RegisteredHardware:
+    """Stored in `terms` of the chip's description, so an export of it has the correction. Its
+    documents are published again.
+    """
+    spec = services.registry.get(hardware_id)
+    terms = {name: c for name, c in spec.terms.items() if name != term}
+    if concept is not None:
+        terms[term] = concept
+    text = dump_hardware(replace(spec, terms=terms))
+    return services.register_hardware(tomllib.loads(text), ORIGIN)
 
 
 list_symbols = declared(

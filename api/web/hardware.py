@@ -202,7 +202,17 @@ def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLRe
         coverage=coverage,
         topics=[t for t in coverage.topics if any(t.id in row[2] for row in rows)],
         rows=rows,
+        lexicon=hardware.list_lexicon(services, chip.id),
+        built_in=is_shipped(chip.id, services.settings.knowledge_dir),
     )
+
+
+@form_route(router, "/{hardware_id}/lexicon", hardware.correct_term)
+def correct_term(hardware_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Store what a term means on the chip."""
+    term, concept = form.text("term"), form.text("concept")
+    hardware.correct_term(services, hardware_id, term, None if concept == "as read" else concept)
+    return see_other(request, f"/hardware/{hardware_id}/coverage#lexicon")
 
 
 @form_route(router, "/{hardware_id}/remove", hardware.remove_hardware)

@@ -159,6 +159,13 @@ class HardwareRegistry:
                 connection.execute(change.values(**values))
             _replace_spec_facts(connection, spec)
             _count_change(connection)
+            if spec.terms != (before.terms if before is not None else {}):
+                scopes = t.document_scopes.c
+                about = sa.select(scopes.document_id).where(
+                    scopes.kind == "hardware", scopes.value == spec.id
+                )
+                if documents := set(connection.scalars(about)):
+                    meta.bump_documents(connection, documents)
         return "created" if before is None else "updated"
 
     def check_change(self, spec: HardwareSpec) -> None:

@@ -49,6 +49,7 @@ MAX_PATTERN = 300
 MAX_ITEMS = 500
 MAX_RULES = 200
 MAX_ALIASES = 500
+MAX_TERMS = 200
 _CACHED_TEXTS = 200  # of about ten thousand characters
 _RULE_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _SNAKE = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -104,6 +105,7 @@ def _parse(table: Mapping[str, Any], problems: Problems) -> HardwareSpec:
         signatures=tuple(_signature(reader) for reader in _some(root, "signatures")),
         rules=_rules(root),
         metrics=_metrics(root),
+        terms=_terms(root),
         toolchains=read_toolchains(root, languages),
     )
     if spec.parent is not None and spec.parent == spec.id:
@@ -358,6 +360,16 @@ def _metrics(root: TableReader) -> Mapping[str, MetricAlias]:
     return MappingProxyType(aliases)
 
 
+def _terms(root: TableReader) -> Mapping[str, str]:
+    table = root.table("terms")
+    if len(table.raw) > MAX_TERMS:
+        root.add("terms", f"{len(table.raw)} entries", f"at most {MAX_TERMS}")
+    for term in table.raw:
+        if not 1 <= len(term.strip()) <= 40:
+            root.add("terms", f"{term[:20]!r} is no term", "use 1 to 40 characters")
+    return MappingProxyType({term.strip(): table.text(term, limit=40) for term in table.raw})
+
+
 def dump_hardware(spec: HardwareSpec) -> str:
     """The hardware.toml of a description, without empty entries; inverse of `parse_hardware`."""
     return tomli_w.dumps(
@@ -368,6 +380,7 @@ def dump_hardware(spec: HardwareSpec) -> str:
                 "signatures": [_without_empty(_fields(item)) for item in spec.signatures],
                 "rules": [_without_empty(_fields(rule)) for rule in spec.rules],
                 "metrics": {name: _fields(alias) for name, alias in spec.metrics.items()},
+                "terms": dict(spec.terms),
                 "toolchains": {
                     language: _toolchain(toolchain)
                     for language, toolchain in spec.toolchains.items()

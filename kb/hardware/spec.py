@@ -136,7 +136,9 @@ class ToolchainSpec:
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """An accelerator, family or vendor; `parent` is the next id of the lineage."""
+    """An accelerator, family or vendor; `parent` is the next id of the lineage. `terms` are words
+    of its manuals with the concept that each means, "" for none.
+    """
 
     id: str
     name: str
@@ -150,6 +152,7 @@ class HardwareSpec:
     signatures: tuple[SignatureSpec, ...] = ()
     rules: tuple[RuleSpec, ...] = ()
     metrics: Mapping[str, MetricAlias] = field(default_factory=lambda: MappingProxyType({}))
+    terms: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=lambda: MappingProxyType({}))
 
 

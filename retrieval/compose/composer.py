@@ -58,7 +58,7 @@ from retrieval.compose.target import (
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.layout import Layout
-from retrieval.operators import OperatorTraits, load_operators
+from retrieval.operators import FLOAT, OperatorTraits, load_operators
 from retrieval.readers import STRONG, CommonKnowledge, common_for, gains
 from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
@@ -213,7 +213,8 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
             )
     cards = _cards(snapshot, material)
     unknown = _unknown(snapshot, material, cards, about)
-    beside_kernel = task == "write" and bool(kernels) and not no_kernel
+    own = wanted is not None and any(is_of_kind(kernel, wanted) for kernel in kernels)
+    beside_kernel = task == "write" and own
     offers: dict[str, Offer] = {
         category: partial(_sections, snapshot, material, layout, about, category, beside_kernel)
         for category in scope.categories
@@ -277,11 +278,20 @@ def _kernel_request(material: Material) -> KernelRequest | None:
 
 
 def _missing_kernel(wanted: KernelRequest, kernels: Sequence[WholeKernel]) -> str:
-    """A sentence if no kernel computes the operator itself, else ""."""
-    if any(is_of_kind(kernel, wanted) for kernel in kernels):
+    """A sentence if no kernel computes the operator itself, or none with the operand types of the
+    request, else "".
+    """
+    own = [kernel for kernel in kernels if is_of_kind(kernel, wanted)]
+    operands = wanted.traits.operands
+    if any(operands in (FLOAT, kernel.traits.operands) for kernel in own):
         return ""
     title = load_operators().kinds[wanted.kind].title
     languages = " or ".join(wanted.languages) or "its languages"
+    if own:
+        return (
+            f"No whole kernel for this operator ({title}, in {languages}) with {operands} operands"
+            " is stored for this chip. Those that follow have other operands."
+        )
     none = f"No whole kernel for this operator ({title}, in {languages}) is stored for this chip."
     return f"{none} The closest follow." if kernels else none
 

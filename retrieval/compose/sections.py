@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import (
@@ -173,12 +174,12 @@ def _read_sections(
         for passage in portion:
             section = sections.get(passage.section_id)
             if section is not None:
-                yield passage, section, _family_of(section, families, largest)
+                yield passage, section, _family_of(snapshot, section, families, scope, largest)
 
 
 def _exceeds(room: int, group: Sequence[WholeSection], largest: int) -> bool:
     """Whether the block of these sections takes more than `room` tokens; False if unsure."""
-    if sum(section.least_tokens for section in group) <= room:
+    if sum(section.tokens for section in group) <= room:
         return False
     return len(group) > 1 or group[0].tokens <= largest - LONG_FENCE
 
@@ -238,34 +239,28 @@ def _shared_parents(snapshot: Snapshot, section_ids: Collection[str]) -> frozens
 
 
 def _family_of(
-    section: WholeSection, families: Mapping[str, _Family], largest: int
+    snapshot: Snapshot,
+    section: WholeSection,
+    families: Mapping[str, _Family],
+    scope: ScopeFilter,
+    largest: int,
 ) -> Sequence[WholeSection]:
     """The section itself, or a parent with its children if that is short enough; the outer parent
     is preferred.
     """
-    near = [families[i] for i in (section.id, section.parent_id) if i is not None and i in families]
-    for family in sorted(near, key=lambda family: family.level):
-        if family.takes_at_most(largest - FENCE):
-            return family.group
+    for parent in (section.parent_id, section.id):
+        family = families.get(parent or "")
+        if family is not None and family.tokens <= largest - FENCE:
+            texts = snapshot.sections(family.sections, scope)
+            return tuple(texts[i] for i in family.sections)
     return (section,)
 
 
-@dataclass(frozen=True)
-class _Family:
-    """A section with its children that are in a scope. `level` is the parent's, 0 if it has no
-    passages; `least` is the sum of `least_tokens`.
-    """
+class _Family(NamedTuple):
+    """A section and its children that are in a scope, by id, with their tokens together."""
 
-    group: tuple[WholeSection, ...]
-    level: int
-    least: int
-
-    def takes_at_most(self, tokens: int) -> bool:
-        """Whether the sections take at most so many tokens together. Usually decided without
-        counting.
-        """
-        counts = (section.tokens + HEADING for section in self.group)
-        return self.least <= tokens and sum(counts) <= tokens
+    sections: tuple[str, ...]
+    tokens: int
 
 
 def _families(
@@ -274,11 +269,12 @@ def _families(
     """The family of each of these sections, cached because many contexts share them."""
 
     def read(parent: str) -> _Family:
-        children = snapshot.below([parent]).get(parent, [])
-        texts = snapshot.sections([parent, *children], scope)
-        group = tuple(texts[i] for i in (parent, *children) if i in texts)
-        least = sum(section.least_tokens + HEADING for section in group)
-        return _Family(group, texts[parent].level if parent in texts else 0, least)
+        every = (parent, *snapshot.below([parent]).get(parent, []))
+        tokens = snapshot.section_tokens(every, scope)
+        return _Family(
+            tuple(i for i in every if i in tokens),
+            sum(tokens.values()) + HEADING * len(tokens),
+        )
 
     return {
         parent: snapshot.keep("families", (parent, scope.key), partial(read, parent))

@@ -18,6 +18,7 @@ from retrieval.diagnose.metrics import MAX_NAME, load_metrics
 from retrieval.diagnose.own_rules import rules_of
 from retrieval.profiles.profile import Profile, time_shares
 from retrieval.profiles.reader import read_profile
+from retrieval.profiles.tables import pairs
 from retrieval.request import RetrieveRequest
 
 BY_ADDRESS = (
@@ -48,9 +49,9 @@ def with_profile(
     request: RetrieveRequest, chips: KnownHardware
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
     """The request with the profile's metrics instead of its text, and a summary of the profile.
-    Metrics given by the caller take precedence. Raises InvalidRequest for a profile of an unknown
-    profiler, or without lines, times, and counters known to a rule or to the chip's own rules; and
-    UnknownHardware.
+    Metrics given by the caller take precedence. A text of no known profiler is added to the log.
+    Raises InvalidRequest for a profile without words, or without lines, times, and counters known
+    to a rule or to the chip's own rules; and UnknownHardware.
     """
     if request.profile is None or request.hardware is None:
         return with_known_counters(request)
@@ -64,10 +65,19 @@ def with_known_counters(
     """Like `with_profile`, with the counters that the chip's own rules read."""
     if request.profile is None:
         return request, None
-    profile = read_profile(request.profile)
+    try:
+        profile = _read(request.profile, own_counters)
+    except InvalidRequest as error:
+        if not any(word.isalpha() for word in request.profile.split()):
+            raise
+        return _as_log(request, error)
     unknown = {*load_metrics().normalise(profile.metrics).unrecognised} - {*own_counters}
     known = {n: v for n, v in profile.metrics.items() if n[:MAX_NAME] not in unknown}
-    if not known and not profile.lines and not any(kernel.us for kernel in profile.kernels):
+    if (
+        not known
+        and not profile.lines
+        and not any(kernel.us or kernel.pct for kernel in profile.kernels)
+    ):
         raise _nothing_known(profile)
     read = ProfileRead(
         kind=profile.kind,
@@ -84,6 +94,33 @@ def with_known_counters(
         ),
         read,
     )
+
+
+def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:
+    """The request with the text of a profile that cannot be read in its log, where known messages
+    and the prose of people are still found; the summary says what was not read.
+    """
+    log = "\n".join(filter(None, (request.log, request.profile)))
+    note = f"{error.message}: its lines were read as those of a log. {error.hint}"
+    read = ProfileRead(
+        kind="text", kernel="", metrics={}, unread=0, kernels=(), notes=(note.strip(),)
+    )
+    return replace(request, profile=None, log=log), read
+
+
+def _read(text: str, own_counters: Collection[str]) -> Profile:
+    """The profile; for a text of an unknown profiler, the lines with a counter that is known here
+    and its value. Raises InvalidRequest.
+    """
+    try:
+        return read_profile(text)
+    except InvalidRequest:
+        listed = pairs(text)
+        unknown = {*load_metrics().normalise(listed).unrecognised} - {*own_counters}
+        known = {name: value for name, value in listed.items() if name[:MAX_NAME] not in unknown}
+        if not known:
+            raise
+        return Profile("counters", metrics=known)
 
 
 def _advice(profile: Profile, known: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Intel: the tables of `unitrace -d` and the text of `vtune -report summary` or `hotspots`.
+"""Intel: the tables of `unitrace -d`, the text of `vtune -report summary` or `hotspots`, and the
+tree of toplev.
 
 Formats, from the oneAPI optimization guide and recorded output:
 - unitrace: "== L0 Backend ==", then Kernel, Calls, Time (ns), Time (%), Average (ns), ...; rows of
@@ -45,7 +46,7 @@ def read_unitrace(text: str) -> Profile | None:
             ) is not None:
                 spills[cells[0]] = bytes_
     if not kernels and not copies:
-        return Profile(UNITRACE)
+        return None
     in_order = total_times(kernels)
     more: dict[str, Metric] = {}
     if in_order and spills.get(in_order[0].name):
@@ -109,6 +110,33 @@ def read_vtune(text: str) -> Profile | None:
         return None
     name = hotspots[0].name if hotspots else ""
     return Profile(VTUNE, name, metrics, hotspots, choice_note(hotspots))
+
+
+# -- toplev
+
+TOPLEV = "toplev"
+_NODE = re.compile(
+    r"(?:[\w-]{1,20}\s+)?(?P<area>[A-Z][\w/.+]{1,30})\s+(?P<node>[A-Z][\w.]{1,120})\s+"
+    r"(?P<unit>% ?[A-Za-z_]+|Metric|CoreMetric|SysMetric)\s+(?P<value>[\d.,]{1,20})(?:\s.*)?"
+)
+
+
+def read_toplev(text: str) -> Profile | None:
+    """The nodes of the top-down tree and the instructions per cycle that `toplev` of pmu-tools
+    prints, each by the last part of its path; None for another text.
+    """
+    metrics: dict[str, Metric] = {}
+    for line in text.splitlines():
+        match = _NODE.fullmatch(line.strip())
+        value = number(match["value"]) if match else None
+        if match is None or value is None:
+            continue
+        leaf = match["node"].rpartition(".")[2]
+        if match["unit"].startswith("%"):
+            metrics.setdefault(f"tma_{leaf.lower()}", value)
+        elif leaf == "IPC":
+            metrics.setdefault("ipc", value)
+    return Profile(TOPLEV, metrics=metrics) if metrics else None
 
 
 def _hotspots(lines: Sequence[str]) -> tuple[Kernel, ...]:

@@ -25,6 +25,7 @@ from retrieval.profiles.profile import (
     choice_note,
     elementwise_pct,
     number,
+    program_metrics,
     total_times,
 )
 
@@ -85,6 +86,8 @@ def of_device(
     leading = on_device[0] if copied or not kernels else kernels[0]
     if leading.calls and kernels:
         metrics["duration_us"] = leading.us / leading.calls
+    if kernels and not copied:
+        metrics = {**program_metrics(kernels), **metrics}
     if kernels and (share := elementwise_pct(on_device)):
         metrics["elementwise_pct"] = share
     notes = choice_note(on_device if copied else kernels)
@@ -205,7 +208,7 @@ def read_nvprof(text: str) -> Profile | None:
         if row := _ROW.match(line):
             kind = row["type"] or kind
             us = float(row["time"]) * _SCALES[row["unit"]]
-            run = Kernel(row["name"], float(row["calls"]), us)
+            run = Kernel(row["name"], float(row["calls"]), us, float(row["share"]))
             if kind == "GPU activities":
                 (copies if run.name.startswith("[CUDA mem") else kernels).append(run)
         elif measured := _METRIC.match(line):

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 from kb.errors import InvalidRequest
@@ -17,6 +18,7 @@ from retrieval.profiles import (
     nsys,
     proton,
     rocm,
+    tables,
     torch_profile,
     xcode,
     xla,
@@ -32,7 +34,8 @@ READ = (
     " `-x,` or with `-j`, `perf annotate --stdio`; Proton's .hatchet file and the"
     " tree of proton-viewer; `unitrace -d`; `vtune -report summary`; XProf's op profile and HLO"
     " statistics; counters exported by Xcode; PyTorch's profiler as a"
-    " table or an exported trace; `neuron-profile view --output-format summary-json`."
+    " table or an exported trace; `neuron-profile view --output-format summary-json`;"
+    " `toplev`; and any table with a column of names and a column of times or shares."
 )
 # The first characters of files that are not text, with the tool and the command that prints them.
 _BINARY = {
@@ -59,8 +62,10 @@ _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     torch_profile.read_table,
     linux_perf.read,
     intel.read_vtune,
+    intel.read_toplev,
     proton.read_text,
     lambda text: _read_markdown(text),  # defined below
+    tables.read,
 )
 
 
@@ -77,7 +82,7 @@ def read_profile(text: str) -> Profile:
     profile = _recognised(text.lstrip("\ufeff"))
     if profile is None:
         raise InvalidRequest("the profile is of no profiler that is read here", hint=READ)
-    if not profile.metrics and not profile.lines and not any(k.us for k in profile.kernels):
+    if _is_empty(profile):
         reasons = "; ".join(profile.notes)
         raise InvalidRequest(
             f"the profile of {profile.kind} holds no usable counter"
@@ -87,12 +92,22 @@ def read_profile(text: str) -> Profile:
     return profile
 
 
+def _is_empty(profile: Profile) -> bool:
+    timed = any(kernel.us or kernel.pct for kernel in profile.kernels)
+    return not profile.metrics and not profile.lines and not timed
+
+
 def _recognised(text: str) -> Profile | None:
     decoded = _decoded(text)
     try:
         of_json = (read(decoded) for read in _OF_JSON) if decoded is not None else iter(())
         of_text = (read(text) for read in _OF_TEXT)
-        return next((p for p in chain(of_json, of_text) if p is not None), None)
+        found = next((p for p in chain(of_json, of_text) if p is not None), None)
+        # A reader that knows the tool may not know this table of it.
+        table = tables.read(text) if found and _is_empty(found) else None
+        if found is None or table is None:
+            return found
+        return replace(table, kind=found.kind, notes=(*found.notes, *table.notes))
     except csv.Error as error:
         raise InvalidRequest(f"the profile is no readable CSV: {error}", hint=READ) from error
 

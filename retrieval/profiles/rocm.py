@@ -28,7 +28,15 @@ from dataclasses import dataclass, field
 from math import prod
 
 from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
-from retrieval.profiles.profile import Kernel, Metric, Profile, choice_note, number, total_times
+from retrieval.profiles.profile import (
+    Kernel,
+    Metric,
+    Profile,
+    choice_note,
+    number,
+    program_metrics,
+    total_times,
+)
 
 KIND = "rocprof"
 COMPUTE_KIND = "rocprof-compute"
@@ -203,10 +211,11 @@ def _sizes(table: CsvTable, name: str, short: str) -> list[float]:
 def _statistics(table: CsvTable) -> Profile:
     names = table.cells("Name", *_KERNEL)
     calls, totals = table.cells("Calls", "Count"), table.cells("TotalDurationNs", "Sum(ns)")
+    shares = table.cells("Pct", "Percent", "Percentage")
     kernels = total_times(
         [
-            Kernel(name, number(count) or 0.0, (number(total) or 0.0) / 1e3)
-            for name, count, total in zip(names, calls, totals, strict=True)
+            Kernel(name, number(count) or 0.0, (number(total) or 0.0) / 1e3, number(share) or 0.0)
+            for name, count, total, share in zip(names, calls, totals, shares, strict=True)
             if name and number(total) is not None and not _NO_KERNEL.match(name)
         ]
     )
@@ -214,6 +223,7 @@ def _statistics(table: CsvTable) -> Profile:
         return Profile(KIND)
     leading = kernels[0]
     average: dict[str, Metric] = {"DurationNs": leading.us * 1e3 / leading.calls}
+    average |= {n: v for n, v in program_metrics(kernels).items() if n != "duration_us"}
     return Profile(KIND, leading.name, average, kernels, choice_note(kernels))
 
 

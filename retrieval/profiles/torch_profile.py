@@ -24,6 +24,7 @@ from retrieval.profiles.profile import (
     choice_note,
     elementwise_pct,
     number,
+    program_metrics,
     time_shares,
     total_times,
 )
@@ -222,6 +223,8 @@ def _profile(
         metrics["duration_us"] = leading.us / leading.calls
     if on_device and (share := elementwise_pct(kernels)):
         metrics["elementwise_pct"] = share
+    if on_device:
+        metrics = {**program_metrics(kernels), **metrics}
     if on_device and 0 < device_us < whole_us:
         metrics["gpu_busy_pct"] = round(100 * device_us / whole_us, 2)
     return Profile(KIND, leading.name, metrics, kernels, choice_note(kernels))

@@ -60,7 +60,7 @@ def size_of(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return 112 + (value.nbytes if value.base is None else 0)
     if isinstance(value, tuple | list):
-        arrays = sum(v.nbytes for v in value if isinstance(v, np.ndarray))
+        arrays = sum([v.nbytes for v in value if type(v) is np.ndarray])
         return 64 + 100 * len(value) + arrays
     if isinstance(value, Sized):
         return 64 + 200 * len(value)

@@ -125,17 +125,27 @@ class Knowledge:
         """Moves in the scope that are about any of the signals, or about none; by document and
         name.
         """
-        signal_ids, places = set(signals), frozenset(scope.hardware or ())
+        places = frozenset(scope.hardware or ())
         access = scope.access_scope
         hidden = self._hidden(access) if access.restricted else frozenset[str]()
+        by_signal = self._moves_by_signal
+        about = sorted({n for signal in {"", *signals} for n in by_signal.get(signal, ())})
         return [
             move
-            for move in (row.move for row in self.moves if row.owner == access.owner)
+            for move in (self.moves[n].move for n in about if self.moves[n].owner == access.owner)
             if move.document_id not in hidden
-            and not (move.signals and signal_ids.isdisjoint(move.signals))
             and not (move.hardware and places.isdisjoint(move.hardware))
             and scope.admits_languages(move.languages)
         ]
+
+    @cached_property
+    def _moves_by_signal(self) -> dict[str, list[int]]:
+        """Places of moves by signal; those about none under the empty name."""
+        places: dict[str, list[int]] = {}
+        for place, row in enumerate(self.moves):
+            for signal in row.move.signals or ("",):
+                places.setdefault(signal, []).append(place)
+        return places
 
     def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:
         """The sections that these moves are taken from."""

@@ -3,20 +3,21 @@
 Terms are read from what the text says: a definition ("SBUF is the on-chip memory of ..."), an
 abbreviation with its long form, a name that a sentence introduces ("this RAM is called L1"), a row
 of a glossary. A term of ordinary words is left out, because it would match everywhere. Does not
-know which chip a document is about (`Knowledge`) or what people decided about a term.
+know which chip a document is about (`Knowledge`). Decisions of people are in the description of the
+chip; `corrected` applies them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from kb.tokens import tokenize
 from retrieval.snapshot.ontology import Ontology
 
-How = Literal["definition", "abbreviation", "introduction", "glossary", "family", "name"]
+How = Literal["definition", "abbreviation", "introduction", "glossary", "family", "name", "person"]
 MAX_QUOTE = 240  # characters
 MAX_TERMS = 40  # of one document
 MAX_DEFINITION = 14  # words of a definition in which its concept is looked for
@@ -59,7 +60,7 @@ class SectionTexts(NamedTuple):
 class Term:
     """A term of a document for a concept. `quote` is the text that says so, in section
     `section_id`; both are empty for a name of the ontology: one of every manual ("name") or of a
-    family.
+    family; and for a decision of a person, whose concept is empty where the term means none.
     `passages` counts the document's passages with it.
     """
 
@@ -69,6 +70,13 @@ class Term:
     quote: str = ""
     section_id: str = ""
     passages: int = 0
+
+
+def corrected(terms: Iterable[Term], decided: Mapping[str, str]) -> list[Term]:
+    """The terms of a document after decisions: the concept of each term, "" for none."""
+    known = {term.casefold() for term in decided}
+    kept = [term for term in terms if term.term.casefold() not in known]
+    return [*kept, *(Term(term, concept, "person") for term, concept in decided.items())]
 
 
 def terms_of(sections: Iterable[SectionTexts], ontology: Ontology) -> list[Term]:

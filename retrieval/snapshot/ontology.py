@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from kb.errors import InvalidKnowledge
+from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 from kb.tokens import tokenize
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
@@ -115,6 +116,17 @@ def ontology_from(data: Mapping[str, Any], text: str, signals: SignalRegistry) -
         )
     words = {reason: tuple(data["kinds"][reason]["words"]) for reason in REASONS}
     return Ontology(concepts, groups, sentences, words, sha256(text)[:12])
+
+
+def check_terms(spec: HardwareSpec) -> None:
+    """Raises InvalidKnowledge for a term of a description with an unknown concept."""
+    concepts = load_ontology().concepts
+    for term, concept in spec.terms.items():
+        if concept and concept not in concepts:
+            raise InvalidKnowledge(
+                f"{spec.id}: terms.{term}: unknown concept {concept!r}",
+                hint=f'Use one of {", ".join(concepts)}, or "" for none.',
+            )
 
 
 @lru_cache(maxsize=1)

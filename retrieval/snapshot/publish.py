@@ -4,8 +4,9 @@ computed here, once: tokens, words, scopes, counts.
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,10 +17,12 @@ from kb.catalog.engine import portions
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.passages import About
 from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.section_texts import Piece, section_text
 from kb.catalog.knowledge.symbols import Symbol
+from kb.prompt_tokens import count_once
 from kb.scope import ANY
 from kb.tokens import shadow
-from retrieval.snapshot.lexicon import SectionTexts, terms_of
+from retrieval.snapshot.lexicon import SectionTexts, corrected, terms_of
 from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.segment import DocumentRows, PassageRow, SectionRow, StoredDocument
 
@@ -70,6 +73,7 @@ def _read(
     ):
         scopes[row.document_id, row.kind].append(row.value)
     versions = [row.version_id for row in documents]
+    decided = _terms_decided(connection)
     sections = _sections(connection, versions)
     passages = _passages(connection, versions, model)
     cards: dict[str, list[Symbol]] = defaultdict(list)
@@ -88,9 +92,18 @@ def _read(
             passages[row.version_id],
             cards[row.id],
             kernels[row.id],
+            {term: c for chip in scopes[row.id, "hardware"] for term, c in decided(chip).items()},
         )
         for row in documents
     ]
+
+
+def _terms_decided(connection: Connection) -> Callable[[str], Mapping[str, str]]:
+    """The terms that the description of each hardware states, with their concepts."""
+    columns = t.hardware.c
+    query = sa.select(columns.id, columns.spec).where(columns.spec.contains("[terms]"))
+    stated = {row.id: tomllib.loads(row.spec).get("terms", {}) for row in connection.execute(query)}
+    return lambda chip: stated.get(chip, {})
 
 
 def _sections(connection: Connection, versions: Sequence[str]) -> dict[str, list[sa.Row[Any]]]:
@@ -151,6 +164,7 @@ def _document(
     passages: Sequence[Mapping[str, Any]],
     cards: Sequence[Symbol],
     kernels: Sequence[Sample],
+    decided: Mapping[str, str],
 ) -> DocumentRows:
     used = {passage["section_id"] for passage in passages}
     shown = [section for section in sections if section.id in used]
@@ -176,12 +190,17 @@ def _document(
         card_chips=chips if cards else None,
         kernels=len(kernels),
     )
+    pieces: dict[str, list[Piece]] = {section.id: [] for section in shown}
+    for p in passages:
+        piece = Piece(p["kind"], p["lead"], p["text"], p["language"])
+        pieces[p["section_id"]].append(piece)
     section_rows = [
         SectionRow(
             section.seq,
             section.id,
             about(section.hardware_scope or hardware or (ANY,)),
             (section.parent_id, section.ordinal, section.level, section.path),
+            count_once(section_text(pieces[section.id])),
         )
         for section in shown
     ]
@@ -203,9 +222,9 @@ def _document(
         )
         for p in passages
     ]
-    texts: dict[str, list[str]] = {section.id: [] for section in shown}
-    for p in passages:
-        texts[p["section_id"]].append(p["text"])
-    read = (SectionTexts(section.id, section.path, texts[section.id]) for section in shown)
-    terms = terms_of(read, load_ontology())
+    read = (
+        SectionTexts(section.id, section.path, [piece.text for piece in pieces[section.id]])
+        for section in shown
+    )
+    terms = corrected(terms_of(read, load_ontology()), decided)
     return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)

@@ -54,12 +54,13 @@ class PassageRow(NamedTuple):
 
 
 class SectionRow(NamedTuple):
-    """A section to store; `record` is (parent_id, ordinal, level, path)."""
+    """A section to store; `record` is (parent_id, ordinal, level, path), `tokens` of its text."""
 
     seq: int
     id: str
     about: About
     record: Sequence[Any]
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ class Segment:
     embedded, whether `vectors` (rows, dimension) has its vector, which is zero otherwise; uses, see
     `Uses`.
 
-    Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents,
-    section_about, section_uses and section_reasons. The passages of section s, in reading order,
-    are the rows `members[member_starts[s]:member_starts[s + 1]]`. `words` describes the word
-    indexes.
+    Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_tokens (of
+    its text), section_documents, section_about, section_uses and section_reasons. The passages of
+    section s, in reading order, are the rows `members[member_starts[s]:member_starts[s + 1]]`.
+    `words` describes the word indexes.
     """
 
     arrays: Arrays
@@ -285,6 +286,7 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
         "section_seqs": np.array([s.seq for _, s in sections], np.int64),
         "section_ids": np.array([number_of(s.id) for _, s in sections], np.uint64),
         "section_parents": np.array(parents, np.uint64),
+        "section_tokens": np.array([s.tokens for _, s in sections], np.int32),
         "section_documents": np.array([n for n, _ in sections], np.int32),
         "section_about": section_about,
     }
@@ -408,7 +410,7 @@ def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
     arrays |= {
         name: joined([k.segment.arrays[name][k.sections] for k in rest], section_order)
         for name in (
-            *("section_seqs", "section_ids", "section_parents"),
+            *("section_seqs", "section_ids", "section_parents", "section_tokens"),
             *("section_uses", "section_reasons"),
         )
     }

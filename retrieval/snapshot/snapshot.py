@@ -351,28 +351,46 @@ class Snapshot:
         """These sections by id, without those that have no passage in the scope. A section that is
         completely in the scope is the same object for every scope.
         """
+        return {
+            identity: self._whole_section(row) if part is None else self._section(row, part)
+            for identity, row, part in self._visible_sections(section_ids, scope)
+        }
+
+    def section_tokens(self, section_ids: Iterable[str], scope: ScopeFilter) -> dict[str, int]:
+        """The tokens of the texts of `sections`; those of complete sections are stored."""
+        return {
+            identity: self._of_section("tokens", row)
+            if part is None
+            else self._section(row, part).tokens
+            for identity, row, part in self._visible_sections(section_ids, scope)
+        }
+
+    def _visible_sections(
+        self, section_ids: Iterable[str], scope: ScopeFilter
+    ) -> Iterator[tuple[str, int, list[Passage] | None]]:
+        """The id and row of each section with passages in the scope, and these passages; None if
+        all are in it.
+        """
         # A section has the passages that are in the scope, all of one category.
         within = self._within(replace(scope, categories=CATEGORIES))
-        whole: dict[str, WholeSection] = {}
+        about = self._abouts[1]
         for identity in sorted(set(section_ids)):
             for row in _found(self._sections_by_id, identity).tolist():
                 members = self._members(row)
-                admitted = within[self._abouts[1][members]]
-                if not admitted.any():
+                admitted = within[about[members]]
+                if not admitted.any() or self._document_of(row).category not in scope.categories:
                     continue
-                if admitted.all() and not scope.access_scope.restricted:
-                    section = self._whole_section(row)
-                else:
+                part = None
+                if scope.access_scope.restricted or not admitted.all():
                     shown = map(self._passage, members[admitted].tolist())
-                    section = self._section(row, [_as_seen(p, scope.access_scope) for p in shown])
-                if section.passages[0].category in scope.categories:
-                    whole[identity] = section
-        return whole
+                    part = [_as_seen(passage, scope.access_scope) for passage in shown]
+                yield identity, row, part
 
     def parents(self, section_ids: Iterable[str]) -> dict[str, str | None]:
         """The enclosing section of each of these, None at the top; unknown ids are left out."""
         rows = {identity: _found(self._sections_by_id, identity) for identity in section_ids}
-        return {i: self._section_record(int(own[0]))[0] for i, own in rows.items() if len(own)}
+        numbers = {i: self._of_section("parents", own[0]) for i, own in rows.items() if len(own)}
+        return {i: f"sec_{number:016x}" if number else None for i, number in numbers.items()}
 
     def below(self, parent_ids: Collection[str]) -> dict[str, list[str]]:
         """Ids of the child sections, by parent, in reading order."""
@@ -420,9 +438,17 @@ class Snapshot:
     def _section_part(self, row: int) -> _MountedSegment:
         return next(part for part in reversed(self._parts) if row >= part.first_section)
 
-    def _section_id(self, row: int) -> str:
+    def _of_section(self, column: str, row: int) -> int:
+        """The value of a section in `section_COLUMN`."""
         part = self._section_part(row)
-        return f"sec_{int(part.segment.section_ids[row - part.first_section]):016x}"
+        return int(part.segment.arrays[f"section_{column}"][row - part.first_section])
+
+    def _section_id(self, row: int) -> str:
+        return f"sec_{self._of_section('ids', row):016x}"
+
+    def _document_of(self, row: int) -> StoredDocument:
+        """The document of a section."""
+        return self._section_part(row).segment.documents[self._of_section("documents", row)]
 
     def _section_record(self, row: int) -> list[Any]:
         """[parent_id, ordinal, level, path]"""
@@ -439,15 +465,16 @@ class Snapshot:
         part = self._section_part(row)
 
         def make() -> WholeSection:
-            return self._section(row, list(map(self._passage, self._members(row).tolist())))
+            passages = list(map(self._passage, self._members(row).tolist()))
+            return self._section(row, passages, self._of_section("tokens", row))
 
         return self.cache.get((part.segment.name, "section", row - part.first_section), make)
 
-    def _section(self, row: int, passages: Sequence[Passage]) -> WholeSection:
-        part = self._section_part(row)
+    def _section(
+        self, row: int, passages: Sequence[Passage], tokens: int | None = None
+    ) -> WholeSection:
         parent_id, ordinal, level, path = self._section_record(row)
-        place = int(part.segment.section_documents[row - part.first_section])
-        document = part.segment.documents[place]
+        document = self._document_of(row)
         return WholeSection(
             id=self._section_id(row),
             seq=int(self._section_seqs[row]),
@@ -458,6 +485,7 @@ class Snapshot:
             document_id=document.id,
             source_key=document.source_key,
             passages=tuple(passages),
+            counted=tokens,
         )
 
     # -- documents
@@ -753,7 +781,7 @@ def _found(index: tuple[NDArray[np.uint64], Rows], identity: str) -> Rows:
         number = np.uint64(number_of(identity))
     except (ValueError, OverflowError):
         return rows[:0]
-    return rows[np.searchsorted(numbers, number) : np.searchsorted(numbers, number, "right")]
+    return rows[numbers.searchsorted(number) : numbers.searchsorted(number, "right")]
 
 
 def _passage(part: _MountedSegment, row: int) -> Passage:

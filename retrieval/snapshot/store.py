@@ -46,7 +46,7 @@ from retrieval.snapshot.segment import (
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.snapshot.words import HEADING_WEIGHT
 
-FORMAT = 2  # version of segments and of values computed from texts
+FORMAT = 3  # version of segments and of values computed from texts
 FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
 MOST_PASSAGES = 8_000  # of a segment built from documents; building takes 30 KB per passage
 # passages; ratio of tiers; segments of one tier before they are merged

@@ -31,6 +31,14 @@ USED = 2  # passages with a name from which on a document uses it
 Counts = NDArray[np.float32]
 
 
+class OwnName(NamedTuple):
+    """A name of a concept in one document. A `sign` of -1 takes a name of every manual back."""
+
+    name: str
+    concept: str
+    sign: int = 1
+
+
 class Uses(NamedTuple):
     """`passages` (rows, signals) and `sections` (sections, signals) are uses from 0 to FULL, with
     signals in the order of the vocabulary; `reasons` (sections, signals) are 1 + the index in
@@ -89,18 +97,18 @@ def concept_counts(
     ontology: Ontology,
     counts: WordCounts,
     document_of: NDArray[np.int32],
-    own: Sequence[Sequence[tuple[str, str]]],
+    own: Sequence[Sequence[OwnName]],
 ) -> dict[str, Counts]:
-    """(rows,) occurrences of the names of each concept; `own` are the further names with their
-    concepts of each document.
+    """(rows,) occurrences of the names of each concept; `own` are the further names of each
+    document.
     """
     totals = {
         concept.id: np.asarray(np.sum([counts.of(n) for n in concept.names], axis=0), np.float32)
         for concept in ontology.concepts.values()
     }
     for place, names in enumerate(own):
-        for name, concept in names:
-            totals[concept] += np.where(document_of == place, counts.of(name), 0)
+        for name, concept, sign in names:
+            totals[concept] += sign * np.where(document_of == place, counts.of(name), 0)
     return totals
 
 
@@ -108,7 +116,7 @@ def uses_of(
     arrays: Mapping[str, NDArray[Any]],
     signals: Sequence[str],
     ontology: Ontology,
-    own: Sequence[Sequence[tuple[str, str]]],
+    own: Sequence[Sequence[OwnName]],
 ) -> Uses:
     """The uses of the passages and sections of a segment; `own` as for `concept_counts`."""
     counts = WordCounts(arrays)
@@ -158,7 +166,7 @@ def _reasons(
 def lexicon_of(
     arrays: Mapping[str, NDArray[Any]],
     ontology: Ontology,
-    own: Sequence[Sequence[tuple[str, str]]],
+    own: Sequence[Sequence[OwnName]],
     defined: Sequence[Sequence[Term]],
 ) -> list[list[Term]]:
     """The terms for concepts that each document uses: those that it defines, those of its family,
@@ -173,22 +181,32 @@ def lexicon_of(
     lexicons: list[list[Term]] = [[] for _ in range(documents)]
     for place, names in enumerate(own):
         quoted = {(term.term, term.concept): term for term in defined[place]}
-        for name, concept_id in names:
+        for name, concept_id, sign in names:
+            if sign < 0:
+                continue
             term = quoted.get((name, concept_id)) or Term(name, concept_id, "family")
             lexicons[place].append(replace(term, passages=by_document(name)[place]))
     for concept in ontology.concepts.values():
         for name in concept.names:
             for place, count in enumerate(by_document(name)):
-                if count >= USED:
+                if count >= USED and OwnName(name, concept.id, -1) not in own[place]:
                     lexicons[place].append(Term(name, concept.id, "name", passages=count))
     return [[term for term in lexicon if term.passages] for lexicon in lexicons]
 
 
 def own_names(
     ontology: Ontology, title: str, hardware: Sequence[str], terms: Sequence[Term]
-) -> list[tuple[str, str]]:
-    """The names of concepts of one document besides those of every manual: of its family, and the
-    terms that it defines.
+) -> list[OwnName]:
+    """The names of concepts of one document besides those of every manual: of its family, the terms
+    that it defines, and those that a person decided about, which take their other concepts back.
     """
+    decided = {t.term.casefold(): t.concept for t in terms if t.how == "person"}
     names = [*family_names(ontology, title, hardware), *((t.term, t.concept) for t in terms)]
-    return list(dict.fromkeys(names))
+    kept = [OwnName(n, c) for n, c in names if c and decided.get(n.casefold(), c) == c]
+    back = [
+        OwnName(name, concept.id, -1)
+        for concept in ontology.concepts.values()
+        for name in concept.names
+        if decided.get(name.casefold(), concept.id) != concept.id
+    ]
+    return list(dict.fromkeys([*kept, *back]))

@@ -222,6 +222,36 @@ def test_coverage(client: TestClient) -> None:
     assert_error(client.get("/hardware/nonesuch/coverage"), 404, "unknown_hardware")
 
 
+def test_a_term_of_the_lexicon_is_corrected_and_exported(client: TestClient) -> None:
+    client.post("/hardware", json={"id": "acme-x6"})
+    manual = (
+        b"# Acme X6\n\nThe Fast Store (FST) is the scratchpad of a core. The SRAM is external.\n"
+    )
+    job = upload(client, "x6.md", manual, hardware="acme-x6").json()["job_id"]
+    assert finished(client, job)["state"] == "ready"
+    path = "/hardware/acme-x6/lexicon"
+
+    def terms() -> dict[str, str]:
+        return {t["term"]: t["concept"] for t in client.get(path).json()["terms"]}
+
+    assert terms()["FST"] == "on_chip_memory"
+    for term, concept in (("FST", ""), ("SRAM", "off_chip_memory")):
+        changed = client.patch(path, json={"term": term, "concept": concept})
+        assert changed.status_code == 200 and changed.json()["outcome"] == "updated"
+    assert "FST" not in terms() and terms()["SRAM"] == "off_chip_memory"
+    stated = client.get("/hardware/acme-x6").json()["terms"]
+    assert stated == {"FST": "", "SRAM": "off_chip_memory"}
+    client.patch(path, json={"term": "FST", "concept": None})
+    assert terms()["FST"] == "on_chip_memory"
+    assert_error(
+        client.patch(path, json={"term": "A", "concept": "slab"}), 400, "invalid_knowledge"
+    )
+    refused = client.patch("/hardware/h100/lexicon", json={"term": "A", "concept": ""})
+    assert_error(refused, 409, "conflict")
+    page = client.get("/ui/hardware/acme-x6/coverage").text
+    assert "decided here" in page and "off chip memory" in page
+
+
 def test_the_list(client: TestClient) -> None:
     listed = {h["id"]: h for h in client.get("/hardware").json()["hardware"]}
     assert listed["h200"]["lineage"] == ["h200", "hopper", "nvidia"]

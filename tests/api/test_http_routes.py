@@ -25,6 +25,7 @@ BODIES: dict[str, Any] = {
     "/passages/{passage_id}": {"text": "A correction."},
     "/facts/{fact_id}": {"status": "accepted"},
     "/hardware/{hardware_id}/facts": {"status": "accepted", "where": {}},
+    "/hardware/{hardware_id}/lexicon": {"term": "FST", "concept": ""},
     "/knowledge/recipes/{recipe_id}": {"status": "accepted"},
     "/symbols/{symbol_id}": {"meaning": "A correction."},
     "/skills/{name}": {"state": "retired", "actor": "nobody", "reason": "a test"},

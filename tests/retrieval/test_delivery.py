@@ -14,7 +14,7 @@ import pytest
 from api.cli.target import CommandTarget, read_settings
 from ingestion.builtin.samples import shipped_samples
 from kb.answers import Answer
-from kb.errors import InvalidKnowledge
+from kb.errors import InvalidKnowledge, Unavailable
 from kb.prompt_tokens import count_tokens
 from kb.scope import ALL_ACCESS
 from retrieval import readers
@@ -75,10 +75,12 @@ def kinds(op: str | None, *texts: str, **given: object) -> tuple[str, ...]:
         ("w4a16", "quantised_product"),
         ("spmm", "sparse_product"),
         ("swiglu", "fused_mlp"),
-        ("hstu", "attention_forward"),
+        ("hstu", "attention_pointwise"),
+        ("window_sink_attention", "attention_window"),
+        ("varlen attention", "attention_jagged"),
         ("flash_attention_backward", "attention_backward"),
         ("paged_attention", "attention_decode"),
-        ("MLA decode", "attention_decode"),
+        ("MLA decode", "attention_latent"),
         ("gated_delta_rule", "linear_attention"),
         ("selective scan", "state_space"),
         ("causal_conv1d", "depthwise_convolution"),
@@ -378,3 +380,13 @@ def test_guides_and_names_are_those_of_the_operator(base: KnowledgeBase) -> None
     names = got.context.partition("## Names of the language")[2].partition("\n## ")[0]
     listed = re.findall(r"^- `(?:\w+ )*(\w+)\(", names, re.M)
     assert listed and all(name in code for name in listed)
+
+
+def test_a_directory_without_documents_says_how_to_load_them(tmp_path: Path) -> None:
+    target = CommandTarget(read_settings(tmp_path))
+    try:
+        with pytest.raises(Unavailable) as raised:
+            delivered_kernels(target.services)
+    finally:
+        target.close()
+    assert "ingest --builtin" in (raised.value.hint or "")

@@ -699,3 +699,14 @@ def test_the_vendors_of_tools_are_built_in_families() -> None:
     for vendor, tools in table["vendors"].items():
         assert (ROOT / "hw_manuals" / "hardware" / vendor / "hardware.toml").is_file()
         assert set(tools) <= toolchains
+
+
+def test_the_signatures_of_every_built_in_chip_can_be_matched() -> None:
+    folder = Path(__file__).parents[2] / "hw_manuals" / "hardware"
+    rows = [
+        row
+        for path in sorted(folder.glob("*/hardware.toml"))
+        for row in tomllib.loads(path.read_text(encoding="utf-8")).get("signatures", ())
+    ]
+    index = SignatureIndex(signature_from_mapping(row, "hardware") for row in rows)
+    assert len(rows) > 100 and index.match("no known line") == []

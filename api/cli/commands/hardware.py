@@ -249,6 +249,46 @@ def facts(
     return target.call(hardware.list_facts, hardware_id, status=status, **where)
 
 
+@command(app, text=lambda answer: _lexicon_text(answer))
+def lexicon(
+    target: CommandTarget,
+    hardware_id: HardwareId,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TERM=CONCEPT", help="What TERM means; repeat for more."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="TERM", help="TERM means no concept; repeatable.")
+    ] = None,
+    as_read: Annotated[
+        list[str] | None,
+        typer.Option("--as-read", metavar="TERM", help="Take the decision about TERM back."),
+    ] = None,
+    as_json: AsJson = False,
+) -> Json:
+    """List what a chip's manuals call concepts of the field, or correct terms."""
+    decided: list[tuple[str, str | None]] = [(term, "") for term in remove or ()]
+    decided += [(term, None) for term in as_read or ()]
+    for given in set_ or ():
+        term, _, concept = given.partition("=")
+        if not concept:
+            raise InvalidRequest(f"--set {given}", hint="Use --set TERM=CONCEPT.")
+        decided.append((term, concept))
+    for term, meant in decided:
+        target.call(hardware.correct_term, hardware_id, term=term, concept=meant)
+    return target.call(hardware.list_lexicon, hardware_id)
+
+
+def _lexicon_text(lexicon: Json) -> str:
+    decided = [
+        f"decided     {term}: {concept or 'no concept'}"
+        for term, concept in lexicon["decided"].items()
+    ]
+    return "\n".join(
+        [columns("term", "concept", "how", "passages", "quote")(lexicon["terms"]), *decided]
+    )
+
+
 def _value(text: str) -> dict[str, Any]:
     """A number in the unit of the fact, or a text."""
     try:

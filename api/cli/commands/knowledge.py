@@ -72,29 +72,22 @@ def _delivered_text(table: Json) -> str:
     return f"{listed}\n{len(rows)} kernels, {table['holes']} of them not in their main loop"
 
 
-@command(app, text=_delivered_text, failed=lambda table: bool(table["holes"]))
-def delivered(
-    target: CommandTarget,
-    hardware: Annotated[str, typer.Option(help="Only for this chip.")] = "",
-    language: Annotated[str, typer.Option(help="Only in this language.")] = "",
-    operator: Annotated[str, typer.Option(help="Only for this operator or its kind.")] = "",
-    task: Annotated[
-        Literal["write", "speed_up"], typer.Option(help="Task of the context.")
-    ] = "write",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of the context.")] = 24_000,
-) -> Json:
-    """Show which whole kernels reach a context.
-
-    Exits 1 if one does not arrive in its main loop.
-    """
-    return target.call(
-        knowledge.list_delivered,
-        hardware=hardware,
-        language=language,
-        operator=operator,
-        task=task,
-        max_tokens=max_tokens,
-    )
+operation_command(
+    app,
+    "delivered",
+    knowledge.list_delivered,
+    help="Show which whole kernels reach a context.\n\n"
+    "Exits 1 if one does not arrive in its main loop.",
+    parameters={
+        "hardware": Annotated[str, typer.Option(help="Only for this chip.")],
+        "language": Annotated[str, typer.Option(help="Only in this language.")],
+        "operator": Annotated[str, typer.Option(help="Only for this operator or its kind.")],
+        "task": Annotated[Literal["write", "speed_up"], typer.Option(help="Task of the context.")],
+        "max_tokens": Annotated[int, typer.Option(help="Most tokens of the context.")],
+    },
+    text=_delivered_text,
+    failed=lambda table: bool(table["holes"]),
+)
 
 
 # -- recipes, names and kernels of a chip

@@ -25,13 +25,9 @@ from optimizer.search.records import Node
 from optimizer.search.store import FileStore
 
 SEALED = (
-    "attention_backward",
     "fp8_block_product",
     "int4_embedding_bags",
-    "jagged_attention",
-    "paged_decode_fp8",
     "routed_experts",
-    "selective_scan",
     "sparse_indexer",
 )
 

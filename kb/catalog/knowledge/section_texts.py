@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -13,14 +14,15 @@ from kb.catalog import tables as t
 from kb.catalog.engine import record_of, select_in
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Passage
-from kb.prompt_tokens import count_tokens, least_tokens
+from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope
 
 
 @dataclass(frozen=True)
 class WholeSection:
     """A section with its passages in reading order. `parent_id` is the enclosing section;
-    `source_key` orders documents as they were uploaded by path.
+    `source_key` orders documents as they were uploaded by path; `counted` are the tokens of the
+    text if they are known.
     """
 
     id: str
@@ -32,6 +34,7 @@ class WholeSection:
     document_id: str
     source_key: str
     passages: tuple[Passage, ...]
+    counted: int | None = None
 
     @cached_property
     def text(self) -> str:
@@ -41,15 +44,19 @@ class WholeSection:
     @cached_property
     def tokens(self) -> int:
         """Tokens of the text, as a prompt counts them."""
-        return count_tokens(self.text)
-
-    @cached_property
-    def least_tokens(self) -> int:
-        """A lower bound of the number of tokens, without counting."""
-        return least_tokens(self.text)
+        return count_tokens(self.text) if self.counted is None else self.counted
 
 
-def section_text(passages: Sequence[Passage]) -> str:
+class Piece(NamedTuple):
+    """The fields of a passage that the text of a section consists of."""
+
+    kind: str
+    lead: str
+    text: str
+    language: str | None
+
+
+def section_text(passages: Sequence[Passage | Piece]) -> str:
     """The passages in order as a reader saw them: pieces of one table share its header, pieces of
     one block of code its fence.
     """
@@ -64,7 +71,9 @@ def section_text(passages: Sequence[Passage]) -> str:
             in_code = True
         elif not code:
             in_code = False
-        parts.append(passage.shown if passage.lead != lead else passage.text)
+        if passage.lead and passage.lead != lead:
+            parts.append(passage.lead)
+        parts.append(passage.text)
         lead = passage.lead
     if in_code:
         parts.append("```")

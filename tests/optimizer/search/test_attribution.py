@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kb.hardware.table_reader import Problems
+from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
@@ -32,10 +33,14 @@ from tests.optimizer.search.landscape import HARDWARE, VIEW, RecordingListener, 
 
 LIBRARY = Path(__file__).parents[3] / "skills" / "library"
 CPP, TRITON = "cpp-fused-row-softmax", "triton-resident-row-softmax"
+# Rows as long as both recipes ask for.
+WIDE = Signature(
+    tuple(replace(tensor, shape=(64, 1024)) for tensor in VIEW.cases[0].signature.tensors)
+)
 SOFTMAX = replace(
     VIEW,
     source="import torch\n\nclass Model(torch.nn.Module):\n    pass\n",
-    cases=(replace(VIEW.cases[0], traits={"_softmax.dim": -1}),),
+    cases=(replace(VIEW.cases[0], signature=WIDE, traits={"_softmax.dim": -1}),),
 )
 # Downwards: without a move neighbours are tried upwards first.
 UNROLL = ShownMove(

@@ -87,7 +87,7 @@ Self CPU time total: 6.238ms
 def test_the_table_of_a_gpu_counts_each_kernel_once() -> None:
     profile = read_table("compiled\n" + GPU_TABLE)
     assert profile is not None and profile.kernel == "void vectorized_kernel..."
-    assert profile.metrics == {"copies_pct": 25.0, "duration_us": 375.0}
+    assert profile.metrics == {"copies_pct": 25.0, "duration_us": 375.0, "kernel_runs": 8}
     assert [kernel.us for kernel in profile.kernels] == [3000, 1000]
 
 
@@ -146,6 +146,8 @@ def test_a_trace_of_a_gpu_and_of_a_cpu() -> None:
         "copies_pct": 10.0,
         "duration_us": 45.0,
         "gpu_busy_pct": 55.56,
+        "kernel_runs": 2,
+        "products_pct": 90.0,
         "registers_per_thread": 64,
         "shared_memory_per_block_bytes": 4096,
     }

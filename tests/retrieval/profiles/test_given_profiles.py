@@ -108,3 +108,12 @@ def test_a_blank_profile_is_none(blank: object) -> None:
 def test_a_profile_of_another_type_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="profile"):
         request_of(read_body({"profile": wrong}))
+
+
+def test_a_profile_of_no_known_tool_is_read_as_a_log() -> None:
+    text = "theoretical occupancy report\nCUDA error: an illegal memory access was encountered"
+    request, read = with_known_counters(RetrieveRequest(profile=text))
+    assert request.profile is None and "illegal memory access" in (request.log or "")
+    assert read is not None and read.kind == "text" and "no profiler" in read.notes[0]
+    with pytest.raises(InvalidRequest):
+        with_known_counters(RetrieveRequest(profile="1 2 3\n4 5 6"))
