@@ -994,15 +994,8 @@ def _problem(problem: str | Path) -> Any:
         return str(problem)
     name = path.parent.resolve().name if path.name == "problem.py" else path.stem
     body = {"source": _text_of(path), "name": name}
-    rules = next(
-        (
-            toml
-            for toml in (path.with_suffix(".toml"), path.parent / "problem.toml")
-            if toml.is_file()
-        ),
-        None,
-    )
-    return body if rules is None else {**body, "toml": _text_of(rules)}
+    rules = path.with_suffix(".toml")
+    return {**body, "toml": _text_of(rules)} if rules.is_file() else body
 
 
 def _named_files(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
