@@ -40,7 +40,7 @@ COMMANDS = {
     "ingest": ("ingest:ingest", "Read files and folders into the knowledge base."),
     "retrieve": (
         "retrieve:retrieve",
-        "Ask about a question, a log, a profile, metrics, code or a signal.",
+        "Ask about a log, a profile, code, a question or a signal.",
     ),
     "outcome": ("retrieve:outcome", "Report whether an answer led to a correct and faster kernel."),
     "signals": ("knowledge:signals", "List the run-time signals."),

@@ -266,7 +266,7 @@ def lexicon(
     ] = None,
     as_json: AsJson = False,
 ) -> Json:
-    """List what a chip's manuals call concepts of the field, or correct terms."""
+    """List or correct the terms of a chip's manuals."""
     decided: list[tuple[str, str | None]] = [(term, "") for term in remove or ()]
     decided += [(term, None) for term in as_read or ()]
     for given in set_ or ():

@@ -83,7 +83,7 @@ def retrieve(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask about a question, a log, a profile, metrics, code or a signal. The answer cites its
+    """Ask about a log, a profile, code, a question or a signal. The answer cites its
     sources.
     """
     signals = signal or []
