@@ -13,8 +13,8 @@ from optimizer.evaluation.problem.open_case import OpenCase
 FOLDERS = sorted((Path(__file__).parents[2] / "benchmarks/search/hard/problems").iterdir())
 
 
-def test_half_of_them_are_sealed() -> None:
-    assert len(FOLDERS) == 2 * len(SEALED) == 16
+def test_some_of_them_are_sealed() -> None:
+    assert len(FOLDERS) == 16 and len(SEALED) == 4
     assert {folder.name for folder in FOLDERS} > set(SEALED)
 
 

@@ -91,7 +91,7 @@ def sections_about(
         t.sections, t.documents.c.id.label("document_id"), t.documents.c.source_key
     ).join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
     sections = [
-        record_of(WholeSection, row, passages=tuple(members[row.id]))
+        record_of(WholeSection, row, passages=tuple(members[row.id]), counted=None)
         for row in select_in(connection, query, t.sections.c.id, list(members))
     ]
     return sorted(sections, key=lambda section: (section.source_key, section.ordinal))

@@ -232,7 +232,7 @@ def shares_of(node: Node) -> dict[str, float]:
         return {}
     known: dict[str, Any] = {}
     for signal in node.evaluation.verdict.signals:
-        known |= {row["name"]: row["value"] for row in signal.evidence}
+        known |= {row["name"]: row["value"] for row in signal.evidence if "name" in row}
     known |= node.evaluation.metrics
     return {n: float(known[n]) for n in SHARES if isinstance(known.get(n), int | float)}
 
