@@ -303,7 +303,7 @@ class KernelOffer:
     missing: str = ""
 
     def blocks(self, room: Room, largest: int, without: frozenset[str]) -> Iterator[Block]:
-        """What is missing, the first kernel, cut if necessary, then whole ones that fit in the
+        """A missing kernel, the first kernel, cut if necessary, then whole ones that fit in the
         remaining room.
         """
         if self.missing:

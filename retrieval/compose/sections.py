@@ -130,7 +130,7 @@ def section_blocks(
     `merge`, several sections of one parent are replaced by the parent, if it is short enough.
     Sections that `admits` refuses are left out, also from a parent, but count among the `most`:
     lower ranked sections do not replace them. Sections are read on demand. At most `offered` blocks
-    are yielded; with `room`, those that do not fit into what is left of it are counted and not
+    are yielded; with `room`, those that exceed the rest of it are counted and not
     built.
     """
     if largest <= 0:

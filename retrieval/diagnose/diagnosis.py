@@ -19,7 +19,6 @@ from kb.answers import HotLines, SignalFinding, Verdict
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, PredicateResult, Value
 from retrieval.diagnose.hot_lines import findings_of, hot_lines
-from retrieval.diagnose.log_context import results_in, with_context
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
@@ -99,7 +98,7 @@ class Diagnoser:
             findings[signal] = SignalFinding(signal, "given")
         matches = [
             replace(match, facts=facts)
-            for match in self._matches(request.log or "", facts, signatures, codes)
+            for match in self._matches(request.log or "", signatures, codes)
         ]
         for match in matches:
             if match.signature.origin != OF_WORDS:
@@ -138,17 +137,16 @@ class Diagnoser:
     def _matches(
         self,
         log: str,
-        facts: Mapping[str, Value | None],
         signatures: Sequence[SignatureSpec],
         codes: Callable[[str], list[SignatureMatch]],
     ) -> list[SignatureMatch]:
-        """The known errors and results of a log; without any, the chip's own error codes in it;
-        without these, the signals that its prose names. The first has the remedy of its context.
+        """The known errors of a log; without any, the chip's own error codes in it; without these,
+        the signals that its prose names.
         """
         if not log:
             return []
-        known = self._index(signatures).match(log, MAX_SIGNATURES) + results_in(log, facts)
-        return with_context(log, known or codes(log) or symptoms_in(log, self._signals))
+        known = self._index(signatures).match(log, MAX_SIGNATURES)
+        return known or codes(log) or symptoms_in(log, self._signals)
 
     def _unmeasured(
         self,

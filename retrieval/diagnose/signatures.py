@@ -129,7 +129,7 @@ class SignatureMatch:
     metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
     another signature of the line with the same signal, which supplies fields that the leading one
     lacks. `amounts` are the numbers of the groups `needed` and `limit` of the signature `sized`,
-    and `facts` those of the chip. `context` is what other lines of the log say about the remedy.
+    and `facts` those of the chip.
     """
 
     signature: ErrorSignature
@@ -141,7 +141,6 @@ class SignatureMatch:
     amounts: Mapping[str, float] = field(default_factory=dict)
     sized: ErrorSignature | None = None
     facts: Mapping[str, Value | None] = field(default_factory=dict)
-    context: str = ""
 
     @property
     def quantities(self) -> dict[str, Any] | None:
@@ -197,7 +196,7 @@ class SignatureMatch:
         known = Bindings(parameters=self.amounts, facts=self.facts)
         cases = self.sized.remedies if self.sized else ()
         text = next((t for when, t in cases if when.evaluate(known).value), self.signature.remedy)
-        return " ".join(f"{self.context} {self._filled(f'{self._excess} {text}')}".split())
+        return self._filled(f"{self._excess} {text}")
 
     @property
     def _excess(self) -> str:
