@@ -322,8 +322,8 @@ def test_problems_of_a_folder_are_searched_one_after_another(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No recipe fits the first, which gets a traced kernel without an option, timed as users'
-    candidates are. No proposer has a candidate for the second: the message names those asked, and those that would
-    have one.
+    candidates are. No proposer has a candidate for the second: the message names those asked, and
+    those that would have one.
     """
     monkeypatch.setenv(TIMING, "full")
     folder = place / "several"
