@@ -59,7 +59,7 @@ class OneServer(Generic[S]):
 
 
 class LoopbackServer:
-    """A server process on 127.0.0.1, with its data in a new folder, which outlives a kill. `name` is
+    """A server process on 127.0.0.1, with its data in a new folder that outlives a kill. `name` is
     that of the program in errors, `user` who runs it; None: this one.
     """
 
