@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from math import prod
 
+from kb.candidate_abi import C_TYPES
 from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
@@ -26,18 +27,7 @@ from optimizer.search.synthesizers.traced.program import Buffer, NotWritten, Pro
 
 # -- statements and expressions
 
-TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "_Float16",
-    "bfloat16": "kl_bfloat16",
-    "int8": "int8_t",
-    "uint8": "uint8_t",
-    "int16": "int16_t",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "bool": "bool",
-}
+TYPES = {**C_TYPES, "bfloat16": "kl_bfloat16"}
 _INFIX = {**INFIX, "and": "&&", "or": "||", "xor": "!="}
 _CALLED = {
     **{name: f"kl_{name}" for name in ("exp", "log", "tanh", "erf", "sigmoid", "sign")},
