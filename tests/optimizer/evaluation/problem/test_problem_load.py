@@ -410,6 +410,21 @@ def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
     assert case.signature.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
 
 
+@pytest.mark.parametrize("call", ["torch.cumsum(x, -1)", "x.cumsum(dim=1) + 1", "x.t().cumsum(0)"])
+def test_the_last_element_of_a_scan_has_as_many_terms_as_it_is_long(
+    write: Write, call: str
+) -> None:
+    path = write(f"""
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return {call}
+        def get_inputs():
+            return [torch.randn(9, 70)]
+    """)
+    assert OpenCase(load_problem(path), Case("declared")).reduction_length() == 70
+
+
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(NotFound) as refused:
         load_problem(Path("softmx"))
