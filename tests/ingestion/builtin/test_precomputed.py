@@ -189,7 +189,7 @@ def test_upload_precedes_remaining_built_in_documents(store: Store, folder: Path
     mine = store.submit("mine.md", "# Mine\n\nThe wombat has eight lanes.\n")
     worker_of(store, shipped_in(store, folder)).read_all(threading.Event(), until_upload=True)
     assert store.job(mine).passages == 1
-    assert store.jobs.counts()["queued"] == 3 + 2 * SHIPPED_AT_ONCE  # nothing built in was begun
+    assert store.jobs.counts()["queued"] == 3 + 2 * SHIPPED_AT_ONCE  # none has begun
 
 
 def test_failed_transaction_leaves_documents_to_be_parsed(

@@ -46,7 +46,7 @@ One block may take 227 KiB of kumquat memory.
         (("hopper",), ("On A100",), ("a100",)),
         (("hopper",), ("H100 numbers",), ("h100",)),
         (("h100",), ("The Hopper SM",), None),  # parent headings never widen a scope
-        (("h100",), ("H100: a cousin of Ampere", "Numbers"), None),  # a family as a description
+        (("h100",), ("H100: a cousin of Ampere", "Numbers"), None),  # a description
         (("h100",), ("H100 compared with A100",), ("a100", "h100")),
         (("h100",), ("Migrating from A100",), ("a100", "h100")),
         (("h100",), ("On MI300X",), None),  # a chip of another vendor

@@ -253,7 +253,7 @@ def test_proposals_survive_new_version_until_their_sentence_goes(
 
     told = MANUAL.replace("| stt |", "| vsync | lanes | wait |\n| stt |")
     upload(store, told)
-    assert cards(store)["vsync"].origin == "structure"  # the structure of the manual wins
+    assert cards(store)["vsync"].origin == "structure"  # it takes precedence
 
 
 def test_unmatched_proposal_is_not_an_unmatched_correction(
