@@ -148,8 +148,9 @@ class ProfileRead:
     """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` and
+    `functions` of the host are rows {name, calls, us, pct}, the longest first; `notes` say what the
+    profile shows and what it lacks.
     """
 
     kind: str
@@ -157,6 +158,7 @@ class ProfileRead:
     metrics: Mapping[str, float | str] = field(default_factory=dict)
     unread: int = 0
     kernels: tuple[Json, ...] = ()
+    functions: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
 
 
