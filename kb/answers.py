@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
-_PARTS = "diagnosis excerpts citations skills moves context parts hints"
+_PARTS = "diagnosis excerpts citations skills moves context parts hints uplift"
 ANSWER_FIELDS = tuple(_PARTS.split())
 
 
@@ -122,7 +122,8 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
+    where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
     """
 
     id: str
@@ -136,6 +137,10 @@ class Excerpt:
     channels: Mapping[str, float]
     passages: tuple[str, ...] = ()
     citation: str = ""
+
+    def cited(self) -> Excerpt:
+        """The excerpt without its text and the parts of its score."""
+        return replace(self, text="", channels={})
 
 
 @dataclass(frozen=True)
@@ -258,5 +263,14 @@ class Answer:
         if "diagnosis" in empty:
             empty["diagnosis"] = Verdict()
         if "citations" in names and "excerpts" not in names:
-            empty["excerpts"] = tuple(replace(excerpt, text="") for excerpt in self.excerpts)
+            empty["excerpts"] = tuple(excerpt.cited() for excerpt in self.excerpts)
         return replace(self, **empty)
+
+    def short(self) -> Answer:
+        """The answer without `parts`, `uplift`, the texts of excerpts that `context` quotes, and
+        the signals that were ruled out or not decided.
+        """
+        excerpts = (e.cited() if e.text.strip() in self.context else e for e in self.excerpts)
+        diagnosis = replace(self.diagnosis, ruled_out=(), abstained=())
+        short = replace(self, diagnosis=diagnosis, excerpts=tuple(excerpts))
+        return replace(short, parts=(), uplift=())

@@ -201,7 +201,8 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
+    where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
     """
 
     id: str
@@ -578,8 +579,9 @@ class Kernlore:
         dtype: The main element type, like bf16.
         problem: Sizes of the problem, like product_rows or flops. Skills and moves that do not
             fit them are left out.
-        k: Number of excerpts, and most sections of a category in `context`.
-        max_tokens: Most tokens of `context`.
+        k: Number of excerpts, and most sections of a category in `context`. Default: 8.
+        max_tokens: Most tokens of `context`. Default: 3,000, and twice as many for the task
+            write.
         categories: Only passages of these categories: constraint, guidance, hardware.
         skill_states: Skills in these states. Default: only active skills.
         run_id: Id of the calling run. Excerpts that did not help with its failures are left
@@ -598,7 +600,9 @@ class Kernlore:
             kernels for common chips by itself, it has at most 2,000 tokens of what surprises,
             unless more is known to help (`uplift`). Default: the full context.
         fields: Parts of the answer to fill; the others are empty. `citations` are excerpts
-            without their texts, which `context` has. Default: all.
+            without their texts. Default: all where `k` is given; otherwise a short answer:
+            without `parts`, `uplift`, texts of excerpts that `context` quotes, and signals that
+            were ruled out or not decided.
         """
         json = _sendable_fields(
             signal=signal,
