@@ -778,9 +778,7 @@ def test_no_advice_in_debugging_source_and_other_messages(log: str) -> None:
         ("group count 70000 in x is larger than the limit 65535", "launch_error", 70000, 65535),
     ],
 )
-def test_amount_over_limit(
-    line: str, signal: str, needed: float | None, limit: float
-) -> None:
+def test_amount_over_limit(line: str, signal: str, needed: float | None, limit: float) -> None:
     excess = excess_in(line)
     assert excess is not None
     assert (excess.resource.signal, excess.needed, excess.limit) == (signal, needed, limit)
