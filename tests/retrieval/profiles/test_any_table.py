@@ -1,4 +1,4 @@
-"""Tables of any tool are read by their columns, and numbers that allow a conclusion lead to one."""
+"""Tables of any tool are read by their columns, and conclusive numbers give a diagnosis."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_names_and_times_of_a_table(
     assert first["us"] == pytest.approx(us) and first["pct"] == pytest.approx(pct)
 
 
-def test_a_share_is_of_the_whole_that_the_tool_prints() -> None:
+def test_share_is_relative_to_printed_total() -> None:
     box = """
 ╒════╤════════════════════════╤═════════╤═════════════╤════════════╤═══════╕
 │    │ Kernel_Name            │   Count │     Sum(ns) │   Mean(ns) │   Pct │
@@ -100,7 +100,7 @@ def test_a_share_is_of_the_whole_that_the_tool_prints() -> None:
     assert time_shares(read_profile(box).kernels)[0]["pct"] == 6.5
 
 
-def test_a_table_without_names_or_without_times_is_refused() -> None:
+def test_table_without_names_or_times_is_refused() -> None:
     for text in ("a b c\n1 2 3\n", "Name  Size  Colour\nx  3  red\n", TENSORRT):
         with pytest.raises(InvalidRequest):
             read_profile(text)
@@ -134,19 +134,19 @@ dram__throughput.avg.pct_of_peak_sustained_elapsed: 71.5 %
         (LISTED, "memory_bound"),
     ],
 )
-def test_numbers_lead_to_a_diagnosis(text: str, signal: str) -> None:
+def test_numbers_give_diagnosis(text: str, signal: str) -> None:
     request, read = with_known_counters(RetrieveRequest(profile=text))
     assert read is not None
     conclusion = Diagnoser(load_signals()).conclude(request, {}, (), ())
     assert conclusion.verdict.signals[0].id == signal
 
 
-def test_times_of_two_long_kernels_are_no_diagnosis() -> None:
+def test_times_of_two_long_kernels_give_no_diagnosis() -> None:
     request, _ = with_known_counters(RetrieveRequest(profile=TRACY))
     assert not Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict.signals
 
 
-def test_no_conflict_counted_refutes_conflicts() -> None:
+def test_zero_conflict_count_rules_out_bank_conflicts() -> None:
     text = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum: 0\n"
     request, _ = with_known_counters(RetrieveRequest(profile=text))
     verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict

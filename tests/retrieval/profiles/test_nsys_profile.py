@@ -1,4 +1,4 @@
-"""The summaries of `nsys stats` as text, in a box and as CSV."""
+"""The summaries of `nsys stats` as text, boxed and as CSV."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_csv_and_box() -> None:
     assert profile.kernel == "a b" and profile.metrics["duration_us"] == pytest.approx(0.3)
 
 
-def test_host_functions_alone_name_the_report_to_add() -> None:
+def test_host_functions_alone_give_hint_on_kernel_report() -> None:
     profile = read_profile(HOST)
     assert profile.metrics == {"launch_api_pct": 100.0, "launch_api_calls": 1000.0}
     assert any("cuda_gpu_kern_sum" in note for note in profile.notes) and not profile.kernels
