@@ -63,11 +63,12 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities}. `class` is
-    the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
-    user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
-    are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
+    broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
+    open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
+    limit by known numbers, else null; `advice` is the sentence of the message that names a way out
+    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -95,8 +96,9 @@ class ProfileRead:
     """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` and
+    `functions` of the host are rows {name, calls, us, pct}, the longest first; `notes` say what the
+    profile shows and what it lacks.
     """
 
     kind: str
@@ -104,6 +106,7 @@ class ProfileRead:
     metrics: Mapping[str, float | str]
     unread: int = 0
     kernels: tuple[Mapping[str, Any], ...] = ()
+    functions: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 

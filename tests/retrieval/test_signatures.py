@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from retrieval.diagnose.linear_patterns import compile_linear
+from retrieval.diagnose.message import Advice, excess_in
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import (
     SignatureIndex,
@@ -249,9 +250,9 @@ def test_log_of_success_has_no_signature() -> None:
 
 
 def test_remedy_names_cause_in_line() -> None:
-    (undefined,) = INDEX.match("a.o: undefined reference to `cublasCreate_v2'")
-    assert undefined.title == "The linker misses cublasCreate_v2"
-    assert "cublasCreate_v2" in undefined.remedy
+    (undefined,) = INDEX.match("a.o: undefined reference to `fill_border'")
+    assert undefined.title == "The linker misses fill_border"
+    assert "fill_border" in undefined.remedy
     (shared,) = INDEX.match("out of resource: shared memory, Required: 163840, Hardware limit: 101")
     assert "163,840" in shared.title and "101" in shared.title
     (long,) = INDEX.match(f"a.o: undefined reference to `{MANGLED}'")
@@ -708,3 +709,110 @@ def test_signatures_of_every_built_in_chip_compile() -> None:
     ]
     index = SignatureIndex(signature_from_mapping(row, "hardware") for row in rows)
     assert len(rows) > 100 and index.match("no known line") == []
+
+
+@pytest.mark.parametrize(
+    ("log", "advice", "is_condition"),
+    [
+        (
+            "error: cannot find the device library; provide its path via '--device-lib-path'",
+            "provide its path via '--device-lib-path'",
+            False,
+        ),
+        (
+            "k.mlir:3:1: error: 'foo.bar' op cannot be partitioned\n    %1 = foo.bar %0\n    ^\n"
+            "note: wrap the call in a shard_map",
+            "wrap the call in a shard_map",
+            False,
+        ),
+        (
+            "RuntimeError: no choices to select\n\nTo fix this you can:\n"
+            "  1. Add ATEN to the backends of products",
+            "Add ATEN to the backends of products",
+            False,
+        ),
+        (
+            "RuntimeError: rows must be a multiple of 16, but got 8\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1.",
+            "rows must be a multiple of 16, but got 8",
+            True,
+        ),
+    ],
+)
+def test_advice_of_message(log: str, advice: str, is_condition: bool) -> None:
+    leading = INDEX.match(log)[0]
+    assert leading.advice == Advice(advice, is_condition)
+    assert leading.remedy.startswith("The message") and advice in leading.remedy
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "RuntimeError: CUDA error\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions.",
+        "LLVM ERROR: bad state\nPLEASE submit a bug report and include the crash backtrace.",
+        "error: use of undeclared identifier 'k'\n    y = use(k);\n            ^",
+        'RuntimeError: failed\n  File "a.py", line 3\n    set the value of x to 3',
+        "error: first failure\nerror: second failure; use --other instead",
+        "error: call to 'as_ulong' is ambiguous\nnote: candidate function",
+    ],
+)
+def test_no_advice_in_debugging_source_and_other_messages(log: str) -> None:
+    assert INDEX.match(log)[0].advice is None
+
+
+@pytest.mark.parametrize(
+    ("line", "signal", "needed", "limit"),
+    [
+        ("local memory size (41492) exceeds maximum of 32768", "shared_memory_limit", 41492, 32768),
+        (
+            "group size [8, 8, 8] must be less or equal to [9, 9, 9] of total 256",
+            "register_limit",
+            512,
+            256,
+        ),
+        ("`threadsPerThreadgroup.width(1025) must be <= 1024.'", "register_limit", 1025, 1024),
+        ("scratch memory on level 0: requested 130, maximum 65", "shared_memory_limit", 130, 65),
+        ("Buffer size 640 is greater than the maximum buffer size (268)", "launch_error", 640, 268),
+        ("Estimated 268.96MB exceeds 67.11MB vmem.", "shared_memory_limit", 268.96e6, 67.11e6),
+        ("registers per work-group cannot exceed 65536", "register_limit", None, 65536),
+        ("group count 70000 in x is larger than the limit 65535", "launch_error", 70000, 65535),
+    ],
+)
+def test_amount_over_limit(line: str, signal: str, needed: float | None, limit: float) -> None:
+    excess = excess_in(line)
+    assert excess is not None
+    assert (excess.resource.signal, excess.needed, excess.limit) == (signal, needed, limit)
+    assert INDEX.match(line)[0].signature.signal == signal
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "the batch exceeds 64 and we see a memory fault",
+        "Used 128 registers, 48128 bytes smem, maximum 255",
+        "version 12.4 is greater than 11.8",
+        "allocated 3 buffers[2] in 40 ms, at most 50",
+        "local memory size (100) exceeds nothing, the limit is 200",
+    ],
+)
+def test_amount_within_limit(line: str) -> None:
+    assert excess_in(line) is None
+
+
+def test_amounts_of_next_line() -> None:
+    log = (
+        "Ran out of memory in memory space vmem.\nEstimated 268.96MB exceeds 67.11MB vmem capacity."
+    )
+    quantities = INDEX.match(log)[0].quantities
+    assert quantities is not None and quantities["factor"] == 4.008
+
+
+def test_origin_of_source() -> None:
+    own = INDEX.match('k.cu(44): error: identifier "fp8_t" is undefined')[0]
+    generated = INDEX.match('/tmp/tmpts72.cu(44): error: identifier "fp8_t" is undefined')[0]
+    header = INDEX.match('/usr/local/cuda/include/a.hpp(5): error: identifier "x_t" is undefined')[
+        0
+    ]
+    assert "correct the spelling" in own.remedy
+    assert "generated" in generated.remedy and "installed header" in header.remedy
+    assert "spelling" not in generated.remedy + header.remedy

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from kb.errors import InvalidKnowledge
-from retrieval.diagnose.diagnosis import Diagnoser
+from retrieval.diagnose.diagnosis import Diagnoser, symptoms_in
 from retrieval.diagnose.signals import load_signals, signals_from
-from retrieval.diagnose.symptoms import symptoms_in
 from retrieval.request import RetrieveRequest
 
 SIGNALS = load_signals()
