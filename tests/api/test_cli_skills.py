@@ -107,7 +107,7 @@ def test_every_decision_is_in_history(place: Path) -> None:
 def test_exported_library_is_valid_and_imports(place: Path) -> None:
     out = place / "out"
     done = kernlore(
-        "skills", "export", out, "gnu-rows", "cpp-in-register-scan", data=place / "data"
+        "skills", "export", "gnu-rows", "cpp-in-register-scan", "-o", out, data=place / "data"
     )
     assert done.code == 0, done.err
     command = Path(sys.executable).with_name("agentskills")
@@ -136,13 +136,13 @@ def test_commands_work_over_service(place: Path, service_url: str) -> None:
     events = remote("history", "gnu-rows")
     assert [e["to_state"] for e in events] == ["candidate", "retired"]
     out = place / "from-service"
-    remote("export", out, "gnu-rows", SHIPPED)
+    remote("export", "gnu-rows", SHIPPED, "-o", out)
     assert (out / "gnu-rows" / "SKILL.md").is_file()
-    narrowed = remote("export", place / "nki", "--hardware", "trainium2", "--language", "nki")
+    narrowed = remote("export", "-o", place / "nki", "--hardware", "trainium2", "--language", "nki")
     kinds = {Path(path).name.partition("-")[0] for path in narrowed}
     assert "nki" in kinds and not kinds & {"triton", "cpp", "cuda"}
     shutil.rmtree(out / "gnu-rows")
-    again = kernlore("skills", "export", out, "absent", "--url", service_url)
+    again = kernlore("skills", "export", "absent", "-o", out, "--url", service_url)
     assert again.code == 2 and not (out / "absent").exists()
 
 
