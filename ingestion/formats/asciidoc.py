@@ -58,14 +58,14 @@ _PARTS = re.compile(r"(?:[^,\"]|\"[^\"]*\")+")
 
 def parse_asciidoc(text: str) -> ParsedDocument:
     """Read AsciiDoc. The title is that of the document, else the first heading."""
-    reader = _Reader()
+    reader = _AsciiDoc()
     elements = tuple(reader.read([line.rstrip() for line in text.expandtabs(4).split("\n")]))
     title = reader.title or next((e.text for e in elements if e.kind == "title"), None)
     return ParsedDocument(elements, title=title, warnings=tuple(dict.fromkeys(reader.warnings)))
 
 
 @dataclass
-class _Block:
+class _BlockHead:
     """The attribute lines and the title above a block."""
 
     style: str = ""
@@ -87,11 +87,11 @@ class _Block:
         self.options.update(re.split(r"[,\s]+", stated))
 
 
-class _Reader:
+class _AsciiDoc:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.title: str | None = None
-        self._inline = _Inline(self.warnings)
+        self._inline = _InlineText(self.warnings)
         self._attributes = self._inline.attributes
         self._authors = ""
         self._level = 0
@@ -116,7 +116,7 @@ class _Reader:
 
     def _blocks(self, lines: Sequence[str], depth: int) -> Iterator[Element]:
         """The elements of lines; headings only in the outermost blocks."""
-        block, at = _Block(), 0
+        block, at = _BlockHead(), 0
         while at < len(lines):
             if taken := self._setting(lines, at, block):
                 at += taken
@@ -124,9 +124,9 @@ class _Reader:
             elements, taken = self._block(lines, at, block, depth)
             yield from elements
             at += taken
-            block = _Block()
+            block = _BlockHead()
 
-    def _setting(self, lines: Sequence[str], at: int, block: _Block) -> int:
+    def _setting(self, lines: Sequence[str], at: int, block: _BlockHead) -> int:
         """The number of lines of an attribute entry, or of something above a block; else 0."""
         line = lines[at]
         if entry := _ENTRY.match(line):
@@ -146,7 +146,7 @@ class _Reader:
         return 1
 
     def _block(
-        self, lines: Sequence[str], at: int, block: _Block, depth: int
+        self, lines: Sequence[str], at: int, block: _BlockHead, depth: int
     ) -> tuple[Iterable[Element], int]:
         """The elements of the block that begins at a line, and how many lines it has."""
         if fence := _FENCE.match(lines[at]):
@@ -173,7 +173,7 @@ class _Reader:
 
     # -- sections
 
-    def _title(self, level: int, text: str, block: _Block) -> Iterator[Element]:
+    def _title(self, level: int, text: str, block: _BlockHead) -> Iterator[Element]:
         shift = self._attributes.get("leveloffset", "").replace("+", "")
         level = min(max(level + (int(shift) if re.fullmatch(r"-?\d", shift) else 0), 1), 6)
         shown = " ".join(self._inline.text(text, plain=True).split())
@@ -215,7 +215,7 @@ class _Reader:
     # -- delimited blocks
 
     def _delimited(
-        self, mark: str, body: Sequence[str], block: _Block, depth: int
+        self, mark: str, body: Sequence[str], block: _BlockHead, depth: int
     ) -> Iterator[Element]:
         style, text = block.style, "\n".join(body).strip("\n")
         if mark[0] == "/" or style == "comment":
@@ -233,7 +233,7 @@ class _Reader:
         else:
             yield from self._code(text, block)
 
-    def _noted(self, elements: list[Element], block: _Block) -> list[Element]:
+    def _noted(self, elements: list[Element], block: _BlockHead) -> list[Element]:
         """An admonition, which begins with its label."""
         label = f"{block.style}: {block.title}".rstrip(": ") + ":"
         if elements and elements[0].kind == "text":
@@ -245,7 +245,7 @@ class _Reader:
             return _words("\n".join(body).strip())
         return self._blocks(body, depth + 1)
 
-    def _code(self, text: str, block: _Block) -> Iterator[Element]:
+    def _code(self, text: str, block: _BlockHead) -> Iterator[Element]:
         """Code under its title. A drawn encoding becomes a table of its fields."""
         style = block.style
         if style in _ENCODINGS and (fields := _ENCODINGS[style](text)):
@@ -265,7 +265,7 @@ class _Reader:
         if text.strip():
             yield Element("code", text, language=language.partition("=")[0].lower() or None)
 
-    def _macro(self, macro: re.Match[str], block: _Block) -> Iterator[Element]:
+    def _macro(self, macro: re.Match[str], block: _BlockHead) -> Iterator[Element]:
         name, target, inside = macro[1], self._inline.references(macro[2]), macro[3]
         if name == "include":
             reason = "was not read: it is not a file of this upload"
@@ -283,7 +283,7 @@ class _Reader:
     # -- paragraphs and lists
 
     def _paragraph(
-        self, lines: Sequence[str], at: int, block: _Block
+        self, lines: Sequence[str], at: int, block: _BlockHead
     ) -> tuple[Iterable[Element], int]:
         end = next((n for n in range(at + 1, len(lines)) if _is_end(lines[n])), len(lines))
         kept = [line for line in lines[at:end] if not _REMARK.match(line)]
@@ -296,7 +296,9 @@ class _Reader:
             return self._noted(elements, block), end - at
         return [*_words(block.title), *elements], end - at
 
-    def _list(self, lines: Sequence[str], at: int, block: _Block) -> tuple[Iterable[Element], int]:
+    def _list(
+        self, lines: Sequence[str], at: int, block: _BlockHead
+    ) -> tuple[Iterable[Element], int]:
         """The items of a list up to a block that is none: code and tables of an item follow."""
         elements, start = _words(block.title), at
         run: list[str] = []
@@ -327,7 +329,7 @@ class _Reader:
     # -- tables
 
     def _table(
-        self, mark: str, body: Sequence[str], block: _Block, depth: int
+        self, mark: str, body: Sequence[str], block: _BlockHead, depth: int
     ) -> Iterator[Element]:
         styles = _columns(block.named.get("cols", ""))
         separator = block.named.get("separator", mark[0])
@@ -348,7 +350,9 @@ class _Reader:
         table = table_element(make_table(rows[:heads], rows[heads:], block.title or None))
         yield from [table] if table else []
 
-    def _rows(self, cells: Iterable[_Cell], styles: Sequence[str], depth: int) -> list[list[str]]:
+    def _rows(
+        self, cells: Iterable[_TableCell], styles: Sequence[str], depth: int
+    ) -> list[list[str]]:
         """Cells in rows. A cell over several rows repeats in each; over several columns it is in
         the first, and the others are empty.
         """
@@ -371,7 +375,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _TableCell:
     text: str
     across: int
     down: int
@@ -389,13 +393,13 @@ def _columns(stated: str) -> list[str]:
     return styles[:MAX_COLUMNS]
 
 
-def _cells(body: Sequence[str], separator: str) -> tuple[list[_Cell], int]:
+def _cells(body: Sequence[str], separator: str) -> tuple[list[_TableCell], int]:
     """The cells of a table, and how many the first line has."""
     text = "\n".join(line for line in body if not _REMARK.match(line))
     pieces = re.split(rf"(?<!\\){re.escape(separator)}", text)
     first = next((n for n, piece in enumerate(pieces[1:], 1) if "\n" in piece), len(pieces) - 1)
     spec = _CELL.search(pieces[0].strip())
-    cells: list[_Cell] = []
+    cells: list[_TableCell] = []
     width = 0
     for number, piece in enumerate(pieces[1:], 1):
         across, down = (min(max(int(spec[n] or 1), 1), MAX_SPAN) if spec else 1 for n in (1, 2))
@@ -403,7 +407,7 @@ def _cells(body: Sequence[str], separator: str) -> tuple[list[_Cell], int]:
         spec = _CELL.search(piece) if number < len(pieces) - 1 else None
         text = (piece[: spec.start()] if spec else piece).strip()
         text = text.replace(f"\\{separator}", separator)
-        cells += [_Cell(text, 1 if times > 1 else across, down, style)] * times
+        cells += [_TableCell(text, 1 if times > 1 else across, down, style)] * times
         width += across if number <= first else 0
     return cells, width
 
@@ -452,7 +456,7 @@ def _words(text: str) -> list[Element]:
     return [Element("text", text)] if any(c.isalnum() for c in text) else []
 
 
-def _caption(block: _Block) -> list[Element]:
+def _caption(block: _BlockHead) -> list[Element]:
     return [Element("caption", block.title)] if block.title else []
 
 
@@ -588,7 +592,7 @@ _DROPPED_TEXT = re.compile(
 _INDEXED = re.compile(r"\(\(([^()]{1,200})\)\)")
 
 
-class _Inline:
+class _InlineText:
     """The text of a document with its attributes and references."""
 
     def __init__(self, warnings: list[str]) -> None:

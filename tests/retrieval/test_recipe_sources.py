@@ -16,7 +16,7 @@ LIBRARY = Path(__file__).parents[2] / "skills" / "library"
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 @pytest.mark.parametrize("name", ["cpp-address-by-value-map-id", "cpp-fused-row-softmax"])
-def test_a_cpp_recipe_compiles_as_printed(name: str) -> None:
+def test_cpp_recipe_compiles_as_printed(name: str) -> None:
     folder = LIBRARY / name
     body = json.loads((folder / "references" / "recipe.json").read_text())
     source = with_defaults(body, (folder / body["template"]).read_text())
