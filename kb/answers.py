@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
-_PARTS = "diagnosis excerpts citations skills moves context parts hints"
+_PARTS = "diagnosis excerpts citations skills moves context parts hints uplift"
 ANSWER_FIELDS = tuple(_PARTS.split())
 
 
@@ -63,11 +63,12 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities}. `class` is
-    the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
-    user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
-    are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
+    broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
+    open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
+    limit by known numbers, else null; `advice` is the sentence of the message that names a way out
+    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -95,8 +96,9 @@ class ProfileRead:
     """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` and
+    `functions` of the host are rows {name, calls, us, pct}, the longest first; `notes` say what the
+    profile shows and what it lacks.
     """
 
     kind: str
@@ -104,6 +106,7 @@ class ProfileRead:
     metrics: Mapping[str, float | str]
     unread: int = 0
     kernels: tuple[Mapping[str, Any], ...] = ()
+    functions: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -121,7 +124,8 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
+    where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
     """
 
     id: str
@@ -135,6 +139,10 @@ class Excerpt:
     channels: Mapping[str, float]
     passages: tuple[str, ...] = ()
     citation: str = ""
+
+    def cited(self) -> Excerpt:
+        """The excerpt without its text and the parts of its score."""
+        return replace(self, text="", channels={})
 
 
 @dataclass(frozen=True)
@@ -257,5 +265,14 @@ class Answer:
         if "diagnosis" in empty:
             empty["diagnosis"] = Verdict()
         if "citations" in names and "excerpts" not in names:
-            empty["excerpts"] = tuple(replace(excerpt, text="") for excerpt in self.excerpts)
+            empty["excerpts"] = tuple(excerpt.cited() for excerpt in self.excerpts)
         return replace(self, **empty)
+
+    def short(self) -> Answer:
+        """The answer without `parts`, `uplift`, the texts of excerpts that `context` quotes, and
+        the signals that were ruled out or not decided.
+        """
+        excerpts = (e.cited() if e.text.strip() in self.context else e for e in self.excerpts)
+        diagnosis = replace(self.diagnosis, ruled_out=(), abstained=())
+        short = replace(self, diagnosis=diagnosis, excerpts=tuple(excerpts))
+        return replace(short, parts=(), uplift=())

@@ -116,11 +116,12 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities}. `class` is
-    the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
-    user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
-    are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
+    broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
+    open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
+    limit by known numbers, else null; `advice` is the sentence of the message that names a way out
+    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -148,8 +149,9 @@ class ProfileRead:
     """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` and
+    `functions` of the host are rows {name, calls, us, pct}, the longest first; `notes` say what the
+    profile shows and what it lacks.
     """
 
     kind: str
@@ -157,6 +159,7 @@ class ProfileRead:
     metrics: Mapping[str, float | str] = field(default_factory=dict)
     unread: int = 0
     kernels: tuple[Json, ...] = ()
+    functions: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -200,7 +203,8 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
+    where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
     """
 
     id: str
@@ -577,8 +581,9 @@ class Kernlore:
         dtype: The main element type, like bf16.
         problem: Sizes of the problem, like product_rows or flops. Skills and moves that do not
             fit them are left out.
-        k: Number of excerpts, and most sections of a category in `context`.
-        max_tokens: Most tokens of `context`.
+        k: Number of excerpts, and most sections of a category in `context`. Default: 8.
+        max_tokens: Most tokens of `context`. Default: 3,000, and twice as many for the task
+            write.
         categories: Only passages of these categories: constraint, guidance, hardware.
         skill_states: Skills in these states. Default: only active skills.
         run_id: Id of the calling run. Excerpts that did not help with its failures are left
@@ -597,7 +602,9 @@ class Kernlore:
             kernels for common chips by itself, it has at most 2,000 tokens of what surprises,
             unless more is known to help (`uplift`). Default: the full context.
         fields: Parts of the answer to fill; the others are empty. `citations` are excerpts
-            without their texts, which `context` has. Default: all.
+            without their texts. Default: all where `k` is given; otherwise a short answer:
+            without `parts`, `uplift`, texts of excerpts that `context` quotes, and signals that
+            were ruled out or not decided.
         """
         json = _sendable_fields(
             signal=signal,

@@ -370,7 +370,12 @@ def first_prompt(
 ) -> HTMLResponse:
     """The context that an optimizer gets before its first kernel."""
     chip = hardware.show_hardware(services, hardware_id)
-    body = {"task": "write", "hardware": chip.id, "max_tokens": FIRST_TOKENS}
+    body: dict[str, Any] = {
+        "task": "write",
+        "hardware": chip.id,
+        "max_tokens": FIRST_TOKENS,
+        "fields": ["context", "parts"],
+    }
     body |= {"op": op} if op else {}
     body |= {"language": language} if language else {}
     answer = retrieve(services, read_body(body))

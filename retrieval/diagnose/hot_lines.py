@@ -306,7 +306,7 @@ def _described(group: Sequence[_Line], total: float, unit: str) -> HotLines:
     hottest = max(rows, key=lambda row: row.samples)
     place = _place(lead.file, first, last) if numbered else _addresses(len(group), hottest)
     cause = lead.cause
-    text = _filled(cause.text, lead.values) if cause else _unexplained(lead)
+    text = filled(cause.text, lead.values) if cause else _unexplained(lead)
     return HotLines(
         place=place,
         file=lead.file,
@@ -365,11 +365,13 @@ def _unexplained(line: _Line) -> str:
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
-def _filled(text: str, values: Mapping[str, Value | None]) -> str:
+def filled(text: str, values: Mapping[str, Value | None]) -> str:
+    """The text with `{name}` replaced by its value, rounded to three digits below 100."""
+
     def shown(match: re.Match[str]) -> str:
         value = values.get(match[1])
         if isinstance(value, float):
-            return f"{value:,.0f}"
+            return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
         return str(value).replace("_", " ") if match[1] == "stall" else str(value)
 
     return _PLACE.sub(shown, text)

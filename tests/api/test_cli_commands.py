@@ -213,7 +213,7 @@ def test_every_file_is_accounted_for(data: Path, files: Path, tmp_path: Path) ->
 
 
 def test_a_signal_a_log_and_metrics_find_the_manual(data: Path, tmp_path: Path) -> None:
-    about = ("--hardware", "h100", "--json")
+    about = ("--hardware", "h100", "--json", "-k", "20")
     by_signal = kernlore("retrieve", "--signal", "memory_bound", *about, data=data).json
     printed = kernlore("retrieve", "--signal", "memory_bound", *about[:2], data=data).out
     assert "] Memory of the H100, Memory bandwidth  " in printed  # the title once
@@ -271,7 +271,7 @@ def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
     document_id = document_of(copied, "Wombat")
     assert kernlore("documents", "delete", document_id, "--yes", data=copied).code == 0
     assert kernlore("documents", "show", document_id, data=copied).code == 2
-    found = kernlore("retrieve", "--q", "wombat stall", "--json", data=copied).json
+    found = kernlore("retrieve", "--q", "wombat stall", "-k", "9", "--json", data=copied).json
     assert all("wombat" not in excerpt["text"].lower() for excerpt in found["excerpts"])
 
 

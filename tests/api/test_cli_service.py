@@ -101,7 +101,7 @@ def test_a_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) 
     ran = kernlore("ingest", file, "--hardware", "h100", "--json", data=service)
     assert ran.code == 0, ran.err
     assert ran.json["files"][0]["state"] == "ready"
-    found = kernlore("retrieve", "--q", "quokka pipeline", "--json", data=service).json
+    found = kernlore("retrieve", "--q", "quokka pipeline", "-k", "3", "--json", data=service).json
     assert "quokka" in found["excerpts"][0]["text"]
     document_id = ran.json["files"][0]["document_id"]
     shown = kernlore("documents", "show", document_id, "--json", data=service).json

@@ -36,7 +36,7 @@ def served(settings: Settings) -> list[tuple[str, float]]:
     """Texts and scores of the excerpts that a service started now answers with."""
     with TestClient(create_app(settings), URL) as client:
         wait_until_ready(client)
-        answer = client.post("/retrieve", json=QUESTION).json()
+        answer = client.post("/retrieve", json=QUESTION | {"k": 20}).json()
     return [(e["text"], round(e["score"], 5)) for e in answer["excerpts"]]
 
 
@@ -56,7 +56,7 @@ def overwrite(path: Path, offset: int, count: int) -> None:
 
 
 def test_a_lost_or_damaged_snapshot_is_made_again_with_the_same_answers(settings: Settings) -> None:
-    ask = ("retrieve", "--query", QUESTION["query"], "--hardware", "h100", "--json")
+    ask = ("retrieve", "--query", QUESTION["query"], "-k", "20", "--hardware", "h100", "--json")
     expected = served(settings)
     assert expected
     told = kernlore(*ask, data=settings.data_dir).json["excerpts"]

@@ -71,7 +71,7 @@ class Served:
         raise AssertionError(f"{path} is still {answer}")
 
     def texts(self) -> list[str]:
-        asked = {"query": "loads of the persimmon unit", "hardware": "h100"}
+        asked = {"query": "loads of the persimmon unit", "hardware": "h100", "k": 9}
         answer = httpx.post(f"{self.url}/retrieve", json=asked, timeout=30)
         return [excerpt["text"] for excerpt in answer.raise_for_status().json()["excerpts"]]
 

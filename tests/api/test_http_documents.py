@@ -41,7 +41,7 @@ def ingested(client: TestClient, name: str, text: str, **fields: Any) -> dict[st
 
 
 def found(client: TestClient, words: str, hardware: str) -> list[str]:
-    answer = client.get("/retrieve", params={"q": words, "hardware": hardware}).json()
+    answer = client.get("/retrieve", params={"q": words, "hardware": hardware, "k": 20}).json()
     return [excerpt["text"] for excerpt in answer["excerpts"]]
 
 

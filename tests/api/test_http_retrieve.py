@@ -30,6 +30,25 @@ def test_by_signal(client: TestClient) -> None:
     assert answer["context"]
 
 
+def test_an_answer_is_short_unless_more_is_asked_for(client: TestClient) -> None:
+    asked = {"signal": "memory_bound", "hardware": "h100"}
+    short = client.post("/retrieve", json=asked).json()
+    whole = client.post("/retrieve", json=asked | {"k": len(short["excerpts"])}).json()
+    assert short["context"] == whole["context"]
+    assert not short["parts"] and whole["parts"]
+    pairs = list(zip(short["excerpts"], whole["excerpts"], strict=True))
+    for cited, excerpt in pairs:
+        quoted = excerpt["text"].strip() in short["context"]
+        assert cited["text"] == ("" if quoted else excerpt["text"])
+        assert cited["id"] == excerpt["id"]
+    assert any(not cited["text"] for cited, _ in pairs)
+    named = client.post("/retrieve", json=asked | {"fields": "excerpts,uplift"}).json()
+    assert [e["text"] for e in named["excerpts"]] == [e["text"] for _, e in pairs]
+    assert not named["context"] and not named["moves"]
+    written = client.post("/retrieve", json={"task": "write", "hardware": "h100"}).json()
+    assert 0 < short["context_tokens"] <= 3_000 and written["context_tokens"] <= 6_000
+
+
 def test_get_and_post_are_one_question(client: TestClient) -> None:
     params = {"signal": "memory_bound", "hardware": "h100", "categories": "guidance,hardware"}
     got = client.get("/retrieve", params=params).json()

@@ -50,7 +50,7 @@ def served(
 
 
 def ask(client: Any, **asked: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", **asked})
+    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **asked})
     assert answer.status_code == 200, answer.text
     return answer.json()
 

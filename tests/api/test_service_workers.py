@@ -47,7 +47,7 @@ def call(service: str, method: str, path: str, **carried: Any) -> httpx.Response
 
 
 def retrieve(url: str, **body: Any) -> dict[str, Any]:
-    answer = call(url, "POST", "/retrieve", json={**REQUEST, **body})
+    answer = call(url, "POST", "/retrieve", json={"k": 20, **REQUEST, **body})
     assert answer.status_code == 200, answer.text
     result: dict[str, Any] = answer.json()
     return result

@@ -72,7 +72,7 @@ def until(client: Any, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, An
 
 
 def ask(client: Any, **asked: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", **asked})
+    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **asked})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -211,7 +211,8 @@ def test_a_command_without_a_service_uses_the_same_stores(
     ran = kernlore("ingest", tmp_path / "quince.md", *said, data=data, environment=environment)
     assert ran.code == 0, ran.err
     away = {**environment, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
-    ran = kernlore("retrieve", "--query", "quince loads", *said, data=data, environment=away)
+    ask_for = ("retrieve", "--query", "quince loads", "-k", "3")
+    ran = kernlore(*ask_for, *said, data=data, environment=away)
     assert ran.code == 0 and "quince" in str(ran.json["excerpts"])
     (tmp_path / "other.md").write_bytes(MANUAL.replace(b"quince", b"medlar"))
     ran = kernlore("ingest", tmp_path / "other.md", *said, data=data, environment=away)

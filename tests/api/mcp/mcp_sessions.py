@@ -27,7 +27,15 @@ TOOLS = (
     "evaluate_candidate",
     "next_candidate_context",
     "submit_candidate",
+    "start_run",
+    "list_runs",
+    "cancel_run",
     "submit_trajectory",
+    "register_hardware",
+    "upload_document",
+    "list_facts",
+    "decide_facts",
+    "show_coverage",
 )
 
 

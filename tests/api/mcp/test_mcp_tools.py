@@ -119,7 +119,8 @@ def test_what_is_offered(agent: Agent, child: Agent, service_url: str) -> None:
             assert connected.tools == agent.tools
     hints = {tool.name: tool.annotations for tool in agent.tools}
     assert all(not h.destructive_hint and not h.open_world_hint for h in hints.values())
-    assert [name for name, h in hints.items() if h.read_only_hint] == list(TOOLS[:5])
+    reading = [name for name, h in hints.items() if h.read_only_hint]
+    assert reading == [*TOOLS[:5], "list_runs", "list_facts", "show_coverage"]
 
 
 def test_from_a_question_to_the_section_and_the_outcome(agent: Agent, rest: httpx.Client) -> None:
@@ -157,7 +158,32 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
     cards = agent.call("lookup_symbol", **asked, language="wom")["symbols"]
     rows = rest.get("/hardware/mcp-chip/symbols", params={"q": "addw"}).json()["symbols"]
     assert [card["id"] for card in cards] == [row["id"] for row in rows[:5]] != []
-    assert agent.call("lookup_symbol", **asked, language="cuda")["symbols"] == []
+    elsewhere = agent.call("lookup_symbol", **asked, language="cuda")
+    assert elsewhere["symbols"] == [] and "addw" in elsewhere["nearest"]
+    assert "without `language`" in elsewhere["hint"]
+    assert "search_manual" in agent.call("lookup_symbol", name="qqqq", hardware="mcp-chip")["hint"]
+
+
+def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) -> None:
+    assert "register_hardware" in agent.refused("retrieve_context", hardware="own-1", query="size")
+    added = agent.call("register_hardware", id="own-1", languages=["wom"])
+    assert (added["outcome"], added["lineage"]) == ("created", ["own-1"])
+    text = f"{MANUAL}\n## Memory\n\n| Item | Value |\n|---|---|\n| L2 cache size | 6 MiB |\n"
+    sent = {"hardware": "own-1", "name": "isa/wom.md", "text": text, "languages": ["wom"]}
+    read = agent.call("upload_document", **sent)
+    assert read["state"] == "ready" and read["passages"] and read["symbols"] == 2
+    (fact,) = read["facts_waiting"]
+    assert (fact["key"], fact["value"]) == ("l2_size", "6 MiB") and "Memory" in fact["source"]
+    assert agent.call("upload_document", **sent)["outcome"] == "unchanged"
+    decided = agent.call("decide_facts", hardware="own-1", status="accepted", ids=[fact["id"]])
+    assert [row["status"] for row in decided["decided"]] == ["accepted"]
+    assert agent.call("list_facts", hardware="own-1")["facts"] == []
+    (valid,) = agent.call("list_facts", hardware="own-1", status="effective")["facts"]
+    assert valid["id"] == fact["id"]
+    answer = agent.call("retrieve_context", query="size of the L2 cache", hardware="own-1")
+    assert "6 MiB" in answer["context"]
+    gaps = agent.call("show_coverage", hardware="own-1")
+    assert gaps["documents"] == 1 and "memory_bandwidth" in gaps["facts_missing"]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +215,20 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
             ("`files`",),
         ),
         ("next_candidate_context", {}, ("`problem`", "problem_source")),
+        ("cancel_run", {"run_id": "run_nothing"}, ("run_nothing", "not_found")),
+        ("register_hardware", {"toml": "id = x"}, ("`toml`", "line 1")),
+        ("register_hardware", {}, ("`id`",)),
+        ("decide_facts", {"hardware": "h100", "status": "accepted"}, ("all_proposed",)),
+        (
+            "decide_facts",
+            {"hardware": "h100", "status": "accepted", "ids": ["fact_x"]},
+            ("fact_x", "`list_facts`"),
+        ),
+        (
+            "upload_document",
+            {"hardware": "h10", "name": "a.md", "text": "# A"},
+            ("h100", "unknown_hardware"),
+        ),
         ("next_candidate_context", {"run_id": "run_nothing"}, ("run_nothing", "not_found")),
         ("submit_candidate", {"run_id": "run_x", "step": 1, "nothing_more": True}, ("run_x",)),
         (

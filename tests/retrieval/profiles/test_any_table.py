@@ -1,10 +1,10 @@
-"""Tables of any tool are read by their columns, and numbers that allow a conclusion lead to one."""
+"""Tables of any tool are read by their columns, and conclusive numbers give a diagnosis."""
 
 import pytest
 
 from kb.errors import InvalidRequest
 from retrieval.diagnose.diagnosis import Diagnoser
-from retrieval.diagnose.given_profile import with_known_counters
+from retrieval.diagnose.given_profile import is_profile, with_known_counters
 from retrieval.diagnose.signals import load_signals
 from retrieval.profiles.profile import time_shares
 from retrieval.profiles.reader import read_profile
@@ -83,12 +83,13 @@ PYTHON = """
 def test_names_and_times_of_a_table(
     text: str, leading: str, calls: float, us: float, pct: float
 ) -> None:
-    first = time_shares(read_profile(text).kernels)[0]
+    profile = read_profile(text)
+    first = time_shares(profile.kernels or profile.functions)[0]
     assert first["name"] == leading and first["calls"] == calls
     assert first["us"] == pytest.approx(us) and first["pct"] == pytest.approx(pct)
 
 
-def test_a_share_is_of_the_whole_that_the_tool_prints() -> None:
+def test_share_is_relative_to_printed_total() -> None:
     box = """
 ╒════╤════════════════════════╤═════════╤═════════════╤════════════╤═══════╕
 │    │ Kernel_Name            │   Count │     Sum(ns) │   Mean(ns) │   Pct │
@@ -99,7 +100,7 @@ def test_a_share_is_of_the_whole_that_the_tool_prints() -> None:
     assert time_shares(read_profile(box).kernels)[0]["pct"] == 6.5
 
 
-def test_a_table_without_names_or_without_times_is_refused() -> None:
+def test_table_without_names_or_times_is_refused() -> None:
     for text in ("a b c\n1 2 3\n", "Name  Size  Colour\nx  3  red\n", TENSORRT):
         with pytest.raises(InvalidRequest):
             read_profile(text)
@@ -133,20 +134,185 @@ dram__throughput.avg.pct_of_peak_sustained_elapsed: 71.5 %
         (LISTED, "memory_bound"),
     ],
 )
-def test_numbers_lead_to_a_diagnosis(text: str, signal: str) -> None:
+def test_numbers_give_diagnosis(text: str, signal: str) -> None:
     request, read = with_known_counters(RetrieveRequest(profile=text))
     assert read is not None
     conclusion = Diagnoser(load_signals()).conclude(request, {}, (), ())
     assert conclusion.verdict.signals[0].id == signal
 
 
-def test_times_of_two_long_kernels_are_no_diagnosis() -> None:
+def test_times_of_two_long_kernels_give_no_diagnosis() -> None:
     request, _ = with_known_counters(RetrieveRequest(profile=TRACY))
     assert not Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict.signals
 
 
-def test_no_conflict_counted_refutes_conflicts() -> None:
+def test_zero_conflict_count_rules_out_bank_conflicts() -> None:
     text = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum: 0\n"
     request, _ = with_known_counters(RetrieveRequest(profile=text))
     verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
     assert [row["signal"] for row in verdict.ruled_out] == ["bank_conflict"]
+
+
+def signals_of(text: str) -> tuple[str, ...]:
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    return Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict.signal_ids
+
+
+def notes_of(text: str) -> str:
+    read = with_known_counters(RetrieveRequest(profile=text))[1]
+    assert read is not None
+    return "; ".join(read.notes)
+
+
+LINES = """Step timings:
+matvec_q8: 40960 x 31.25 us = 1280000 us (210.5 GFLOPS)
+softmax: 4096 x 10 us = 40960 us
+"""
+QUOTIENTS = """conv_a: 90.0ms / 30 = 3.0ms, 75%
+pool: 30.0ms / 60 = 0.5ms, 25%
+"""
+BARE_ROWS = """
+ relu_fwd  0.10%  10.000us  0.40%  40.000us  4.000us  2.000ms  1.00%  2.000ms  200.000us  10
+ gemm_f16  0.20%  20.000us  0.20%  20.000us  2.000us  9.000ms  4.50%  9.000ms  900.000us  10
+"""
+NSYS_TAIL = """
+   0.4   41,000,000     500  82,000.0  80,000.0  70,000  99,000  1,000.0  cudaGraphInstantiate
+   0.1    9,000,000   3,000   3,000.0   2,900.0   2,000   9,000    100.0  cudaEventRecord
+"""
+SINGLE_BLANKS = """Time(%) Time Calls Avg Min Max Name
+61.00% 610.00ms 10 61.000ms 60.000ms 62.000ms stencil(float*, float*)
+39.00% 390.00ms 20 19.500ms 19.000ms 20.000ms [CUDA memcpy DtoH]
+"""
+FLAT = """Flat profile:
+
+  %   cumulative   self              self     total
+ time   seconds   seconds    calls  ms/call  ms/call  name
+ 80.00      0.80     0.80      100     8.00     8.00  relax
+ 20.00      1.00     0.20                             main
+"""
+BOTH = """
+sum_a  - n=128  :    CPU:   20.5 us   +/- 0.4 (min: 19 / max: 22) us     GPU:   24.1 us   +/- 0.5
+sum_b  - n=256  :    CPU:   20.6 us   +/- 0.4 (min: 19 / max: 22) us     GPU:   25.0 us   +/- 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "leading", "calls", "us"),
+    [
+        (LINES, "matvec_q8", 40960, 1.28e6),
+        (QUOTIENTS, "conv_a", 30, 9e4),
+        (BARE_ROWS, "gemm_f16", 10, 9e3),
+        (NSYS_TAIL, "cudaGraphInstantiate", 500, 41e3),
+        (SINGLE_BLANKS, "stencil(float*, float*)", 10, 61e4),
+        (FLAT, "relax", 100, 8e5),
+        (BOTH, "sum_b  - n=256", 1, 25.0),
+    ],
+)
+def test_lines_without_a_header_are_read_by_their_arithmetic(
+    text: str, leading: str, calls: float, us: float
+) -> None:
+    profile = read_profile(text)
+    first = (profile.kernels or profile.functions)[0]
+    assert (first.name, first.calls) == (leading, calls) and first.us == pytest.approx(us)
+
+
+CACHE_SIMULATION = """==7== D   refs:      2,000,000,000  (1,900,000,000 rd   + 100,000,000 wr)
+==7== D1  miss rate:           2.1% (          2.0%     +        4.1%  )
+==7== LLd miss rate:           0.0% (          0.0%     +        0.1%  )
+"""
+OCCUPANCY = """kernel update_state
+    5 blocks
+    512 threads
+    0.250 theoretical occupancy (need 40 blocks for 1.000)
+"""
+LEVELS = """  Metric Description         Min         Max         Avg
+ Shared Memory Utilization    High (9)    Max (10)    High (9)
+"""
+COUNTS_IN_MARKDOWN = """
+| counter | alone | with 8 others |
+|---|--:|--:|
+| instructions | 1,000.0 | 1,004.0 |
+| **LLC-load-misses** | **2.0** | **9.5** |
+"""
+COUNTS_AS_CSV = """index, cycles, instructions, LLC-misses
+RESULT: tree, 900.0, 210.0, 30.0
+"""
+PRESETS = """PAPI_TOT_CYC  :  1000000
+PAPI_TOT_INS  :  2600000
+PAPI_BR_MSP   :  100
+PAPI_BR_INS   :  100000
+"""
+SCALAR_ONLY = """
+| FP_ARITH_INST_RETIRED_SCALAR_DOUBLE      |  PMC1  | 500000000 |
+| FP_ARITH_INST_RETIRED_256B_PACKED_DOUBLE |  PMC2  |         0 |
+"""
+SHARED_LINES = """  Load Operations                   :     200000
+  Load Local HITM                   :      31000
+"""
+LAUNCHES = """     API calls:   88.00%  8.8000s   2000000  4.4000us  3.0us  9.0us  cuLaunchKernel
+                    12.00%  1.2000s        40  30.000ms  1.0us  9.0ms  cuMemAlloc
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [
+        (OCCUPANCY, "grid_too_small"),
+        (LEVELS, "onchip_bandwidth"),
+        (COUNTS_IN_MARKDOWN, "cache_thrash"),
+        (COUNTS_AS_CSV, "memory_latency"),
+        (PRESETS, "compute_bound"),
+        (SCALAR_ONLY, "not_vectorized"),
+        (SHARED_LINES, "cache_thrash"),
+        (LAUNCHES, "launch_overhead"),
+        (LINES, "memory_bound"),
+        (BOTH, "launch_overhead"),
+    ],
+)
+def test_counters_of_any_layout_and_times_lead_to_a_signal(text: str, signal: str) -> None:
+    assert signals_of(text)[0] == signal
+
+
+SWEEP = """       N    torch    mine
+0    256.0   10.50    2.10
+1    512.0   20.50    8.20
+2   1024.0   40.00   30.00
+"""
+WAITS = """ Time (%)  Total Time (ns)  Num Calls  Avg (ns)  Name
+     90.0      900,000,000         30   30,000.0  pthread_cond_timedwait
+     10.0      100,000,000         10   10,000.0  ioctl
+"""
+HOST_ONLY = """
+           Name    Self CPU %      Self CPU    # of Calls
+  ProfilerStep*        60.00%       6.000ms             3
+      aten::mul        40.00%       4.000ms             9
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CACHE_SIMULATION, "memory does not limit"),
+        (SWEEP, "mine is 20 % of torch at N = 256 and 75 % at N = 1024"),
+        (WAITS, "functions of the host and no kernel"),
+        (HOST_ONLY, "no column of the device"),
+    ],
+)
+def test_what_allows_no_signal_is_said_in_words(text: str, words: str) -> None:
+    assert not signals_of(text)
+    assert words in notes_of(text)
+    read = with_known_counters(RetrieveRequest(profile=text))[1]
+    assert read is not None
+    assert not {"ProfilerStep*", "ioctl"} & {row["name"] for row in read.kernels}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "error: ptxas exited with code 1\nwarning: 3 registers spilled\n",
+        "Collecting torch==2.4\n  Downloading torch-2.4.whl (797.2 MB)\nInstalling 12 packages\n",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total)\n",
+    ],
+)
+def test_a_pasted_log_with_numbers_is_no_profile(log: str) -> None:
+    assert not is_profile(log)
