@@ -216,29 +216,7 @@ def test_small_budget_gets_main_loop_and_reference_to_rest(base: KnowledgeBase) 
     assert all(part in got.context for part in main_parts(kernel.code, "cuda"))
 
 
-<<<<<<< HEAD
-def test_names_are_those_that_the_kernels_use(base: KnowledgeBase) -> None:
-=======
-RECIPES = sorted(Path("skills/library").resolve().glob("*/references/recipe.json"))
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parents[1].name)
-def test_recipe_names_constants_of_a_problem(path: Path) -> None:
-    body = json.loads(path.read_text(encoding="utf-8"))
-    template = (path.parents[1] / body["template"]).read_text(encoding="utf-8")
-    code = with_defaults(body, template)
-    constants = [name for name in body.get("traits", {}) if f"@{{{name}}}" in template]
-    first = code.splitlines()[0]
-    assert all(f"{name} = {body['traits'][name]}" in first for name in constants)
-    if body["language"] == "cpp":
-        assert not re.search(r"\b(True|False)\b", code)
-        assert not any(re.search(rf"\b{name}f\b", code) for name in constants)
-    else:
-        compile(code, path.name, "exec")
-
-
 def test_listed_names_are_those_used_by_kernels(base: KnowledgeBase) -> None:
->>>>>>> main
     got = ask(base, hardware="h100", language="cuda", op="attention", task="write")
     names = got.context.partition("## Names of the language")[2]
     assert "mbarrier.arrive.expect_tx" in names.partition("\n## ")[0]
