@@ -7,6 +7,7 @@ thousand counters, whose names would dominate the search. Does not know profiler
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from retrieval.diagnose.signals import DATA
 from retrieval.profiles.counters import counters, growths, rates, sweep
 from retrieval.profiles.profile import Metric, Profile, time_shares
 from retrieval.profiles.reader import read_profile
+from retrieval.profiles.tables import NO_UNIT
 from retrieval.request import RetrieveRequest
 
 BY_ADDRESS = (
@@ -73,7 +75,7 @@ def with_known_counters(
     try:
         profile = _read(request.profile, own_counters)
     except InvalidRequest as error:
-        if not any(word.isalpha() for word in request.profile.split()):
+        if not re.search(r"[A-Za-z]{3}", request.profile):
             raise
         return _as_log(request, error)
     known = _known(profile.metrics, own_counters)
@@ -131,10 +133,14 @@ def _read(text: str, own: Collection[str]) -> Profile:
     except InvalidRequest as error:
         profile, refused = Profile("counters"), error
     timed = any(row.us for row in (*profile.kernels, *profile.functions))
-    if timed or profile.functions or profile.lines or profile.kind not in _LISTED:
+    if profile.lines or profile.kind not in _LISTED:
         return profile
+    if timed or profile.functions:
+        beside = _known(counters(text, columns=False), own) if profile.kind == "table" else {}
+        return replace(profile, metrics={**beside, **profile.metrics})
     listed = {**_known(counters(text), own), **_growths(text), **rates(text)}
-    if len(listed) < len(profile.kernels) / 2:
+    least = 1 if NO_UNIT in profile.notes else len(profile.kernels) / 2
+    if len(listed) < least:
         return profile
     if profile.kernels:  # shares of names that are counters
         profile = Profile("counters")
@@ -146,7 +152,7 @@ def _read(text: str, own: Collection[str]) -> Profile:
     return replace(profile, metrics={**listed, **profile.metrics})
 
 
-LEAST_COUNTERS = 3  # different known counters of a text that is a list of them
+LEAST_COUNTERS = 2  # different known counters of a text that is a list of them
 
 
 def is_profile(text: str) -> bool:
@@ -157,8 +163,8 @@ def is_profile(text: str) -> bool:
         return bool(read_profile(text, loose=False))
     except InvalidRequest:
         lines = sum(1 for line in text.splitlines() if line.strip())
-        known = normalise(_known(counters(text), ())).sources
-        return len(known) > max(LEAST_COUNTERS, lines / 4)
+        known = normalise(_known(counters(text), ())).sources  # one says that none is implausible
+        return len(known) - 1 >= max(LEAST_COUNTERS, lines / 5)
 
 
 def _growths(text: str) -> dict[str, Metric]:

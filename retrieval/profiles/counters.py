@@ -25,10 +25,12 @@ _VALUE = re.compile(rf"(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})?(?![\w.])")
 _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
 
 
-def counters(text: str) -> dict[str, str]:
-    """Every possible name of a counter with its value and unit; the first of a name."""
+def counters(text: str, columns: bool = True) -> dict[str, str]:
+    """Every possible name of a counter with its value and unit; the first of a name. With `columns`
+    also those of CSV with a column for each counter.
+    """
     found: dict[str, str] = {}
-    for name, value in (*_of_columns(text), *_of_lines(text)):
+    for name, value in (*(_of_columns(text) if columns else ()), *_of_lines(text)):
         for form in _forms(name):
             found.setdefault(form, value)
     return found
@@ -86,7 +88,20 @@ def sweep(text: str) -> Sweep | None:
     lines = text.splitlines()
     numeric = [_numbers_of(line) for line in lines]
     for place, row in enumerate(numeric):
-        names = re.sub(r"[|│]", " ", lines[place - 1]).split() if place else []
+        above = next(
+            (
+                lines[i]
+                for i in (place - 1, place - 2)
+                if i >= 0 and re.search("[A-Za-z]", lines[i])
+            ),
+            "",
+        )
+        names = [name for name in re.split(r"\s{2,}|[|│]", above.strip()) if name.strip()]
+        names = (
+            [name.strip() for name in names]
+            if len(names) >= len(row or ())
+            else re.sub(r"[|│]", " ", above).split()
+        )
         if row is None or not names or numeric[place - 1] is not None:
             continue
         rows = []
@@ -99,11 +114,24 @@ def sweep(text: str) -> Sweep | None:
     return None
 
 
+_SIZED = re.compile(
+    r"(?P<number>-?[\d.]+(?:e[+-]?\d+)?)(?P<unit>ns|us|[µμ]s|ms|s|x)?", re.IGNORECASE
+)
+_FACTORS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+_RELATIVE = re.compile(r"diff|speed-?up|ratio|%|\bx\b", re.IGNORECASE)
+
+
 def _numbers_of(line: str) -> list[float] | None:
+    """The numbers of a line of numbers alone; times are in microseconds."""
     cells = [cell.strip("|│%,") for cell in line.split()]
     cells = [cell for cell in cells if cell and not cell.endswith(":")]
+    matches = [_SIZED.fullmatch(cell) for cell in cells]
+    if len(cells) < 3 or not all(matches):
+        return None
     try:
-        return [float(cell) for cell in cells] if len(cells) >= 3 else None
+        return [float(m["number"]) * _FACTORS.get(m["unit"] or "", 1.0) for m in matches if m]
     except ValueError:
         return None
 
@@ -123,6 +151,7 @@ def _swept(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Sweep:
         f"{name} goes from {column[0]:.4g} to {column[-1]:.4g} between {at[0]} and {at[1]}"
         for name, column in values[-2:]
     ]
+    values = [row for row in values if not _RELATIVE.search(row[0])] or values
     alike = len(values) >= 2 and not any("(" in name for name, _ in values[-2:])
     if alike and values[-2][1][0] and values[-2][1][-1]:
         (base, of), (other, by) = values[-2:]

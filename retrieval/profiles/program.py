@@ -27,7 +27,7 @@ _HOST = re.compile(
     r"|connect|accept4?|recv\w*|send\w*|sched_yield|fopen|fclose|fread|fwrite|fputs|getline)$"
     r"|^(?:ProfilerStep|Optimizer\.|autograd::engine|enumerate\(DataLoader|Activity Buffer"
     r"|Command Buffer|Runtime Triggered|Lazy Function|Unrecognized|\[memory\]|## )"
-    r"|\.py[:(]|<built-in"
+    r"|\.py(?:[:(]|$)|<built-in"
 )
 _COPY = re.compile(
     r"mem_?(?:cpy|set)|memory ?(?:copy|fill)|(?:host|device)_?-?to-?_?(?:device|host)"
@@ -52,6 +52,13 @@ _WAIT = re.compile(
     r"|sched_yield|epoll",
     re.IGNORECASE,
 )
+# Functions in which threads of a sampled program wait; run times of OpenMP spin in theirs.
+WAITS = re.compile(
+    r"barrier|futex|spin_?(?:lock|wait)|mutex|sched_yield|__schedule$|_wait\b|wait_\w*|pthread_cond"
+    r"|cpu_relax|__kmp_|gomp_team",
+    re.IGNORECASE,
+)
+RUNTIMES = re.compile(r"lib[gi]?i?omp\d*\.|vcomp|libtbb")
 _LAUNCH = re.compile(
     r"launch(?:cooperative)?(?:kernel|host)?|executecommandlists|enqueuendrange|queuesubmit",
     re.IGNORECASE,
@@ -84,7 +91,7 @@ _ELEMENTWISE = re.compile(
     re.IGNORECASE,
 )
 _PRODUCT = re.compile(
-    r"gemm|mat_?mul|dot_general|cublas|conv(?:olution|olve|_?[123]d)|fused_nn_dense|xmma|cutlass|mma_"
+    r"gemm|mat_?mul|dot_general|cublas|conv(?:olution|olve|_?[123]d|_v\d)|fullyconnected|inner_?product|fused_nn_dense|xmma|cutlass|mma_|Cijk_|asmconv"
     r"|scudnn|winograd|(?<![a-z])(?:mm|bmm|addmm|cmma\w*|linear|dense|conv)(?![a-z])",
     re.IGNORECASE,
 )
@@ -206,6 +213,8 @@ def _of_device(
             metrics[name] = share
     if across := _share([row for row in device if is_copy(row.name)] and device, _ACROSS):
         metrics["transfers_pct"] = min(across, float(metrics.get("copies_pct", 0.0)))
+    if device and not any(row.us for row in device) and (share := _share(device, WAITS)):
+        metrics["sync_sample_pct"] = share
     if _share(device, _COPY) >= MOSTLY_COPIES:
         work = device
     if work and work[0].calls:

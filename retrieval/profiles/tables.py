@@ -25,6 +25,9 @@ KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
 UNITS |= {"nsec": 1e-3, "usec": 1.0, "msec": 1e3, "seconds": 1e6, "secs": 1e6, "min": 6e7}
 MAX_LINE = 4_000
+LEAST_PART = 0.4  # of the lines, from which on names with numbers alone are a table
+LEAST_LINES = 4  # of names and times, and their part of a text of an unknown kind
+STRICT_PART = 0.6
 MAX_HEADER = 400  # characters; a longer line is no header
 # Tools whose tables are read here, by their marks.
 _TOOLS = (
@@ -41,11 +44,13 @@ _TOOLS = (
 
 _NAME = re.compile(
     r"(?:[a-z]+[ _]){0,2}(?:names?|functions?|kernels?|operators?|operations?|ops?|op type|symbols?"
-    r"|regions?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?|op code|nodes?"
-    r"|activity|stage|pass|labels?|primitive|description|dispatch|command|filename:lineno\(function\)"
-    r"|node type|\[node[ \n]type\]|\[name\]|type)|hlo op name|test|case|benchmark|input_shape",
+    r"|modules?|regions?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?|op code"
+    r"|nodes?|activity|stage|pass|labels?|primitive|description|dispatch|command|node type"
+    r"|filename:lineno\(function\)|\[node[ \n]type\]|\[name\]|type)|hlo op name|test|case"
+    r"|benchmark|input_shape",
     re.IGNORECASE,
 )
+_EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
 _COUNT = re.compile(
     r"\[?(?:num(?:ber)?[ _.]?(?:of[ _])?|#[ _]?(?:of[ _])?|n[ _]?)?"
     r"(?:calls?|counts?|instances?|invocations?|launches|occurrences|hits|runs|times called"
@@ -73,6 +78,7 @@ _CELL = re.compile(
 )
 _RULE = re.compile(r"[\s|+:=╒╤╕╞╪╡├┼┤└┴┘┌┬┐╘╧╛─═⎺⎼-]*")
 _BARS = re.compile("[│┃|]")
+_DRAWN = " ├└─│↳"  # of trees, before names
 _WITH_UNIT = re.compile(r"[A-Za-z]\((?:[nuµm]?s|[KMGT]B(?:/s)?|%)\)(?:\s|$)")
 _ALL = re.compile(
     r"(?:grand )?totals?\b|sum$|all$|.*time total$|wall ?time|profiler ran"
@@ -101,6 +107,7 @@ class TableRow:
     host: float | None = None
     rounded: bool = False  # a time was printed, and is 0
     beside: bool = False  # the times of host and device stand in one line, for the same calls
+    relative: bool = False  # `pct` is a share of the sum of numbers without a unit
     counters: Mapping[str, str] = field(default_factory=dict)  # other columns
 
 
@@ -123,7 +130,7 @@ def read(text: str, loose: bool = True) -> Profile | None:
         Kernel(row.name, row.calls, row.host) for row in of_both if row.host and is_host(row.name)
     ]
     if not kernels and not functions:
-        return None
+        return _of_rates(kind, rows)
     more: dict[str, Metric] = dict(totals_of(text))
     leading = max(rows, key=lambda row: (row.us, row.pct))
     for row in rows:
@@ -132,7 +139,11 @@ def read(text: str, loose: bool = True) -> Profile | None:
     beside = [row for row in rows if row.beside]
     if beside and (us := sum(row.us for row in beside)):
         more["host_per_device_pct"] = round(100 * sum(row.host or 0.0 for row in beside) / us, 1)
-    return of_program(kind, kernels, functions, more)
+    notes = (NO_UNIT,) if any(row.relative for row in rows) else ()
+    return of_program(kind, kernels, functions, more, notes)
+
+
+NO_UNIT = "the numbers have no unit: the shares are of their sum, if these are times"
 
 
 def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kernel]:
@@ -146,6 +157,26 @@ def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kern
         for row in rows
         if (row.us or row.pct) and row.name not in repeated and not _IDLE.search(row.name)
     ]
+
+
+def _of_rates(kind: str, rows: Sequence[TableRow]) -> Profile | None:
+    """Names with rates and no times, as STREAM prints them."""
+    rated = [row for row in rows if _RATES & row.counters.keys()]
+    if not rated:
+        return None
+    # Equal times: each row is one measurement.
+    metrics: dict[str, Metric] = {**of_program(kind, [Kernel(r.name, 1, 1) for r in rated]).metrics}
+    metrics = {name: value for name, value in metrics.items() if name == "elementwise_pct"}
+    for name in _RATES:
+        values = [row.counters[name] for row in rated if name in row.counters]
+        if values:
+            metrics[name] = max(values, key=lambda text: float(text.split()[0].replace(",", "")))
+    return Profile(
+        kind, metrics=metrics, notes=("rates without times: compare them with the peak",)
+    )
+
+
+_RATES = frozenset(("achieved_bytes_per_s", "achieved_flops"))
 
 
 def _without_device(kind: str, rows: Sequence[TableRow]) -> Profile | None:
@@ -245,7 +276,7 @@ class _TableColumns:
             cells = [*cells[:-1], *[""] * -surplus, cells[-1]]
         elif surplus > 0 or self.name >= len(cells):
             return None
-        name = cells[self.name].strip(" `*")
+        name = cells[self.name].strip(" `*:")
         us, pct, host = self._us(cells, self._time), self._pct(cells), self._us(cells, self._host)
         if not name or _ALL.match(name) or number(name.rstrip("%")) is not None:
             return None
@@ -261,11 +292,16 @@ class _TableColumns:
 
     def _counters(self, cells: Sequence[str]) -> dict[str, str]:
         """The numbers in columns that are no times, shares of the time or calls."""
-        return {
-            re.sub(r"\s*[(\[]%[)\]]", "", head).strip(): cell
-            for head, cell in zip(self._heads, cells, strict=False)
-            if _CELL.fullmatch(cell) and not _STATISTIC.search(head) and not _COUNT.fullmatch(head)
-        }
+        found: dict[str, str] = {}
+        for head, cell in zip(self._heads, cells, strict=False):
+            rate = _RATE.search(head)
+            if rate and _CELL.fullmatch(cell):
+                found.setdefault(_rate_name(rate[0]), f"{cell} {rate[0]}")
+            elif (
+                _CELL.fullmatch(cell) and not _STATISTIC.search(head) and not _COUNT.fullmatch(head)
+            ):
+                found[re.sub(r"\s*[(\[]%[)\]]", "", head).strip()] = cell
+        return found
 
     def _us(self, cells: Sequence[str], place: int | None) -> float | None:
         match = _CELL.fullmatch(_cell(cells, place))
@@ -278,6 +314,13 @@ class _TableColumns:
         match = _CELL.fullmatch(_cell(cells, self._share))
         value = number(match["number"]) if match else None
         return value if value is not None and 0 <= value <= 100 else None
+
+
+_RATE = re.compile(r"[KMGT]i?B/s(?:ec)?|[KMGT]FLOPS?(?:/s)?", re.IGNORECASE)
+
+
+def _rate_name(unit: str) -> str:
+    return "achieved_bytes_per_s" if "B/" in unit.upper() else "achieved_flops"
 
 
 def _unit(head: str) -> str:
@@ -300,9 +343,10 @@ def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | No
     heads = [cell.strip(' *`"') for cell in cells]
     if any(head in UNITS for head in heads):  # units below the words of two lines
         heads = _joined(before, line, heads)
-    name = next((i for i, head in enumerate(heads) if _NAME.fullmatch(head)), None)
-    if name is None:
+    named = [i for i, head in enumerate(heads) if _NAME.fullmatch(head)]
+    if not named:
         return None
+    name = next((i for i in named if heads[i].lower() in _EXACT), named[0])
     if heads[name].lower() == "type" and len(heads) > 4:
         return None  # nvprof prints the type in some rows only; they are read without the header
     times = [
@@ -314,14 +358,18 @@ def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | No
 
 
 def _joined(before: str, line: str, heads: Sequence[str]) -> list[str]:
-    """The heads, each behind the word above it."""
-    above = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+", before)]
-    joined, place = [], 0
+    """The heads of two lines, words above and units below, by their places in the lines."""
+    words = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+(?: \S+)*", before)]
+    below, place = [], 0
     for head in heads:
         start = line.index(head, place)
         place = start + len(head)
-        word = next((w for a, b, w in above if a < place + 2 and b > start - 2), "")
-        joined.append(f"{word} {head}".strip())
+        below.append((start, place, head))
+    upper, lower = (words, below) if len(words) > len(below) else (below, words)
+    joined = []
+    for start, end, text in upper:
+        other = next((t for a, b, t in lower if a < end + 2 and b > start - 2), "")
+        joined.append(f"{text} {other}".strip() if upper is words else f"{other} {text}".strip())
     return joined
 
 
@@ -348,9 +396,10 @@ def _cells(line: str, columns: _TableColumns | None) -> list[str]:
 def _separated(line: str) -> list[str]:
     if _BARS.search(line):
         text = line.strip()
+        bars = re.compile(r"\|") if text.count("|") > 1 else _BARS  # beside a tree that is drawn
         edges = (text[:1] in "│┃|", text[-1:] in "│┃|")
-        cells = [cell.strip() for cell in _BARS.split(text)]
-        return cells[edges[0] : len(cells) - edges[1]]
+        cells = [cell.strip(_DRAWN) for cell in bars.split(text)]
+        return cells[(edges[0] and bars is _BARS) or text[:1] == "|" : len(cells) - edges[1]]
     if "\t" in line.strip():
         return [cell.strip() for cell in line.strip().split("\t")]
     if line.count(",") >= 2 and not re.search(r"\S\s{2,}\S+\s{2,}", line.replace(", ", ",")):
@@ -365,9 +414,10 @@ def _separated(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Quantity:
-    kind: str  # time, share, number, both (of the device and of the host), other
+    kind: str  # time, share, number, both (of the device and of the host), rate, other
     value: float
     mean: bool = False  # words beside it say that it is of one call
+    label: str = ""  # the word before it
 
 
 @dataclass(frozen=True)
@@ -377,7 +427,7 @@ class _Free:
 
     @property
     def form(self) -> str:
-        return "".join(q.kind[0] for q in self.quantities)
+        return "".join(q.kind[0] for q in self.quantities)  # both: b, rate: r, other: o
 
 
 _QUANTITY = re.compile(
@@ -392,6 +442,7 @@ _JOINT = re.compile(
     r"[x\u00d7=/|:±,-]+|\+/-|in|of|runs?|calls?|tokens?|samples?|per|for|cost|‥|[│┃]|average|mean|avg|min|max"
     r"|median|total|took"
 )
+_CLOCK = re.compile(r"\b0:(\d\d):(\d\d\.\d+)")
 _STRIP = "()[],;:|│┃*"
 _BOTH = re.compile(
     r"\s*(?P<name>.*?)\s*CPU:\s*(?P<host>[\d.]+)\s?(?P<host_unit>[nuµm]?s)\b.*?"
@@ -404,6 +455,7 @@ def _free(line: str) -> _Free | None:
     if both := _BOTH.fullmatch(line):
         times = (float(both[unit]) * UNITS[both[f"{unit}_unit"]] for unit in ("device", "host"))
         return _Free(both["name"].strip(" :-"), tuple(_Quantity("both", us) for us in times))
+    line = _CLOCK.sub(lambda m: f"{60 * int(m[1]) + float(m[2])}s ", line)
     tokens = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+", line)]
     classes = [_class(text) for _, _, text in tokens]
     for place in range(1, len(tokens)):  # "1.83 ms", "18 %"
@@ -416,19 +468,28 @@ def _free(line: str) -> _Free | None:
             classes[place] = "unit"
     zone = _zone(classes, [text for _, _, text in tokens])
     if zone is None:
-        return None
+        alone = re.fullmatch(r"\s*(?P<name>\S.*?)[:=,;]\s*(?P<number>\d+(?:\.\d+)?)\s*", line)
+        named = alone is not None and re.search("[A-Za-z]", alone["name"])
+        quantity = _Quantity("number", float(alone["number"])) if alone else None
+        return _Free(alone["name"], (quantity,)) if alone and quantity and named else None
     first, last = zone
     front = line[: tokens[first][0]].strip(" \t:=|-([") if first else ""
     back = line[tokens[last][1] :].strip() if last + 1 < len(tokens) else ""
     section = front.endswith(("activities", "calls")) or not re.search(r"[A-Za-z_]", front)
-    name = back if section and re.search(r"[A-Za-z_]", back) else front
-    name = re.sub(r"^\w+:\s{2,}|\s+(?:total|time|avg|run)\s*[=:]?$", "", name).strip(" |│@")
-    label = re.match(r"([A-Za-z]\w*)[=:]", tokens[first][2])
-    name = name or (label[1] if label else "")
-    if not re.search(r"[A-Za-z_]", name) or _ALL.match(name) or name.lower() in UNITS:
+    label = re.match(r"([A-Za-z][\w.]*)[=:]", tokens[first][2])
+    name = front if front and not section else label[1] if label and not front else back
+    if _ALL.match(name):
+        return None
+    name = _LABELS.sub("", name).strip(" |│@(:├└─")
+    if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS:
         return None
     quantities = tuple(_quantities(tokens, classes, first, last, line))
     return _Free(name, quantities) if quantities else None
+
+
+_LABELS = re.compile(
+    r"^\w+:\s{2,}|(?:\s+\(?(?:total|time|avg|run|min|max|mean|realTime|id)\s*[=:]?)+$", re.I
+)
 
 
 def _class(text: str) -> str:
@@ -472,6 +533,8 @@ def _quantities(
             unit = tokens[place + 1][2].strip(_STRIP)
         value = _value(match["number"], bool(unit))
         beside = line[max(0, tokens[place][0] - 14) : tokens[place][1] + 12]
+        word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[: tokens[place][0]])
+        label = (match["label"] or (word[1] if word else "")).strip("=:").lower()
         per = _PER.fullmatch(unit)
         if unit == "%":
             yield _Quantity("share", value)
@@ -479,9 +542,10 @@ def _quantities(
             of_one = "/" in unit or bool(re.search(r"avg|average|mean|\bper\b", beside, re.I))
             yield _Quantity("time", value * UNITS[per["unit"]], of_one)
         elif not unit or unit == "b":
-            yield _Quantity("number", value)
+            yield _Quantity("number", value, label=label)
         else:
-            yield _Quantity("other", value)
+            rate = _RATE.fullmatch(unit)
+            yield _Quantity("rate" if rate else "other", value, label=unit)
 
 
 def _value(text: str, with_unit: bool) -> float:
@@ -498,17 +562,20 @@ def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRo
     """The rows of lines of one form, if these are times or shares."""
     forms: dict[str, list[_Free]] = {}
     for line in lines:
-        if len(line.quantities) >= (1 if loose else 2):
-            forms.setdefault(line.form, []).append(line)
+        forms.setdefault(line.form, []).append(line)
     known = any(mark.search(text) for _, mark in _TOOLS)
     unit = _unit_of_text(text)
     several = any(len(group) > 1 for group in forms.values())
+    lines_of_text = sum(1 for line in text.splitlines() if line.strip())
     for form, group in forms.items():
         whole = {"t", "s", "n"} <= {*form} or form == "bb"
         if len(group) < 2 and not whole and (several or not loose):
             continue
-        if not loose and not known and form.count("n") + form.count("t") < 3:
+        part = len(group) >= max(LEAST_LINES, STRICT_PART * lines_of_text) and "t" in form
+        if not loose and not known and not part and form.count("n") + form.count("t") < 3:
             continue
+        if {*form} <= {"n", "o", "r"} and (not loose or len(group) < LEAST_PART * lines_of_text):
+            continue  # numbers in a text that is no table
         roles = _roles(group, unit)
         for line in group:
             if roles is not None and (row := roles.row(line)) is not None:
@@ -543,6 +610,7 @@ class _Roles:
     share: int | None
     host: int | None
     scale: float
+    whole: float = 0.0  # the sum of the shares, where these are numbers without a unit
 
     def row(self, line: _Free) -> TableRow | None:
         values = line.quantities
@@ -552,13 +620,23 @@ class _Roles:
         if us is None and mean is not None:
             us = mean * max(calls, 1.0)
         pct = values[self.share].value if self.share is not None else 0.0
+        pct = 100 * pct / self.whole if self.whole else pct
+        rates = {_rate_name(q.label): f"{q.value} {q.label}" for q in values if q.kind == "rate"}
         if us is None and not pct:
-            return None
+            return TableRow(line.name, 1.0, 0.0, 0.0, counters=rates) if rates else None
         host = self._us(values, self.host)
         if (us or 0.0) < 0 or not 0 <= pct <= 100:
             return None
-        rounded = not us and not pct and not host
-        return TableRow(line.name, calls or 1.0, us or 0.0, pct, host, rounded, line.form == "bb")
+        return TableRow(
+            line.name,
+            calls or 1.0,
+            us or 0.0,
+            pct,
+            host,
+            rounded=not us and not pct and not host,
+            beside=line.form == "bb",
+            relative=bool(self.whole),
+        )
 
     def _us(self, values: Sequence[_Quantity], place: int | None) -> float | None:
         if place is None:
@@ -588,9 +666,10 @@ def _roles(group: Sequence[_Free], unit: float) -> _Roles | None:
         if len(timed) >= 2 and numbers
         else []
     )
-    if not times and numbers and not products and len(shares) == 0:
-        means = [i for i in numbers if unit and len(numbers) > 2 and _whole(group, numbers[0])]
-        return _Roles(None, numbers[0], means[-2], None, None, unit) if means else None
+    if not times and numbers and not products and not shares:
+        return _of_numbers(group, numbers, unit)
+    if not times and not numbers and "rate" in kinds:
+        return _Roles(None, None, None, None, None, 1.0)
     share = _share_place(group, shares)
     if products:
         # The number of calls stands before the time of one.
@@ -614,6 +693,29 @@ def _roles(group: Sequence[_Free], unit: float) -> _Roles | None:
     return _Roles(None, None, None, share, None, 1.0) if share is not None else None
 
 
+def _of_numbers(group: Sequence[_Free], numbers: Sequence[int], unit: float) -> _Roles | None:
+    """Roles of numbers alone: the one that a word calls a time or a mean, else the only one; of a
+    minimum, a median, a maximum and a mean the mean. Without a unit they have shares of their sum.
+    """
+    labels = [group[0].quantities[i].label for i in numbers]
+    called = [i for i, label in zip(numbers, labels, strict=True) if _CALLED_TIME.search(label)]
+    called += [i for i, label in zip(numbers, labels, strict=True) if _CALLED_MEAN.search(label)]
+    if called or len(numbers) == 1:
+        place, calls = (called or [*numbers])[0], None
+    elif unit and len(numbers) > 2 and _whole(group, numbers[0]):
+        place, calls = numbers[-2], numbers[0]
+    else:
+        return None
+    if unit:
+        return _Roles(None, calls, place, None, None, unit)
+    whole = sum(line.quantities[place].value for line in group)
+    return _Roles(None, None, None, place, None, 1.0, whole) if whole > 0 else None
+
+
+_CALLED_TIME = re.compile(r"time|elapsed|latency|duration|total", re.IGNORECASE)
+_CALLED_MEAN = re.compile(r"avg|average|mean", re.IGNORECASE)
+
+
 def _agree(group: Sequence[_Free], total: int, calls: int, mean: int) -> bool:
     """Whether a total is calls times a mean, in most lines and with more than one call in one."""
     agreed, several = 0, False
@@ -628,7 +730,8 @@ def _agree(group: Sequence[_Free], total: int, calls: int, mean: int) -> bool:
 
 
 def _whole(group: Sequence[_Free], place: int) -> bool:
-    return all(line.quantities[place].value == int(line.quantities[place].value) for line in group)
+    values = [line.quantities[place].value for line in group]
+    return all(value >= 1 and value == int(value) for value in values)
 
 
 def _share_place(group: Sequence[_Free], shares: Sequence[int]) -> int | None:

@@ -316,3 +316,72 @@ def test_what_allows_no_signal_is_said_in_words(text: str, words: str) -> None:
 )
 def test_a_pasted_log_with_numbers_is_no_profile(log: str) -> None:
     assert not is_profile(log)
+
+
+NUMBERS = """Layer-time(ms)
+conv_1:5.60
+pool_1:0.40
+conv_2:14.0
+"""
+LABELLED = """
+    net_a  min =    5.11  max =    5.69  avg =    5.00
+    net_b  min =   35.68  max =   41.72  avg =   15.00
+"""
+CLOCKS = """
+Convert_1  EXECUTED layerType: Convert      realTime: 0:00:00.000100 cpu: 0:00:00.000100
+Conv_2     EXECUTED layerType: Convolution  realTime: 0:00:00.003000 cpu: 0:00:00.003000
+"""
+UNITS_BELOW = """
+id step   name          time   RAM BW    RAM rd
+                          ms     GB/s       GiB
+00 enc    encode_rows   0.05    920.1      0.04
+01 dec    decode_rows   0.20    300.0      0.04
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "leading", "us", "pct"),
+    [
+        (NUMBERS, "conv_2", 14e3, 70.0),
+        (LABELLED, "net_b", 0.0, 75.0),
+        (CLOCKS, "Conv_2     EXECUTED layerType: Convolution", 3e3, 96.77),
+        (UNITS_BELOW, "decode_rows", 200.0, 80.0),
+    ],
+)
+def test_names_with_any_column_of_numbers_are_read(
+    text: str, leading: str, us: float, pct: float
+) -> None:
+    first = time_shares(read_profile(text).kernels)[0]
+    assert (first["name"], first["us"]) == (leading, pytest.approx(us))
+    assert first["pct"] == pytest.approx(pct)
+
+
+STREAM = """Function    Best Rate MB/s  Avg time     Min time     Max time
+Copy:           18453.5     0.008719     0.008670     0.008809
+Triad:          14701.9     0.016369     0.016325     0.016434
+"""
+SAMPLES = """
+| Self % | Symbol |
+|---:|---|
+| 44.10% | `relax` |
+| ↳ 30.20% | `__kmp_hyper_barrier_release` |
+"""
+FEW_PROCESSORS = """Elapsed Time: 60.0s
+Effective CPU Utilization: 2.1% (0.5 out of 24 logical CPUs)
+    Wait Time with poor CPU Utilization: 900.0s (100.0% of Wait Time)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [(STREAM, "memory_bound"), (SAMPLES, "sync_stall"), (FEW_PROCESSORS, "sync_stall")],
+)
+def test_rates_samples_and_idle_processors_lead_to_a_signal(text: str, signal: str) -> None:
+    assert signals_of(text)[0] == signal
+
+
+def test_a_rate_is_compared_with_the_peak_of_a_known_chip() -> None:
+    request, _ = with_known_counters(RetrieveRequest(profile="spmv: 860 GB/s, 1.2 ms\n"))
+    conclude = Diagnoser(load_signals()).conclude
+    facts = {"memory_bandwidth": 1e12}
+    assert "memory_bound" in conclude(request, facts, ("nvidia",), ()).verdict.signal_ids
