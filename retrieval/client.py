@@ -781,19 +781,21 @@ class Kernlore:
         state: Sequence[str] | None = None,
         hardware: str | None = None,
         group: str | None = None,
+        origin: str | None = None,
         ended_since: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Jobs:
         """List jobs, newest first, with counts.
 
-        `counts` are of all jobs of the hardware and group, independent of the other filters:
-        one request shows the progress of an upload. `cursor` asks for the next page, and is
-        null on the last.
+        `counts` are of all jobs of the hardware, group and origin, independent of the other
+        filters: one request shows the progress of an upload. `cursor` asks for the next page,
+        and is null on the last.
 
         state: Only jobs in this state; repeat for several.
         hardware: Only jobs of documents about this hardware (id, name or alias).
         group: Only jobs of this group, which an upload names or is given.
+        origin: Only jobs of documents of this origin.
         ended_since: Only jobs with this `finished_at` or a later one.
         limit: Jobs to return.
         cursor: `cursor` of the page before.
@@ -802,6 +804,7 @@ class Kernlore:
             state=_listed(state),
             hardware=hardware,
             group=group,
+            origin=origin,
             ended_since=ended_since,
             limit=limit,
             cursor=cursor,

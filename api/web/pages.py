@@ -310,9 +310,9 @@ class Page(NamedTuple):
     total: int
 
 
-def counted(rows: Sequence[Any], number: int, total: int) -> Page:
+def counted(rows: Sequence[Any], number: int, total: int, size: int = PAGE_SIZE) -> Page:
     """A page whose rows the store has chosen."""
-    return Page(rows, number, max(1, -(-total // PAGE_SIZE)), total)
+    return Page(rows, number, max(1, -(-total // size)), total)
 
 
 def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:

@@ -81,6 +81,18 @@ def _read_text(kind: Format, text: str, name: str) -> ParsedDocument:
             from ingestion.formats.rst import parse_rst
 
             return parse_rst(text)
+        case Format.ASCIIDOC:
+            from ingestion.formats.asciidoc import parse_asciidoc
+
+            return parse_asciidoc(text)
+        case Format.LATEX:
+            from ingestion.formats.pandoc import parse_latex
+
+            return parse_latex(text)
+        case Format.ROFF:
+            from ingestion.formats.pandoc import parse_roff
+
+            return parse_roff(text)
         case Format.HTML:
             from ingestion.formats.html import parse_html
 
