@@ -146,9 +146,9 @@ def test_exactly_planted_faults_are_found(tmp_path: Path) -> None:
         # A truncated table: without the last two rows of the summary of vector arithmetic.
         rows = re.search(r"Vector arithmetic: summary\n(?:   [^\n]*\n|\n)+", docs[text])
         assert rows is not None
-        kept = rows[0].split("   * - ")
-        cut.extend(re.findall(r"``([^\s`]+)", "".join(kept[-2:])))
-        docs[text] = docs[text].replace(rows[0], "   * - ".join(kept[:-2]) + "\n")
+        stored = rows[0].split("   * - ")
+        cut.extend(re.findall(r"``([^\s`]+)", "".join(stored[-2:])))
+        docs[text] = docs[text].replace(rows[0], "   * - ".join(stored[:-2]) + "\n")
 
     _, found = _findings(tmp_path / "again", seed, plant)
     faults = _faults(found)

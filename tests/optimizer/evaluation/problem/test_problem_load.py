@@ -85,13 +85,13 @@ def replaceable(case: OpenCase) -> tuple[bool, ...]:
 def test_inputs_are_drawn_once_per_seed_and_copied(write: Write) -> None:
     case = OpenCase(*_with_case(write(COUNTED)))
     first = case.inputs(0)[0]
-    kept = first.clone()
+    stored = first.clone()
     case.reference([first], {})
     first.zero_()
     assert case.signature.of("input")[0].shape == (4, 8) and case.flops == 0
-    assert torch.equal(case.inputs(0)[0], kept)
+    assert torch.equal(case.inputs(0)[0], stored)
     assert len(case._module.drawn) == 1
-    assert not torch.equal(case.inputs(1)[0], kept)
+    assert not torch.equal(case.inputs(1)[0], stored)
     assert len(case._module.drawn) == 2
 
 
@@ -109,8 +109,8 @@ def test_single_file_is_a_problem_with_its_shape(write: Write) -> None:
 
 def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
     case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
-    told = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
-    assert told == [
+    reported = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
+    assert reported == [
         ("x", "input", "float32", (6, 40)),
         ("times", "input", "int64", ()),
         ("bias", "parameter", "float32", (40,)),
