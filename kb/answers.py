@@ -168,8 +168,8 @@ class Move:
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None without measurements on this installation. `effect` says what the skill does as far as
-    it was measured, and by whom; `untested` skills come last.
+    is None without measurements on this installation. `effect` describes the measured effect of the
+    skill and who measured it; `untested` skills come last.
     """
 
     name: str
@@ -195,11 +195,11 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Uplift:
-    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
-    of which more is better, and `placebo` with another context of the same size, None if that was
-    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
-    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
-    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """The measured gain of a context for a class of readers: `with_context` and `without` in `unit`
+    (more is better), and `placebo` with another context of the same size, None if that was not
+    measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the ratio,
+    `n` the number of problems or cells, `tokens` by how much the context made the prompt longer,
+    None if that was not recorded. `source` is the page that records the measurement.
     """
 
     chip: str
@@ -228,8 +228,8 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile. `uplift` are measurements of what a context gained on
-    this chip, the closest first; empty where none is known.
+    the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
+    closest first; empty if none is known.
     """
 
     retrieval_id: str

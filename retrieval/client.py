@@ -38,9 +38,9 @@ _segment = partial(quote, safe="")  # an id as one part of a path
 
 
 class KernloreClientError(Exception):
-    """A refused or failed request. `hint` says what to do next; `status` is the HTTP status, None
-    without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the client:
-    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
+    """A refused or failed request. `hint` advises on the next step; `status` is the HTTP status,
+    None without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the
+    client: unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
     invalid_request.
     """
 
@@ -165,11 +165,11 @@ class ProfileRead:
 
 @dataclass(frozen=True)
 class Uplift:
-    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
-    of which more is better, and `placebo` with another context of the same size, None if that was
-    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
-    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
-    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """The measured gain of a context for a class of readers: `with_context` and `without` in `unit`
+    (more is better), and `placebo` with another context of the same size, None if that was not
+    measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the ratio,
+    `n` the number of problems or cells, `tokens` by how much the context made the prompt longer,
+    None if that was not recorded. `source` is the page that records the measurement.
     """
 
     chip: str
@@ -243,8 +243,8 @@ class Move:
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None without measurements on this installation. `effect` says what the skill does as far as
-    it was measured, and by whom; `untested` skills come last.
+    is None without measurements on this installation. `effect` describes the measured effect of the
+    skill and who measured it; `untested` skills come last.
     """
 
     name: str
@@ -277,8 +277,8 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile. `uplift` are measurements of what a context gained on
-    this chip, the closest first; empty where none is known.
+    the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
+    closest first; empty if none is known.
     """
 
     retrieval_id: str
@@ -781,19 +781,21 @@ class Kernlore:
         state: Sequence[str] | None = None,
         hardware: str | None = None,
         group: str | None = None,
+        origin: str | None = None,
         ended_since: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Jobs:
         """List jobs, newest first, with counts.
 
-        `counts` are of all jobs of the hardware and group, independent of the other filters:
-        one request shows the progress of an upload. `cursor` asks for the next page, and is
-        null on the last.
+        `counts` are of all jobs of the hardware, group and origin, independent of the other
+        filters: one request shows the progress of an upload. `cursor` asks for the next page,
+        and is null on the last.
 
         state: Only jobs in this state; repeat for several.
         hardware: Only jobs of documents about this hardware (id, name or alias).
         group: Only jobs of this group, which an upload names or is given.
+        origin: Only jobs of documents of this origin.
         ended_since: Only jobs with this `finished_at` or a later one.
         limit: Jobs to return.
         cursor: `cursor` of the page before.
@@ -802,6 +804,7 @@ class Kernlore:
             state=_listed(state),
             hardware=hardware,
             group=group,
+            origin=origin,
             ended_since=ended_since,
             limit=limit,
             cursor=cursor,
@@ -830,10 +833,10 @@ class Kernlore:
     ) -> list[Upload]:
         """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
 
-        A folder stands for its files, which are named by their paths in it; a ZIP archive is
-        unpacked by the service. `group` is a name for what is sent together; several files get a
-        new one where none is given. Without `replace`, a file whose text is unrelated to the
-        document of the same name replaces nothing: its job fails with `unrelated_version`.
+        A folder means its files, which are named by their paths in it; a ZIP archive is unpacked by
+        the service. `group` is a name for files sent together; several files get a new one by
+        default. Without `replace`, a file whose text is unrelated to the document of the same name
+        replaces nothing: its job fails with `unrelated_version`.
 
         When one is refused the error's `details` name it and list, as `accepted`, the documents
         sent before it. Sending those again is harmless: they answer `unchanged`.

@@ -48,7 +48,7 @@ _UNNUMBERED = names(
     "preface colophon abstract dedication acknowledgments bibliography glossary index partintro"
 )
 _DROPPED = names("toc bibliography indexterm indexterm2")
-# Columns, rows, `+` or `*`, and the style of a cell stand before its mark.
+# Columns, rows, `+` or `*`, and the style of a cell precede its mark.
 _CELL = re.compile(
     r"(?:^|(?<=\s))(?:(\d{1,3})?(?:\.(\d{1,3}))?([+*]))?(?:[<^>]?(?:\.[<^>])?)([aehlmsv])?$"
 )
@@ -298,7 +298,7 @@ class _AsciiDoc:
     def _list(
         self, lines: Sequence[str], at: int, block: _BlockHead
     ) -> tuple[Iterable[Element], int]:
-        """The items of a list up to a block that is none: code and tables of an item follow."""
+        """The items of a list up to a block of another kind: code and tables of an item follow."""
         elements, start = _words(block.title), at
         run: list[str] = []
         marks: list[str] = []  # of the item and those around it

@@ -108,8 +108,8 @@ class Material:
     how closely a section is related to the signal, and low ones are left out. It is also 0 for a
     chip whose language models do not know: most general text is left out there anyway.
 
-    `facts` are the chip's, `traits` what the operator of the request is, `uplift` measurements of
-    what contexts gained such a reader, the closest first.
+    `facts` are the chip's, `traits` describe the operator of the request, `uplift` are measured
+    gains of contexts for such a reader, the closest first.
     """
 
     request: RetrieveRequest
@@ -450,10 +450,10 @@ def _own_first(
 def _of_operator(
     snapshot: Snapshot, material: Material, scope: ScopeFilter
 ) -> tuple[list[Ranked], Mapping[int, str]]:
-    """The passages ranked by the words of the operator; and for those of its own sections, the
-    section. Its own are those titled for it, unless their guide is to another operator that they
-    name too, and those of its guide that name none. Those that name a second operator count half;
-    guides to unrelated operators are left out. Cached.
+    """The passages ranked by the words of the operator; and the sections about it. These are those
+    titled for it, unless their guide is to another operator that they name too, and those of its
+    guide that name none. Those that name a second operator count half; guides to unrelated
+    operators are left out. Cached.
     """
     operators = load_operators()
     kind = operators.kinds[material.traits.kinds[0]]

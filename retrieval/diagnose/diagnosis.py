@@ -116,7 +116,7 @@ class Diagnoser:
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
-        for match in matches:  # what was measured leads words
+        for match in matches:  # measurements precede words
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         verdict = Verdict(
             lines=lines,
@@ -327,8 +327,8 @@ def diagnose(
 
 def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> list[_Tried]:
     """Every applicable rule whose parent fired, with its outcome, in file order. `known` are the
-    values for predicates besides the signals of earlier rules; a canonical metric is also in it by
-    its plain name.
+    values for predicates in addition to the signals of earlier rules; a canonical metric is also in
+    it by its plain name.
     """
     tried: list[_Tried] = []
     fired: set[str] = set()
@@ -448,7 +448,8 @@ def _measure_next(
 
 
 # -- from prose: signals that a log without a known error line names in words, which are claims of
-# the author and no measurement. Denials ("without bank conflicts", "register spills: 0") are none.
+# the author and not measurements. Denials ("without bank conflicts", "register spills: 0") do not
+# count.
 
 MAX_PROSE = 20_000  # characters that are searched
 MAX_SYMPTOMS = 2  # signals

@@ -308,7 +308,7 @@ def _unknown(answer: Json) -> list[str]:
 
 
 def _uplift(row: Json) -> str:
-    """A measurement of what a context gained."""
+    """A measured gain of a context."""
     placebo = f", {row['placebo']:g} with a placebo" if row.get("placebo") is not None else ""
     return (
         f"measured for a {row['reader']} reader, {row['operator']} in {row['language']} on"

@@ -21,7 +21,13 @@ from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.templates import Fence, data, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
-from tests.optimizer.search.synthesizers.llm.test_llm_here import busy, cpu, first, outside, prompt
+from tests.optimizer.search.synthesizers.llm.test_llm_machine import (
+    busy,
+    cpu,
+    first,
+    outside,
+    prompt,
+)
 from tests.optimizer.search.synthesizers.llm.test_llm_prompt import child
 
 POINTS = (BandwidthPoint(8 << 20, 1.37e11, 0.0, 9), BandwidthPoint(256 << 20, 2.79e10, 0.0, 9))
