@@ -47,6 +47,12 @@ class JoinedUpload:
     part_of: dict[str, str] = field(default_factory=dict)
     errors: dict[str, KernloreError] = field(default_factory=dict)
 
+    def update(self, other: JoinedUpload) -> None:
+        """Add the files of another archive of the upload."""
+        self.texts |= other.texts
+        self.part_of |= other.part_of
+        self.errors |= other.errors
+
 
 def join_includes(
     names: Collection[str], read: Callable[[str], bytes], most_bytes: int = MAX_BYTES

@@ -10,6 +10,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -367,23 +368,34 @@ def archived_files(
         ) from None
 
 
-def join_archived(archive: BinaryIO, most_bytes: int) -> JoinedUpload:
-    """The files of a ZIP archive that include each other; none for a damaged archive, which
-    `archived_files` refuses.
+def join_upload(files: Mapping[str, BinaryIO], most_bytes: int) -> JoinedUpload:
+    """The files of an upload that include each other: those sent as they are, and those of each
+    archive. A damaged archive has none; `archived_files` refuses it.
     """
-    try:
-        with ZipFile(archive) as opened:
-            members = {m.filename for m in opened.infolist() if not m.is_dir()}
+    whole = {name: file for name, file in files.items() if not is_archive(file, name)}
 
-            def read(name: str) -> bytes:
-                with opened.open(name) as content:
-                    return content.read(most_bytes + 1)
+    def sent(name: str) -> bytes:
+        data = whole[name].read()
+        whole[name].seek(0)
+        return data
 
-            return join_includes({m for m in members if not _hidden(m)}, read, most_bytes)
-    except (BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error):
-        return JoinedUpload()
-    finally:
-        archive.seek(0)
+    joined = join_includes(whole, sent, most_bytes)
+    for name in files.keys() - whole.keys():
+        with suppress(BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error):
+            joined.update(_join_archived(files[name], most_bytes))
+        files[name].seek(0)
+    return joined
+
+
+def _join_archived(archive: BinaryIO, most_bytes: int) -> JoinedUpload:
+    with ZipFile(archive) as opened:
+
+        def packed(name: str) -> bytes:
+            with opened.open(name) as content:
+                return content.read(most_bytes + 1)
+
+        members = (m.filename for m in opened.infolist() if not m.is_dir())
+        return join_includes({m for m in members if not _hidden(m)}, packed, most_bytes)
 
 
 def is_archive(file: BinaryIO, name: str) -> bool:

@@ -14,13 +14,13 @@ from annotated_types import Ge, Le
 
 from api.operations import Download, Files, Incoming, operation
 from ingestion import progress
-from ingestion.includes import JoinedUpload, join_includes
+from ingestion.includes import JoinedUpload
 from ingestion.uploads import (
     FileUpload,
     Submitted,
     archived_files,
     is_archive,
-    join_archived,
+    join_upload,
     restore_version,
     safe_name,
 )
@@ -131,7 +131,8 @@ def upload(
     answers: list[Submitted | RefusedFile] = []
     refused: list[KernloreError] = []
     names: set[str] = set()
-    joined = _joined(services, file) if several else JoinedUpload()
+    whole = {each.name: each.file for each in file if several and not each.oversized}
+    joined = join_upload(whole, services.settings.max_file_bytes)
     parts: list[Incoming] = []
     for incoming in _unpacked(services, file, about):
         if isinstance(incoming, Incoming) and incoming.name in joined.part_of:
@@ -193,27 +194,6 @@ def _unpacked(
                 )
         except KernloreError as error:
             yield RefusedArchive(incoming.name, error)
-
-
-def _joined(services: Services, files: Files) -> JoinedUpload:
-    """The files of an upload that include each other; each archive by itself."""
-    most = services.settings.max_file_bytes
-    whole = {f.name: f for f in files if not f.oversized and not is_archive(f.file, f.name)}
-
-    def read(name: str) -> bytes:
-        whole[name].file.seek(0)
-        data = whole[name].file.read()
-        whole[name].file.seek(0)
-        return data
-
-    joined = join_includes(whole, read, most)
-    for archive in files:
-        if not archive.oversized and is_archive(archive.file, archive.name):
-            inside = join_archived(archive.file, most)
-            joined.texts |= inside.texts
-            joined.part_of |= inside.part_of
-            joined.errors |= inside.errors
-    return joined
 
 
 def _with_included(incoming: Incoming, joined: JoinedUpload) -> Incoming:
