@@ -40,6 +40,9 @@ _SHOWN = {
     "pdf": "application/pdf",
     "markdown": "text/plain; charset=utf-8",
     "rst": "text/plain; charset=utf-8",
+    "asciidoc": "text/plain; charset=utf-8",
+    "latex": "text/plain; charset=utf-8",
+    "roff": "text/plain; charset=utf-8",
     "text": "text/plain; charset=utf-8",
 }
 

@@ -217,4 +217,6 @@ def _report(
         for chip, count in waiting.items()
         if count
     ]
+    if not any(waiting.values()):
+        lines += [f'\nask: kernlore retrieve "QUESTION" --hardware {chip}' for chip in coverage]
     return "\n".join(lines)

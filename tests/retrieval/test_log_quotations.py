@@ -65,20 +65,20 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
         ),
     ],
 )
-def test_what_quotes_the_message_is_first(
+def test_passage_that_quotes_message_is_first(
     retriever: Retriever, hardware: str | None, log: str, section: str
 ) -> None:
     answer = retriever.retrieve(RetrieveRequest(hardware=hardware, log=log))
     assert answer.excerpts[0].section.endswith(section)
 
 
-def test_words_that_meet_by_chance_are_no_quotation(retriever: Retriever) -> None:
+def test_scattered_common_words_are_not_a_quotation(retriever: Retriever) -> None:
     log = "error: the type of the operand is not one that the compiler takes in this place"
     answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
     assert answer.excerpts[0].document.title == "The chip"
 
 
-def test_the_words_of_a_message_are_looked_for_in_a_text() -> None:
+def test_words_of_a_message_are_searched_in_text() -> None:
     message, text = (
         "the mask must be a 64-bit integer",
         "Text: The mask must be a 32-bit integer, 7 8 9",

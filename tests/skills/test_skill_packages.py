@@ -1,4 +1,4 @@
-"""The folders of skills/ import one another in one direction."""
+"""The packages of skills/ import one another in one direction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SKILLS = Path(__file__).resolve().parents[2] / "skills"
-LIBRARY = "(library)"  # modules right in skills/
+LIBRARY = "(library)"  # modules directly in skills/
 ALLOWED = {
     "format": set[str](),
     LIBRARY: {"format"},
@@ -28,13 +28,13 @@ def rooms_imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+def test_package_imports_only_lower_packages(room: str) -> None:
     paths = SKILLS.glob("*.py") if room == LIBRARY else (SKILLS / room).rglob("*.py")
     imported = {(path.name, other) for path in paths for other in rooms_imported(path)}
     assert imported, room
     assert {(name, o) for name, o in imported if o not in ALLOWED[room] | {room}} == set()
 
 
-def test_every_folder_of_code_is_a_room() -> None:
+def test_every_code_folder_is_a_listed_package() -> None:
     folders = {path.parent.name for path in SKILLS.glob("*/__init__.py")}
     assert folders == ALLOWED.keys() - {LIBRARY}

@@ -1,5 +1,5 @@
-"""What was asked comes first in a context: the log, then what the answer ranks first, whatever the
-budget; what the caller excludes is nowhere, and hints say what the answer cannot hold.
+"""A context starts with the log and the first excerpts in any budget, omits what the caller
+excludes, and hints name what the answer lacks.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def asked(retriever: Retriever, **given: object) -> Answer:
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_meaning_of_an_error_code_is_in_every_budget(retriever: Retriever, budget: int) -> None:
+def test_meaning_of_an_error_code_is_in_every_budget(retriever: Retriever, budget: int) -> None:
     answer = asked(retriever, hardware="kestrel-2", log=LOG, max_tokens=budget)
     assert "There is no fourth tag" in answer.excerpts[0].text
     assert "There is no fourth tag" in answer.context, answer.context
@@ -147,7 +147,7 @@ def test_the_meaning_of_an_error_code_is_in_every_budget(retriever: Retriever, b
 
 
 @pytest.mark.parametrize("budget", [300, 400, 600, 1_000, 1_500])
-def test_it_comes_before_what_was_not_asked(retriever: Retriever, budget: int) -> None:
+def test_meaning_precedes_unrelated_text(retriever: Retriever, budget: int) -> None:
     context = asked(retriever, hardware="kestrel-2", log=LOG, max_tokens=budget).context
     place = context.index("There is no fourth tag")
     assert context.index("K2E-0331: tag out of range") < place
@@ -156,25 +156,25 @@ def test_it_comes_before_what_was_not_asked(retriever: Retriever, budget: int) -
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_rank_one_is_in_every_budget_on_a_known_chip(retriever: Retriever, budget: int) -> None:
+def test_first_excerpt_is_in_every_budget_on_known_chip(retriever: Retriever, budget: int) -> None:
     answer = asked(retriever, hardware="h100", log=PTXAS, max_tokens=budget)
     assert "60,000 bytes" in answer.excerpts[0].text
     assert answer.excerpts[0].id in answer.context or "60,000 bytes" in answer.context
 
 
 @pytest.mark.parametrize("budget", [*range(150, 200, 3), 300, 600, 2_000, 8_000])
-def test_a_question_is_answered_in_a_small_budget(retriever: Retriever, budget: int) -> None:
+def test_question_is_answered_in_small_budget(retriever: Retriever, budget: int) -> None:
     answer = asked(retriever, hardware="kestrel-2", query=QUESTION, max_tokens=budget)
     assert "three transfers in flight." in answer.context
 
 
-def test_a_large_list_of_names_is_led_by_the_card_of_the_name(retriever: Retriever) -> None:
+def test_long_list_of_names_starts_with_card_of_name(retriever: Retriever) -> None:
     question = "what does `vtanh` do"
     context = asked(retriever, hardware="kestrel-2", query=question, max_tokens=400).context
     assert "the tanh of 48 lanes" in context and "the sqrt of 48 lanes" not in context
 
 
-def test_a_card_that_leads_stands_once_and_beside_the_others(retriever: Retriever) -> None:
+def test_leading_card_appears_once_with_others(retriever: Retriever) -> None:
     question = "what do `vtanh` and `vland.wait` and `perch.wait` do, and `vexp`"
     context = asked(retriever, hardware="kestrel-2", query=question, max_tokens=2_000).context
     assert context.count("the tanh of 48 lanes") == context.count("the exp of 48 lanes") == 1
@@ -182,25 +182,25 @@ def test_a_card_that_leads_stands_once_and_beside_the_others(retriever: Retrieve
 
 @pytest.mark.parametrize(("hardware", "log"), [("kestrel-2", LOG), ("h100", PTXAS)])
 @pytest.mark.parametrize("budget", [300, 400, 600])
-def test_a_small_budget_holds_the_first_message(
+def test_small_budget_holds_first_message(
     retriever: Retriever, hardware: str, log: str, budget: int
 ) -> None:
     context = asked(retriever, hardware=hardware, log=log * 3, max_tokens=budget).context
     assert log[:40] in context
 
 
-def test_the_first_message_is_cut_where_it_does_not_fit() -> None:
+def test_first_message_is_cut_to_budget() -> None:
     first = "a.cu(3): error: " + "identifier undefined " * 20
     text = digest(f"{first}\nnote: more", 80)
     assert text.startswith("a.cu(3): error: identifier") and " ...\n" in text
     assert "(1 further message left out)" in text
 
 
-def test_what_is_excluded_is_in_no_excerpt_and_no_whole_document(retriever: Retriever) -> None:
+def test_excluded_passage_is_in_no_excerpt_or_document(retriever: Retriever) -> None:
     given = {"hardware": "kestrel-2", "log": LOG, "max_tokens": 8_000}
     first = asked(retriever, **given)
     assert "whole" in first.context and "There is no fourth tag" in first.context
-    # The explanation of a code is a passage and a card, each with an id of its own.
+    # The explanation of a code is a passage and a card with separate ids.
     cards = [part.id for part in first.parts if part.kind == "symbols"]
     second = asked(retriever, exclude=(first.excerpts[0].id, *cards), **given)
     assert first.excerpts[0].id not in {excerpt.id for excerpt in second.excerpts}
@@ -208,16 +208,16 @@ def test_what_is_excluded_is_in_no_excerpt_and_no_whole_document(retriever: Retr
     assert second.excerpts and "three transfers in flight" in second.context
 
 
-def test_a_bare_signal_does_not_show_what_is_excluded(retriever: Retriever) -> None:
+def test_signal_alone_omits_excluded_passages(retriever: Retriever) -> None:
     given = {"hardware": "h100", "signal": "memory_bound"}
     first = asked(retriever, **given)
-    # The explanation of a code is a passage and a card, each with an id of its own.
+    # The explanation of a code is a passage and a card with separate ids.
     cards = [part.id for part in first.parts if part.kind == "symbols"]
     second = asked(retriever, exclude=(first.excerpts[0].id, *cards), **given)
     assert first.excerpts[0].id not in {excerpt.id for excerpt in second.excerpts}
 
 
-def test_a_run_is_not_given_the_excerpts_that_did_not_help(retriever: Retriever) -> None:
+def test_run_is_not_given_unhelpful_excerpts_again(retriever: Retriever) -> None:
     given = {"hardware": "h100", "log": PTXAS, "run_id": "run_1"}
     first = asked(retriever, **given)
     vain = first.excerpts[0].id
@@ -230,7 +230,7 @@ def test_a_run_is_not_given_the_excerpts_that_did_not_help(retriever: Retriever)
     assert not {e.id for e in second.excerpts} & {e.id for e in third.excerpts}
 
 
-def test_ids_to_exclude_that_nothing_has_are_named(retriever: Retriever) -> None:
+def test_unknown_excluded_ids_are_named(retriever: Retriever) -> None:
     given = {"hardware": "kestrel-2", "log": LOG}
     known = asked(retriever, **given)
     ids = (*(e.id for e in known.excerpts), *(part.id for part in known.parts))
@@ -240,14 +240,14 @@ def test_ids_to_exclude_that_nothing_has_are_named(retriever: Retriever) -> None
     assert "'psg_none'" in hint and known.excerpts[0].id not in hint
 
 
-def test_an_unknown_language_brings_no_second_hint(retriever: Retriever) -> None:
+def test_unknown_language_gives_one_hint(retriever: Retriever) -> None:
     given = {"hardware": "h100", "signal": "memory_bound"}
     assert asked(retriever, **given).hints == ()
     [hint] = asked(retriever, language="klingon", **given).hints
     assert "klingon" in hint
 
 
-def test_the_section_about_another_signal_comes_after_the_one_about_this(
+def test_section_about_another_signal_comes_later(
     retriever: Retriever,
 ) -> None:
     answer = asked(
@@ -258,9 +258,7 @@ def test_the_section_about_another_signal_comes_after_the_one_about_this(
 
 
 @pytest.mark.parametrize("hardware", [None, "h100"])
-def test_a_code_that_one_chip_defines_says_which(
-    retriever: Retriever, hardware: str | None
-) -> None:
+def test_code_defined_by_one_chip_names_it(retriever: Retriever, hardware: str | None) -> None:
     answer = asked(retriever, hardware=hardware, log=LOG)
     [hint] = [hint for hint in answer.hints if "K2E-0331" in hint]
     assert "hardware=kestrel-2" in hint and "KESTREL-2 ERROR CODES" in hint
@@ -269,7 +267,7 @@ def test_a_code_that_one_chip_defines_says_which(
     assert not any("K2E-0331" in hint for hint in own.hints)
 
 
-def test_a_code_is_not_told_to_who_may_not_see_the_chip(retriever: Retriever) -> None:
+def test_code_of_an_invisible_chip_is_not_named(retriever: Retriever) -> None:
     access = AccessScope(hardware=frozenset({"h100", "hopper", "nvidia", "any"}))
     answer = asked(retriever, hardware="h100", log=LOG, access_scope=access)
     assert not any("kestrel" in hint for hint in answer.hints)

@@ -1,4 +1,4 @@
-"""Pairs of kernels that mend an error, and errors that are a lesson."""
+"""Pairs of kernels that repair an error, and errors that become a lesson."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mended(
     first: str = "scale2(x);",
     **other: Any,
 ) -> Trajectory:
-    """A kernel that failed, and a right one as its child or as the next one of its parent."""
+    """A failed kernel, and a correct one as its child or as the next child of its parent."""
     root = MeasuredKernel(0, None, measured("ev-0", None))
     failed = side(1, kernel(first, rest), log, validity, **other)
     right = after or side(2, kernel("scale(x);", rest), **other)
@@ -67,13 +67,13 @@ def mends(*runs: Trajectory) -> list[Mend]:
     return [mend for run in runs for mend in mends_of(run)[0]]
 
 
-def test_the_log_of_a_node_comes_before_its_message() -> None:
+def test_log_of_a_node_takes_precedence_over_its_message() -> None:
     ([mend], _) = mends_of(mended(), logs={1: "error: another function 'x'; stop"})
     assert mend.words == "error: another function <name>; stop"
 
 
 @pytest.mark.parametrize("child", [True, False])
-def test_a_child_and_the_next_kernel_of_the_parent_mend(child: bool) -> None:
+def test_child_or_next_sibling_is_a_repair(child: bool) -> None:
     [mend] = mends(mended(child=child))
     assert (mend.failed, mend.node, mend.outcome) == (1, 2, "right")
     assert mend.words == "error: unknown function <name>; stop"
@@ -91,14 +91,14 @@ def test_a_child_and_the_next_kernel_of_the_parent_mend(child: bool) -> None:
         (mended(after=side(2, kernel("scale(x);"), flags=("odd",))), "flagged for review"),
     ],
 )  # fmt: skip
-def test_what_is_no_mend_says_why(made: Trajectory, reason: str) -> None:
+def test_refused_repair_has_reason(made: Trajectory, reason: str) -> None:
     found, decisions = mends_of(made)
     assert found == []
     assert any(reason in decision.reason for decision in decisions), decisions
 
 
-def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> None:
-    """Models rewrite kernels whole; the message says which of the lines was wrong."""
+def test_repair_in_rewritten_kernel_is_the_lines_at_message() -> None:
+    """Models rewrite whole kernels; the message locates the wrong lines."""
     log = "\n".join(f"kernel.cpp:{n}: error: unknown function 'scale2'" for n in (2, 3))
     calls = "scale2(x, 1);\n  scale2(y, 2);"
     rest = "".join(f"  x[{n}] *= {n};\n" for n in range(MOST_CHANGED + 9))
@@ -109,17 +109,17 @@ def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> Non
     assert mend.changed > MOST_CHANGED
 
 
-def test_an_unlike_kernel_of_the_same_parent_is_no_repair() -> None:
+def test_dissimilar_sibling_is_not_a_repair() -> None:
     unlike = side(2, "int kernlore_run() { return 3; }\n")
     assert mends_of(mended(child=False, after=unlike))[1] == []
 
 
 @pytest.mark.parametrize("child", [True, False])
-def test_kernels_of_recipes_mend_nothing(child: bool) -> None:
+def test_recipe_kernels_are_not_repairs(child: bool) -> None:
     assert mends_of(mended(child=child, origin="recipe"))[1] == []
 
 
-def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() -> None:
+def test_lesson_needs_two_problems_or_two_dissimilar_kernels() -> None:
     one = mends(mended())
     assert lessons_of(one)[0] == []
     copies = mends(mended(), mended(REST + "  y[0] += 1;\n", run="run_2"))
@@ -134,7 +134,7 @@ def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() ->
 
 
 def wrong(after: str, rest: str = REST, run: str = "run_1") -> Trajectory:
-    """A kernel whose results are wrong, and its right child."""
+    """A kernel with wrong results, and its correct child."""
     message = "y is off by 0.5 at [3] where 1e-3 is allowed"
     root = MeasuredKernel(0, None, measured("ev-0", None))
     before = side(1, kernel("x[0] = 1;", rest), validity="incorrect", message=message)
@@ -143,7 +143,7 @@ def wrong(after: str, rest: str = REST, run: str = "run_1") -> Trajectory:
     return made
 
 
-def test_wrong_results_are_a_lesson_only_where_the_changes_agree() -> None:
+def test_wrong_results_are_lesson_only_if_changes_agree() -> None:
     rest = REST + "  y[1] = 0;\n"
     same = other_problem(wrong("barrier();", rest, "run_2"))
     apart = other_problem(wrong("x[0] = 2;", rest, "run_2"))
@@ -154,7 +154,7 @@ def test_wrong_results_are_a_lesson_only_where_the_changes_agree() -> None:
 # -- drafts of a conversation
 
 
-def test_the_last_draft_that_did_not_compile_counts_as_the_failed_kernel() -> None:
+def test_last_failed_draft_counts_as_the_failed_kernel() -> None:
     root, right = MeasuredKernel(0, None, measured("ev-0", None)), side(1, kernel("scale(x);"))
     made = trajectory(TrajectoryStep(root, right))
     drafts = [
@@ -165,7 +165,7 @@ def test_the_last_draft_that_did_not_compile_counts_as_the_failed_kernel() -> No
     assert (mend.draft, mend.node, mend.validity) == (2, 1, "not_compiled")
 
 
-def test_drafts_are_read_from_a_stored_conversation() -> None:
+def test_drafts_are_read_from_stored_conversation() -> None:
     def call(identity: str, files: Any) -> dict[str, Any]:
         arguments = json.dumps({"files": files})
         return {

@@ -8,6 +8,8 @@ import pytest
 
 from kb.errors import InvalidRequest
 from retrieval.diagnose.given_profile import with_known_counters
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.rules import load_rules
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_body import read_body, request_of
@@ -40,7 +42,7 @@ NCU = (
         ),
     ],
 )
-def test_the_kind_is_recognised(text: str, kind: str) -> None:
+def test_profile_kind_is_recognised(text: str, kind: str) -> None:
     profile = read_profile(text)
     assert profile.kind == kind and profile.metrics
 
@@ -48,7 +50,7 @@ def test_the_kind_is_recognised(text: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "text", ["hello", "a,b\n1,2\n", "{}", "[]", "[" * 100_000, '{"a": 1}', "1,2,3,4,5\n", "\0\n\0"]
 )
-def test_another_text_is_refused_with_what_is_read(text: str) -> None:
+def test_unknown_text_is_refused_with_readable_kinds(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_profile(text)
     for name in ("ncu", "rocprofv3", "perf stat", "Proton", "PyTorch", "neuron-profile"):
@@ -64,12 +66,12 @@ def test_another_text_is_refused_with_what_is_read(text: str) -> None:
         ('{"traceEvents": []}', "torch_profiler"),
     ],
 )
-def test_a_profile_without_counters_is_refused(text: str, kind: str) -> None:
+def test_profile_without_counters_is_refused(text: str, kind: str) -> None:
     with pytest.raises(InvalidRequest, match=kind):
         read_profile(text)
 
 
-def test_given_metrics_win_and_unknown_counters_are_counted() -> None:
+def test_given_metrics_take_precedence_and_unknown_counters_are_counted() -> None:
     name = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
     asked = RetrieveRequest(profile=NCU, metrics={"other": 1.0})
     request, read = with_known_counters(asked)
@@ -84,7 +86,7 @@ def test_given_metrics_win_and_unknown_counters_are_counted() -> None:
     assert with_known_counters(plain) == (plain, None)
 
 
-def test_counters_that_no_rule_reads_are_named() -> None:
+def test_counters_without_rule_are_named() -> None:
     text = NCU.replace("sm__throughput.avg.pct_of_peak_sustained_elapsed", "acme__other.sum")
     with pytest.raises(InvalidRequest) as caught:
         with_known_counters(RetrieveRequest(profile=text))
@@ -92,7 +94,7 @@ def test_counters_that_no_rule_reads_are_named() -> None:
 
 
 @pytest.mark.parametrize("decoded", [TREE, {"a1": NEURON}])
-def test_a_body_may_carry_the_text_or_the_json_itself(decoded: object) -> None:
+def test_body_may_carry_profile_text_or_json(decoded: object) -> None:
     direct = request_of(read_body({"profile": decoded}))
     assert direct == request_of(read_body({"profile": json.dumps(decoded)}))
     check_request(direct)
@@ -100,20 +102,35 @@ def test_a_body_may_carry_the_text_or_the_json_itself(decoded: object) -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " \n", {}, [], None])
-def test_a_blank_profile_is_none(blank: object) -> None:
+def test_blank_profile_is_ignored(blank: object) -> None:
     assert request_of(read_body({"profile": blank, "query": "q"})).profile is None
 
 
 @pytest.mark.parametrize("wrong", [7, True, 1.5])
-def test_a_profile_of_another_type_is_refused(wrong: object) -> None:
+def test_profile_of_another_type_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="profile"):
         request_of(read_body({"profile": wrong}))
 
 
-def test_a_profile_of_no_known_tool_is_read_as_a_log() -> None:
+def test_profile_of_an_unknown_tool_is_read_as_a_log() -> None:
     text = "theoretical occupancy report\nCUDA error: an illegal memory access was encountered"
     request, read = with_known_counters(RetrieveRequest(profile=text))
     assert request.profile is None and "illegal memory access" in (request.log or "")
     assert read is not None and read.kind == "text" and "no profiler" in read.notes[0]
     with pytest.raises(InvalidRequest):
         with_known_counters(RetrieveRequest(profile="1 2 3\n4 5 6"))
+
+
+def test_a_processors_profile_is_diagnosed_without_a_chip() -> None:
+    text = """ Performance counter stats for './kernel':
+        26,112,334,901      cycles
+        12,331,009,221      instructions
+         1,902,331,110      LLC-loads
+         1,371,009,331      LLC-load-misses           #   72.07% of all LL-cache accesses
+    """
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    rules = load_rules()
+    reported = load_metrics().normalise(request.metrics or {})
+    applying = rules.for_hardware(frozenset(), reported.collectors)
+    assert rules.for_hardware(frozenset({"x86-64"}), reported.collectors) == applying
+    assert {"cpu-bandwidth", "cpu-low-ipc"} <= {rule.id for rule in applying}
