@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -407,20 +407,6 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def library_files(folder: Path, units: Sequence[ProbeUnit]) -> Iterator[tuple[str, bytes]]:
-    """The files of a pack's library: those of the folders of its units, and of the library's
-    root."""
-    folders = {unit.folder for unit in units} | {folder}
-    # A source may include a header of another folder.
-    folders |= {path.parent for path in folder.glob("*/*.cuh")} | {
-        path.parent for path in folder.glob("*/*.h")
-    }
-    for place in sorted(folders):
-        for path in sorted(place.iterdir()):
-            if path.is_file():
-                yield f"library/{path.relative_to(folder).as_posix()}", path.read_bytes()
 
 
 def run_from_json(record: Mapping[str, Any]) -> ProbeRun:

@@ -29,7 +29,6 @@ from optimizer.evaluation.acceptance.probe_runs import (
     ProbeRun,
     ProbeUnit,
     Value,
-    library_files,
     probe_run,
     read_library,
     run_from_json,
@@ -221,7 +220,10 @@ def pack_files(
         "units": [unit.name for unit in units],
     }
     yield PACKED, json.dumps(packed).encode()
-    yield from library_files(library or base.settings.knowledge_dir / LIBRARY, units)
+    folder = library or base.settings.knowledge_dir / LIBRARY
+    for path in sorted(folder.rglob("*")):  # a source may include a header of another folder
+        if path.is_file() and path.suffix not in (".json", ".pyc"):
+            yield f"library/{path.relative_to(folder).as_posix()}", path.read_bytes()
 
 
 def import_results(base: KnowledgeBase, hardware_id: str, path: Path) -> ProbeReport:
