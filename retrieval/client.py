@@ -304,7 +304,7 @@ class Answer:
 @dataclass(frozen=True)
 class Upload:
     """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
-    duplicate_of).
+    duplicate_of, included: the text is in the document of the file that includes it).
     """
 
     document_id: str

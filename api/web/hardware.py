@@ -166,6 +166,7 @@ def _facts_page(
         chip=chip,
         chosen=chosen,
         facts=listed,
+        probes=hardware.show_probes(services, chip.id),
         shown=paged(rows, number),
         given={"facts": chosen, "q": q, "sort": sort},
         done=done,

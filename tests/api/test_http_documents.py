@@ -105,6 +105,21 @@ def test_equal_names_in_folders_are_separate_documents(client: TestClient) -> No
         client.delete(f"/documents/{document}")
 
 
+def test_included_files_are_parts_of_one_document(client: TestClient) -> None:
+    packed = BytesIO()
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("spec/tiles.adoc", "== Tiles\n\nA sienna tile has sixteen rows.\n")
+        archive.writestr("spec/main.adoc", "= Sienna\n\ninclude::tiles.adoc[]\n")
+    sent = upload(client, "sienna.zip", packed.getvalue(), hardware="h100")
+    main, tiles = sent.json()["documents"]
+    assert (main["outcome"], tiles["outcome"]) == ("created", "included")
+    assert tiles["document_id"] == main["document_id"] and tiles["job_id"] is None
+    assert finished(client, main["job_id"])["state"] == "ready"
+    sections = client.get(f"/documents/{main['document_id']}/sections").json()["sections"]
+    assert [section["heading"] for section in sections] == ["Sienna", "Tiles"]
+    client.delete(f"/documents/{main['document_id']}")
+
+
 def test_upload_can_be_read(client: TestClient) -> None:
     submitted = ingested(client, "zephyr.md", MANUAL, hardware="H100 SXM5", languages="triton,cuda")
     assert submitted["outcome"] == "created"
