@@ -34,7 +34,9 @@ _CARET = re.compile(r"^\s*(?:\d*\s*\|)?\s*[~^][\s~^-]*$")
 _LOCATION = re.compile(
     r"^\s*[\w./\\+<>-]{1,200}(?:(?::\d{1,7}){1,2}|\(\d{1,7}(?:,\d{1,5})?\))\s*:?\s*"
 )
-_SENTENCE = re.compile(r"(?<=[.!?])[\"'`]?\s+(?=[\"'`(\[]?[A-Z0-9-])|\s+\|\s+|;\s+|\n|\s+\[Hint: ")
+_SENTENCE = re.compile(
+    r"(?<![ (][ei]\.[ge]\.)(?<=[.!?])[\"'`]?\s+(?=[\"'`(\[]?[A-Z0-9-])|\s+\|\s+|;\s+|\n|\s+\[Hint: "
+)
 _LINK = re.compile(r"\(?https?://\S+\)?")
 
 
