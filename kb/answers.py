@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from kb.validity import Validity
+
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
 _PARTS = "diagnosis excerpts citations skills moves context parts hints"
 ANSWER_FIELDS = tuple(_PARTS.split())
@@ -121,7 +123,9 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `validity` says
+    with which versions of tools it was seen to hold, and `mark` what the versions of the request
+    lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -135,6 +139,8 @@ class Excerpt:
     channels: Mapping[str, float]
     passages: tuple[str, ...] = ()
     citation: str = ""
+    validity: tuple[Validity, ...] = ()
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,8 @@ class Move:
     in `missing` are unknown (then `applies` is None).
 
     `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
-    the change, {fact, value, unit, source}; `source` is the passage it rests on.
+    the change, {fact, value, unit, source}; `source` is the passage it rests on, `mark` is that of
+    an excerpt.
     """
 
     id: str
@@ -155,13 +162,14 @@ class Move:
     why: str
     missing: tuple[str, ...]
     source: Mapping[str, Any]
+    mark: str = ""
 
 
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
     is None without measurements on this installation. `effect` says what the skill does as far as
-    it was measured, and by whom; `untested` skills come last.
+    it was measured, and by whom; `untested` skills come last. `mark` is that of an excerpt.
     """
 
     name: str
@@ -171,6 +179,7 @@ class SkillAnswer:
     score: Mapping[str, float]
     evidence: Mapping[str, Any] | None
     effect: str = "untested"
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,7 +230,8 @@ class Answer:
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measurements of what a context gained on
-    this chip, the closest first; empty where none is known.
+    this chip, the closest first; empty where none is known. `versions` are those of the caller's
+    tools, as given or as the log prints them; they decide what is marked and what is not shown.
     """
 
     retrieval_id: str
@@ -241,6 +251,7 @@ class Answer:
     unknown_names: tuple[Mapping[str, Any], ...] = ()
     profile: ProfileRead | None = None
     uplift: tuple[Uplift, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""
