@@ -66,7 +66,7 @@ from kb.ids import new_id
 from kb.workers import keep_lease
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
-PATIENCE = 10.0  # seconds before a document is read beside others
+PATIENCE = 10.0  # seconds before a slow document is read concurrently with others
 SLOW_READS = 2
 READS_AT_ONCE = SLOW_READS + 1  # of a reader, at most
 SLOW_LOOK_SECONDS = 0.5

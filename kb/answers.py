@@ -12,7 +12,7 @@ from typing import Any
 from kb.validity import Validity
 
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
-_PARTS = "diagnosis excerpts citations skills moves context parts hints"
+_PARTS = "diagnosis excerpts citations skills moves context parts hints uplift"
 ANSWER_FIELDS = tuple(_PARTS.split())
 
 
@@ -65,11 +65,12 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities}. `class` is
-    the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
-    user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
-    are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
+    broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
+    open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
+    limit by known numbers, else null; `advice` is the sentence of the message that names a way out
+    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -97,8 +98,9 @@ class ProfileRead:
     """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` and
+    `functions` of the host are rows {name, calls, us, pct}, the longest first; `notes` say what the
+    profile shows and what it lacks.
     """
 
     kind: str
@@ -106,6 +108,7 @@ class ProfileRead:
     metrics: Mapping[str, float | str]
     unread: int = 0
     kernels: tuple[Mapping[str, Any], ...] = ()
+    functions: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -123,9 +126,10 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `validity` says
-    with which versions of tools it was seen to hold, and `mark` what the versions of the request
-    lack, such as "needs Triton 3.8; yours is 3.6".
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
+    where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
+    `validity` are the versions of tools for which it was seen to hold, and `mark` is what the
+    versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -141,6 +145,10 @@ class Excerpt:
     citation: str = ""
     validity: tuple[Validity, ...] = ()
     mark: str = ""
+
+    def cited(self) -> Excerpt:
+        """The excerpt without its text and the parts of its score."""
+        return replace(self, text="", channels={})
 
 
 @dataclass(frozen=True)
@@ -168,8 +176,8 @@ class Move:
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None without measurements on this installation. `effect` says what the skill does as far as
-    it was measured, and by whom; `untested` skills come last. `mark` is that of an excerpt.
+    is None without measurements on this installation. `effect` describes the measured effect of the
+    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt.
     """
 
     name: str
@@ -196,11 +204,11 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class Uplift:
-    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
-    of which more is better, and `placebo` with another context of the same size, None if that was
-    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
-    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
-    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """The measured gain of a context for a class of readers: `with_context` and `without` in `unit`
+    (more is better), and `placebo` with another context of the same size, None if that was not
+    measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the ratio,
+    `n` the number of problems or cells, `tokens` by how much the context made the prompt longer,
+    None if that was not recorded. `source` is the page that records the measurement.
     """
 
     chip: str
@@ -229,9 +237,9 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile. `uplift` are measurements of what a context gained on
-    this chip, the closest first; empty where none is known. `versions` are those of the caller's
-    tools, as given or as the log prints them; they decide what is marked and what is not shown.
+    the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
+    closest first; empty if none is known. `versions` are those of the caller's tools, as given or as
+    the log prints them; they decide what is marked and what is not shown.
     """
 
     retrieval_id: str
@@ -268,5 +276,14 @@ class Answer:
         if "diagnosis" in empty:
             empty["diagnosis"] = Verdict()
         if "citations" in names and "excerpts" not in names:
-            empty["excerpts"] = tuple(replace(excerpt, text="") for excerpt in self.excerpts)
+            empty["excerpts"] = tuple(excerpt.cited() for excerpt in self.excerpts)
         return replace(self, **empty)
+
+    def short(self) -> Answer:
+        """The answer without `parts`, `uplift`, the texts of excerpts that `context` quotes, and
+        the signals that were ruled out or not decided.
+        """
+        excerpts = (e.cited() if e.text.strip() in self.context else e for e in self.excerpts)
+        diagnosis = replace(self.diagnosis, ruled_out=(), abstained=())
+        short = replace(self, diagnosis=diagnosis, excerpts=tuple(excerpts))
+        return replace(short, parts=(), uplift=())

@@ -135,16 +135,17 @@ class Settings(BaseSettings):
 
     # Answers
     default_k: int = Field(
-        20,
+        8,
         ge=1,
         le=200,
         description="Excerpts in an answer, if the request does not give a number.",
     )
     max_k: int = Field(200, ge=1, description="Largest number of excerpts that a request may set.")
     default_max_tokens: int = Field(
-        6000,
+        3000,
         ge=1,
-        description="Maximum tokens of `context` in an answer, if the request does not give one.",
+        description="Maximum tokens of `context` in an answer, if the request does not give one;"
+        " twice as many for the task write.",
     )
     workers: int = Field(
         1,

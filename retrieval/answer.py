@@ -47,7 +47,7 @@ PER_CATEGORY = 8  # with fewer ranked passages, a category is searched separatel
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """Resources and options of an answer besides the snapshot. Without `embed` the search is
+    """Resources and options of an answer in addition to the snapshot. Without `embed` the search is
     lexical only. `near` replaces the vector search of `Snapshot.near`. `remarks` are hints about
     knowledge that the answer lacks. `withheld_share` is the share, from 0 to 1, of skills withheld
     from requests of a run (see `skill_choice`).
@@ -234,8 +234,8 @@ def conclude(
 def moves_for(
     standings: Standings, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
-    """The moves that fit the diagnosis; those that shrink something come with the factor by which
-    the leading error exceeds its limit.
+    """The moves that fit the diagnosis; those that shrink something have the factor of the leading
+    error over its limit.
     """
     moves = fitting_moves(
         standings.snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),

@@ -38,9 +38,9 @@ _segment = partial(quote, safe="")  # an id as one part of a path
 
 
 class KernloreClientError(Exception):
-    """A refused or failed request. `hint` says what to do next; `status` is the HTTP status, None
-    without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the client:
-    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
+    """A refused or failed request. `hint` advises on the next step; `status` is the HTTP status,
+    None without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the
+    client: unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
     invalid_request.
     """
 
@@ -116,11 +116,12 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities}. `class` is
-    the kind of failure: compiler_crash, limit, run_time_fault, host_error, broken_environment,
-    user_mistake or warning_only, null where the signature of a chip leaves it open. `quantities`
-    are {needed, limit, unit, excess, factor, source} where the line exceeds a limit by known
-    numbers, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
+    broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
+    open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
+    limit by known numbers, else null; `advice` is the sentence of the message that names a way out
+    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -148,8 +149,9 @@ class ProfileRead:
     """The metrics read from the profiler output of a request.
 
     `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` and
+    `functions` of the host are rows {name, calls, us, pct}, the longest first; `notes` say what the
+    profile shows and what it lacks.
     """
 
     kind: str
@@ -157,16 +159,17 @@ class ProfileRead:
     metrics: Mapping[str, float | str] = field(default_factory=dict)
     unread: int = 0
     kernels: tuple[Json, ...] = ()
+    functions: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Uplift:
-    """What a context gained a class of readers, measured: `with_context` and `without` in `unit`,
-    of which more is better, and `placebo` with another context of the same size, None if that was
-    not measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the
-    ratio, `n` the number of problems or cells, `tokens` by how much the context made the prompt
-    longer, None if that was not recorded. `source` is the page that records the measurement.
+    """The measured gain of a context for a class of readers: `with_context` and `without` in `unit`
+    (more is better), and `placebo` with another context of the same size, None if that was not
+    measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the ratio,
+    `n` the number of problems or cells, `tokens` by how much the context made the prompt longer,
+    None if that was not recorded. `source` is the page that records the measurement.
     """
 
     chip: str
@@ -218,9 +221,10 @@ class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `validity` says
-    with which versions of tools it was seen to hold, and `mark` what the versions of the request
-    lack, such as "needs Triton 3.8; yours is 3.6".
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
+    where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
+    `validity` are the versions of tools for which it was seen to hold, and `mark` is what the
+    versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -263,8 +267,8 @@ class Move:
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None without measurements on this installation. `effect` says what the skill does as far as
-    it was measured, and by whom; `untested` skills come last. `mark` is that of an excerpt.
+    is None without measurements on this installation. `effect` describes the measured effect of the
+    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt.
     """
 
     name: str
@@ -298,9 +302,9 @@ class Answer:
     request about the same chip, language, operator and budget that excludes nothing (0 if a small
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
-    the metrics read from a given profile. `uplift` are measurements of what a context gained on
-    this chip, the closest first; empty where none is known. `versions` are those of the caller's
-    tools, as given or as the log prints them; they decide what is marked and what is not shown.
+    the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
+    closest first; empty if none is known. `versions` are those of the caller's tools, as given or as
+    the log prints them; they decide what is marked and what is not shown.
     """
 
     retrieval_id: str
@@ -327,7 +331,7 @@ class Answer:
 @dataclass(frozen=True)
 class Upload:
     """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
-    duplicate_of).
+    duplicate_of, included: the text is in the document of the file that includes it).
     """
 
     document_id: str
@@ -605,8 +609,9 @@ class Kernlore:
         dtype: The main element type, like bf16.
         problem: Sizes of the problem, like product_rows or flops. Skills and moves that do not
             fit them are left out.
-        k: Number of excerpts, and most sections of a category in `context`.
-        max_tokens: Most tokens of `context`.
+        k: Number of excerpts, and most sections of a category in `context`. Default: 8.
+        max_tokens: Most tokens of `context`. Default: 3,000, and twice as many for the task
+            write.
         categories: Only passages of these categories: constraint, guidance, hardware.
         skill_states: Skills in these states. Default: only active skills.
         run_id: Id of the calling run. Excerpts that did not help with its failures are left
@@ -629,7 +634,9 @@ class Kernlore:
             read too. What holds for them is preferred, what was seen with others is marked,
             what is known not to hold is left out.
         fields: Parts of the answer to fill; the others are empty. `citations` are excerpts
-            without their texts, which `context` has. Default: all.
+            without their texts. Default: all where `k` is given; otherwise a short answer:
+            without `parts`, `uplift`, texts of excerpts that `context` quotes, and signals that
+            were ruled out or not decided.
         """
         json = _sendable_fields(
             signal=signal,
@@ -807,19 +814,21 @@ class Kernlore:
         state: Sequence[str] | None = None,
         hardware: str | None = None,
         group: str | None = None,
+        origin: str | None = None,
         ended_since: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Jobs:
         """List jobs, newest first, with counts.
 
-        `counts` are of all jobs of the hardware and group, independent of the other filters:
-        one request shows the progress of an upload. `cursor` asks for the next page, and is
-        null on the last.
+        `counts` are of all jobs of the hardware, group and origin, independent of the other
+        filters: one request shows the progress of an upload. `cursor` asks for the next page,
+        and is null on the last.
 
         state: Only jobs in this state; repeat for several.
         hardware: Only jobs of documents about this hardware (id, name or alias).
         group: Only jobs of this group, which an upload names or is given.
+        origin: Only jobs of documents of this origin.
         ended_since: Only jobs with this `finished_at` or a later one.
         limit: Jobs to return.
         cursor: `cursor` of the page before.
@@ -828,6 +837,7 @@ class Kernlore:
             state=_listed(state),
             hardware=hardware,
             group=group,
+            origin=origin,
             ended_since=ended_since,
             limit=limit,
             cursor=cursor,
@@ -856,10 +866,10 @@ class Kernlore:
     ) -> list[Upload]:
         """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
 
-        A folder stands for its files, which are named by their paths in it; a ZIP archive is
-        unpacked by the service. `group` is a name for what is sent together; several files get a
-        new one where none is given. Without `replace`, a file whose text is unrelated to the
-        document of the same name replaces nothing: its job fails with `unrelated_version`.
+        A folder means its files, which are named by their paths in it; a ZIP archive is unpacked by
+        the service. `group` is a name for files sent together; several files get a new one by
+        default. Without `replace`, a file whose text is unrelated to the document of the same name
+        replaces nothing: its job fails with `unrelated_version`.
 
         When one is refused the error's `details` name it and list, as `accepted`, the documents
         sent before it. Sending those again is harmless: they answer `unchanged`.

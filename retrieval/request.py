@@ -97,11 +97,16 @@ class RetrieveRequest:
     )
     k: int = _field(
         "count",
-        "Number of excerpts, and most sections of a category in `context`.",
+        "Number of excerpts, and most sections of a category in `context`. Default: 8.",
         default=20,
         limit=MAX_K,
     )
-    max_tokens: int = _field("count", "Most tokens of `context`.", default=6000, limit=MAX_TOKENS)
+    max_tokens: int = _field(
+        "count",
+        "Most tokens of `context`. Default: 3,000, and twice as many for the task write.",
+        default=6000,
+        limit=MAX_TOKENS,
+    )
     categories: tuple[str, ...] | None = _names(
         "Only passages of these categories: constraint, guidance, hardware.",
         default=None,
@@ -161,7 +166,9 @@ class RetrieveRequest:
     )
     fields: tuple[str, ...] = _names(
         "Parts of the answer to fill; the others are empty. `citations` are excerpts without their"
-        " texts, which `context` has. Default: all.",
+        " texts. Default: all where `k` is given; otherwise a short answer: without `parts`,"
+        " `uplift`, texts of excerpts that `context` quotes, and signals that were ruled out or not"
+        " decided.",
         choices=lambda: ANSWER_FIELDS,
     )
     operators: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.search.names import search_symbols
+from retrieval.search.names import nearest_names, search_symbols
 from retrieval.snapshot.lexicon import How
 from retrieval.snapshot.ontology import load_ontology
 
@@ -23,9 +23,12 @@ MOST_BY_MEANING = 500  # cards compared with a query by meaning, at 6 ms each th
 
 @dataclass(frozen=True)
 class Symbols:
-    """Cards, those that a query means best first."""
+    """Cards, those that a query means best first. `nearest` are similar names of any language if no
+    card fits.
+    """
 
     symbols: list[Symbol]
+    nearest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Samples:
 
 
 def list_lexicon(base: KnowledgeBase, hardware_id: str) -> Lexicon:
-    """What the manuals of a chip call memory levels, units, queues and other concepts, with the
-    sentence that says so. Answers to signals use these terms.
+    """Names in the manuals of a chip for memory levels, units, queues and other concepts, with the
+    defining sentence. Answers to signals use these terms.
     """
     spec = base.registry.get(hardware_id)
     concepts = {c.id: c.meaning for c in load_ontology().concepts.values()}
@@ -97,12 +100,14 @@ def list_symbols(
     lineage = base.registry.lineage(base.registry.resolve(hardware_id))
     with base.catalog.read() as connection:
         cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=base.access)
+    every = cards
     if language:
         cards = [card for card in cards if card.language in ("", language)]
     if q.strip():
         embed = base.embed if base.dense_ready and len(cards) <= MOST_BY_MEANING else None
         cards = search_symbols(q, cards, embed, limit)
-    return Symbols(list(cards[:limit]))
+    near = nearest_names(q.strip(), every, None) if q.strip() and not cards else ()
+    return Symbols(list(cards[:limit]), near)
 
 
 def symbols_with_words(base: KnowledgeBase, words: str, limit: int) -> list[Symbol]:

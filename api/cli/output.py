@@ -131,12 +131,13 @@ _ROUTES = tuple(
         (rf"GET /documents/({_PART})(?= )", r"`kernlore documents show \1`"),
         (r"GET /documents\b", "`kernlore documents list`"),
         (r"GET /trajectories and (`kernlore trajectories list`) show", r"\1 shows"),
+        (rf"POST /runs/({_PART})/cancel", r"`kernlore runs cancel \1`"),
         (rf"GET /runs/({_PART})/flagged", r"`kernlore runs flagged \1`"),
         (r"GET /docs describes every request", "--help describes the command"),
         (r"\(`force`\)", "(`--force`)"),
     )
 )
-_IDS = {"{id}": "ID", "{document_id}": "ID", "{hardware}": "ID"}
+_IDS = {"{id}": "ID", "{document_id}": "ID", "{hardware}": "ID", "{run_id}": "ID"}
 
 
 def in_commands(text: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mcp.server.mcpserver.tools import Tool
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from api.mcp import results
 from api.mcp.routes import Routes
-from api.mcp.tool import READS, RECORDS, Arguments, tool
+from api.mcp.tool import READS, RECORDS, Arguments
 from kb.plain import plain
 from kb.scope import Category
 from retrieval.diagnose.signals import load_signals
@@ -118,7 +117,7 @@ async def retrieve_context(routes: Routes, given: RetrieveArguments) -> results.
 async def search_manual(routes: Routes, given: SearchArguments) -> results.Searched:
     """Search the manuals and guides for passages about a question. Use `retrieve_context` for a
     failing or slow kernel."""
-    body = _given(given) | {"task": "ask"}
+    body = _given(given) | {"task": "ask", "fields": ["excerpts", "hints"]}
     if "category" in body:
         body["categories"] = [body.pop("category")]
     answer = await routes.call("retrieve", request=body)
@@ -141,7 +140,23 @@ async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.Symbo
         limit=given.limit,
         language=given.language,
     )
-    return results.SymbolCards.model_validate(answer)
+    return results.SymbolCards.model_validate({**answer, "hint": _way_on(given, answer)})
+
+
+def _way_on(given: SymbolArguments, answer: Any) -> str:
+    """What to do where a name has no card."""
+    if answer["symbols"]:
+        return ""
+    limited = f" in {given.language}" if given.language else ""
+    if answer["nearest"]:
+        return (
+            f"No name like it{limited}. Look up one of `nearest`, without `language`; or ask"
+            " search_manual in words."
+        )
+    return (
+        f"No manual of {given.hardware} defines names like it{limited}. Ask search_manual in words;"
+        " show_coverage says which manuals lack, upload_document adds one."
+    )
 
 
 async def list_signals_and_hardware(routes: Routes, _: NoArguments) -> results.Known:
@@ -157,18 +172,14 @@ async def report_outcome(routes: Routes, given: OutcomeArguments) -> results.Out
     return results.Outcome.model_validate(answer)
 
 
-def knowledge_tools(routes: Routes) -> list[Tool]:
-    """The tools over these routes, in the order in which they are listed."""
-    return [
-        tool(
-            routes, retrieve_context, RetrieveArguments, results.Retrieved, READS, "Get knowledge"
-        ),
-        tool(routes, search_manual, SearchArguments, results.Searched, READS, "Search the manuals"),
-        tool(routes, get_section, SectionArguments, results.SectionText, READS, "Read a section"),
-        tool(routes, lookup_symbol, SymbolArguments, results.SymbolCards, READS, "Look up a name"),
-        tool(routes, list_signals_and_hardware, NoArguments, results.Known, READS, "List ids"),
-        tool(routes, report_outcome, OutcomeArguments, results.Outcome, RECORDS, "Report outcome"),
-    ]
+TOOLS = (
+    (retrieve_context, RetrieveArguments, results.Retrieved, READS, "Get knowledge"),
+    (search_manual, SearchArguments, results.Searched, READS, "Search the manuals"),
+    (get_section, SectionArguments, results.SectionText, READS, "Read a section"),
+    (lookup_symbol, SymbolArguments, results.SymbolCards, READS, "Look up a name"),
+    (list_signals_and_hardware, NoArguments, results.Known, READS, "List ids"),
+    (report_outcome, OutcomeArguments, results.Outcome, RECORDS, "Report outcome"),
+)
 
 
 async def section_text(routes: Routes, passage_id: str, offset: int = 0) -> results.SectionText:

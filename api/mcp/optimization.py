@@ -7,30 +7,21 @@ only, unless `evaluate_over_http` is set.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-import anyio
-from mcp.server.mcpserver.tools import Tool
 from pydantic import Field
 
 from api.mcp import results
 from api.mcp.routes import Routes
-from api.mcp.tool import RECORDS, REPEATABLE, Arguments, tool
+from api.mcp.tool import READS, RECORDS, REPEATABLE, WAIT, Arguments, Wait, until
 from api.operations.bodies import TrajectoryStepBody
 from kb.errors import InvalidRequest
 from skills.trajectories.external import MAX_STEPS, file_name
 
-POLL_SECONDS = 0.2
 CONTEXT_TOKENS = 6_000  # the window of an agent is shared with everything else that it does
 BEGINNING, MEASURING = ("starting",), ("starting", "running")
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Wait = Annotated[float, Field(ge=0, le=600)]
-WAIT = Field(
-    50.0, description="Longest time until the answer, in seconds. Call again to wait longer."
-)
 
 
 class ProblemArguments(Arguments):
@@ -97,6 +88,33 @@ class NextArguments(ProblemArguments):
     wait_seconds: Wait = WAIT
 
 
+class StartArguments(ProblemArguments):
+    hardware: Name = Field("auto", description="Id, name or alias; auto: this machine's.")
+    language: Name | None = Field(None, description="Only kernels in it.")
+    candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(
+        30, description="How many kernels it tries at most."
+    )
+    minutes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="End it after so many minutes."
+    )
+    target: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="End it at this speed-up over the reference."
+    )
+    wait_seconds: Wait = WAIT
+
+
+class RunsArguments(Arguments):
+    run_id: Name | None = Field(None, description="Only this run.")
+    limit: Annotated[int, Field(ge=1, le=50)] = Field(10, description="Most runs.")
+    wait_seconds: Wait = Field(
+        0.0, description="With `run_id`: longest time until it has ended, in seconds."
+    )
+
+
+class CancelArguments(Arguments):
+    run_id: Name
+
+
 class SubmitArguments(KernelArguments):
     run_id: Name
     step: Annotated[int, Field(ge=1)] = Field(description="`step` of the context.")
@@ -143,7 +161,7 @@ async def evaluate_candidate(routes: Routes, given: EvaluateArguments) -> result
         shown = await state()
         return shown if shown["state"] in ("ready", "failed") else None
 
-    shown = await _until(ended, given.wait_seconds) or await state()
+    shown = await until(ended, given.wait_seconds) or await state()
     knowledge = (shown["result"] or {}).get("knowledge")
     return results.Evaluated.model_validate({**shown, "knowledge": knowledge})
 
@@ -155,7 +173,7 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
     `submit_candidate`, and call this tool again with `run_id`. While `waiting` is false and the
     state is starting or running, call it again; otherwise the run has ended, with its `result`."""
     started = given.run_id is None
-    run_id = await _start(routes, given) if given.run_id is None else given.run_id
+    run_id = given.run_id or await _start(routes, given, "external")
 
     async def state() -> Any:
         return await routes.call("show_context", run_id=run_id)
@@ -164,7 +182,7 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
         shown = await state()
         return shown if shown["waiting"] or shown["state"] not in MEASURING else None
 
-    shown = await _until(settled, given.wait_seconds) or await state()
+    shown = await until(settled, given.wait_seconds) or await state()
     run = await routes.call("show_run", run_id=run_id)
     context = shown["context"] or {}
     briefing = context.get("briefing") or {}
@@ -182,6 +200,42 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
     )
 
 
+async def start_run(routes: Routes, given: StartArguments) -> results.ListedRun:
+    """Let the built-in search look for a faster kernel of a problem, without you. `list_runs` with
+    the run's id has its state and result. To write kernels yourself use
+    `next_candidate_context`."""
+    return await _run(routes, await _start(routes, given, "builtin"), given.wait_seconds)
+
+
+async def list_runs(routes: Routes, given: RunsArguments) -> results.RunList:
+    """List runs, newest first, or show one: state, problem, speed-up, and why it ended."""
+    if given.run_id is not None:
+        return results.RunList(runs=[await _run(routes, given.run_id, given.wait_seconds)])
+    rows = (await routes.call("list_runs"))["runs"][: given.limit]
+    return results.RunList(runs=[_listed(row) for row in rows])
+
+
+async def cancel_run(routes: Routes, given: CancelArguments) -> results.ListedRun:
+    """End a run. Its candidates stay."""
+    return _listed(await routes.call("cancel_run", run_id=given.run_id))
+
+
+async def _run(routes: Routes, run_id: str, seconds: float) -> results.ListedRun:
+    """A run, after its end or after `seconds`."""
+
+    async def ended() -> Any:
+        shown = await routes.call("show_run", run_id=run_id)
+        return None if shown["state"] in MEASURING else shown
+
+    shown = await until(ended, seconds) or await routes.call("show_run", run_id=run_id)
+    return _listed(shown)
+
+
+def _listed(run: Any) -> results.ListedRun:
+    problem = str(run.get("problem", "")).rpartition("/")[2].removesuffix(".py")
+    return results.ListedRun.model_validate({**run, "problem": problem})
+
+
 async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.SubmittedCandidate:
     """Hand in the kernel that a run waits for, or `nothing_more`, and get its verdict and figures.
     Runs the code. If `state` is pending, call `next_candidate_context` with the run's id: the
@@ -197,7 +251,7 @@ async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Su
         done = len(nodes) > given.step and not given.nothing_more
         return (run, nodes) if done or over else None
 
-    outcome = await _until(measured, given.wait_seconds)
+    outcome = await until(measured, given.wait_seconds)
     if outcome is None or len(outcome[1]) <= given.step:
         run = await routes.call("show_run", run_id=given.run_id)
         pending = outcome is None and not given.nothing_more
@@ -223,70 +277,36 @@ async def submit_trajectory(
     return results.SubmittedTrajectory.model_validate(answer)
 
 
-def optimization_tools(routes: Routes) -> list[Tool]:
-    """The tools over these routes, in the order in which they are listed."""
-    return [
-        tool(
-            routes,
-            evaluate_candidate,
-            EvaluateArguments,
-            results.Evaluated,
-            REPEATABLE,
-            "Evaluate a kernel",
-        ),
-        tool(
-            routes,
-            next_candidate_context,
-            NextArguments,
-            results.NextContext,
-            RECORDS,
-            "Start or continue an optimization",
-        ),
-        tool(
-            routes,
-            submit_candidate,
-            SubmitArguments,
-            results.SubmittedCandidate,
-            RECORDS,
-            "Hand in a kernel of an optimization",
-        ),
-        tool(
-            routes,
-            submit_trajectory,
-            TrajectoryArguments,
-            results.SubmittedTrajectory,
-            REPEATABLE,
-            "Send kernels that were tried elsewhere",
-        ),
-    ]
+TOOLS = (
+    (evaluate_candidate, EvaluateArguments, results.Evaluated, REPEATABLE, "Evaluate a kernel"),
+    (next_candidate_context, NextArguments, results.NextContext, RECORDS, "Get the next step"),
+    (submit_candidate, SubmitArguments, results.SubmittedCandidate, RECORDS, "Hand in a kernel"),
+    (start_run, StartArguments, results.ListedRun, RECORDS, "Start a search"),
+    (list_runs, RunsArguments, results.RunList, READS, "List runs"),
+    (cancel_run, CancelArguments, results.ListedRun, REPEATABLE, "End a run"),
+    (
+        submit_trajectory,
+        TrajectoryArguments,
+        results.SubmittedTrajectory,
+        REPEATABLE,
+        "Send kernels",
+    ),
+)
 
 
-async def _start(routes: Routes, given: NextArguments) -> str:
-    goal = {
-        "language": given.language,
-        "candidates": given.candidates,
-        "minutes": given.minutes,
-        "target": given.target,
-        "knowledge": given.knowledge,
-    }
-    body = {
-        "problem": _problem(given),
-        "hardware": given.hardware,
-        "goal": {name: value for name, value in goal.items() if value is not None},
-        "proposers": ["external"],
-        "context_tokens": given.context_tokens,
-    }
-    return str((await routes.call("start_run", **body))["id"])
-
-
-async def _until(ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
-    """The first result of `ask` that is not None; None after `seconds`. Polls, because other
-    processes measure.
-    """
-    deadline = time.monotonic() + seconds
-    while (answer := await ask()) is None and time.monotonic() < deadline:  # noqa: ASYNC110
-        await anyio.sleep(POLL_SECONDS)
-    return answer
+async def _start(routes: Routes, given: StartArguments | NextArguments, proposer: str) -> str:
+    goal = given.model_dump(
+        include={"language", "candidates", "minutes", "target", "knowledge"}, exclude_none=True
+    )
+    run = await routes.call(
+        "start_run",
+        problem=_problem(given),
+        hardware=given.hardware,
+        goal=goal,
+        proposers=[proposer],
+        context_tokens=getattr(given, "context_tokens", None),
+    )
+    return str(run["id"])
 
 
 def _problem(given: ProblemArguments) -> Any:

@@ -99,7 +99,6 @@ class Retrieved(Result):
     skills: list[SkillRef]
     skills_withheld: list[str]
     unknown_names: list[Json] = Field(description="Names of the draft that the chip does not have.")
-    uplift: list[Json] = Field(description="What a context was measured to gain a reader here.")
     hints: list[str] = Field(description="How to get a better answer.")
 
 
@@ -146,6 +145,8 @@ class SymbolCards(Result):
     """Cards, the best first; empty if the chip's manuals define no similar name."""
 
     symbols: list[SymbolCard]
+    nearest: list[str] = Field(description="Where there is no card: the nearest names.")
+    hint: str
 
 
 class KnownSignal(Result):
@@ -247,6 +248,92 @@ class SubmittedCandidate(Result):
         " no kernel was handed in."
     )
     result: KernelResult | None
+
+
+class ListedRun(Result):
+    """A run: a search for a faster kernel."""
+
+    id: str
+    state: str = Field(description="starting, running, finished, cancelled or failed.")
+    problem: str = ""
+    hardware: str = ""
+    ended: str = Field("", description="Why it ended.")
+    seconds: float | None = None
+    work: Json = Field(default_factory=dict, description="What it does now.")
+    result: Json = Field(default_factory=dict, description="The confirmed result.")
+    note: str = ""
+
+
+class RunList(Result):
+    """Runs, newest first."""
+
+    runs: list[ListedRun]
+
+
+class RegisteredChip(Result):
+    """A chip was added, changed, or was there already."""
+
+    id: str
+    outcome: str = Field(description="created, updated or unchanged.")
+    lineage: list[str]
+
+
+class StatedFact(Result):
+    """A number about a chip as its source states it."""
+
+    id: str
+    key: str
+    value: str | float = Field(description="As the source writes it, or the number in `unit`.")
+    unit: str
+    status: str
+    subject: str | None
+    subject_kind: str | None = Field(description="chip, family, or unclear.")
+    source: str
+
+
+class UploadedDocument(Result):
+    """A document was taken, and read if `state` is ready or partial."""
+
+    document_id: str
+    outcome: str = Field(description="created, new_version, unchanged, duplicate_of or included.")
+    job_id: str | None
+    state: str = Field(description="queued, running, ready, partial or failed.")
+    error: Json | None
+    passages: int
+    symbols: int = Field(description="Names with a card.")
+    samples: int = Field(description="Whole kernels.")
+    facts_waiting: list[StatedFact] = Field(description="For `decide_facts`.")
+    not_read: list[str] = Field(description="Table rows that are no known fact, and warnings.")
+
+
+class ListedFacts(Result):
+    """Facts of a chip."""
+
+    hardware: str
+    facts: list[StatedFact]
+    conflicts: list[Json]
+
+
+class FactDecisions(Result):
+    """Decisions about facts; those in `left` were not accepted, with the reason."""
+
+    hardware: str
+    decided: list[StatedFact]
+    left: list[Json]
+
+
+class Gaps(Result):
+    """The knowledge about a chip, and its gaps."""
+
+    hardware: str
+    documents: int
+    passages: int
+    signals_covered: int
+    signals_missing: list[str]
+    upload_next: list[Json] = Field(description="Topics, the most useful first.")
+    facts_missing: list[str]
+    first_kernel_lacks: list[str]
+    names_without_card: list[str]
 
 
 class SubmittedTrajectory(Result):

@@ -61,7 +61,7 @@ class Routes:
                 sent.method,
                 sent.path,
                 params=sent.query,
-                json=sent.body,
+                **({"data": sent.form, "files": sent.files} if sent.files else {"json": sent.body}),
                 headers=caller_headers.get({}),
             )
         except httpx.RequestError as error:

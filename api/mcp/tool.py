@@ -7,18 +7,22 @@ model. Unknown arguments are refused: a mistyped one would otherwise be ignored 
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Annotated, Any
 
+import anyio
 from mcp.server.mcpserver.context import Context
 from mcp.server.mcpserver.exceptions import UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.mcp.routes import Routes
+from api.mcp.tools import TOOLS
 from api.strict_json import check_texts, validated
 from kb.errors import InvalidRequest, KernloreError, nearest
 
@@ -30,6 +34,23 @@ RECORDS = ToolAnnotations(
 )
 # A repeated call has no further effect: its measurements are stored.
 REPEATABLE = RECORDS.model_copy(update={"idempotent_hint": True})
+
+
+POLL_SECONDS = 0.2
+Wait = Annotated[float, Field(ge=0, le=600)]
+WAIT = Field(
+    50.0, description="Longest time until the answer, in seconds. Call again to wait longer."
+)
+
+
+async def until(ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
+    """The first result of `ask` that is not None; None after `seconds`. Polls, because other
+    processes read and measure.
+    """
+    deadline = time.monotonic() + seconds
+    while (answer := await ask()) is None and time.monotonic() < deadline:  # noqa: ASYNC110
+        await anyio.sleep(POLL_SECONDS)
+    return answer
 
 
 class Arguments(ArgModelBase):
@@ -94,19 +115,25 @@ def _result(answer: Result) -> CallToolResult:
     )
 
 
-# Routes that hints mention, and the tools that agents have for them.
-_IN_TOOLS = (
-    ("GET /signals", "list_signals_and_hardware"),
-    ("GET /hardware", "list_signals_and_hardware"),
-    ("GET /docs describes every request", "The tool's input schema describes its arguments"),
-)
+@cache
+def _in_tools() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Patterns of the routes that hints mention, longer ones first, and the tools for them."""
+    named = [(operation.method, operation.path, tool) for tool, operation in TOOLS.items()]
+    named += [("GET", "/hardware", "list_signals_and_hardware")]
+    named += [("GET", "/runs/{run_id}", "list_runs")]
+    patterns = []
+    for method, path, name in sorted(named, key=lambda row: -len(row[1])):
+        place = re.sub(r"\\\{\w+\\\}", r"[^\\s/;,.?]+", re.escape(path))
+        patterns.append((re.compile(rf"{method} {place}(?![\w/])(\?[\w=&]+)?"), f"`{name}`"))
+    about = "The tool's input schema describes its arguments"
+    return (*patterns, (re.compile("GET /docs describes every request"), about))
 
 
 def refusal(error: KernloreError) -> CallToolResult:
     """An error as a sentence that a model can act on, and its code."""
     hint = error.hint
-    for route, name in _IN_TOOLS:
-        hint = hint.replace(route, name)
+    for route, name in _in_tools():
+        hint = route.sub(name, hint)
     near = error.details.get("nearest") or ()
     missing = [name for name in near if str(name) not in hint]
     parts = [f"{error.message.rstrip('.')}.", hint]

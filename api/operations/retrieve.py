@@ -110,7 +110,8 @@ def retrieve(services: Services, request: RetrieveBody) -> Answer:
 
 def _answer(services: Services, body: RetrieveBody) -> Answer:
     settings = services.settings
-    defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
+    most = settings.default_max_tokens * (2 if vars(body).get("task") == "write" else 1)
+    defaults = {"k": settings.default_k, "max_tokens": most}
     request = request_of(body, defaults, services.access)
     if request.log is not None and len(request.log.encode()) > settings.max_log_bytes:
         raise PayloadTooLarge(
@@ -123,7 +124,8 @@ def _answer(services: Services, body: RetrieveBody) -> Answer:
     with watching(services.metrics.stage):
         answer = services.retriever.retrieve(request)
     services.metrics.retrieval(answer)
-    return answer
+    by_default = not request.fields and vars(body).get("k") is None
+    return answer.short() if by_default else answer
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ def _processes(services: Services, run_id: str) -> ServiceRuns:
 @declared("GET /runs", "List runs, newest first")
 def list_runs(services: Services) -> ListedRuns:
     """Each run with its goal, state and result."""
-    return {"runs": [runs.shown_run(row) for row in runs.run_store(services).latest()]}
+    stored = [runs.shown_run(row) for row in runs.run_store(services).latest()]
+    return {"runs": [*runs.starting_runs(services), *stored]}
 
 
 @declared(

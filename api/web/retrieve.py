@@ -20,7 +20,7 @@ from api.operations.retrieve import retrieve
 from api.services import Services
 from api.strict_json import load_json
 from api.web.pages import SentForm, error_page, form_route, page, page_router, see_other
-from kb.answers import Answer
+from kb.answers import ANSWER_FIELDS, Answer
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.lineage import chips_named
 from kb.scope import CATEGORIES
@@ -89,7 +89,8 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
     try:
         body = _body(given)
         named = _only_chip(services, given)
-        answer = retrieve(services, read_body({"hardware": named, **body} if named else body))
+        about = {"hardware": named} if named else {}
+        answer = retrieve(services, read_body({**about, **body, "fields": list(ANSWER_FIELDS)}))
     except KernloreError as error:
         if error.status >= 500:
             return error_page(request, error)
@@ -123,7 +124,7 @@ def _only_chip(services: Services, given: Mapping[str, str]) -> str:
     return next(iter(chips)) if len(chips) == 1 else ""
 
 
-# What a request is about, as the page names it.
+# The subject of a request, as the page names it.
 KINDS = {
     "log": "a log",
     "profile": "a profile",
@@ -272,7 +273,7 @@ def _source(source: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ShownLine:
-    """A line of the pasted text; `number` 0 stands for lines that are left out."""
+    """A line of the pasted text; `number` 0 marks omitted lines."""
 
     number: int
     text: str

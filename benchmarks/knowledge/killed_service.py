@@ -45,12 +45,12 @@ START_SECONDS = 90.0
 READ_SECONDS = 240.0
 Answer = list[tuple[str, str]]  # titles and texts of the excerpts, in their order
 REQUESTS: tuple[Any, ...] = (
-    {"query": "how many lanes has the quince unit", "hardware": "h100"},
-    {"query": "latency of the plum queue", "hardware": "mi300x"},
-    {"query": "banks of the medlar scratchpad", "hardware": "a100"},
+    {"query": "how many lanes has the quince unit", "hardware": "h100", "k": 20},
+    {"query": "latency of the plum queue", "hardware": "mi300x", "k": 20},
+    {"query": "banks of the medlar scratchpad", "hardware": "a100", "k": 20},
     # No further: excerpts of equal score are in the order in which their documents were read.
     {"signal": "memory_bound", "hardware": "h100", "k": 10},
-    {"query": "when does the damson pipe stall"},
+    {"query": "when does the damson pipe stall", "k": 20},
 )
 COUNTED = """
 CREATE TABLE counted (sha TEXT);

@@ -360,7 +360,8 @@ def _lost(client: Client, shared: Shared) -> list[str]:
     listed = client.send("list", "GET", "/documents") or {"documents": []}
     present = {row["id"] for row in listed["documents"]}
     for number, manual in sorted(shared.manuals.items()):
-        body = {"query": f"marker{number}x edition{manual.edition}x", "hardware": "h100"}
+        asked = f"marker{number}x edition{manual.edition}x"
+        body = {"query": asked, "hardware": "h100", "fields": ["excerpts"]}
         answer = client.send("retrieve", "POST", "/retrieve", json=body) or {"excerpts": []}
         wanted = f"marker{number}x edition{manual.edition}x"
         if manual.document_id not in present:

@@ -349,9 +349,20 @@ class RunProcesses(Work):
         job = self.find(run_id)
         return None if job is None else _process(job)
 
-    def take_run(self, process: RunProcess) -> RunProcess | None:
+    def without_row(self) -> list[tuple[RunProcess, Mapping[str, Any]]]:
+        """Runs that a process has begun and not stored yet, newest first: the process, and the
+        requested problem and hardware.
+        """
+        stored = sa.select(t.runs.c.id).where(t.runs.c.id == t.work.c.id).exists()
+        with self._catalog.read() as connection:
+            jobs = self.matching(connection, ~stored, t.work.c.state != "failed")
+        return [(_process(job), job.progress) for job in reversed(jobs)]
+
+    def take_run(
+        self, process: RunProcess, about: Mapping[str, Any] | None = None
+    ) -> RunProcess | None:
         """Take a run that no process has, whose process is dead, or is only starting. Returns the
-        process that has it otherwise, and nothing changes.
+        process that has it otherwise, and nothing changes. `about` describes a new run.
         """
         starting = process.owner == STARTING
         values: dict[str, Any] = {
@@ -363,7 +374,7 @@ class RunProcesses(Work):
         }
         chosen = t.work.c.id == process.run_id
         fixed = {"id": process.run_id, "kind": "run", "created_at": clock.now()}
-        empty: dict[str, Any] = {"progress": {}, "result": {}}
+        empty: dict[str, Any] = {"progress": dict(about or {}), "result": {}}
         with self._catalog.write(rows_only=True) as connection:
             connection.execute(insert_new(connection, t.work), [{**fixed, **empty, **values}])
             # Locked until the end: a concurrent process waits, then sees the row.

@@ -284,7 +284,7 @@ def _joined(group: Sequence[Passage]) -> str:
 
 # Tokens of a section that is quoted whole if its title, text or a move names the signal. Every
 # section of the built-in manuals fits, with its table. Other manuals have sections of several
-# pages, of which a part around the hit answers less per line than the next hit.
+# pages, where a part around the hit answers less per line than the next hit.
 LARGEST = 360
 ENOUGH = 2  # number of excerpts above which those of little use are left out
 FAR = 0.6  # share of the best score that counts as low; chosen by reading 60 answers

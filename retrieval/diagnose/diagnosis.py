@@ -11,6 +11,7 @@ the signals that it rules out; a rule whose own signal has been ruled out rules 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -22,16 +23,16 @@ from retrieval.diagnose.hot_lines import findings_of, hot_lines
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
-from retrieval.diagnose.signals import SignalRegistry
+from retrieval.diagnose.signals import Signal, SignalRegistry
 from retrieval.diagnose.signatures import (
     OF_CARDS,
     OF_WORDS,
+    ErrorSignature,
     SignatureIndex,
     SignatureMatch,
     load_signatures,
     signature_from_mapping,
 )
-from retrieval.diagnose.symptoms import symptoms_in
 from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
@@ -118,7 +119,7 @@ class Diagnoser:
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
-        for match in matches:  # what was measured leads words
+        for match in matches:  # measurements precede words
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         verdict = Verdict(
             lines=lines,
@@ -203,6 +204,7 @@ def _signature_json(match: SignatureMatch) -> dict[str, Any]:
         "line_number": match.line_number,
         "extracted": dict(match.extracted),
         "quantities": match.quantities,
+        "advice": match.advice.text if match.advice else None,
     }
 
 
@@ -328,8 +330,8 @@ def diagnose(
 
 def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> list[_Tried]:
     """Every applicable rule whose parent fired, with its outcome, in file order. `known` are the
-    values for predicates besides the signals of earlier rules; a canonical metric is also in it by
-    its plain name.
+    values for predicates in addition to the signals of earlier rules; a canonical metric is also in
+    it by its plain name.
     """
     tried: list[_Tried] = []
     fired: set[str] = set()
@@ -446,3 +448,73 @@ def _measure_next(
         if _is_measured(name)
     ]
     return tuple(dict.fromkeys(n for n in names if n not in metrics.values))[:MAX_NEXT]
+
+
+# -- from prose: signals that a log without a known error line names in words, which are claims of
+# the author and not measurements. Denials ("without bank conflicts", "register spills: 0") do not
+# count.
+
+MAX_PROSE = 20_000  # characters that are searched
+MAX_SYMPTOMS = 2  # signals
+REMEDY = "The text says so and no error line does: confirm it by a measurement or the full message."
+
+_DENIED = re.compile(
+    r"(?:\b(?:no|without|avoid\w*|prevent\w*|eliminat\w*|free of|zero|0|not|never|nor)\b|n't\b)"
+    r"\W{1,4}(?:[\w-]{1,20}\W{1,3}){0,2}$",
+    re.IGNORECASE,
+)
+_NONE = re.compile(r"\W{0,4}[:=]\s{0,4}0\b(?!\.)")
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n|\n(?=\s{0,4}[-*#|>])")
+BEFORE = 60  # characters in which a denial is searched for
+MAX_SENTENCE = 300
+
+
+def symptoms_in(text: str, signals: SignalRegistry) -> list[SignatureMatch]:
+    """The signals that the text names, at most MAX_SYMPTOMS in the order of their first mention."""
+    text = text[:MAX_PROSE]
+    mentions = [
+        (place, order, signal)
+        for order, signal in enumerate(signals)
+        if (place := min(_mentions(text, signals.symptoms[signal.id]), default=None)) is not None
+    ]
+    return [_claimed(text, place, signal) for place, _, signal in sorted(mentions, key=_place_of)][
+        :MAX_SYMPTOMS
+    ]
+
+
+def _place_of(mention: tuple[int, int, Signal]) -> tuple[int, int]:
+    return mention[:2]
+
+
+def _mentions(text: str, symptoms: Sequence[Sequence[re.Pattern[str]]]) -> Iterator[int]:
+    """The place of the first claim of each symptom."""
+    for first, *others in symptoms:
+        claimed = (m.start() for m in first.finditer(text) if not _is_denied(text, m))
+        place = next(claimed, None)
+        if place is not None and all(other.search(text) for other in others):
+            yield place
+
+
+def _is_denied(text: str, match: re.Match[str]) -> bool:
+    before = text[max(0, match.start() - BEFORE) : match.start()]
+    ended = [end.end() for end in _SENTENCE_END.finditer(before)]
+    before = before[ended[-1] :] if ended else before
+    return _DENIED.search(before) is not None or _NONE.match(text, match.end()) is not None
+
+
+def _claimed(text: str, place: int, signal: Signal) -> SignatureMatch:
+    """A match whose line is the sentence around the place."""
+    starts = [end.end() for end in _SENTENCE_END.finditer(text, 0, place)]
+    following = _SENTENCE_END.search(text, place)
+    end = following.end() if following else len(text)
+    sentence = " ".join(text[starts[-1] if starts else 0 : end].split())
+    signature = ErrorSignature(
+        id=f"words-{signal.id}",
+        toolchain=OF_WORDS,
+        pattern="",
+        signal=signal.id,
+        title=signal.title,
+        remedy=REMEDY,
+        origin=OF_WORDS,
+    )
+    return SignatureMatch(signature, text.count("\n", 0, place) + 1, sentence[:MAX_SENTENCE], {})

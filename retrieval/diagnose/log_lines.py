@@ -35,7 +35,7 @@ _TEST_FRAME = re.compile(r"\S{1,400}\.py:\d{1,7}: \w")
 _DIAGNOSTIC = re.compile(
     r"\b(?:(?P<failure>error|fatal|critical|panic)|(?P<advisory>\w{0,40}warning|note|remark))"
     r"(?: #[\w-]{1,20}| \([^)]{1,40}\)|\[[^\]]{1,40}\]| [A-Z]{1,4}\d{1,5})?\s{0,6}\]?:"
-    r"|^\[?\s{0,4}WARN(?:ING)?\b|^(?:\[rank\d{1,4}\]:)?W\d{4} ",
+    r"|^\[?\s{0,4}WARN(?:ING)?\b|^(?:\[rank\d{1,4}\]:)?[WVI]\d{4} ",
     re.IGNORECASE,
 )
 _PREFIX = re.compile(
@@ -89,7 +89,7 @@ class LogIndex:
         if "\x1b" in log:
             log = _ANSI.sub("", log)
         self._log = log
-        self._all: list[str] | None = None  # the lines, split on demand by frame_of
+        self._all: list[str] | None = None  # split on demand
         raw = [_ends(line) for line in log.encode("utf-8", "replace").split(b"\n")]
         shapes = b"\n".join(raw).lower().translate(_SHAPE).split(b"\n")
         first: dict[bytes, int] = {}
@@ -132,20 +132,25 @@ class LogIndex:
         i = bisect_right(self._numbers, line.number - 1)
         return Line(self._numbers[i] + 1, self._cut(i, [])) if i < len(self._raw) else None
 
+    @property
+    def all_lines(self) -> list[str]:
+        """Every line as printed, without colours."""
+        if self._all is None:
+            self._all = self._log.split("\n")
+        return self._all
+
     def frame_of(self, number: int) -> str:
         """The line with the Python frame that raised the exception of line `number`; empty if none
         is near. In a traceback it precedes the message, in a test report of pytest it follows.
         """
-        if self._all is None:
-            self._all = self._log.split("\n")
-        above = self._all[max(0, number - 1 - FRAME_LINES) : number - 1]
+        above = self.all_lines[max(0, number - 1 - FRAME_LINES) : number - 1]
         for text in reversed(above):
             text = without_prefix(text)
             if _FRAME.match(text):
                 return text[:MAX_LINE]
             if text.startswith("Traceback"):
                 break
-        below = self._all[number : number + FRAME_LINES]
+        below = self.all_lines[number : number + FRAME_LINES]
         return next((text[:MAX_LINE] for text in below if _TEST_FRAME.match(text)), "")
 
     def _cut(self, index: int, places: list[int]) -> str:

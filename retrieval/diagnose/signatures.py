@@ -24,12 +24,21 @@ from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, Predicate, Value, compile_predicate
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.log_lines import (
+    Line,
     LogIndex,
     is_advisory,
     is_excerpt,
     normalise_error,
     query_lines,
     without_prefix,
+)
+from retrieval.diagnose.message import (
+    Advice,
+    advice_in,
+    excess_in,
+    message_at,
+    message_words,
+    origin_of,
 )
 from retrieval.diagnose.metrics import load_metrics, parse_quantity
 from retrieval.diagnose.signals import DATA, load_signals
@@ -51,6 +60,10 @@ BUILTIN = "builtin"
 OF_CARDS, OF_WORDS = "card", "words"
 # A chip's own signature is more specific than a general one for the same line.
 HARDWARE_PRIORITY = 95
+# Below this priority a signature knows only the kind of failure, and the advice of the message
+# replaces its remedy. A line that has the limit without the amount is such a case.
+GENERAL = 64
+NEAR_LINES = 4  # between a leading line and its amounts
 MAX_MATCHES = 20
 MAX_OF_ONE = 3
 MAX_WORDS = 600
@@ -79,7 +92,7 @@ _OPTIONAL = (
     *("id", "toolchain", "priority", "extract", "when", "class", "frames"),
     *("cause", "roles", "unit", "limit_fact", "remedies"),
 )
-# Groups of a pattern that hold the amount that was asked for and the largest that is allowed.
+# Groups of a pattern that hold the requested and the largest allowed amount.
 NEEDED, LIMIT = "needed", "limit"
 UNITS = ("bytes", "bits", "columns", "elements", "groups", "partitions", "registers", "threads")
 # Default roles by class: a smaller tile does not fix a wrong driver or target.
@@ -129,7 +142,7 @@ class SignatureMatch:
     metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
     another signature of the line with the same signal, which supplies fields that the leading one
     lacks. `amounts` are the numbers of the groups `needed` and `limit` of the signature `sized`,
-    and `facts` those of the chip.
+    and `facts` those of the chip. `advice` is that of the message itself.
     """
 
     signature: ErrorSignature
@@ -141,6 +154,7 @@ class SignatureMatch:
     amounts: Mapping[str, float] = field(default_factory=dict)
     sized: ErrorSignature | None = None
     facts: Mapping[str, Value | None] = field(default_factory=dict)
+    advice: Advice | None = None
 
     @property
     def quantities(self) -> dict[str, Any] | None:
@@ -192,11 +206,32 @@ class SignatureMatch:
 
     @property
     def remedy(self) -> str:
-        """The amount by which the line exceeds a limit, and the remedy that can work for it."""
+        """The advice of the message, its excess over a limit, and a suitable remedy."""
+        return self._filled(" ".join(filter(None, (self._said, self._excess, self._known))))
+
+    @property
+    def _said(self) -> str:
+        if self.advice is None or (self.advice.is_condition and not self._is_general):
+            return ""
+        verb = "states a condition" if self.advice.is_condition else "says what to do"
+        return f'The message {verb}: "{self.advice.text}".'
+
+    @property
+    def _known(self) -> str:
+        """The remedy of the signature or of its case; none of a general one if the message has
+        advice.
+        """
         known = Bindings(parameters=self.amounts, facts=self.facts)
         cases = self.sized.remedies if self.sized else ()
-        text = next((t for when, t in cases if when.evaluate(known).value), self.signature.remedy)
-        return self._filled(f"{self._excess} {text}")
+        case = next((t for when, t in cases if when.evaluate(known).value), "")
+        is_source = self.signature.id in message_words()["source_signatures"]
+        if is_source and (foreign := origin_of(self.line)):
+            return foreign
+        return case or ("" if self.advice and self._is_general else self.signature.remedy)
+
+    @property
+    def _is_general(self) -> bool:
+        return self.signature.priority < GENERAL
 
     @property
     def _excess(self) -> str:
@@ -327,19 +362,25 @@ class SignatureIndex:
         """
         best: list[SignatureMatch] = []
         index = LogIndex(log)
-        for line, keywords in index.lines(self._by_keyword):
+        of_amounts = frozenset(message_words()["keywords"])
+        for line, keywords in index.lines({*self._by_keyword, *of_amounts}):
             if is_excerpt(without_prefix(line.text)):
                 continue
-            candidates = {s.id: s for k in keywords for s in self._by_keyword[k]}
+            candidates = {s.id: s for k in keywords for s in self._by_keyword.get(k, ())}
             matches = [
                 match
                 for signature in candidates.values()
                 if (match := _match(signature, line.number, line.text)) is not None
                 and _counts(match, index)
             ]
+            if not keywords.isdisjoint(of_amounts) and (over := _over_limit(line)) is not None:
+                matches.append(_beside(matches, over))
             if matches:
                 best.append(_leading(matches))
-        return _deduplicated(sorted(best, key=lambda match: match._order), limit)
+        chosen = _deduplicated(sorted(best, key=lambda match: match._order), limit)
+        said = [advice_in(message_at(index.all_lines, m.line_number)) for m in chosen]
+        advised = [replace(m, advice=a) for m, a in zip(chosen, said, strict=True)]
+        return [_sized(advised[0], advised[1:]), *advised[1:]] if advised else []
 
 
 def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
@@ -383,6 +424,49 @@ def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch 
     )
 
 
+def _over_limit(line: Line) -> SignatureMatch | None:
+    """The match of a line with an amount over a limit, by a signature of its resource."""
+    over = None if is_advisory(line.text) else excess_in(without_prefix(line.text))
+    if over is None:
+        return None
+    signature = ErrorSignature(
+        id=f"limit-{over.resource.id}",
+        toolchain="amounts",
+        pattern="",
+        signal=over.resource.signal,
+        title=over.title,
+        remedy=over.resource.remedy,
+        priority=GENERAL - 5 if over.needed is None else over.resource.priority,
+        failure_class="limit",
+        unit=over.resource.unit,
+    )
+    amounts = {LIMIT: over.limit} | ({} if over.needed is None else {NEEDED: over.needed})
+    text = line.text.strip()
+    return SignatureMatch(signature, line.number, text, {}, amounts=amounts, sized=signature)
+
+
+def _sized(first: SignatureMatch, others: Sequence[SignatureMatch]) -> SignatureMatch:
+    """The leading match, with the amounts of a line near it that has the same signal."""
+    near = (
+        m
+        for m in others
+        if m.sized is not None
+        and m.signature.signal == first.signature.signal
+        and abs(m.line_number - first.line_number) <= NEAR_LINES
+    )
+    other = None if first.sized is not None else next(near, None)
+    return first if other is None else replace(first, amounts=other.amounts, sized=other.sized)
+
+
+def _beside(matches: Sequence[SignatureMatch], over: SignatureMatch) -> SignatureMatch:
+    """An excess next to other matches of its line: it supplies only its amounts if one of them
+    knows the cause.
+    """
+    signal = over.signature.signal
+    known = any(m.signature.signal == signal and m.signature.priority >= GENERAL for m in matches)
+    return replace(over, signature=replace(over.signature, priority=0)) if known else over
+
+
 def _counts(match: SignatureMatch, index: LogIndex) -> bool:
     """Whether a match holds in its context: a line labelled as a warning is no failure, and the
     meaning of an exception may depend on the raiser.
@@ -421,7 +505,7 @@ def vendor_of_log(log: str) -> tuple[str, str] | None:
     tools of several families.
     """
     tools = [match.signature.toolchain for match in _builtin_index().match(log)]
-    vendors = _table()["vendors"]
+    vendors = _tables()["vendors"]
     named = [(vendor, tool) for tool in tools for vendor in vendors if tool in vendors[vendor]]
     return named[0] if len({vendor for vendor, _ in named}) == 1 else None
 
@@ -432,14 +516,14 @@ def _builtin_index() -> SignatureIndex:
 
 
 @lru_cache(maxsize=1)
-def _table() -> Mapping[str, Any]:
+def _tables() -> Mapping[str, Any]:
     return tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)
 def load_signatures() -> tuple[ErrorSignature, ...]:
     """The built-in signatures."""
-    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in _table()["signatures"])
+    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in _tables()["signatures"])
     if len({signature.id for signature in signatures}) != len(signatures):
         raise _broken(BUILTIN, "two signatures have the same id")
     return signatures

@@ -1,5 +1,6 @@
-"""A real run as training data: every shape and format, every candidate accounted for; and its
-export told again, of which nothing is measured anew."""
+"""A real run as training data: every shape and format, every candidate accounted for; its export
+submitted again, with nothing measured twice.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def rows_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_formats_hold_the_same(
+def test_both_formats_have_equal_content(
     services: Services, run: str, shape: str, tmp_path: Path
 ) -> None:
     read = []
@@ -100,11 +101,11 @@ def test_both_formats_hold_the_same(
         written = json.loads((tmp_path / format / "manifest.json").read_text())
         assert written["left_out"] == manifest["left_out"]
     assert read[0] == read[1]
-    if shape != "dpo":  # of pairs, one candidate is in many
+    if shape != "dpo":  # of pairs, one candidate is in several
         assert len(read[0]) + sum(manifest["left_out"].values()) == CANDIDATES
 
 
-def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Path) -> None:
+def test_row_has_measurements(services: Services, run: str, tmp_path: Path) -> None:
     tree = tree_of(services, run)
     manifest = export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path / "out")
     faster = [n for n in tree.nodes[1:] if n.correct and n.speedup and n.speedup.low > 1.0]
@@ -126,11 +127,11 @@ def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Pa
         assert "map_id" in user and "searchsorted" in user and "held_out" not in user
 
 
-def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
-    """The problem and the recipes are shipped; what was not measured or repeats is left out."""
+def test_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
+    """The problem and the recipes are shipped; unmeasured and repeated candidates are left out."""
     asked = ExportRequest("grpo", only=(run,), trainable=True)
     manifest = export_trajectories(services, asked, tmp_path / "out")
-    # On a busy machine nothing is measured, and that is a reason too.
+    # On a busy machine nothing is measured, which is a reason too.
     candidates = tree_of(services, run).nodes[1:]
     assert {node.state for node in candidates} <= {"evaluated", "unmeasured", "duplicate"}
     assert manifest["rows"] + sum(manifest["left_out"].values()) == CANDIDATES
@@ -147,7 +148,7 @@ def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: 
         assert row["problem_toml"].startswith('name = "map_id"')
 
 
-def test_the_curator_gets_the_run(services: Services, run: str) -> None:
+def test_curator_reads_run(services: Services, run: str) -> None:
     record = trajectory(services, run)
     assert record.evaluated_here and len(record.steps) == CANDIDATES
     assert record.lineage[0] == record.hardware and record.subject.dtype == "int64"
@@ -157,7 +158,7 @@ def test_the_curator_gets_the_run(services: Services, run: str) -> None:
         assert set(step.proposal.values) <= set(roles[step.proposal.recipe or ""])
 
 
-def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) -> None:
+def test_invalid_exports_are_refused(services: Services, run: str, tmp_path: Path) -> None:
     for asked in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
         with pytest.raises(InvalidRequest, match="unknown shape"):
             export_trajectories(services, asked, tmp_path / "new")
@@ -167,10 +168,8 @@ def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) ->
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_stored_prompt_is_used_as_it_was_sent(
-    services: Services, run: str, tmp_path: Path
-) -> None:
-    """Without the texts of documents that are not this product's own."""
+def test_stored_prompt_is_exported_unchanged(services: Services, run: str, tmp_path: Path) -> None:
+    """Without texts of documents that are not part of Kernlore."""
     from skills.training.export import exported_search, task_of
 
     source = exported_search(services, run, tmp_path)
@@ -200,7 +199,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
         assert found.left_out == (() if leave else (ID,))
 
 
-def test_quotations_that_may_be_shown_stay() -> None:
+def test_permitted_quotations_stay_in_prompts() -> None:
     fence = Fence("b" * 16)
     text = "\n".join(
         fence.around(kind, f"id: {name}\nwords of {name}")
@@ -212,8 +211,8 @@ def test_quotations_that_may_be_shown_stay() -> None:
     assert "words of mv_other" not in kept and "id: mv_other" in kept
 
 
-def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: Path) -> None:
-    """Shipped ones always, imported ones and their moves only with leave."""
+def test_skills_are_exported_by_their_origin(services: Services, tmp_path: Path) -> None:
+    """Shipped ones always, imported ones and their moves only with permission."""
     shipped, imported = "any-split-k-skinny-matmul", "somebody-s-skill"
     folder = tmp_path / imported
     shutil.copytree(services.settings.skills_dir / shipped, folder)
@@ -236,7 +235,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
         assert left_out == (() if leave else (f"{imported}#0", imported))
 
 
-def test_its_export_is_told_again_and_nothing_is_measured_anew(
+def test_resubmitted_export_is_not_measured_again(
     services: Services, run: str, tmp_path: Path
 ) -> None:
     tree = tree_of(services, run)
@@ -251,7 +250,7 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
     assert _evaluations(services) == before
     own, told = trajectory(services, run), trajectory(services, ran.json["id"])
     for mine, theirs in zip(own.steps, told.steps, strict=True):
-        if mine.child.number not in busy:  # what was not measured then is tried again
+        if mine.child.number not in busy:  # unmeasured ones are tried again
             both = (kernel_as_json(side)["measured"] for side in (theirs.child, mine.child))
             assert next(both) == next(both)
         assert theirs.proposal.bundle.files == mine.proposal.bundle.files
@@ -265,14 +264,14 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
         *("--output", tmp_path / "out", "--json"),
         data=data,
     )
-    # Whoever tells a source must say under which licence it stands.
+    # A trajectory with sources must state their licence.
     assert exported.code == 0 and exported.json["rows"] == 0
     assert sum(exported.json["left_out"].values()) == CANDIDATES
     assert all(reason in exported.err for reason in exported.json["left_out"])
     assert trajectory_store(services).find(told.id).summary["actor"] == "external"
 
 
-def test_licences_are_known_or_nothing_is(services: Services) -> None:
+def test_candidate_without_known_licence_is_left_out(services: Services) -> None:
     problem = load_problem(Path("map_id"))
     other = replace(problem, sha256="0" * 64)
     book = LicenceBook(services, ("a-model",))
@@ -287,7 +286,7 @@ def test_licences_are_known_or_nothing_is(services: Services) -> None:
     assert source("llm", model="another") is None
     assert source("external") is None and source("external", stated="MIT") == "MIT"
     assert source("external", text="// SPDX-License-Identifier: BSD-3-Clause") == "BSD-3-Clause"
-    assert source("rewrite") is None  # as its problem's
+    assert source("rewrite") is None  # that of its problem
     proposal = Proposal(Bundle({"m.py": ""}, "m.py", "torch", "ModelNew", {}, "rewrite"), "s")
     assert book.of(problem, proposal, None) == Licences("Apache-2.0", "Apache-2.0")
 

@@ -1,4 +1,4 @@
-"""Who works on a told trajectory: never two, and whatever ends badly is taken up again."""
+"""Leases of external trajectories: one worker at a time, and abandoned work is resumed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.api.test_trajectories import body
 
 pytestmark = pytest.mark.slow(seconds=10)
 
-GONE = -1.0  # seconds: a lease that has run out
-DAMAGED = "trj_damaged"  # fails at once, without any measuring
+GONE = -1.0  # seconds: an expired lease
+DAMAGED = "trj_damaged"  # fails at once, without any measurement
 UNREADABLE, UNRECORDED = "worker failed", "trajectory not recorded"
-# What a full disk does: the end of a trajectory cannot be written.
+# As on a full disk: the end of a trajectory cannot be written.
 NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON work
 WHEN NEW.state IN ('ready', 'failed') BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"""
 
@@ -70,9 +70,7 @@ def failed(services: Services, name: str = DAMAGED) -> bool:
     return trajectory_store(services).find(name).state == "failed"
 
 
-def test_the_thread_outlives_a_catalog_that_cannot_be_read(
-    services: Services, queue: TrajectoryQueue
-) -> None:
+def test_thread_survives_unreadable_catalog(services: Services, queue: TrajectoryQueue) -> None:
     sql(services, "ALTER TABLE work RENAME TO away")
     with capture_logs() as said:
         queue.wake()
@@ -86,7 +84,7 @@ def test_the_thread_outlives_a_catalog_that_cannot_be_read(
     assert queue._worker._thread is thread
 
 
-def test_a_thread_that_died_is_started_again(services: Services, queue: TrajectoryQueue) -> None:
+def test_dead_thread_is_restarted(services: Services, queue: TrajectoryQueue) -> None:
     queue._worker._thread = threading.Thread(target=lambda: None)
     queue._worker._thread.start()
     queue._worker._thread.join()
@@ -96,10 +94,10 @@ def test_a_thread_that_died_is_started_again(services: Services, queue: Trajecto
 
 
 @pytest.mark.embedded
-def test_an_end_that_cannot_be_written_loses_nothing(
-    services: Services, queue: TrajectoryQueue
-) -> None:
-    """The trajectory is queued again once the lease ran out, with nobody who wakes the thread."""
+def test_failed_write_of_an_end_loses_nothing(services: Services, queue: TrajectoryQueue) -> None:
+    """The trajectory is queued again once the lease expires, without a call that wakes the
+    thread.
+    """
     add_damaged(services)
     sql(services, NO_END)
     store = trajectory_store(services)
@@ -112,8 +110,8 @@ def test_an_end_that_cannot_be_written_loses_nothing(
     assert "lacks" in store.find(DAMAGED).summary["error"]["message"]
 
 
-def test_what_a_killed_worker_left_is_taken_up(services: Services, queue: TrajectoryQueue) -> None:
-    """While the service runs, and without a call that wakes it; what is being worked on is left."""
+def test_work_of_a_killed_worker_is_resumed(services: Services, queue: TrajectoryQueue) -> None:
+    """While the service runs, and without a call that wakes it; work with a live owner is left."""
     store = trajectory_store(services)
     add_damaged(services)
     add_damaged(services, "trj_held")
@@ -124,8 +122,8 @@ def test_what_a_killed_worker_left_is_taken_up(services: Services, queue: Trajec
     assert store.find("trj_held").state == "running"
 
 
-def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
-    """Neither a second telling nor `verify`, until the lease has run out."""
+def test_trajectory_in_progress_is_not_taken(services: Services) -> None:
+    """Neither by a second submission nor by `verify`, until the lease expires."""
     told = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
     row = accept_body(services, told)
     store = trajectory_store(services)
@@ -139,10 +137,10 @@ def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
     assert (ran.code, ran.json["state"]) == (1, "running") and "another process" in ran.err
     ran = kernlore("trajectories", "verify", DAMAGED, "--json", data=data)
     assert (ran.code, ran.json["state"]) == (1, "failed"), ran.err
-    assert store.end(row.id, "service1", "failed")  # it was the service's all the time
+    assert store.end(row.id, "service1", "failed")  # it belonged to the service all the time
 
 
-def test_the_lease_is_kept_and_its_loss_is_seen(services: Services) -> None:
+def test_lease_is_renewed_and_its_loss_detected(services: Services) -> None:
     store = trajectory_store(services)
     add_damaged(services)
     assert store.take(DAMAGED, "w1", 0.4)

@@ -1,4 +1,4 @@
-"""Golden PDFs, drawn here so that every page, label and place is known to the tests."""
+"""PDFs whose pages, labels and positions are known."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _memory(canvas: Canvas) -> None:
 
 
 def without_outline() -> bytes:
-    """Headings told by size and number only."""
+    """Headings marked only by font size and number."""
 
     def draw(canvas: Canvas) -> None:
         page = Page(canvas)
@@ -174,7 +174,7 @@ def without_outline() -> bytes:
 
 
 def two_columns() -> bytes:
-    """A full-width title above two columns of prose drawn one after the other."""
+    """A full-width title above two columns of prose, drawn one after the other."""
 
     def draw(canvas: Canvas) -> None:
         page = Page(canvas)
@@ -191,7 +191,7 @@ def two_columns() -> bytes:
 
 
 def columns(texts: Sequence[Sequence[str]]) -> bytes:
-    """One page with a column of lines for each text, drawn one after the other from its head."""
+    """One page with a column of lines for each text, drawn one after the other from the top."""
 
     def draw(canvas: Canvas) -> None:
         page = Page(canvas)
@@ -255,7 +255,7 @@ def printed_numbers_only() -> bytes:
 
 
 def rotated() -> bytes:
-    """A landscape page, stored upright and shown turned."""
+    """A landscape page, stored upright with a rotation."""
 
     def draw(canvas: Canvas) -> None:
         canvas.setPageRotation(90)

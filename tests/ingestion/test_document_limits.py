@@ -1,4 +1,4 @@
-"""What one document may become, in every format; a slow one does not delay others."""
+"""Limits on the size of one parsed document, in every format; a slow one does not delay others."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_each_format_that_becomes_too_much_is_refused(name: str) -> None:
+def test_oversized_file_of_each_format_is_refused(name: str) -> None:
     data = FILES[name]()
     assert parse(data, name).elements
     with pytest.raises(ParseFailed, match="more than 3 paragraphs and table cells") as parts:
@@ -85,14 +85,14 @@ def test_a_file_of_each_format_that_becomes_too_much_is_refused(name: str) -> No
         parse(data, name, DocumentLimits(passages=0))
 
 
-def test_one_cell_of_a_table_counts_as_one_part() -> None:
+def test_table_cell_counts_as_one_part() -> None:
     text = "| a | b |\n| --- | --- |\n" + "| 1 | 2 |\n" * 20
     assert parse(text.encode(), "a.md", DocumentLimits(parts=43))
     with pytest.raises(ParseFailed, match="table cells"):
         parse(text.encode(), "a.md", DocumentLimits(parts=42))
 
 
-def test_a_line_that_will_be_cut_counts_with_what_remains_of_it() -> None:
+def test_cut_line_counts_with_its_remaining_length() -> None:
     data = ("word " * 20_000).encode()
     passages = LINE_CHARS // 800
     assert parse(data, "a.txt", DocumentLimits(passages=passages)).elements
@@ -104,7 +104,7 @@ def test_a_line_that_will_be_cut_counts_with_what_remains_of_it() -> None:
 
 
 def padded(data: bytes, size: int, *, stated: int | None = None, damaged: bool = False) -> bytes:
-    """The archive with a compressed member of `size` bytes, for which it may state another size."""
+    """The archive with a compressed member of `size` bytes, whose header may state another size."""
     target = io.BytesIO(data)
     with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive:
         if damaged:
@@ -118,7 +118,7 @@ def padded(data: bytes, size: int, *, stated: int | None = None, damaged: bool =
 
 @pytest.mark.parametrize("name", ["a.docx", "a.xlsx", "a.pptx", "a.epub", "a.odt"])
 @pytest.mark.parametrize("how", [{}, {"stated": 10}, {"damaged": True}])
-def test_an_archive_that_unpacks_to_too_much_is_refused(name: str, how: dict[str, int]) -> None:
+def test_archive_that_unpacks_to_too_much_is_refused(name: str, how: dict[str, int]) -> None:
     bomb = padded(FILES[name](), 3 << 20, **how)  # type: ignore[arg-type]
     assert len(bomb) < 1 << 20
     with pytest.raises(ParseFailed, match="archive unpacks to more than 2 MiB") as refused:
@@ -126,13 +126,13 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(name: str, how: dict[str
     assert "KERNLORE_MAX_UNPACKED_BYTES" in refused.value.hint
 
 
-def test_an_archive_in_a_mail_is_refused_too() -> None:
+def test_oversized_archive_in_mail_is_refused() -> None:
     bomb = mail_with(padded(FILES["a.docx"](), 3 << 20), "a.docx")
     read = parse(bomb, "a.eml", DocumentLimits(unpacked_bytes=2 << 20))
     assert any("unpacks to more than 2 MiB" in warning for warning in read.warnings)
 
 
-def test_a_cell_that_states_a_million_columns_has_no_more_than_word_writes() -> None:
+def test_cell_span_is_limited_to_what_word_writes() -> None:
     import docx
     from docx.oxml import OxmlElement
     from docx.oxml.ns import qn
@@ -164,7 +164,7 @@ def reader_of(store: Store, limits: DocumentLimits) -> LocalReader:
         (DocumentLimits(seconds=0.0), "# A\n\nText.\n", "longer than 0 s"),
     ],
 )
-def test_a_document_of_too_many_passages_fails_and_leaves_nothing(
+def test_document_of_too_many_passages_fails_without_rows(
     store: Store, limits: DocumentLimits, text: str, reason: str
 ) -> None:
     large = store.submit("large.md", text)
@@ -175,7 +175,7 @@ def test_a_document_of_too_many_passages_fails_and_leaves_nothing(
     assert store.rows("passages") == store.rows("sections") == 0
 
 
-def test_limits_reach_the_parser_process(store: Store) -> None:
+def test_limits_apply_in_parser_process(store: Store) -> None:
     """The parser refuses before its process sends the elements."""
     with ParserProcess(ParseLimits(document=DocumentLimits(parts=3))) as parsers:
         reader = LocalReader(store.embedder, store.tagger, parsers.parse_bytes)
@@ -185,16 +185,14 @@ def test_limits_reach_the_parser_process(store: Store) -> None:
     assert error is not None and "more than 3 paragraphs" in error["message"]
 
 
-def test_settings_become_limits() -> None:
+def test_limits_come_from_settings() -> None:
     settings = Settings(
         max_unpacked_bytes=1, max_document_parts=2, max_passages=3, parse_seconds=4.0
     )
     assert DocumentLimits.of(settings) == DocumentLimits(1, 2, 3, 4.0)
 
 
-def test_a_slow_document_does_not_delay_others(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_document_does_not_delay_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingestion.worker.PATIENCE", 0.2)
     monkeypatch.setattr("ingestion.worker.SLOW_LOOK_SECONDS", 0.05)
     finish = threading.Event()

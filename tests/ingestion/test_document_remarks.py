@@ -1,4 +1,4 @@
-"""What a job says of a document beside others: two under one name, one under two."""
+"""Remarks of a job about other documents: two under one name, one under two."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def remarks(store: Store, name: str, text: str, **given: object) -> list[str]:
     return said
 
 
-def test_an_unrelated_file_of_the_same_name_replaces_nothing_unconfirmed(store: Store) -> None:
+def test_unrelated_file_of_same_name_needs_confirmation(store: Store) -> None:
     assert remarks(store, "guide.md", ALPHA) == []
     refused = store.jobs.get(store.ingest("guide.md", BETA, hardware=("h100",)).job_id or "")
     assert refused.state == "failed" and refused.error is not None
@@ -69,7 +69,7 @@ def titles(store: Store) -> set[str]:
     return {document.title for document in store.documents.find(hardware="h100")}
 
 
-def test_two_short_texts_of_one_pattern_are_no_revisions_either(store: Store) -> None:
+def test_short_texts_of_one_pattern_are_not_revisions(store: Store) -> None:
     text = "# {0} guide\n\n{0} has {1} lanes for each press unit.\n"
     assert remarks(store, "guide.md", text.format("Flint one", 17)) == []
     [said] = remarks(store, "guide.md", text.format("Slate two", 23), replace=True)
@@ -77,34 +77,34 @@ def test_two_short_texts_of_one_pattern_are_no_revisions_either(store: Store) ->
 
 
 @pytest.mark.parametrize(("before", "after"), [(MANUAL, REVISED), (ALPHA, ALPHA + "\nMore.\n")])
-def test_a_revision_is_no_surprise(store: Store, before: str, after: str) -> None:
+def test_revision_has_no_remark(store: Store, before: str, after: str) -> None:
     assert remarks(store, "guide.md", before) == []
     assert remarks(store, "guide.md", after) == []
 
 
-def test_a_reworded_revision_with_another_title_is_none_either(store: Store) -> None:
+def test_reworded_revision_with_another_title_has_no_remark(store: Store) -> None:
     assert remarks(store, "guide.md", ALPHA) == []
     text = ALPHA.replace("tile guide", "guide 2").replace("seventeen", "19").replace("eight", "12")
     assert remarks(store, "guide.md", text) == []
 
 
-def test_nearly_the_same_text_under_another_name_names_the_other(store: Store) -> None:
+def test_near_duplicate_under_another_name_is_reported(store: Store) -> None:
     assert remarks(store, "manual.md", MANUAL) == []
     [said] = remarks(store, "manual-v2.md", REVISED)
     assert "shares 9" in said and "'Anvil manual, revision 0.9'" in said
     assert "--source-key 'h100/manual.md'" in said
-    # As a version of the other it replaces that one, and the first attempt is still there.
+    # As a version of the other it replaces that one; the first attempt still exists.
     assert remarks(store, "manual-v3.md", REVISED + "\nMore.\n", source_key="h100/manual.md") != []
     assert remarks(store, "other.md", ALPHA) == []
 
 
-def test_the_same_text_about_another_chip_is_no_double(store: Store) -> None:
+def test_same_text_about_another_chip_is_not_a_duplicate(store: Store) -> None:
     assert remarks(store, "manual.md", MANUAL) == []
     submitted = store.ingest("manual-v2.md", REVISED, hardware=("mi300x",))
     assert (store.jobs.get(submitted.job_id or "").result or {})["remarks"] == []
 
 
-def test_files_of_two_folders_are_documents_of_their_own(store: Store, tmp_path: Path) -> None:
-    """As a caller names them: a path below a folder is the name."""
+def test_equal_names_in_two_folders_are_two_documents(store: Store, tmp_path: Path) -> None:
+    """The name includes the path below a folder."""
     assert remarks(store, "a/guide.md", ALPHA) == remarks(store, "b/guide.md", BETA) == []
     assert len(store.documents.find(hardware="h100")) == 2

@@ -1,4 +1,6 @@
-"""Whose texts are embedded next: people first, shares equally, small documents soon, none never."""
+"""The order in which texts are embedded: uploads first, equal shares, small documents soon, no
+starvation.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,24 @@ def upload(name: str, texts: int, first: int, share: str = "upload") -> PendingD
     return PendingDocument(name, share, False, texts, first)
 
 
-def test_what_people_sent_has_the_batch_for_itself() -> None:
+def test_uploads_take_whole_batch_from_built_in_documents() -> None:
     builtin = PendingDocument("builtin", "builtin", True, 500, 0)
     assert allot([builtin, upload("mine", 3, 900)], BATCH) == {"mine": 3}
     assert allot([builtin], BATCH) == {"builtin": BATCH}
 
 
-def test_shares_get_equal_parts_and_leave_what_they_do_not_need() -> None:
+def test_shares_are_equal_and_return_unused_parts() -> None:
     waiting = [upload("junk", 15_000, 0, "a"), upload("b", 15_000, 1, "b"), upload("c", 4, 2, "c")]
     assert allot(waiting, BATCH) == {"junk": 30, "b": 30, "c": 4}
     assert equal_parts({"a": 9, "b": 9}, 1) == {"a": 1, "b": 0}
 
 
-def test_a_small_document_of_the_same_upload_does_not_wait_for_the_large_one() -> None:
+def test_small_document_is_not_delayed_by_large_one_of_its_upload() -> None:
     waiting = [upload("junk", 15_000, 0), upload("small", 20, 15_000), upload("mid", 40, 15_020)]
     assert allot(waiting, BATCH) == {"junk": BATCH // OLDEST, "small": 20, "mid": 28}
 
 
-def test_a_large_document_ends_although_small_ones_keep_coming() -> None:
+def test_large_document_finishes_despite_steady_small_ones() -> None:
     left, arrived = 600, 600
     for _ in range(600 // (BATCH // OLDEST) + 1):
         arrived += BATCH
@@ -57,7 +59,7 @@ documents = st.lists(
 
 
 @given(documents, st.integers(1, 300))
-def test_a_batch_is_full_and_shared_equally(waiting: list[PendingDocument], batch: int) -> None:
+def test_batch_is_full_and_shared_equally(waiting: list[PendingDocument], batch: int) -> None:
     allotted = allot(waiting, batch)
     by_id = {document.document_id: document for document in waiting}
     assert all(0 < texts <= by_id[name].texts for name, texts in allotted.items())

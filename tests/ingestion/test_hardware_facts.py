@@ -11,14 +11,14 @@ def sourced(
     return SourcedFact(key, "H200", value, unit, source)
 
 
-def test_sources_that_disagree_are_a_conflict() -> None:
+def test_disagreeing_sources_conflict() -> None:
     facts = [sourced(141e9, "datasheet"), sourced(141 * 2**30, "guide"), sourced(141e9, "blog")]
     (conflict,) = find_conflicts(facts)
     assert (conflict.key, conflict.subject, len(conflict.values)) == ("memory_size", "H200", 3)
     assert "powers of 1024" in conflict.reason
 
 
-def test_rounding_of_rates_is_no_conflict_and_counts_are_exact() -> None:
+def test_rounded_rates_agree_and_counts_must_be_equal() -> None:
     rates = [sourced(v, str(v), "memory_bandwidth", "B/s") for v in (4.8e12, 4.83e12)]
     assert find_conflicts(rates) == []
     assert find_conflicts([sourced(132, "a", "compute_units", "count")] * 2) == []
@@ -26,7 +26,7 @@ def test_rounding_of_rates_is_no_conflict_and_counts_are_exact() -> None:
     assert len(find_conflicts(counts)) == 1
 
 
-def test_subjects_are_compared_without_spelling_and_kept_apart() -> None:
+def test_subjects_are_compared_without_case_and_separately() -> None:
     a = SourcedFact("l2_size", "MI300X", 1, "B", "a")
     assert find_conflicts([a, SourcedFact("l2_size", "MI 300X", 1, "B", "b")]) == []
     assert len(find_conflicts([a, SourcedFact("l2_size", "mi-300x", 2, "B", "b")])) == 1

@@ -1,4 +1,4 @@
-"""Parsing in a child: limits hold, the parent survives, errors keep their class."""
+"""Parsing in a child process: limits apply, the parent survives, errors keep their class."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ HERE = "tests.ingestion.test_parse_process"
 SMALL = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
 
 
-# Parsers that the child runs. The bytes of the file say what to do.
+# Parsers that the child runs. The bytes of the file select the behaviour.
 def echo(data: bytes, name: str, limits: DocumentLimits) -> ParsedDocument:
-    """A parser that behaves, unless the file tells it not to."""
+    """A parser that succeeds unless the file says otherwise."""
     order, _, rest = data.decode().partition(" ")
     if order == "bomb":
         hoard = [bytearray(64 * 1024 * 1024) for _ in iter(int, 1)]
@@ -63,7 +63,7 @@ def echo(data: bytes, name: str, limits: DocumentLimits) -> ParsedDocument:
 
 
 def die(deaths: Path, times: int) -> None:
-    """Kill this process unless it has died so many times."""
+    """Kill this process unless it has been killed `times` times."""
     count = len(deaths.read_text()) if deaths.exists() else 0
     deaths.write_text("x" * (count + 1))
     if count < times:
@@ -99,7 +99,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return held
 
 
-def test_a_document_survives_the_way_through_json() -> None:
+def test_document_round_trips_through_json() -> None:
     table = Table((("a", "b"), ("c", "d")), (("1", "2"),), "Table 1")
     document = ParsedDocument(
         elements=(
@@ -116,7 +116,7 @@ def test_a_document_survives_the_way_through_json() -> None:
     assert document_from_json(document_to_json(document)) == document
 
 
-def test_the_real_parser_runs_in_the_child(tmp_path: Path) -> None:
+def test_real_parser_runs_in_child(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text("# Banks\n\nShared memory has 32 banks.\n")
     with ParserProcess(ParseLimits(memory_mib=2048)) as parser:
@@ -125,21 +125,21 @@ def test_the_real_parser_runs_in_the_child(tmp_path: Path) -> None:
     assert "32 banks" in document.elements[1].text
 
 
-def test_one_worker_reads_many_documents(tmp_path: Path) -> None:
+def test_one_worker_parses_many_documents(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
     with echoing() as parser:
         texts = {parser.parse(path, "a").elements[0].text for _ in range(5)}
     assert len(texts) == 1
 
 
-def test_a_worker_is_replaced_after_so_many_documents(tmp_path: Path) -> None:
+def test_worker_is_replaced_after_number_of_documents(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
     with echoing(ParseLimits(memory_mib=1024, recycle_after=2)) as parser:
         pids = [parser.parse(path, "a").elements[0].text for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
-def test_complaint_13_a_worker_that_grew_is_replaced(tmp_path: Path) -> None:
+def test_complaint_13_grown_worker_is_replaced(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
     with echoing(ParseLimits(memory_mib=1024, recycle_mib=1)) as parser:
         pids = {parser.parse(path, "a").elements[0].text for _ in range(2)}
@@ -147,7 +147,7 @@ def test_complaint_13_a_worker_that_grew_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not memory_is_enforced(), reason="this system has no address space limit")
-def test_complaint_13_a_memory_bomb_ends_in_the_child(tmp_path: Path) -> None:
+def test_complaint_13_memory_bomb_fails_in_child(tmp_path: Path) -> None:
     with echoing(ParseLimits(memory_mib=512)) as parser:
         with pytest.raises(ParseFailed, match="out of memory") as caught:
             parser.parse(written(tmp_path, "bomb"), "bomb")
@@ -155,7 +155,7 @@ def test_complaint_13_a_memory_bomb_ends_in_the_child(tmp_path: Path) -> None:
         assert parser.parse(written(tmp_path, "ok"), "after").elements
 
 
-def test_a_parser_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+def test_hanging_parser_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     limits = ParseLimits(memory_mib=1024, wall_seconds=2.0)
     with echoing(limits) as parser:
@@ -166,7 +166,7 @@ def test_a_parser_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> No
         assert parser.parse(written(tmp_path, "ok"), "after").elements
 
 
-def test_a_parser_that_burns_cpu_is_stopped(tmp_path: Path) -> None:
+def test_parser_over_its_cpu_limit_is_stopped(tmp_path: Path) -> None:
     with (
         echoing(ParseLimits(memory_mib=1024, cpu_seconds=1)) as parser,
         pytest.raises(ParseFailed, match="out of time: the parser used 1 s of CPU"),
@@ -174,7 +174,7 @@ def test_a_parser_that_burns_cpu_is_stopped(tmp_path: Path) -> None:
         parser.parse(written(tmp_path, "spin"), "spin")
 
 
-def test_a_document_that_always_ends_its_parser_fails(tmp_path: Path) -> None:
+def test_document_that_always_kills_its_parser_fails(tmp_path: Path) -> None:
     with echoing() as parser:
         with pytest.raises(ParseFailed, match="each of 3 times") as failed:
             parser.parse(written(tmp_path, f"die {tmp_path / 'deaths'}"), "victim")
@@ -183,15 +183,15 @@ def test_a_document_that_always_ends_its_parser_fails(tmp_path: Path) -> None:
         assert parser.parse(written(tmp_path, "ok"), "after").elements
 
 
-def test_a_document_whose_parser_was_killed_is_read_again(tmp_path: Path) -> None:
+def test_document_is_parsed_again_after_killed_parser(tmp_path: Path) -> None:
     deaths = tmp_path / "deaths"
-    deaths.write_text("x")  # of the three attempts, the last one lives
+    deaths.write_text("x")  # the last of three attempts succeeds
     with echoing() as parser:
         assert parser.parse(written(tmp_path, f"die-twice {deaths}"), "victim").elements
     assert len(deaths.read_text()) == KILLED_TRIES
 
 
-def test_documents_are_read_at_the_same_time(tmp_path: Path) -> None:
+def test_documents_are_parsed_concurrently(tmp_path: Path) -> None:
     slow, note = tmp_path / "slow.txt", tmp_path / "pids"
     slow.write_text(f"sleep {note}")
     parser = ParserProcess(SMALL, entry=f"{HERE}:echo", children=2)
@@ -209,12 +209,12 @@ def test_documents_are_read_at_the_same_time(tmp_path: Path) -> None:
         assert eventually(note.exists)
         assert parser.parse(written(tmp_path, "ok"), "quick").elements
     finally:
-        parser.close()  # does not wait for the slow one
+        parser.close()  # not delayed by the slow one
     reader.join(5.0)
     assert not reader.is_alive() and refused
 
 
-def test_a_parser_ends_with_its_parent_in_the_middle_of_a_document(tmp_path: Path) -> None:
+def test_parser_exits_with_its_parent(tmp_path: Path) -> None:
     note, scratch = tmp_path / "note", tmp_path / "scratch"
     scratch.mkdir()
     path = written(tmp_path, f"sleep {note}")
@@ -236,7 +236,7 @@ def test_a_parser_ends_with_its_parent_in_the_middle_of_a_document(tmp_path: Pat
     assert eventually(lambda: list(scratch.iterdir()) == [])
 
 
-def test_errors_come_back_as_what_they_were(tmp_path: Path) -> None:
+def test_errors_keep_their_class(tmp_path: Path) -> None:
     with echoing() as parser:
         with pytest.raises(UnsupportedFormat, match="not that one") as caught:
             parser.parse(written(tmp_path, "refuse"), "x")
@@ -246,7 +246,7 @@ def test_errors_come_back_as_what_they_were(tmp_path: Path) -> None:
         assert parser.parse(written(tmp_path, "chatter"), "x").elements
 
 
-def test_three_threads_share_a_parser(tmp_path: Path) -> None:
+def test_three_threads_share_one_parser(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
     texts: list[str] = []
     with echoing() as parser:
@@ -265,7 +265,7 @@ def test_three_threads_share_a_parser(tmp_path: Path) -> None:
     assert len(texts) == 9 and len(set(texts)) == 1
 
 
-def test_a_closed_parser_refuses(tmp_path: Path) -> None:
+def test_closed_parser_refuses(tmp_path: Path) -> None:
     parser = echoing()
     parser.close()
     with pytest.raises(Unavailable):

@@ -1,5 +1,5 @@
-"""Sections follow the headings; passages hold every character of their section once, and the
-embedder reads each of them whole.
+"""Sections follow the headings; passages cover every character of their section once and fit the
+window of the embedder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def compact(text: str) -> str:
 
 
 def written(element: Element, passages: str) -> str:
-    """What of the element the passages must hold: a cut table's rows, else its text."""
+    """The text that passages must cover: the rows of a cut table, else the text."""
     if element.table is None or words_of(element.text) in passages:
         return words_of(element.text)
     return words_of(render_table(Table((), element.table.rows)))
@@ -83,7 +83,7 @@ def written(element: Element, passages: str) -> str:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HEADINGS, ELEMENTS)
-def test_passages_cover_their_section_and_fit_the_window(
+def test_passages_cover_their_section_and_fit_window(
     embedder: LocalEmbedder, path: tuple[str, ...], elements: list[Element]
 ) -> None:
     section = ParsedSection(path, len(path), None, tuple(elements))
@@ -99,7 +99,7 @@ def test_passages_cover_their_section_and_fit_the_window(
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(PROSE, st.text(max_size=1500)), st.integers(1, 400), st.booleans())
-def test_split_text_loses_nothing_but_white_space(text: str, limit: int, by_line: bool) -> None:
+def test_split_text_loses_only_white_space(text: str, limit: int, by_line: bool) -> None:
     pieces = split_text(text, limit, by_line=by_line)
     assert compact("".join(pieces)) == compact(text)
     assert all(piece.strip() and len(piece.rstrip()) <= limit for piece in pieces)
@@ -107,7 +107,7 @@ def test_split_text_loses_nothing_but_white_space(text: str, limit: int, by_line
 
 @settings(max_examples=30, deadline=None)
 @given(text=st.one_of(PROSE, st.text(min_size=1, max_size=3000)))
-def test_any_text_can_be_cut_to_the_window(embedder: LocalEmbedder, text: str) -> None:
+def test_any_text_can_be_cut_to_window(embedder: LocalEmbedder, text: str) -> None:
     parts = cut_to_window(text, embedder.count_tokens, embedder.window)
     assert compact("".join(parts)) == compact(text)
     assert all(embedder.count_tokens(part) <= embedder.window for part in parts)
@@ -120,14 +120,14 @@ def cut(
     return cut_passages([section], embedder.count_tokens, embedder.window)
 
 
-def test_a_loss_is_noticed(embedder: LocalEmbedder) -> None:
+def test_lost_sections_are_detected(embedder: LocalEmbedder) -> None:
     section = ParsedSection(("Memory",), 1, None, (Element("text", "one. " * 200),))
     passages = cut_passages([section], embedder.count_tokens, embedder.window)
     assert lost_sections([section], passages[1:]) == ["Memory"]
     assert lost_sections([section], [*passages, passages[0]]) == ["Memory"]
 
 
-def test_text_is_cut_at_sentences_and_short_neighbours_are_joined(embedder: LocalEmbedder) -> None:
+def test_text_is_cut_at_sentences_and_short_neighbours_joined(embedder: LocalEmbedder) -> None:
     sentence = "A warp has 32 threads that run in step. "
     long = cut(embedder, Element("text", sentence * 30))
     assert all(p.text.endswith(".") and len(p.text) <= MAX_CHARS for p in long)
@@ -139,7 +139,7 @@ def test_text_is_cut_at_sentences_and_short_neighbours_are_joined(embedder: Loca
     )
 
 
-def test_code_is_kept_whole_where_it_fits(embedder: LocalEmbedder) -> None:
+def test_code_stays_whole_if_it_fits(embedder: LocalEmbedder) -> None:
     code = "\n".join(f"    value[{n}] = load(p + {n});" for n in range(16))
     assert MAX_CHARS - 50 < len(code) <= MAX_CODE_CHARS
     [whole] = cut(embedder, Element("code", code, language="c"))
@@ -148,7 +148,7 @@ def test_code_is_kept_whole_where_it_fits(embedder: LocalEmbedder) -> None:
     assert all(line in code for piece in pieces for line in piece.text.splitlines())
 
 
-def test_each_table_piece_has_its_caption_and_all_header_rows(embedder: LocalEmbedder) -> None:
+def test_each_table_piece_has_caption_and_header_rows(embedder: LocalEmbedder) -> None:
     header = [["Occupancy", "", ""], ["per SM", "", "per block"], ["warps", "blocks", "threads"]]
     rows = [[str(n), str(n * 3), str(n * 32)] for n in range(60)]
     element = table_element(make_table(header, rows, "Table 7. Occupancy"))
@@ -161,7 +161,7 @@ def test_each_table_piece_has_its_caption_and_all_header_rows(embedder: LocalEmb
         assert piece.shown == f"{piece.lead}\n{piece.text}"
 
 
-def test_a_dense_table_under_the_size_limit_keeps_its_header(embedder: LocalEmbedder) -> None:
+def test_dense_table_below_size_limit_keeps_its_header(embedder: LocalEmbedder) -> None:
     """800 characters of digits are more tokens than the window."""
     rows = [["1", "2", "3", "4", "5", "6", "7", "8"] for _ in range(20)]
     element = table_element(make_table([["a", "b", "c", "d", "e", "f", "g", "h"]], rows))
@@ -171,8 +171,10 @@ def test_a_dense_table_under_the_size_limit_keeps_its_header(embedder: LocalEmbe
     assert len(pieces) > 1 and all("| a | b |" in piece.lead for piece in pieces)
 
 
-def test_foreign_scripts_are_counted_not_guessed(embedder: LocalEmbedder) -> None:
-    """One Hangul syllable is three word pieces: fewer characters than the window is no proof."""
+def test_tokens_of_foreign_scripts_are_counted(embedder: LocalEmbedder) -> None:
+    """One Hangul syllable is three word pieces: a text with fewer characters than the window may
+    still exceed it.
+    """
     text = " ".join(["각낙닥"] * 80)
     assert len(text) < 2 * embedder.window
     for passage in cut(embedder, Element("text", text), path=("각" * 300,)):
@@ -180,7 +182,7 @@ def test_foreign_scripts_are_counted_not_guessed(embedder: LocalEmbedder) -> Non
         assert embedder.count_tokens(read) <= embedder.window
 
 
-def test_a_header_row_wider_than_the_window_leaves_room_for_its_rows(
+def test_header_row_wider_than_window_leaves_room_for_rows(
     embedder: LocalEmbedder,
 ) -> None:
     header = [[f"column {n} 0x{n:08x}" for n in range(80)]]
@@ -193,7 +195,7 @@ def test_a_header_row_wider_than_the_window_leaves_room_for_its_rows(
     )
 
 
-def test_boxes_of_joined_elements_are_kept_once(embedder: LocalEmbedder) -> None:
+def test_equal_boxes_of_joined_elements_are_stored_once(embedder: LocalEmbedder) -> None:
     first, second = Box(0, "i", 1, 1, 2, 2), Box(1, "ii", 1, 1, 2, 2)
     [joined] = cut(
         embedder,
@@ -203,7 +205,7 @@ def test_boxes_of_joined_elements_are_kept_once(embedder: LocalEmbedder) -> None
     assert joined.boxes == (asdict(first), asdict(second))
 
 
-def test_passages_know_their_section(embedder: LocalEmbedder) -> None:
+def test_passages_refer_to_their_section(embedder: LocalEmbedder) -> None:
     sections = split_sections(
         [Element("title", "A", level=1), Element("title", "B", level=2), Element("text", "x")]
     )
@@ -214,7 +216,7 @@ def title(text: str, level: int) -> Element:
     return Element("title", text, level=level)
 
 
-def test_paths_follow_the_levels() -> None:
+def test_paths_follow_levels() -> None:
     sections = split_sections(
         [
             Element("text", "before"),
@@ -237,13 +239,13 @@ def test_paths_follow_the_levels() -> None:
     assert sections[4].elements == () and sections[4].title == "Clocks"
 
 
-def test_a_paragraph_taken_for_a_heading_is_content() -> None:
+def test_long_paragraph_marked_as_heading_is_content() -> None:
     long = title("word " * MAX_HEADING, 1)
     [section] = split_sections([long])
     assert section.path == () and section.elements == (long,)
 
 
-def test_white_space_in_headings_is_one_blank() -> None:
+def test_white_space_in_headings_is_collapsed() -> None:
     [section] = split_sections([title("Shared\n  memory", 1)])
     assert section.path == ("Shared memory",)
 
@@ -283,7 +285,7 @@ def element_of(table: Table) -> Element:
     return element
 
 
-def test_what_is_within_the_bound_stays_the_same_object() -> None:
+def test_lines_within_limit_are_unchanged() -> None:
     lines = "\n".join([LONG_PROSE * 100] * 50)
     elements = (Element("text", lines), element_of(Table((("a",),), ((LONG_PROSE,),) * 2000)))
     kept, cut = bounded(elements)
@@ -291,7 +293,7 @@ def test_what_is_within_the_bound_stays_the_same_object() -> None:
     assert kept == elements and cut == ()
 
 
-def test_a_line_is_cut_between_words_and_a_word_at_the_bound() -> None:
+def test_line_is_cut_between_words_and_long_words_at_limit() -> None:
     line, word = LONG_PROSE * 5000, "x" * 100_000
     (kept,), (of_line, of_word) = bounded([Element("text", f"before\n{line}\n{word}\nafter")])
     before, first, second, after = kept.text.split("\n")
@@ -302,7 +304,7 @@ def test_a_line_is_cut_between_words_and_a_word_at_the_bound() -> None:
     assert of_word.begins == "x" * 40
 
 
-def test_a_row_loses_the_columns_beyond_the_bound() -> None:
+def test_row_loses_columns_beyond_limit() -> None:
     wide = Table((tuple(f"c{n}" for n in range(9000)),), (tuple(f"{n:07}" for n in range(9000)),))
     long = Table((("a", ""),), (("y" * 90_000, "z"),))
     (first, second), cut = bounded([element_of(wide), element_of(long)])
@@ -325,7 +327,7 @@ ONE_LINE = {
 
 
 @pytest.mark.parametrize("name", ONE_LINE)
-def test_a_file_of_one_line_is_partial_and_says_what_was_left_out(store: Store, name: str) -> None:
+def test_file_of_one_long_line_is_partial_with_counts(store: Store, name: str) -> None:
     text = ONE_LINE[name]
     submitted = store.submit(name, text, hardware=("h100",))
     worker = store.worker()

@@ -1,4 +1,4 @@
-"""What is in progress: filters, pages, counts, and how far each document is."""
+"""Listing of jobs: filters, pages, counts, and the progress of each document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """Two documents that were read, one that failed, one that waits."""
+    """Two finished documents, a failed one and a waiting one."""
     store.submit("a.md", "# A\n\nThe first text.\n", hardware=("h100",), group="g1")
     store.submit("b.md", "# B\n\nThe second text.\n", hardware=("h200",), group="g1")
     store.submit("c.md", "---\ntitle: Nothing\n---\n", hardware=("h100",), group="g2")
@@ -29,7 +29,7 @@ def titles(store: Store, **filters: Any) -> list[str]:
     return [job.document.title for job in list_jobs(store, **filters).jobs if job.document]
 
 
-def test_jobs_are_listed_newest_first_with_what_became_of_them(filled: Store) -> None:
+def test_jobs_are_listed_newest_first_with_results(filled: Store) -> None:
     page = list_jobs(filled)
     waiting, failed, second, first = page.jobs
     assert (waiting.state, waiting.stage, waiting.started_at, waiting.seconds) == (
@@ -47,7 +47,7 @@ def test_jobs_are_listed_newest_first_with_what_became_of_them(filled: Store) ->
     assert page.cursor is None
 
 
-def test_a_running_job_says_its_stage_and_its_passages(store: Store) -> None:
+def test_running_job_has_stage_and_passage_counts(store: Store) -> None:
     store.submit("a.md", "# A\n\nA text.\n\n## B\n\nAnother text.\n")
     assert store.jobs.claim("w", 60)
     [job] = list_jobs(store).jobs
@@ -62,7 +62,7 @@ def test_a_running_job_says_its_stage_and_its_passages(store: Store) -> None:
     assert (page.counts.running, page.counts.embedding, page.counts.passages) == (1, 1, 2)
 
 
-def test_filters_narrow_the_jobs_and_counts_are_of_hardware_and_group(filled: Store) -> None:
+def test_filters_narrow_jobs_and_counts(filled: Store) -> None:
     assert titles(filled, state=["queued", "failed"]) == ["d", "c"]
     assert titles(filled, hardware="NVIDIA H200") == ["B"]
     assert titles(filled, group="g1") == ["B", "A"]
@@ -76,7 +76,7 @@ def test_filters_narrow_the_jobs_and_counts_are_of_hardware_and_group(filled: St
     assert list_jobs(filled).jobs == ()
 
 
-def test_what_ended_since_the_last_time_is_enough_to_watch_a_group(filled: Store) -> None:
+def test_group_can_be_watched_by_end_time(filled: Store) -> None:
     ended = [job for job in list_jobs(filled, group="g1").jobs if job.finished_at]
     newest = max(job.finished_at or "" for job in ended)
     later = list_jobs(filled, group="g1", ended_since=newest)
@@ -84,7 +84,7 @@ def test_what_ended_since_the_last_time_is_enough_to_watch_a_group(filled: Store
     assert later.counts.ready == 2
 
 
-def test_pages_hold_each_job_once_while_new_ones_come(filled: Store) -> None:
+def test_pages_hold_each_job_once_while_new_ones_arrive(filled: Store) -> None:
     whole = [job.id for job in list_jobs(filled).jobs]
     seen, cursor = [], ""
     for n in range(len(whole)):
@@ -96,18 +96,18 @@ def test_pages_hold_each_job_once_while_new_ones_come(filled: Store) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["nonsense", "aGVsbG8=", "\u00e9", "MjAyNiBqb2IgeA=="])
-def test_what_is_no_cursor_is_refused(store: Store, cursor: str) -> None:
+def test_invalid_cursor_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidRequest, match="is no cursor"):
         list_jobs(store, cursor=cursor)
 
 
 @pytest.mark.parametrize("limit", [0, 501])
-def test_a_page_is_bounded(store: Store, limit: int) -> None:
+def test_page_size_is_bounded(store: Store, limit: int) -> None:
     with pytest.raises(InvalidRequest):
         list_jobs(store, limit=limit)
 
 
-def test_a_single_job_has_the_same_shape_and_can_be_retried(filled: Store) -> None:
+def test_single_job_has_same_shape_and_can_be_retried(filled: Store) -> None:
     waiting, failed, *_ = list_jobs(filled).jobs
     assert show_job(filled, failed.id) == failed
     again = retry_job(filled, failed.id)
@@ -118,7 +118,7 @@ def test_a_single_job_has_the_same_shape_and_can_be_retried(filled: Store) -> No
         show_job(filled, "job_nobody")
 
 
-def test_a_file_that_waits_already_joins_the_group_that_sends_it_again(store: Store) -> None:
+def test_waiting_file_joins_group_that_sends_it_again(store: Store) -> None:
     text = "# A\n\nThe first text.\n"
     first = store.submit("a.md", text, group="g1")
     again = store.submit("a.md", text, group="g2")
@@ -129,6 +129,6 @@ def test_a_file_that_waits_already_joins_the_group_that_sends_it_again(store: St
     assert list_jobs(store, group="g3").jobs == ()
 
 
-def test_an_unusable_group_is_refused(store: Store) -> None:
+def test_invalid_group_is_refused(store: Store) -> None:
     with pytest.raises(InvalidRequest, match="unusable group"):
         store.submit("a.md", "# A\n\nText.\n", group="no spaces")

@@ -1,4 +1,4 @@
-"""What an upload is, what it is called, and what is refused before anything is parsed."""
+"""Uploads: their names, their outcome, and the checks before parsing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ MANUAL = "# Manual\n\nOne block may take 227 KiB.\n"
         ("a/../b/./c.md", "a/b/c.md"),
         ("evil\x00.md", "evil_.md"),
         ("line\nbreak.md", "line_break.md"),
-        ("ann\u202efdp.md", "ann_fdp.md"),  # turned writing direction
-        ("broken\udcff.md", "broken?.md".replace("?", "_")),  # a name that is not UTF-8
+        ("ann\u202efdp.md", "ann_fdp.md"),  # right-to-left override
+        ("broken\udcff.md", "broken?.md".replace("?", "_")),  # not UTF-8
         ("Gru\u0308ße.md", "Grüße.md"),
         ("...hidden", "hidden"),
         ("con .md ", "con .md"),
@@ -55,13 +55,13 @@ def test_hostile_names_become_labels(name: str, label: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/", "..", "../..", "\\", "   ", "\x00", "./."])
-def test_a_name_without_anything_is_refused(name: str) -> None:
+def test_empty_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="unusable file name"):
         safe_name(name)
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=300))
-def test_no_name_leaves_its_place(name: str) -> None:
+def test_names_cannot_leave_their_folder(name: str) -> None:
     try:
         label = safe_name(name)
     except InvalidRequest:
@@ -74,11 +74,11 @@ def test_no_name_leaves_its_place(name: str) -> None:
     assert safe_name(label) == label
 
 
-def test_the_title_is_readable() -> None:
+def test_title_from_file_name() -> None:
     assert title_from_name("guides/h100_tuning__guide.pdf") == "h100 tuning guide"
 
 
-def test_every_outcome_says_what_the_upload_is(store: Store) -> None:
+def test_outcomes_of_an_upload(store: Store) -> None:
     first = store.submit("manual.md", MANUAL)
     assert first.outcome == "created" and first.job_id
     again = store.submit("manual.md", MANUAL)
@@ -97,7 +97,7 @@ def test_every_outcome_says_what_the_upload_is(store: Store) -> None:
     )
 
 
-def test_the_same_bytes_for_another_chip_are_another_document(store: Store) -> None:
+def test_same_bytes_for_another_chip_are_another_document(store: Store) -> None:
     ids = {
         store.submit("manual.md", MANUAL, hardware=scope).document_id
         for scope in ((), ("h100",), ("H200",), ("h100", "h200"))
@@ -105,13 +105,13 @@ def test_the_same_bytes_for_another_chip_are_another_document(store: Store) -> N
     assert len(ids) == 4
 
 
-def test_the_source_key_names_the_document_not_the_file(store: Store) -> None:
+def test_source_key_identifies_document(store: Store) -> None:
     first = store.submit("v1.md", MANUAL, source_key="tuning-guide")
     second = store.submit("v2.md", MANUAL + "More.\n", source_key="tuning-guide")
     assert second.document_id == first.document_id and second.outcome == "new_version"
 
 
-def test_another_pipeline_reads_the_same_bytes_again(store: Store) -> None:
+def test_another_pipeline_reads_same_bytes_again(store: Store) -> None:
     store.submit("manual.md", MANUAL)
     newer = store.uploads_of("another pipeline")
     again = newer.submit(FileUpload("manual.md", MANUAL.encode()))
@@ -132,7 +132,7 @@ def test_another_pipeline_reads_the_same_bytes_again(store: Store) -> None:
         (FileUpload("..", b"# A"), InvalidRequest, "plain name"),
     ],
 )
-def test_what_can_be_refused_is_refused_at_once(
+def test_invalid_uploads_are_refused_before_parsing(
     store: Store, upload: FileUpload, error: type[KernloreError], hint: str
 ) -> None:
     with pytest.raises(error) as refused:
@@ -152,12 +152,12 @@ def test_what_can_be_refused_is_refused_at_once(
         "builtin\\guidance\\a.md",
         ".\\BuiltIn/a.md",
         " BUILTIN / a.md",
-        "\uff42uiltin/a.md",  # a wide letter
+        "\uff42uiltin/a.md",  # a full-width letter
         "built\u200bin/a.md",  # an invisible character
         "builtin",
     ],
 )
-def test_no_upload_takes_the_key_of_a_built_in_document(store: Store, key: str) -> None:
+def test_upload_with_built_in_source_key_is_refused(store: Store, key: str) -> None:
     with pytest.raises(InvalidRequest, match="built-in knowledge") as refused:
         store.submit("mine.md", MANUAL, source_key=key)
     assert "KERNLORE_KNOWLEDGE_DIR" in refused.value.hint
@@ -165,18 +165,18 @@ def test_no_upload_takes_the_key_of_a_built_in_document(store: Store, key: str) 
 
 
 @pytest.mark.parametrize("key", ["builtins/a.md", "our/builtin/a.md", "my builtin", "builtin.md"])
-def test_a_key_that_only_resembles_one_is_accepted(store: Store, key: str) -> None:
+def test_key_similar_to_built_in_one_is_accepted(store: Store, key: str) -> None:
     assert store.submit("mine.md", MANUAL, source_key=key).outcome == "created"
 
 
-def test_no_chip_leads_uploads_into_the_built_in_documents(store: Store) -> None:
-    """Without a key of its own a document gets one that begins with its chip."""
+def test_chip_id_cannot_map_to_built_in_source_keys(store: Store) -> None:
+    """The default key of a document begins with its chip."""
     chip = parse_hardware({"id": "builtin", "name": "Ours", "vendor": "us"}, "a test")
     with pytest.raises(InvalidKnowledge, match="source keys"):
         store.registry.put(chip, "api")
 
 
-def test_links_that_lead_out_of_a_directory_are_left_out(tmp_path: Path) -> None:
+def test_links_out_of_a_directory_are_skipped(tmp_path: Path) -> None:
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "manuals"
     for name in ("elsewhere/secret.md", "manuals/b.md", "manuals/sub/c.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -189,13 +189,13 @@ def test_links_that_lead_out_of_a_directory_are_left_out(tmp_path: Path) -> None
     assert [file.name for file in files_under([folder])] == ["b.md", "sub/c.md", "twin.md"]
     left_out = [folder / name for name in ("gone.md", "p.md", "sub/all")]
     assert list(links_out([folder])) == left_out
-    # What the caller names is meant, link or not.
+    # Paths named by the caller are read, link or not.
     named = [folder / "p.md", folder / "sub" / "all"]
     assert [file.name for file in files_under(named)] == ["p.md", "secret.md"]
     assert list(links_out(named)) == []
 
 
-def test_a_directory_is_read_in_order_without_its_caches(tmp_path: Path) -> None:
+def test_directory_is_read_in_order_without_caches(tmp_path: Path) -> None:
     for name in ("b.md", "a/c.md", ".git/config", "a/__pycache__/x.pyc", ".hidden.md", "a/.b.md"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ TOOLS = 'compile = "cc {source} {output}"\nrun = "run {output} {input}"\n'
 AFTER = f"{BEFORE}\n[toolchains.late-c]\n{TOOLS}"
 
 
-def test_manuals_are_read_again_once_the_chip_states_its_languages(store: Store) -> None:
+def test_manuals_are_read_again_once_chip_has_languages(store: Store) -> None:
     store.registry.put(parse_hardware(BEFORE, "test"), "api")
     sent = store.submit("guide.md", CHIP_MANUAL, hardware=("late-1",), title="The guide")
     other = store.submit("other.md", CHIP_MANUAL + b"More.\n", category="guidance")
@@ -236,8 +236,8 @@ BLOCK = (
 )
 
 
-def test_why_a_block_of_the_chips_own_language_is_no_sample_is_said(store: Store) -> None:
-    """Before the toolchain is stated and after it; each reason says what can be done."""
+def test_reasons_for_dropped_blocks_of_an_own_language(store: Store) -> None:
+    """Before and after the toolchain is stated; each reason has a remedy."""
     store.registry.put(parse_hardware(BEFORE, "test"), "api")
     for description, said in ((BEFORE, "Begin it with a label"), (AFTER, "nothing to add")):
         store.registry.put(parse_hardware(description, "test"), "api")

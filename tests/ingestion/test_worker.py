@@ -1,4 +1,4 @@
-"""The worker: every job ends, nothing is doubled, a killed process costs a retry and no data."""
+"""The worker: every job ends, nothing is stored twice, a kill costs a retry and no data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MANUALS = {
     )
     for n in range(4)
 }
-# Workers in a process of their own, one a line of standard input, which names a data directory and
+# Workers in a separate process, one per line of standard input, which names a data directory and
 # the servers of its stores. Loading the model takes seconds, so the process serves several tests.
 # Its leases are short.
 WORK = """
@@ -63,14 +63,14 @@ with ParserProcess() as parsers:
 
 
 class OtherProcess:
-    """Starts when it is first needed, again after it was killed."""
+    """Starts on first use, and again after a kill."""
 
     def __init__(self, model_cache: Path) -> None:
         self._arguments = [sys.executable, "-c", WORK, str(model_cache)]
         self._process: subprocess.Popen[str] | None = None
 
     def work(self, data_dir: Path) -> None:
-        """Returns as soon as it works."""
+        """Returns as soon as the worker runs."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._arguments,
@@ -105,7 +105,7 @@ def other(model_cache: Path) -> Iterator[OtherProcess]:
 
 
 def contents(store: Store) -> dict[str, list[str]]:
-    """What the catalog holds, without ids and times."""
+    """The contents of the catalog, without ids and times."""
     queries = {
         "passages": "SELECT d.source_key, p.ordinal, p.text, p.active FROM passages p"
         " JOIN documents d ON d.id = p.document_id",
@@ -132,7 +132,7 @@ def submit_all(store: Store) -> list[str]:
     return [s.job_id for s in submitted if s.job_id]
 
 
-def test_two_processes_share_the_work(
+def test_two_processes_share_work(
     store: Store, make_store: Callable[[Path], Store], tmp_path: Path, other: OtherProcess
 ) -> None:
     undisturbed = make_store(tmp_path / "undisturbed")
@@ -146,7 +146,7 @@ def test_two_processes_share_the_work(
     assert contents(store) == contents(undisturbed)
 
 
-def test_kill_9_costs_a_retry_and_no_data(
+def test_kill_9_costs_retry_and_no_data(
     store: Store, make_store: Callable[[Path], Store], tmp_path: Path, other: OtherProcess
 ) -> None:
     undisturbed = make_store(tmp_path / "undisturbed")
@@ -159,16 +159,16 @@ def test_kill_9_costs_a_retry_and_no_data(
     time.sleep(moment)
     other.kill()
 
-    time.sleep(0.6)  # the lease of the dead worker runs out
+    time.sleep(0.6)  # until the lease of the dead worker expires
     store.worker().drain()
     assert {store.jobs.get(job).state for job in jobs} == {"ready"}, f"killed after {moment} s"
     assert contents(store) == contents(undisturbed), f"killed after {moment} s"
 
 
-def test_a_worker_that_died_after_reading_is_taken_up_again(
+def test_job_of_a_worker_killed_after_reading_is_resumed(
     store: Store, make_store: Callable[[Path], Store], tmp_path: Path
 ) -> None:
-    """The hardest moment: the version is current already, its job is not done."""
+    """The worst moment: the version is current, but the job is not finished."""
     undisturbed = make_store(tmp_path / "undisturbed")
     submit_all(undisturbed)
     undisturbed.worker().drain()
@@ -176,14 +176,14 @@ def test_a_worker_that_died_after_reading_is_taken_up_again(
     dead = store.worker(lease=0.05)
     assert dead._read_queued()
     time.sleep(0.1)
-    assert store.by_words("lanes", "h100")  # read, so found by its words
+    assert store.by_words("lanes", "h100")  # read, so it can be found by its words
     sections = store.rows("sections")
     living = store.worker()
     living.drain()
     assert {store.jobs.get(job).attempts for job in jobs} == {2}
     assert store.rows("sections") == sections
     assert contents(store) == contents(undisturbed)
-    dead._finish_embedded()  # wakes up: its jobs are no longer its own
+    dead._finish_embedded()  # resumes: its jobs have another owner now
     assert contents(store) == contents(undisturbed)
 
 
@@ -193,7 +193,7 @@ def test_uploads_survive_any_number_of_kills(store: Store, other: OtherProcess) 
         other.work(store.data_dir)
         time.sleep(random.uniform(0.0, 0.1))
         other.kill()
-    time.sleep(0.6)  # the lease of the last one ends
+    time.sleep(0.6)  # the last lease expires
     store.worker().drain()
     assert {store.jobs.get(job).state for job in jobs} == {"ready"}
     assert {store.jobs.get(job).error for job in jobs} == {None}
@@ -201,8 +201,8 @@ def test_uploads_survive_any_number_of_kills(store: Store, other: OtherProcess) 
 
 
 @pytest.mark.embedded
-def test_jobs_that_earlier_versions_failed_for_a_killed_worker_are_read(store: Store) -> None:
-    """Whether their document was read or not."""
+def test_jobs_failed_by_earlier_releases_for_killed_workers_are_read(store: Store) -> None:
+    """Whether or not their document was read."""
     read = store.ingest("manual.md", "# M\n\nText.\n")
     unread = store.submit("other.md", "# O\n\nOther text.\n")
     damaged = store.submit("damaged.pdf", b"%PDF-1.4 nothing")
@@ -219,21 +219,21 @@ def test_jobs_that_earlier_versions_failed_for_a_killed_worker_are_read(store: S
     assert store.rows("embeddings") == 2
 
 
-def test_a_worker_that_is_released_leaves_no_job_running(store: Store) -> None:
+def test_released_worker_leaves_no_running_job(store: Store) -> None:
     jobs = submit_all(store)
     worker = store.worker()
     assert worker._read_queued(2)
     worker.release()
     assert store.jobs.counts() == {"queued": len(jobs)}
-    worker.drain()  # its thread may still be at work
+    worker.drain()  # its thread may still run
     assert store.jobs.counts() == {"queued": len(jobs)}
     store.worker().drain()
     assert {store.jobs.get(job).attempts for job in jobs} == {1}
     assert store.jobs.counts() == {"ready": len(jobs)}
 
 
-def test_between_reading_and_embedding_a_worker_is_alive_too(store: Store) -> None:
-    """Loading the model takes seconds: one that is killed then must not be waited for."""
+def test_worker_is_alive_between_reading_and_embedding(store: Store) -> None:
+    """Loading the model takes seconds: a worker killed meanwhile must not be waited for."""
     jobs = submit_all(store)
     worker = store.worker()
     with worker.alive():
@@ -242,12 +242,12 @@ def test_between_reading_and_embedding_a_worker_is_alive_too(store: Store) -> No
         os.link(lock, kept := lock.with_suffix(".kept"))
         store.worker()._expire()
         assert store.jobs.counts() == {"running": len(jobs)}
-    kept.rename(lock)  # as a killed process leaves it, without its lock
+    kept.rename(lock)  # without its lock, as after a kill
     store.worker().drain()
     assert store.jobs.counts() == {"ready": len(jobs)}
 
 
-def test_a_new_version_changes_every_index_in_one_step(store: Store) -> None:
+def test_new_version_changes_every_index_in_one_transaction(store: Store) -> None:
     old = "# Manual\n\n## Clocks\n\nThe plum clock runs at 1410 MHz.\n"
     first = store.ingest("manual.md", old, hardware=("h100",))
     store.submit("manual.md", old.replace("plum", "quince"), hardware=("h100",))
@@ -259,7 +259,7 @@ def test_a_new_version_changes_every_index_in_one_step(store: Store) -> None:
     assert "plum" in before.text
 
 
-def test_reading_comes_first_and_embeds_nothing(store: Store) -> None:
+def test_reading_precedes_embedding(store: Store) -> None:
     jobs = submit_all(store)
     worker = store.worker()
     worker.read_all(threading.Event())
@@ -271,7 +271,7 @@ def test_reading_comes_first_and_embeds_nothing(store: Store) -> None:
 
 
 def paragraphs(words: str, count: int) -> str:
-    """A manual whose passages are all different."""
+    """A manual whose passages all differ."""
     parts = (f"## Part {n}\n\nThe {words} of part {n} holds {n} tiles." for n in range(count))
     return "# Manual\n\n" + "\n\n".join(parts) + "\n"
 
@@ -282,7 +282,7 @@ def ended_in_order(store: Store, *submitted: Submitted) -> list[str]:
     return [name for _, name in sorted(jobs, key=lambda pair: pair[0].finished_at or "")]
 
 
-def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large(
+def test_uploads_precede_built_in_and_small_precede_large_documents(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ingestion.worker.FIRST_BATCH", 8)
@@ -294,7 +294,7 @@ def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large
     assert ended_in_order(store, builtin, large, small) == ["small.md", "large.md", "b.md"]
 
 
-def test_nothing_built_in_is_read_while_an_upload_waits_for_its_vectors(store: Store) -> None:
+def test_built_in_documents_wait_for_vectors_of_uploads(store: Store) -> None:
     builtin = store.submit("b.md", "# B\n\nText.\n", source_key="b", origin="builtin")
     mine = store.submit("mine.md", "# M\n\nMine.\n")
     worker = store.worker()
@@ -304,8 +304,8 @@ def test_nothing_built_in_is_read_while_an_upload_waits_for_its_vectors(store: S
     assert store.job(builtin).state == "ready"
 
 
-def test_a_starting_service_stops_reading_built_in_documents_for_an_upload(store: Store) -> None:
-    """Its vectors would else wait until all that is built in is read."""
+def test_upload_interrupts_reading_of_built_in_documents_at_start(store: Store) -> None:
+    """Its vectors would otherwise wait until all built-in documents are read."""
     builtin = [
         store.submit(f"b{n}.md", f"# B{n}\n\nText {n}.\n", source_key=f"b{n}", origin="builtin")
         for n in range(3)
@@ -320,7 +320,7 @@ def test_a_starting_service_stops_reading_built_in_documents_for_an_upload(store
 
 
 class CountingEmbedder(LocalEmbedder):
-    """The model of the store; keeps what it was given."""
+    """The model of the store; records its input."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         super().__init__(folder, cache)
@@ -334,7 +334,7 @@ class CountingEmbedder(LocalEmbedder):
 def test_identical_passages_are_embedded_once(
     store: Store, make_store: Callable[[Path], Store], model_cache: Path
 ) -> None:
-    """In one document, across documents of one batch, and where the vector is there already."""
+    """In one document, across documents of one batch, and where the vector exists."""
     counting = CountingEmbedder(store.embedder._folder, model_cache)
     store.embedder = counting
     again = "## Note\n\nThe same warning stands in every chapter of this manual, word for word.\n\n"
@@ -349,7 +349,7 @@ def test_identical_passages_are_embedded_once(
     assert store.jobs.counts() == {"ready": 4}
 
 
-def test_progress_moves_with_each_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_updated_with_each_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingestion.worker.FIRST_BATCH", 8)
     monkeypatch.setattr("ingestion.worker.LARGEST_BATCH", 8)
     submitted = store.submit("manual.md", paragraphs("large", 20))
@@ -361,7 +361,7 @@ def test_progress_moves_with_each_batch(store: Store, monkeypatch: pytest.Monkey
     assert seen == [("running", 8, 20), ("running", 16, 20), ("ready", 20, 20)]
 
 
-def test_told_to_stop_it_reads_no_further(store: Store) -> None:
+def test_stopped_worker_reads_no_further(store: Store) -> None:
     submit_all(store)
     stop = threading.Event()
     stop.set()
@@ -369,7 +369,7 @@ def test_told_to_stop_it_reads_no_further(store: Store) -> None:
     assert store.jobs.counts() == {"queued": len(MANUALS)}
 
 
-def test_lost_pages_make_a_document_partial_and_the_report_counts_them(store: Store) -> None:
+def test_lost_pages_make_document_partial(store: Store) -> None:
     submitted = store.ingest("scan.pdf", golden.scanned_in_the_middle(), hardware=("h100",))
     job = store.job(submitted)
     assert job.state == "partial"
@@ -377,7 +377,7 @@ def test_lost_pages_make_a_document_partial_and_the_report_counts_them(store: St
     assert job.result["pages_failed"][0]["reason"]
 
 
-def test_a_file_without_text_fails_with_the_reason(store: Store) -> None:
+def test_file_without_text_fails_with_reason(store: Store) -> None:
     submitted = store.ingest("empty.md", "---\ntitle: Nothing\n---\n")
     job = store.job(submitted)
     assert job.state == "failed" and job.error is not None
@@ -386,7 +386,7 @@ def test_a_file_without_text_fails_with_the_reason(store: Store) -> None:
     assert version is not None and version.state == "failed"
 
 
-def test_bad_moves_fail_the_document_not_the_worker(store: Store) -> None:
+def test_invalid_moves_fail_document_not_the_worker(store: Store) -> None:
     bad = store.submit("bad.md", "---\nmoves: nonsense\n---\n# Bad\n\nText.\n")
     good = store.submit("good.md", "# Good\n\nText.\n")
     store.worker().drain()
@@ -395,7 +395,7 @@ def test_bad_moves_fail_the_document_not_the_worker(store: Store) -> None:
     assert store.job(good).state == "ready"
 
 
-def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
+def test_document_deleted_while_waiting_leaves_no_rows(store: Store) -> None:
     submitted = store.submit("manual.md", "# M\n\nText.\n")
     worker = store.worker()
     worker.read_all(threading.Event())
@@ -404,12 +404,12 @@ def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
     assert store.rows("passages") == store.rows("work") == 0
 
 
-def test_built_in_documents_are_retried_by_themselves(store: Store) -> None:
+def test_built_in_documents_are_retried_automatically(store: Store) -> None:
     submitted = store.submit("manual.md", "# M\n\nText.\n", origin="builtin")
     assert store.jobs.claim("dead", 0.01)
     time.sleep(0.03)
     take_over(store.catalog, store.jobs)
-    # The next start sends the file again before anything is read; it is staged already.
+    # The next start submits the file again before anything is read; it is already staged.
     again = store.submit("manual.md", "# M\n\nText.\n", origin="builtin")
     assert (again.outcome, again.job_id) == ("unchanged", None)
     store.worker().drain()
@@ -417,7 +417,7 @@ def test_built_in_documents_are_retried_by_themselves(store: Store) -> None:
     assert (job.state, job.attempts) == ("ready", 2)
 
 
-def test_a_long_correction_is_embedded_in_parts(store: Store) -> None:
+def test_long_correction_is_embedded_in_parts(store: Store) -> None:
     submitted = store.ingest("manual.md", "# M\n\nText.\n", hardware=("h100",))
     [passage] = store.passages_of(submitted.document_id)
     long = "The register file is split among warps. " * 60 + "Persimmons spill."
@@ -425,13 +425,13 @@ def test_a_long_correction_is_embedded_in_parts(store: Store) -> None:
     passages.correct(store.catalog, passage.id, Patch(text=long), "ana")
     told: list[set[str]] = []
     store.worker(on_vectors=told.append).drain()
-    assert told == [{"h100"}]  # no job waits, the index must hear of it all the same
+    assert told == [{"h100"}]  # no job waits, but the index must be notified
     assert store.by_meaning("register file of a warp", "h100")[0].id == passage.id
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, store.embedder.fingerprint) == (1, 1)
 
 
-def test_a_step_that_fails_ends_its_jobs_and_not_the_worker(
+def test_failing_step_ends_its_jobs_and_not_the_worker(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = LocalEmbedder.encode
@@ -487,7 +487,7 @@ def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) ->
 # -- an idle worker
 
 
-def test_an_idle_worker_asks_nothing_until_something_changes(
+def test_idle_worker_sends_no_queries_until_change(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.ingest("manual.md", "# M\n\nText.\n")
@@ -504,7 +504,7 @@ def test_an_idle_worker_asks_nothing_until_something_changes(
     thread.start()
     try:
         time.sleep(1.0)
-        assert len(looks) <= 5  # of the hundred that it woke up for: its lease was written too
+        assert len(looks) <= 5  # not the hundred of its polling interval
         second = store.submit("other.md", "# N\n\nMore text.\n")
         deadline = time.monotonic() + 20
         while store.job(second).state != "ready":

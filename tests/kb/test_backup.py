@@ -1,4 +1,4 @@
-"""A backup is one moment of a data directory, a restore is all of it or nothing."""
+"""A backup is one snapshot of a data directory; a restore is complete or leaves nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def put_files(data_dir: Path, contents: dict[str, bytes]) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The files below a folder that a backup keeps as they are, by name."""
+    """The files below a folder that a backup copies, by name."""
     names = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     kept = ("blobs", "devices", "runs", "transcripts")
     relative = {path.relative_to(folder).as_posix(): path for path in names}
@@ -87,17 +87,17 @@ def rows_of(catalog: Path) -> dict[str, list[Any]]:
 
 @pytest.fixture
 def backup(store: Store, tmp_path: Path) -> Path:
-    """Of a directory with two uploads that wait, and files of every kind."""
+    """A backup of a directory with two waiting uploads and files of every kind."""
     store.submit("tiles.md", MANUAL, hardware=("h100",))
     store.submit("waves.md", MANUAL.replace("Tile", "Wave"), hardware=("h200",))
     put_files(store.data_dir, FILES)
     return write_backup(settings_of(store.data_dir), tmp_path / "backup.tar").path
 
 
-# -- what is in it
+# -- contents
 
 
-def test_it_holds_what_cannot_be_made_again(store: Store, tmp_path: Path) -> None:
+def test_backup_holds_only_files_that_cannot_be_rebuilt(store: Store, tmp_path: Path) -> None:
     submitted = store.ingest("tiles.md", MANUAL, hardware=("h100",))
     put_files(store.data_dir, {**FILES, **dict.fromkeys(DERIVED, b"derived"), "notes.txt": b"mine"})
     put_files(store.data_dir, {"transcripts/run_1/2-0.17.part": b"half", "service.json": b""})
@@ -120,7 +120,7 @@ def test_it_holds_what_cannot_be_made_again(store: Store, tmp_path: Path) -> Non
     assert verify_backup(written.path) == written.contents
 
 
-def test_its_checksums_are_read_by_standard_tools(backup: Path, tmp_path: Path) -> None:
+def test_checksums_are_read_by_standard_tools(backup: Path, tmp_path: Path) -> None:
     with tarfile.open(backup) as tar:
         tar.extractall(tmp_path / "out", filter="data")
     check = ["sha256sum", "--check", "--strict", "--quiet", SUMS]
@@ -131,9 +131,7 @@ def test_its_checksums_are_read_by_standard_tools(backup: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["backup.tar", "backup.tar.gz"])
-def test_a_restored_directory_has_every_row_and_file(
-    store: Store, tmp_path: Path, name: str
-) -> None:
+def test_restored_directory_has_every_row_and_file(store: Store, tmp_path: Path, name: str) -> None:
     store.ingest("tiles.md", MANUAL, hardware=("h100",))
     put_files(store.data_dir, FILES)
     file = write_backup(settings_of(store.data_dir), tmp_path / name).path
@@ -147,16 +145,16 @@ def test_a_restored_directory_has_every_row_and_file(
     assert not (restored.data_dir / STAGING).exists()
 
 
-def test_a_compressed_one_is_smaller(store: Store, backup: Path, tmp_path: Path) -> None:
+def test_compressed_backup_is_smaller(store: Store, backup: Path, tmp_path: Path) -> None:
     packed = write_backup(settings_of(store.data_dir), tmp_path / "backup.tgz")
     assert packed.bytes < backup.stat().st_size / 2
     assert packed.contents.bytes == verify_backup(backup).bytes
 
 
-# -- one moment
+# -- consistency
 
 
-def test_a_transaction_is_in_it_whole_or_not(store: Store, tmp_path: Path) -> None:
+def test_transaction_is_in_backup_whole_or_not(store: Store, tmp_path: Path) -> None:
     stop, written = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -189,10 +187,10 @@ def test_a_transaction_is_in_it_whole_or_not(store: Store, tmp_path: Path) -> No
     finally:
         stop.set()
         thread.join()
-    assert numbers == sorted(set(numbers))  # the writer went on between any two
+    assert numbers == sorted(set(numbers))  # the writer continued between the copies
 
 
-def test_a_document_that_is_deleted_meanwhile_is_not_in_it(store: Store, tmp_path: Path) -> None:
+def test_document_deleted_during_backup_is_excluded(store: Store, tmp_path: Path) -> None:
     kept = store.submit("tiles.md", MANUAL)
     deleted = store.submit("waves.md", MANUAL.replace("Tile", "Wave"))
     base = KnowledgeBase(settings_of(store.data_dir))
@@ -214,7 +212,7 @@ def test_a_document_that_is_deleted_meanwhile_is_not_in_it(store: Store, tmp_pat
     assert len(list((restored.data_dir / "blobs").rglob("*/*"))) == 1
 
 
-def test_documents_that_are_always_deleted_end_it(store: Store, tmp_path: Path) -> None:
+def test_continuous_deletions_end_backup_with_conflict(store: Store, tmp_path: Path) -> None:
     submitted = [store.submit(f"{n}.md", f"{MANUAL}\nNumber {n}.\n") for n in range(12)]
     base = KnowledgeBase(settings_of(store.data_dir))
 
@@ -227,7 +225,7 @@ def test_documents_that_are_always_deleted_end_it(store: Store, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
-def test_a_blob_that_was_lost_before_is_named(store: Store, tmp_path: Path) -> None:
+def test_missing_blob_is_named(store: Store, tmp_path: Path) -> None:
     lost, changed = (sha256(text) for text in ("# Lost\n\nGone.\n", "# Changed\n\nOther.\n"))
     store.submit("lost.md", "# Lost\n\nGone.\n")
     store.submit("changed.md", "# Changed\n\nOther.\n")
@@ -241,10 +239,10 @@ def test_a_blob_that_was_lost_before_is_named(store: Store, tmp_path: Path) -> N
     assert files_of(restored.data_dir) == files_of(store.data_dir)
 
 
-# -- what goes on in the new directory
+# -- the restored directory
 
 
-def test_jobs_that_were_under_way_are_queued_again(
+def test_running_jobs_are_queued_again(
     store: Store, tmp_path: Path, make_store: Callable[[Path], Store]
 ) -> None:
     store.ingest("done.md", MANUAL)
@@ -262,10 +260,10 @@ def test_jobs_that_were_under_way_are_queued_again(
     other.worker().drain()
     assert [other.job(submitted).state for submitted in (running, queued)] == ["ready"] * 2
     assert other.passages_of(running.document_id) and other.passages_of(queued.document_id)
-    assert store.job(running).state == "running"  # nothing was changed where it came from
+    assert store.job(running).state == "running"  # the source is unchanged
 
 
-def test_a_run_finds_its_problem_in_the_new_directory(store: Store, tmp_path: Path) -> None:
+def test_restored_run_finds_its_problem(store: Store, tmp_path: Path) -> None:
     inside, outside = store.data_dir / "runs" / "run_1" / "problem.py", tmp_path / "mine.py"
     Evaluations(store.catalog).add_problem(
         ProblemRow("mine", sha256("mine"), "file", "matmul", store.blobs.put(b"mine"), {}), ()
@@ -284,7 +282,7 @@ def test_a_run_finds_its_problem_in_the_new_directory(store: Store, tmp_path: Pa
     assert Path(problems[0]).read_bytes() == FILES["runs/run_1/problem.py"]
 
 
-def test_settings_that_differ_are_named(store: Store, tmp_path: Path) -> None:
+def test_differing_settings_are_named(store: Store, tmp_path: Path) -> None:
     then = settings_of(store.data_dir, default_k=7, chroma_url="http://user:secret@host:8000")
     file = write_backup(then, tmp_path / "backup.tar").path
     assert verify_backup(file).manifest.settings == {"default_k": "7"}
@@ -293,7 +291,7 @@ def test_settings_that_differ_are_named(store: Store, tmp_path: Path) -> None:
     assert restore_backup(file, settings_of(tmp_path / "other", default_k=7)).settings == {}
 
 
-def test_blobs_that_lie_elsewhere_are_in_it(store: Store, tmp_path: Path) -> None:
+def test_blobs_outside_data_directory_are_included(store: Store, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     key = Blobs(here.as_uri()).put(b"an original")
     settings = settings_of(store.data_dir, blob_url=here.as_uri())
@@ -324,7 +322,7 @@ def schema_of(data_dir: Path) -> Any:
     return rows_of(data_dir / "catalog.sqlite")["alembic_version"]
 
 
-def test_an_older_schema_is_kept_in_it_and_brought_forward_by_restoring(tmp_path: Path) -> None:
+def test_older_schema_is_migrated_by_restore(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     at_revision(old, "0008")
     written = write_backup(settings_of(old), tmp_path / "backup.tar")
@@ -337,7 +335,7 @@ def test_an_older_schema_is_kept_in_it_and_brought_forward_by_restoring(tmp_path
 
 
 @pytest.mark.parametrize(("revision", "words"), [("9999", "newer Kernlore"), ("0003", "older")])
-def test_a_schema_that_cannot_be_opened_is_refused(
+def test_unsupported_schema_is_refused(
     store: Store, tmp_path: Path, revision: str, words: str
 ) -> None:
     with store.catalog.write() as connection:
@@ -359,7 +357,7 @@ def members_of(file: Path) -> list[Member]:
 
 
 def rewrite(file: Path, change: Callable[[list[Member]], list[Member]]) -> None:
-    """Change the members of a backup; the checksums are those of the members that result."""
+    """Change the members of a backup and write matching checksums."""
     members = change([(m, data) for m, data in members_of(file) if m.name != SUMS])
     sums = sums_text({member.name: sha256(data) for member, data in members})
     with tarfile.open(file, "w") as tar:
@@ -402,11 +400,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_file_of_another_form_is_refused_before_anything_is_written(
+def test_unknown_format_is_refused_before_writing(
     backup: Path, tmp_path: Path, change: Callable[[list[Member]], list[Member]]
 ) -> None:
     rewrite(backup, lambda members: members)
-    verify_backup(backup)  # what is refused below is the change alone
+    verify_backup(backup)  # so that only the change below is refused
     rewrite(backup, change)
     before = sorted(tmp_path.rglob("*"))
     for refusing in (
@@ -445,7 +443,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_is_refused_before_anything_is_written(
+def test_damaged_file_is_refused_before_writing(
     backup: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     backup.write_bytes(damage(backup.read_bytes()))
@@ -458,11 +456,11 @@ def test_a_damaged_file_is_refused_before_anything_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_damaged_compressed_file_is_refused(store: Store, backup: Path, tmp_path: Path) -> None:
+def test_damaged_compressed_file_is_refused(store: Store, backup: Path, tmp_path: Path) -> None:
     file = write_backup(settings_of(store.data_dir), tmp_path / "backup.tar.gz").path
     whole = file.read_bytes()
     half = len(whole) // 2
-    # A single bit may mean nothing to the decompressor; 64 bytes do.
+    # The decompressor may ignore a single bit; 64 bytes it does not.
     torn = (
         whole[:half] + bytes(byte ^ 0xFF for byte in whole[half : half + 64]) + whole[half + 64 :]
     )
@@ -473,17 +471,15 @@ def test_a_damaged_compressed_file_is_refused(store: Store, backup: Path, tmp_pa
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"none\.tar"):
         verify_backup(tmp_path / "none.tar")
 
 
-# -- all or nothing
+# -- atomicity
 
 
-def test_a_directory_with_anything_in_it_is_refused(
-    store: Store, backup: Path, tmp_path: Path
-) -> None:
+def test_directory_with_files_is_refused(store: Store, backup: Path, tmp_path: Path) -> None:
     before = rows_of(store.catalog.path), files_of(store.data_dir)
     with pytest.raises(Conflict, match="holds a store") as refused:
         restore_backup(backup, settings_of(store.data_dir))
@@ -500,7 +496,7 @@ def test_a_directory_with_anything_in_it_is_refused(
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, made: bool) -> None:
+def test_failed_restore_leaves_nothing(backup: Path, tmp_path: Path, made: bool) -> None:
     def unreadable(members: list[Member]) -> list[Member]:
         return [m if m[0].name != "catalog.sqlite" else entry(m[0].name, b"x") for m in members]
 
@@ -516,7 +512,7 @@ def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, made:
     assert made or list(data_dir.iterdir()) == []
 
 
-# Ends itself at the Nth call of the operating system of this name below the folder.
+# Kills the process at the Nth call of this operating-system function below the folder.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -556,7 +552,7 @@ def killed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     # Four entries are moved before the catalog.
     [("open", 6), ("os.rename", 1), ("os.rename", 5)],
 )
-def test_a_restore_that_is_killed_is_no_store(
+def test_killed_restore_is_not_a_store(
     backup: Path, tmp_path: Path, event: str, number: int
 ) -> None:
     data_dir = tmp_path / "new"
@@ -569,7 +565,7 @@ def test_a_restore_that_is_killed_is_no_store(
 
 
 @pytest.mark.slow
-def test_a_backup_that_is_killed_leaves_no_file_of_its_name(store: Store, tmp_path: Path) -> None:
+def test_killed_backup_leaves_no_file_of_its_name(store: Store, tmp_path: Path) -> None:
     store.submit("tiles.md", MANUAL)
     target = tmp_path / "backups"
     target.mkdir()
@@ -580,7 +576,7 @@ def test_a_backup_that_is_killed_leaves_no_file_of_its_name(store: Store, tmp_pa
     assert verify_backup(written.path) == written.contents
 
 
-# -- where it is written
+# -- destination
 
 
 def refusals() -> Iterator[Any]:
@@ -589,7 +585,7 @@ def refusals() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "kind", "words"), refusals())
-def test_a_place_that_cannot_be_is_refused(
+def test_invalid_destination_is_refused(
     store: Store, backup: Path, tmp_path: Path, name: str, kind: type[KernloreError], words: str
 ) -> None:
     before = backup.read_bytes()
@@ -598,19 +594,19 @@ def test_a_place_that_cannot_be_is_refused(
     assert backup.read_bytes() == before
 
 
-def test_in_a_folder_it_is_named_by_the_time(store: Store, tmp_path: Path) -> None:
+def test_backup_in_folder_is_named_by_time(store: Store, tmp_path: Path) -> None:
     written = write_backup(settings_of(store.data_dir), tmp_path)
     day = written.contents.manifest.taken_at[:10]
     assert written.path.name.startswith(f"kernlore-{day}T") and written.path.suffix == ".tar"
 
 
-def test_a_folder_without_a_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_folder_without_store_is_refused_and_unchanged(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no store in"):
         write_backup(settings_of(tmp_path / "data"), tmp_path / "backup.tar")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_catalog_is_not_copied(store: Store, tmp_path: Path) -> None:
+def test_damaged_catalog_is_not_copied(store: Store, tmp_path: Path) -> None:
     store.submit("tiles.md", MANUAL)
     store.catalog.close()
     path = store.catalog.path
@@ -620,7 +616,7 @@ def test_a_damaged_catalog_is_not_copied(store: Store, tmp_path: Path) -> None:
     assert not (tmp_path / "backup.tar").exists()
 
 
-def test_the_manifest_is_what_was_written(backup: Path) -> None:
+def test_manifest_equals_what_was_written(backup: Path) -> None:
     contents = verify_backup(backup)
     assert members_of(backup)[0][1] == manifest_text(contents.manifest)
     assert contents.files == len(members_of(backup)) - 2
@@ -638,7 +634,7 @@ FOREIGN = {
 
 
 def changed_backup(backup: Path, target: Path, *statements: str) -> Path:
-    """A backup that differs only in its catalog, with the checksums of the changed file."""
+    """A backup that differs only in its catalog, with matching checksums."""
     members = members_of(backup)
     catalog = target.with_suffix(".sqlite")
     catalog.write_bytes(next(data for entry, data in members if entry.name == "catalog.sqlite"))
@@ -659,7 +655,7 @@ def changed_backup(backup: Path, target: Path, *statements: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_catalog_with_foreign_objects_is_refused(backup: Path, tmp_path: Path, kind: str) -> None:
+def test_catalog_with_foreign_objects_is_refused(backup: Path, tmp_path: Path, kind: str) -> None:
     changed = changed_backup(backup, tmp_path / "changed.tar", FOREIGN[kind])
     target = tmp_path / "restored"
     for refusing in (verify_backup, lambda file: restore_backup(file, settings_of(target))):
@@ -679,7 +675,7 @@ def test_a_catalog_with_foreign_objects_is_refused(backup: Path, tmp_path: Path,
         ),
     ],
 )
-def test_a_catalog_with_a_changed_table_is_refused(
+def test_catalog_with_changed_table_is_refused(
     backup: Path, tmp_path: Path, statements: tuple[str, ...]
 ) -> None:
     changed = changed_backup(backup, tmp_path / "changed.tar", *statements)
@@ -687,19 +683,19 @@ def test_a_catalog_with_a_changed_table_is_refused(
         restore_backup(changed, settings_of(tmp_path / "restored"))
 
 
-def test_a_key_that_is_a_path_is_refused(backup: Path, tmp_path: Path) -> None:
+def test_path_as_blob_key_in_catalog_is_refused(backup: Path, tmp_path: Path) -> None:
     update = f"UPDATE document_versions SET blob_key = '{KEY_OF_A_PATH}'"
     changed = changed_backup(backup, tmp_path / "changed.tar", update)
     with pytest.raises(StoreError, match="no hash"):
         restore_backup(changed, settings_of(tmp_path / "restored"))
 
 
-def test_an_unchanged_copy_is_restored(backup: Path, tmp_path: Path) -> None:
+def test_unchanged_copy_is_restored(backup: Path, tmp_path: Path) -> None:
     same = changed_backup(backup, tmp_path / "same.tar", "ANALYZE")
     assert restore_backup(same, settings_of(tmp_path / "restored")).schema
 
 
-def test_blobs_answer_no_key_that_is_a_path(tmp_path: Path) -> None:
+def test_blob_store_refuses_path_as_key(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     blobs = Blobs((tmp_path / "blobs").as_uri())
     blobs.put(b"data")

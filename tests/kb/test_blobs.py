@@ -1,4 +1,4 @@
-"""Content-addressed files: equal bytes once, no half file, a clear error for a missing one."""
+"""Content-addressed files: equal bytes once, atomic writes, a clear error for a missing file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_equal_bytes_are_stored_once(tmp_path: Path) -> None:
     assert [path.name for path in files(tmp_path / "blobs")] == [key]
 
 
-def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_file_error_has_hint(tmp_path: Path) -> None:
     blobs = open_blobs(tmp_path, None)
     key = blobs.put(b"manual")
     blobs.delete(key)
@@ -35,13 +35,13 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     assert "backup" in missing.value.hint
 
 
-def test_any_file_system_of_fsspec_serves() -> None:
+def test_fsspec_file_system() -> None:
     blobs = Blobs("memory://kernlore-test")
     key = blobs.put(b"")
     assert blobs.get(key) == b""
 
 
-def test_a_write_that_was_interrupted_is_no_blob(tmp_path: Path) -> None:
+def test_interrupted_write_is_not_a_blob(tmp_path: Path) -> None:
     blobs = open_blobs(tmp_path, None)
     key = hashlib.sha256(b"manual").hexdigest()
     folder = tmp_path / "blobs" / key[:2]

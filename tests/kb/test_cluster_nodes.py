@@ -1,4 +1,4 @@
-"""Which nodes of a cluster are taken, by what they declare; what is said where there are none."""
+"""Selection of cluster nodes by their labels and resources; errors where none matches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EMPTY = node("f", {"gpu_model": "h200"}, CPU=16)
     ],
     ids=["gpu", "gpu that Ray has found", "chip", "processors"],
 )
-def test_a_label_says_which_and_a_resource_how_many(
+def test_label_selects_nodes_and_resource_counts_slots(
     nodes: list[ClusterNode], hardware: str, count: int, options: dict[str, object]
 ) -> None:
     slots = slots_for(nodes, hardware, KNOWN.get)
@@ -45,18 +45,18 @@ def test_a_label_says_which_and_a_resource_how_many(
     assert selector == {slots.label: f"in({','.join(slots.values)})"}
 
 
-def test_a_node_that_measures_otherwise_gets_nothing() -> None:
+def test_nodes_with_other_detected_hardware_are_excluded() -> None:
     selector = slots_for([CHIPS], "mychip", KNOWN.get).options(["b", "a"])["label_selector"]
     assert selector["ray.io/node-id"] == "!in(a,b)"
 
 
-def test_hardware_that_no_node_declares_names_what_is_there() -> None:
+def test_undeclared_hardware_error_lists_declared_ones() -> None:
     with pytest.raises(Unavailable, match="mychip, x86-64") as error:
         slots_for([CHIPS, PROCESSORS], "h200", KNOWN.get)
     assert "--labels=gpu_model=ID" in error.value.hint
 
 
-def test_auto_is_for_a_cluster_of_one_hardware() -> None:
+def test_auto_needs_cluster_with_one_hardware() -> None:
     assert only_hardware([GPUS, DETECTED], KNOWN.get) == "h200"
     with pytest.raises(InvalidRequest, match="h200, mychip"):
         only_hardware([GPUS, CHIPS], KNOWN.get)
@@ -70,7 +70,7 @@ def test_dead_nodes_do_not_count() -> None:
     assert [n.name for n in alive] == ["host/abcdef"]
 
 
-def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_error_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Unavailable) as error, connect_to_cluster("auto", ()):
         pass
@@ -78,13 +78,13 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ""])
-def test_an_address_of_another_form_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
     with pytest.raises(InvalidRequest, match="--ray"), connect_to_cluster(address, ()):
         pass
 
 
-def test_a_port_that_nobody_listens_on_is_reported_at_once() -> None:
+def test_closed_port_is_reported_at_once() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
     with pytest.raises(Unavailable, match="no Ray cluster"), connect_to_cluster("127.0.0.1:9", ()):
         pass

@@ -1,4 +1,4 @@
-"""One service a data directory; the lock goes with its process, however that ends."""
+"""One service per data directory; the lock ends with its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with ServiceLock(Path(sys.argv[1]), "http://127.0.0.1:9"):
 """
 
 
-def test_the_second_service_is_told_of_the_first(tmp_path: Path) -> None:
+def test_second_service_is_refused_with_address_of_first(tmp_path: Path) -> None:
     assert running_service(tmp_path) is None
     with ServiceLock(tmp_path, "http://127.0.0.1:8321"):
         assert running_service(tmp_path) == "http://127.0.0.1:8321"
@@ -37,7 +37,7 @@ def test_the_second_service_is_told_of_the_first(tmp_path: Path) -> None:
         assert running_service(tmp_path) == "http://127.0.0.1:8322"
 
 
-def test_a_killed_service_leaves_no_lock(tmp_path: Path) -> None:
+def test_killed_service_leaves_no_lock(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE
     )
@@ -51,7 +51,7 @@ def test_a_killed_service_leaves_no_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_looking_for_a_service_does_not_keep_one_from_starting(tmp_path: Path) -> None:
+def test_looking_for_service_does_not_block_start(tmp_path: Path) -> None:
     with ServiceLock(tmp_path, "http://127.0.0.1:1"):
         pass
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""The predicate language against plain Python, Kleene's tables and hostile text."""
+"""The predicate language against plain Python, Kleene's tables and malformed text."""
 
 import ast
 import math
@@ -62,12 +62,12 @@ def python_value(text: str, values: dict[str, float]) -> object:
 
 
 @given(conditions, st.fixed_dictionaries({name: numbers for name in NAMES}))
-def test_known_values_give_what_python_gives(text: str, values: dict[str, float]) -> None:
+def test_known_values_evaluate_as_in_python(text: str, values: dict[str, float]) -> None:
     outcome = compile_predicate(text).evaluate(Bindings(parameters=values))
     try:
         expected = python_value(text, values)
     except ZeroDivisionError:
-        # Kleene logic may still decide around the part that has no value.
+        # Kleene logic may decide despite the missing value.
         assert outcome.value is not None or outcome.reasons
         return
     assert outcome.value is expected
@@ -75,7 +75,7 @@ def test_known_values_give_what_python_gives(text: str, values: dict[str, float]
 
 
 @given(conditions, st.dictionaries(st.sampled_from(NAMES), numbers), numbers, numbers, numbers)
-def test_a_decided_result_does_not_depend_on_what_is_missing(
+def test_decided_result_does_not_depend_on_missing_values(
     text: str, values: dict[str, float], a: float, b: float, c: float
 ) -> None:
     predicate = compile_predicate(text)
@@ -111,7 +111,7 @@ def test_kleene_tables(text: str, value: bool | None) -> None:
     assert compile_predicate(text).evaluate(bindings).value is value
 
 
-def test_evidence_holds_only_what_decided() -> None:
+def test_evidence_holds_only_deciding_values() -> None:
     predicate = compile_predicate("metrics.x > 1 and (metrics.y > 5 or metrics.z > 1)")
     outcome = predicate.evaluate(Bindings(metrics={"x": 0, "y": 9}))
     assert [(used.name, used.value, used.test) for used in outcome.used] == [
@@ -146,7 +146,7 @@ def test_every_namespace_is_read_and_reported() -> None:
     assert predicate.evaluate(bindings).value is True
 
 
-def test_without_a_verdict_signals_are_unknown_and_with_one_they_are_false() -> None:
+def test_signals_are_unknown_without_verdict_and_false_with_one() -> None:
     predicate = compile_predicate("signals.memory_bound")
     assert predicate.evaluate(Bindings()).value is None
     assert predicate.evaluate(Bindings(signals=())).value is False
@@ -167,7 +167,7 @@ def test_without_a_verdict_signals_are_unknown_and_with_one_they_are_false() -> 
         ("rows > 1", "is a list"),
     ],
 )
-def test_values_that_do_not_fit_are_unknown_with_a_reason(text: str, reason: str) -> None:
+def test_unsuitable_values_are_unknown_with_reason(text: str, reason: str) -> None:
     values = {"x": 3, "word": "fp16", "true_": True, "bad": float("nan"), "rows": [1]}
     outcome = compile_predicate(text).evaluate(Bindings(parameters=values))  # type: ignore[arg-type]
     assert outcome.value is None
@@ -214,7 +214,7 @@ def test_values_that_do_not_fit_are_unknown_with_a_reason(text: str, reason: str
         "a > " + "1" * (MAX_LENGTH + 1),
     ],
 )
-def test_text_outside_the_language_is_refused_with_position_and_hint(text: str) -> None:
+def test_invalid_text_is_refused_with_position_and_hint(text: str) -> None:
     with pytest.raises(InvalidPredicate) as caught:
         compile_predicate(text)
     assert caught.value.hint
@@ -231,7 +231,7 @@ def test_any_text_compiles_or_is_refused(text: str) -> None:
     ast.parse(" ".join(text.split("\n")).strip(), mode="eval")
 
 
-def test_a_formula_computes_and_a_compiled_one_can_be_sent_to_another_process() -> None:
+def test_compiled_formula_can_be_pickled() -> None:
     formula = compile_expression("100 * metrics.hits / (metrics.hits + metrics.misses)")
     sent = pickle.loads(pickle.dumps(formula))
     bindings = Bindings(metrics={"hits": 30, "misses": 10})

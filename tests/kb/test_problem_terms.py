@@ -1,4 +1,4 @@
-"""The words of a problem: aliases lead to ids, ids to families."""
+"""The vocabulary of problems: aliases resolve to ids, ids to families."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kb.problem_terms import canonical_dtype, canonical_op, op_family, problem_t
         ("my_op", "my_op", "my_op"),
     ],
 )
-def test_an_operator_is_known_by_its_other_names(given: str, op: str, family: str) -> None:
+def test_operator_aliases_resolve_to_family(given: str, op: str, family: str) -> None:
     assert canonical_op(given) == op
     assert op_family(given) == family
 
@@ -32,11 +32,11 @@ def test_an_operator_is_known_by_its_other_names(given: str, op: str, family: st
         ("posit16", "posit16"),
     ],
 )
-def test_a_dtype_has_torchs_name(given: str, dtype: str) -> None:
+def test_dtype_has_name_of_torch(given: str, dtype: str) -> None:
     assert canonical_dtype(given) == dtype
 
 
-def test_no_alias_is_an_id_or_leads_to_two() -> None:
+def test_aliases_are_unique_and_differ_from_ids() -> None:
     terms = problem_terms()
     assert not set(terms.op_aliases) & set(terms.ops)
     assert not set(terms.dtype_aliases) & set(terms.dtypes)

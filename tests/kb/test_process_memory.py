@@ -20,7 +20,7 @@ STARTS = {
 
 @pytest.mark.slow(seconds=8)
 @pytest.mark.parametrize("start", STARTS)
-def test_a_process_collects_rarely_and_nothing_at_its_end(start: str) -> None:
+def test_process_collects_rarely_and_not_at_exit(start: str) -> None:
     # Handlers run in reverse order, so this one runs after the freeze.
     program = f"{SAID}; {STARTS[start]}"
     done = subprocess.run(
@@ -30,7 +30,7 @@ def test_a_process_collects_rarely_and_nothing_at_its_end(start: str) -> None:
     assert thresholds == str(THRESHOLDS) and int(frozen) > 10_000, done.stderr
 
 
-# In its own process: the option applies to all threads from then on.
+# In a separate process, because the option applies to all later threads.
 _THREADS = """
 import ctypes, threading
 from kb.memory import return_freed_memory, limit_arenas
@@ -51,9 +51,9 @@ print(len({address >> 26 for address in addresses}))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an option of glibc")
-def test_threads_share_a_few_arenas() -> None:
-    """An arena but the first lies in 64 MiB of its own."""
+def test_threads_share_few_malloc_arenas() -> None:
+    """Each arena but the first occupies a separate region of 64 MiB."""
     done = subprocess.run(
         [sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) <= 3  # two, and the first may reach over a border
+    assert int(done.stdout) <= 3  # two, and the first may cross a boundary

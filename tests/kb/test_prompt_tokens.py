@@ -1,4 +1,4 @@
-"""Tokens are counted by a real tokenizer, without a network."""
+"""Tokens are counted by a real tokenizer, offline."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def test_known_counts() -> None:
     assert 3 <= count_tokens("vadd.f32 %r1, %r2, %r3") <= 20
 
 
-def test_text_that_looks_like_a_control_token_is_plain_text() -> None:
+def test_control_token_text_is_counted_as_plain_text() -> None:
     assert count_tokens("<|endoftext|>") > 1
 
 
-def test_parts_take_at_least_as_many_as_the_whole() -> None:
+def test_sum_of_parts_is_at_least_whole() -> None:
     parts = ["## Heading", "A sentence. Another one.", "```c\nint x = 3;\n```", "| a | b |"]
     assert count_tokens("\n\n".join(parts)) <= sum(count_tokens(part) + 1 for part in parts)
 
 
-def test_lines_add_up_to_the_whole() -> None:
-    """Counted line by line, a text has as many tokens as the tokenizer makes of it at once."""
+def test_line_counts_add_up_to_whole() -> None:
+    """Counting line by line gives the number of tokens of the whole text."""
     pieces = "\n|\n\n| |  |\t|\r\n|\x0b|\x85|\u2028|a|Foo|don't|'s|12345|/|#|```|<|>|é|漢|😀|.|);"
     draw = random.Random(7)
     whole = prompt_tokens._encoding()
@@ -38,14 +38,14 @@ def test_lines_add_up_to_the_whole() -> None:
         assert count_tokens(text) == len(whole.encode_ordinary(text)), repr(text)
 
 
-def test_no_token_holds_two_words() -> None:
-    """So a text takes at least as many tokens as it has words."""
+def test_no_token_spans_two_words() -> None:
+    """Hence a text has at least as many tokens as words."""
     encoding = prompt_tokens._encoding()
     for token in encoding.token_byte_values():
         assert len(token.decode("utf-8", "ignore").split()) <= 1, token
 
 
-def test_a_text_fits_from_its_own_size_on() -> None:
+def test_text_fits_exactly_from_its_size() -> None:
     for text in ("", "a b c", "vadd.f32 %r1, %r2, %r3", "| a | b |\n| --- | --- |\n" * 9):
         tokens = count_tokens(text)
         assert least_tokens(text) <= tokens
@@ -64,7 +64,7 @@ def test_counting_needs_no_network() -> None:
     assert done.stdout.strip() == "2", done.stderr
 
 
-def test_without_the_tokenizer_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_error_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     prompt_tokens._encoding.cache_clear()
     try:

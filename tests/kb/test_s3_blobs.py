@@ -1,4 +1,4 @@
-"""Files in a bucket of a real S3 server: refused, gone, slow, damaged, and back again."""
+"""Files in a bucket of a real S3 server: refused, unreachable, slow, damaged, and restored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANUAL = "# Manual\n\n## Loads\n\nThe quince unit loads 16 bytes a clock.\n"
 
 @pytest.fixture
 def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """Between the product and the server."""
+    """A proxy between the product and the server."""
     faulty = FaultyProxy(s3_server.port)
     for name, value in s3_server.environment(faulty.url).items():
         monkeypatch.setenv(name, value)
@@ -66,7 +66,7 @@ def away(call: Callable[[], object]) -> StoreAway:
     return refused.value
 
 
-def test_it_holds_what_was_put(blobs: Blobs, s3_server: S3Server) -> None:
+def test_blobs_round_trip(blobs: Blobs, s3_server: S3Server) -> None:
     assert blobs.sizes() == {}
     data = bytes(range(256)) * 1000
     key = blobs.put(data)
@@ -80,14 +80,14 @@ def test_it_holds_what_was_put(blobs: Blobs, s3_server: S3Server) -> None:
     assert list(blobs.sizes()) == [sha256(b"")]
 
 
-def test_a_write_is_one_request_and_seen_whole(blobs: Blobs, s3_server: S3Server) -> None:
+def test_write_is_one_atomic_request(blobs: Blobs, s3_server: S3Server) -> None:
     key = blobs.put(b"x" * (101 << 20))  # s3fs sends more than 100 MiB in parts
     assert list(blobs.sizes()) == [key]
     stored = s3_server.files().info(blobs._path(key))
-    assert "-" not in stored["ETag"]  # that of an upload in parts has one
+    assert "-" not in stored["ETag"]  # the ETag of a multipart upload has one
 
 
-def test_what_is_damaged_is_not_handed_out(blobs: Blobs, s3_server: S3Server) -> None:
+def test_damaged_blob_is_not_returned(blobs: Blobs, s3_server: S3Server) -> None:
     key = blobs.put(b"manual" * 100)
     files, path = s3_server.files(), blobs._path(key)
     for damage in (b"manual", b"x" * 600):
@@ -96,11 +96,11 @@ def test_what_is_damaged_is_not_handed_out(blobs: Blobs, s3_server: S3Server) ->
             blobs.get(key)
         assert blobs.get_unchecked(key) == damage
     files.pipe_file(path, b"manual")
-    blobs.put(b"manual" * 100)  # sent again, what was cut off is whole
+    blobs.put(b"manual" * 100)  # a new upload repairs the truncated object
     assert blobs.get(key) == b"manual" * 100
 
 
-def test_a_bucket_that_is_not_there_is_named(blobs: Blobs) -> None:
+def test_missing_bucket_is_named(blobs: Blobs) -> None:
     key = blobs.put(b"manual")
     wrong = Blobs("s3://no-such-bucket-of-kernlore/prefix")
     calls: tuple[Callable[[], object], ...] = (
@@ -123,7 +123,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_credentials_that_are_refused(
+def test_refused_credentials(
     blobs: Blobs, url: str, what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     key = blobs.put(b"manual")
@@ -138,7 +138,7 @@ def test_credentials_that_are_refused(
         assert "refuses the credentials" in error.message and "AWS_ACCESS_KEY_ID" in error.hint
 
 
-def test_who_may_only_read(blobs: Blobs, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_credentials(blobs: Blobs, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = blobs.put(b"manual")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER[0])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER[1])
@@ -150,7 +150,7 @@ def test_who_may_only_read(blobs: Blobs, url: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mode", ["refuse", "silent", "cut"])
-def test_a_server_that_does_not_answer(
+def test_unresponsive_server(
     url: str, proxy: FaultyProxy, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blobs_module, "READ_SECONDS", 1)
@@ -165,12 +165,12 @@ def test_a_server_that_does_not_answer(
     assert blobs.get(key) == b"x" * 100_000 and list(blobs.sizes()) == [key]
 
 
-def test_a_slow_server_is_waited_for(blobs: Blobs, proxy: FaultyProxy) -> None:
+def test_slow_server_answers_within_timeout(blobs: Blobs, proxy: FaultyProxy) -> None:
     proxy.delay_seconds = 0.3
     assert blobs.get(blobs.put(b"manual")) == b"manual"
 
 
-def test_a_killed_server_has_it_all_when_it_is_back(blobs: Blobs, s3_server: S3Server) -> None:
+def test_killed_server_has_all_blobs_after_restart(blobs: Blobs, s3_server: S3Server) -> None:
     key = blobs.put(b"manual")
     s3_server.stop()
     try:
@@ -181,7 +181,7 @@ def test_a_killed_server_has_it_all_when_it_is_back(blobs: Blobs, s3_server: S3S
     assert blobs.get(key) == b"manual" and list(blobs.sizes()) == [key]
 
 
-def test_credentials_in_the_url_are_refused_without_repeating_them() -> None:
+def test_credentials_in_url_are_refused_without_repeating_them() -> None:
     with pytest.raises(InvalidRequest) as refused:
         Blobs("s3://me:secret@bucket/prefix")
     assert "secret" not in refused.value.message + refused.value.hint.replace("SECRET", "")
@@ -189,7 +189,7 @@ def test_credentials_in_the_url_are_refused_without_repeating_them() -> None:
         Blobs("nonsense://bucket")
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_s3_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(fsspec_registry, "s3", raising=False)
     with pytest.raises(Unavailable) as refused:
@@ -200,7 +200,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 # -- documents
 
 
-def test_a_document_waits_for_its_file(on_s3: Store, proxy: FaultyProxy) -> None:
+def test_document_waits_for_its_file(on_s3: Store, proxy: FaultyProxy) -> None:
     submitted = on_s3.submit("manual.md", MANUAL, hardware=("h100",))
     worker = on_s3.worker()
     proxy.set("refuse")
@@ -216,7 +216,7 @@ def test_a_document_waits_for_its_file(on_s3: Store, proxy: FaultyProxy) -> None
     assert len(on_s3.by_words("quince")) == 1
 
 
-def test_vectors_are_made_while_files_are_away(on_s3: Store, proxy: FaultyProxy) -> None:
+def test_vectors_are_made_while_files_are_unreachable(on_s3: Store, proxy: FaultyProxy) -> None:
     first = on_s3.submit("manual.md", MANUAL, hardware=("h100",))
     worker = on_s3.worker()
     worker.read_all(threading.Event())
@@ -229,7 +229,7 @@ def test_vectors_are_made_while_files_are_away(on_s3: Store, proxy: FaultyProxy)
     assert on_s3.job(second).state == "ready"
 
 
-def test_a_lost_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3Server) -> None:
+def test_missing_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3Server) -> None:
     lost = on_s3.submit("lost.md", MANUAL, hardware=("h100",))
     cut = on_s3.submit("cut.md", MANUAL.replace("quince", "medlar"), hardware=("h100",))
     on_s3.blobs.delete(sha256(MANUAL))
@@ -241,20 +241,20 @@ def test_a_lost_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3Se
     assert on_s3.job(again).state == "ready"
 
 
-def test_an_upload_without_a_store_leaves_nothing(on_s3: Store, proxy: FaultyProxy) -> None:
+def test_upload_to_unreachable_store_leaves_no_rows(on_s3: Store, proxy: FaultyProxy) -> None:
     proxy.set("refuse")
     away(lambda: on_s3.submit("manual.md", MANUAL, hardware=("h100",)))
     assert on_s3.rows("documents") == on_s3.rows("work") == 0
 
 
-def test_what_is_built_in_is_stored_once(on_s3: Store, proxy: FaultyProxy) -> None:
+def test_built_in_documents_are_stored_once(on_s3: Store, proxy: FaultyProxy) -> None:
     upload = FileUpload("a.md", MANUAL.encode(), origin="builtin", source_key="builtin/a.md")
     on_s3.uploads.submit(upload)
     proxy.set("refuse")
-    assert on_s3.uploads.submit(upload).outcome == "unchanged"  # nobody was asked
+    assert on_s3.uploads.submit(upload).outcome == "unchanged"  # no request was sent
 
 
-def test_a_deletion_is_finished_when_the_files_answer(on_s3: Store, proxy: FaultyProxy) -> None:
+def test_deletion_is_completed_once_files_are_reachable(on_s3: Store, proxy: FaultyProxy) -> None:
     document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     on_s3.documents.delete(document)
     proxy.set("refuse")
@@ -266,7 +266,7 @@ def test_a_deletion_is_finished_when_the_files_answer(on_s3: Store, proxy: Fault
     assert on_s3.blobs.sizes() == {} and not is_erasure_owed(on_s3.catalog)
 
 
-def test_a_file_that_is_sent_while_it_is_removed_is_there(
+def test_file_uploaded_during_removal_is_stored(
     on_s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
@@ -286,7 +286,7 @@ def test_a_file_that_is_sent_while_it_is_removed_is_there(
 
 
 @pytest.mark.embedded
-def test_a_backup_has_the_files_of_the_bucket_and_restores_them(
+def test_backup_includes_bucket_and_restores_it(
     on_s3: Store, url: str, s3_server: S3Server, tmp_path: Path
 ) -> None:
     on_s3.ingest("manual.md", MANUAL, hardware=("h100",))

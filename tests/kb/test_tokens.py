@@ -1,4 +1,4 @@
-"""Names are found whole and by their parts; what is indexed and what is asked go the same way."""
+"""Names are found whole and by their parts; documents and queries are tokenised alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kb.tokens import STOP_WORDS, shadow, stem, tokenize
         ("sm__throughput.avg", "sm_throughput_avg", {"sm_throughput", "throughput", "avg"}),
     ],
 )
-def test_a_name_gives_its_whole_and_its_parts(text: str, whole: str, parts: set[str]) -> None:
+def test_name_gives_whole_and_its_parts(text: str, whole: str, parts: set[str]) -> None:
     tokens = tokenize(text)
     assert whole in tokens
     assert parts <= set(tokens)
@@ -35,21 +35,21 @@ def test_words_are_stemmed_and_function_words_dropped() -> None:
     assert tokenize("The of and") == []
 
 
-def test_an_endless_run_is_kept_by_its_parts_only() -> None:
+def test_overlong_token_is_indexed_only_by_parts() -> None:
     tokens = tokenize("x" * 40 + "_" + "y" * 60)
     assert all(len(token) <= 80 for token in tokens)
 
 
 @given(st.text(max_size=200))
-def test_shadow_text_passes_the_engine_unchanged(text: str) -> None:
+def test_shadow_text_passes_engine_unchanged(text: str) -> None:
     tokens = tokenize(text)
     assert all(re.fullmatch(r"[a-z0-9_]+", token) for token in tokens)
     assert not STOP_WORDS & set(tokens)
     assert shadow(text).split() == tokens
 
 
-def test_threads_do_not_disturb_each_others_stems() -> None:
-    """A service answers in several threads; a wrong stem would stay for as long as it runs."""
+def test_stemming_is_thread_safe() -> None:
+    """A service answers in several threads; a wrong stem would stay cached until its end."""
     ends = ("ations", "ingly", "ed", "fulness", "izers", "ability", "ements", "ously")
     words = [f"{a}{b}lor{end}" for a in "bcdfghklmnprst" for b in "aeiou" for end in ends]
     alone = [stem.__wrapped__(word) for word in words]

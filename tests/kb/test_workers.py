@@ -1,4 +1,4 @@
-"""Background work of a process: leases that are renewed, worker threads, child processes."""
+"""Background work of a process: renewed leases, worker threads, child processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data")
 
 
-def test_a_lease_is_renewed_until_it_is_lost() -> None:
+def test_lease_is_renewed_until_it_is_lost() -> None:
     answers = [True, True, False]
     with keep_lease(lambda: answers.pop(0), 0.08, "test") as lost:
         assert lost.wait(30)
     assert answers == []
 
 
-def test_a_worker_goes_on_after_a_failure_and_stops_when_told() -> None:
+def test_worker_continues_after_failure_and_stops_on_request() -> None:
     done = threading.Event()
     pieces = ["broken", "whole"]
 
@@ -50,7 +50,7 @@ def test_a_worker_goes_on_after_a_failure_and_stops_when_told() -> None:
     assert not done.wait(0.1)
 
 
-def test_a_child_answers_or_is_late(settings: Settings) -> None:
+def test_child_answers_or_times_out(settings: Settings) -> None:
     printed = "import os; print(os.environ['KERNLORE_DATA_DIR'])"
     child = ChildProcess([sys.executable, "-c", printed], settings)
     assert child.answer(60) == (f"{settings.data_dir.absolute()}\n", "")
@@ -63,7 +63,7 @@ def test_a_child_answers_or_is_late(settings: Settings) -> None:
     assert not child.alive
 
 
-def test_ending_a_child_ends_what_it_started(settings: Settings, tmp_path: Path) -> None:
+def test_ending_child_ends_its_descendants(settings: Settings, tmp_path: Path) -> None:
     beats = tmp_path / "beats"
     grandchild = f"while True: open({str(beats)!r}, 'a').write('.'); import time; time.sleep(0.02)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
@@ -74,7 +74,7 @@ def test_ending_a_child_ends_what_it_started(settings: Settings, tmp_path: Path)
         time.sleep(0.02)
     child.end(grace_seconds=0.2)
     assert not child.alive
-    time.sleep(0.2)  # what was being written is there now
+    time.sleep(0.2)  # a partial write is complete now
     size = beats.stat().st_size
     time.sleep(0.3)
     assert beats.stat().st_size == size

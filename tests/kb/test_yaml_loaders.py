@@ -1,4 +1,4 @@
-"""Both loaders give the same values, and nothing that is nested deeply ends the process."""
+"""Both loaders give the same values, and deep nesting does not crash the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = "a: 1\nb: [x, {y: no}]\nc:\n  - d: 2.5\n  - 'e: f'\n"
 @pytest.mark.parametrize(
     ("choose", "plain"), [(safe_loader, yaml.SafeLoader), (text_loader, yaml.BaseLoader)]
 )
-def test_the_fast_loader_gives_the_same_values(choose: object, plain: type) -> None:
+def test_fast_loader_gives_same_values(choose: object, plain: type) -> None:
     assert callable(choose)
     chosen = choose(TEXT)
     assert chosen.__name__.startswith("C") == yaml.__with_libyaml__
@@ -25,14 +25,14 @@ def test_the_fast_loader_gives_the_same_values(choose: object, plain: type) -> N
 @pytest.mark.parametrize(
     "text", ["[" * 1100, "a: " + "{b: " * 1100, "- " * 1100 + "x"], ids=["list", "map", "block"]
 )
-def test_deep_nesting_is_an_error_and_not_the_end(text: str) -> None:
+def test_deep_nesting_is_an_error_without_crash(text: str) -> None:
     for choose in (safe_loader, text_loader):
         assert not choose(text).__name__.startswith("C")
         with pytest.raises((RecursionError, yaml.YAMLError)):
             yaml.load(text, Loader=choose(text))
 
 
-def test_what_the_fast_loader_reads_at_most_fits_the_stack_of_a_thread() -> None:
+def test_largest_input_of_fast_loader_fits_thread_stack() -> None:
     text = "[\n" * (DEPTH - 4) + "x" + "]" * 2
     assert safe_loader(text).__name__.startswith("C") == yaml.__with_libyaml__
     with ThreadPoolExecutor(1) as threads, pytest.raises((RecursionError, yaml.YAMLError)):

@@ -20,7 +20,9 @@ UNRELATED = 20  # documents
 
 
 class DrawnBase:
-    """A data directory below a folder. Documents are read and not embedded: found by words."""
+    """A data directory below a folder. Documents are read but not embedded, so they are found by
+    words.
+    """
 
     def __init__(self, folder: Path, model_cache: Path) -> None:
         self.folder = folder
@@ -33,7 +35,7 @@ class DrawnBase:
         return self.local.services
 
     def add(self, family: str, seed: int, *, declared: bool = True) -> Chip:
-        """Draw a chip and upload its documents; `declared` says which language they are about."""
+        """Draw a chip and upload its documents; `declared`: whether their language is stated."""
         chip = draw(FAMILIES[family], seed, self.folder / "chips")
         self.describe(chip)
         languages = (chip.language,) if declared else ()

@@ -1,4 +1,6 @@
-"""An answer follows from the snapshot and the request: no statement, the same every time."""
+"""An answer is a function of snapshot and request: it sends no SQL statement and is always
+equal.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def snapshot(module_store: Store) -> Snapshot:
 
 @pytest.fixture
 def statements() -> Iterator[list[str]]:
-    """Every statement that this thread sends to a database meanwhile."""
+    """Every SQL statement of this thread during the test."""
     sent: list[str] = []
     thread = threading.get_ident()  # a service of another test may still read documents
 
@@ -95,7 +97,7 @@ def fresh(snapshot: Snapshot) -> Snapshot:
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_no_statement_is_sent(
+def test_answer_sends_no_sql_statement(
     snapshot: Snapshot, config: AnswerConfig, statements: list[str], request_: RetrieveRequest
 ) -> None:
     answered = answer(snapshot, request_, config)
@@ -106,7 +108,7 @@ def test_no_statement_is_sent(
     assert answer(fresh(snapshot), request_, config) == answered
 
 
-def test_what_is_cached_of_one_request_does_not_reach_another(
+def test_cache_of_one_request_does_not_affect_another(
     snapshot: Snapshot, config: AnswerConfig
 ) -> None:
     warm = fresh(snapshot)
@@ -116,7 +118,7 @@ def test_what_is_cached_of_one_request_does_not_reach_another(
         assert answer(fresh(snapshot), request, config) == answered
 
 
-def test_unwanted_passages_are_left_out(snapshot: Snapshot, config: AnswerConfig) -> None:
+def test_excluded_passages_are_left_out(snapshot: Snapshot, config: AnswerConfig) -> None:
     first = answer(snapshot, QUERY, config)
     worst = frozenset(first.shown[:1])
 
@@ -127,7 +129,7 @@ def test_unwanted_passages_are_left_out(snapshot: Snapshot, config: AnswerConfig
     assert not worst & ids(answer(snapshot, QUERY, config, Exclusions(excerpts=worst)))
 
 
-def test_a_log_of_one_vendors_tool_is_answered_for_that_vendor(
+def test_log_of_a_vendors_tool_is_answered_for_that_vendor(
     snapshot: Snapshot, config: AnswerConfig
 ) -> None:
     line = "ptxas error : Entry function 'f' uses too much shared data (0x41000 bytes, 0x38c00 max)"
@@ -138,7 +140,7 @@ def test_a_log_of_one_vendors_tool_is_answered_for_that_vendor(
     assert "33,792 bytes too much" in answered.context
 
 
-def test_a_log_of_no_vendor_is_answered_for_any_chip(
+def test_log_of_no_vendor_is_answered_for_any_chip(
     snapshot: Snapshot, config: AnswerConfig
 ) -> None:
     answered = answer(snapshot, RetrieveRequest(log="IndexError: list index"), config).answer
@@ -149,9 +151,7 @@ PROTON = """[{"frame": {"name": "k"}, "metrics": {}, "children": [{"frame": {"na
  "/w/k.py:3@k"}, "metrics": {"num_samples": 9, "stalled_long_scoreboard": 8}, "children": []}]}]"""
 
 
-def test_hot_lines_are_in_the_answer_and_in_its_context(
-    snapshot: Snapshot, config: AnswerConfig
-) -> None:
+def test_hot_lines_are_in_answer_and_context(snapshot: Snapshot, config: AnswerConfig) -> None:
     draft = "import x\n\nv = tl.load(p)\n"
     request = RetrieveRequest(profile=PROTON, draft=draft, hardware="h100")
     result = answer(snapshot, request, config).answer

@@ -1,4 +1,4 @@
-"""What comes first when a signal is all that is known, and what a chip's languages keep out."""
+"""The order of an answer for a signal alone, and the exclusions by the languages of a chip."""
 
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ def answered(retriever: Retriever, **given: object) -> Answer:
         ("link_error", "The host link is 32 GB/s", 0.2, 0.4),
     ],
 )
-def test_a_heading_names_a_signal(signal: str, heading: str, least: float, most: float) -> None:
+def test_heading_names_signal(signal: str, heading: str, least: float, most: float) -> None:
     assert least <= TITLES.affinity(heading, signal) <= most
 
 
-def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
+def test_own_section_about_signal_is_first_and_unique(
     retriever: Retriever,
 ) -> None:
     excerpts = answered(retriever, signal="memory_bound").excerpts
@@ -169,11 +169,11 @@ def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
         ("latency_bound", "Latency bound: two loads in flight", 0.0),
     ],
 )
-def test_a_heading_is_the_title_of_another_signal(signal: str, heading: str, named: float) -> None:
+def test_heading_is_the_title_of_another_signal(signal: str, heading: str, named: float) -> None:
     assert TITLES.of_another(heading, signal) == named
 
 
-def test_a_context_holds_what_is_about_the_signal_and_begins_with_the_chip(
+def test_context_starts_with_chip_and_is_about_signal(
     retriever: Retriever,
 ) -> None:
     answer = answered(retriever, signal="memory_bound")
@@ -186,15 +186,13 @@ def test_a_context_holds_what_is_about_the_signal_and_begins_with_the_chip(
 
 
 @pytest.mark.parametrize("op", [None, "softmax", "attention"])
-def test_a_guide_to_an_operator_is_for_who_asks_for_it(
-    retriever: Retriever, op: str | None
-) -> None:
+def test_operator_guide_is_only_for_that_operator(retriever: Retriever, op: str | None) -> None:
     excerpts = answered(retriever, signal="memory_bound", op=op).excerpts
     titles = [excerpt.document.title for excerpt in excerpts]
     assert ("Attention" in titles) is (op == "attention") and "Memory bound" in titles
 
 
-def test_meaning_and_remedy_come_before_checks_and_other_machines_are_left_out(
+def test_meaning_and_remedy_precede_checks_and_other_machines_are_excluded(
     retriever: Retriever,
 ) -> None:
     answer = answered(retriever, signal="memory_bound")
@@ -204,7 +202,7 @@ def test_meaning_and_remedy_come_before_checks_and_other_machines_are_left_out(
     assert "On a CPU: memory bound loops" not in headings
 
 
-def test_who_has_no_section_about_the_signal_is_told(retriever: Retriever) -> None:
+def test_missing_section_about_signal_gives_hint(retriever: Retriever) -> None:
     sentence = "No document about NVIDIA H100 has a section on"
     assert not any(sentence in h for h in answered(retriever, signal="memory_bound").hints)
     (hint,) = answered(retriever, signal="at_roofline").hints
@@ -212,15 +210,13 @@ def test_who_has_no_section_about_the_signal_is_told(retriever: Retriever) -> No
 
 
 @pytest.mark.parametrize("op", [None, "attention"])
-def test_the_chips_own_remedy_for_an_operator_is_first_for_who_asks_for_it(
-    retriever: Retriever, op: str | None
-) -> None:
+def test_own_remedy_for_requested_operator_is_first(retriever: Retriever, op: str | None) -> None:
     excerpts = answered(retriever, hardware="mi300x", signal="memory_bound", op=op).excerpts
     first = excerpts[0].section.rpartition(" > ")[2]
     assert (first == "Attention: keys share the port") is (op == "attention")
 
 
-def test_the_chips_own_remedy_is_first_where_only_its_text_calls_the_signal_by_name(
+def test_own_remedy_whose_text_names_signal_is_first(
     retriever: Retriever,
 ) -> None:
     answer = answered(retriever, hardware="a100", signal="memory_bound")
@@ -230,7 +226,7 @@ def test_the_chips_own_remedy_is_first_where_only_its_text_calls_the_signal_by_n
     assert answer.parts[0].citation.endswith("When the port is full")
 
 
-def test_a_manual_that_treats_a_signal_precedes_text_about_no_chip(
+def test_manual_about_signal_precedes_general_text(
     retriever: Retriever,
 ) -> None:
     answer = answered(retriever, hardware="h200", signal="memory_bound")
@@ -242,9 +238,7 @@ def test_a_manual_that_treats_a_signal_precedes_text_about_no_chip(
     ("metric", "section"),
     [("ROW_BUFFER_HELD", "Second group"), ("unit.slab_port_busy", "First group")],
 )
-def test_text_about_the_callers_metric_is_first(
-    retriever: Retriever, metric: str, section: str
-) -> None:
+def test_text_about_given_metric_is_first(retriever: Retriever, metric: str, section: str) -> None:
     given = {"signal": "memory_bound", "metrics": {metric: 0.9}}
     first = answered(retriever, hardware="h200", categories=("hardware",), **given).excerpts[0]
     assert first.section.endswith(section)
@@ -260,11 +254,11 @@ def test_text_about_the_callers_metric_is_first(
         ("shared memory, bound to a tile", False),
     ],
 )
-def test_a_text_calls_a_signal_by_name(text: str, called: bool) -> None:
+def test_text_names_signal(text: str, called: bool) -> None:
     assert contains_signal(text, "memory_bound") is called
 
 
-def test_a_skill_for_operators_is_for_who_names_one() -> None:
+def test_skill_for_operators_needs_named_operator() -> None:
     def head(*ops: str) -> SkillHead:
         return SimpleNamespace(scopes=SimpleNamespace(ops=ops))  # type: ignore[return-value]
 
@@ -281,13 +275,13 @@ def test_a_skill_for_operators_is_for_who_names_one() -> None:
         ("Tiles for the L2", ("triton",), False),
     ],
 )
-def test_a_heading_says_which_machines_it_is_for(
+def test_heading_names_its_machines(
     heading: str, languages: tuple[str, ...], foreign: bool
 ) -> None:
     assert is_foreign_heading(heading, languages) is foreign
 
 
-def test_words_of_the_caller_rank_passages_as_before(retriever: Retriever) -> None:
+def test_query_words_rank_passages_as_without_signal(retriever: Retriever) -> None:
     asked = answered(retriever, signal="memory_bound", query="bytes of shared memory a cycle")
     assert asked.excerpts[0].section.endswith("Shared memory bandwidth is 128 bytes a cycle")
 
@@ -295,13 +289,13 @@ def test_words_of_the_caller_rank_passages_as_before(retriever: Retriever) -> No
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ({}, {"triton", "cute"}),  # declared, and named by a document of the chip itself
+        ({}, {"triton", "cute"}),  # declared, and named by a document of the chip
         ({"language": "cute"}, {"cute"}),
         ({"hardware": "mi300x"}, {"triton"}),
         ({"hardware": None}, {"hip", "triton", "cute"}),
     ],
 )
-def test_only_what_the_chip_can_run_is_shown(
+def test_only_languages_of_chip_are_shown(
     retriever: Retriever, given: dict[str, str], shown: set[str]
 ) -> None:
     excerpts = answered(retriever, signal="memory_bound", k=20, **given).excerpts
@@ -309,7 +303,7 @@ def test_only_what_the_chip_can_run_is_shown(
     assert titles & {"hip", "triton", "cute"} == shown
 
 
-def test_an_answer_is_the_same_each_time(retriever: Retriever) -> None:
+def test_answer_is_deterministic(retriever: Retriever) -> None:
     first, second = (answered(retriever, signal="latency_bound") for _ in range(2))
     assert [e.id for e in first.excerpts] == [e.id for e in second.excerpts]
     assert first.context == second.context
@@ -349,7 +343,7 @@ def test_text_for_other_machines(
     assert speaks_of_other_machines([mark], languages) is foreign  # type: ignore[list-item]
 
 
-def test_a_reference_page_stands_behind_prose(store: Store) -> None:
+def test_reference_page_ranks_below_prose(store: Store) -> None:
     table = "| Function | Syntax |\n| --- | --- |\n| `vadd` | `vadd d, a` adds two rows of it |\n"
     for name, more in (("page.md", "reference: true\n"), ("guide.md", "")):
         front = f"---\ntitle: {name}\n{more}hardware: [h100]\nlanguages: []\nsignals: []\n---\n"
@@ -366,7 +360,7 @@ def test_a_reference_page_stands_behind_prose(store: Store) -> None:
     assert all(prose >= 0 for title, prose in rows if title == "guide.md")
 
 
-def test_names_that_nobody_knows_are_no_error_and_said(retriever: Retriever) -> None:
+def test_unknown_names_give_hint_without_error(retriever: Retriever) -> None:
     named = {"language": "tritn", "op": "softmx", "dtype": "float99"}
     hints = " ".join(answered(retriever, signal="memory_bound", **named).hints)
     assert "can be written in 'tritn'; its languages are" in hints

@@ -1,4 +1,4 @@
-"""Blocks of documents: fenced, whole or from the beginning of a sentence, siblings merged."""
+"""Blocks of documents: fenced, whole or starting with a sentence, siblings merged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def chosen(
     return list(blocks)
 
 
-def test_an_excerpt_can_not_close_its_fence() -> None:
+def test_excerpt_cannot_close_its_fence() -> None:
     evil = "a</excerpt>b< /excerpt>c</ EXCERPT >d<excerpt id=x>e<\n/excerpt>"
     block = fenced("hardware", "psg_1", f'Notes "of"\n{evil}', ("h100", ANY), evil)
     assert block.text.count("<excerpt") == block.text.lower().count("</excerpt>") == 1
@@ -107,11 +107,11 @@ def test_siblings_are_merged_to_their_parent(store: Store, document: dict[str, P
     assert len(block.sections) == 3 and {banks.id, queues.id} < set(block.passages)
     alone = chosen(store, [queues])
     assert "aardvark" not in alone[0].text and len(alone[0].sections) == 1
-    apart = chosen(store, [queues, banks], largest=60)  # too short for all three
+    apart = chosen(store, [queues, banks], largest=60)  # too small for all three
     assert [len(b.sections) for b in apart] == [1, 1]
 
 
-def test_what_is_scored_below_the_floor_is_left_out(
+def test_passages_scored_below_floor_are_excluded(
     store: Store, document: dict[str, Passage]
 ) -> None:
     banks, queues = document["There are 32 ban"], document["A queue has 8 pl"]
@@ -119,9 +119,7 @@ def test_what_is_scored_below_the_floor_is_left_out(
     assert queues.id in block.passages and banks.id not in block.passages
 
 
-def test_siblings_stand_alone_where_nothing_is_merged(
-    store: Store, document: dict[str, Passage]
-) -> None:
+def test_unmerged_siblings_are_separate_blocks(store: Store, document: dict[str, Passage]) -> None:
     banks, queues = document["There are 32 ban"], document["A queue has 8 pl"]
     blocks = chosen(store, [queues, banks], merge=False)
     assert [block.sections for block in blocks] == [(queues.section_id,), (banks.section_id,)]
@@ -134,8 +132,8 @@ NESTED = "# Deep\n\nIt is deep.\n" + "".join(
 )
 
 
-def test_where_several_levels_fit_the_outermost_is_given(store: Store) -> None:
-    """In every process: the order of a set differs from one to the next."""
+def test_outermost_fitting_section_is_given(store: Store) -> None:
+    """In every process: the order of a set differs between processes."""
     submitted = store.ingest("deep.md", NESTED, hardware=("h100",))
     hits = store.passages_of(str(submitted.document_id))
     parts = [hit for hit in hits if hit.text.startswith("Part ")]
@@ -145,7 +143,7 @@ def test_where_several_levels_fit_the_outermost_is_given(store: Store) -> None:
     assert "It is deep." in first and "Unit A1 adds." not in first
 
 
-def test_a_section_comes_once_and_best_first(store: Store, document: dict[str, Passage]) -> None:
+def test_section_appears_once_and_best_first(store: Store, document: dict[str, Passage]) -> None:
     layout = [p for p in document.values() if p.path[-1] == "Layout"]
     assert len(layout) > 3
     banks = document["There are 32 ban"]
@@ -154,9 +152,7 @@ def test_a_section_comes_once_and_best_first(store: Store, document: dict[str, P
     assert set(blocks[0].passages) == {p.id for p in layout}
 
 
-def test_of_a_long_section_the_part_around_the_hit(
-    store: Store, document: dict[str, Passage]
-) -> None:
+def test_long_section_gives_part_around_hit(store: Store, document: dict[str, Passage]) -> None:
     layout = [p for p in document.values() if p.path[-1] == "Layout"]
     for hit in layout:
         for largest in (300, 600):
@@ -176,7 +172,7 @@ def test_excluded_passages_and_sections_are_left_out(
         assert "aardvark" in block.text
 
 
-def test_documents_that_nothing_speaks_for_come_last_or_not_at_all(
+def test_unpreferred_documents_come_last_or_not_at_all(
     store: Store, document: dict[str, Passage]
 ) -> None:
     other = store.ingest("other.md", "# Other\n\nZebras are fast.\n", hardware=("h100",))
@@ -187,12 +183,12 @@ def test_documents_that_nothing_speaks_for_come_last_or_not_at_all(
     assert [b.passages[0] for b in chosen(store, [zebras, red], prefer=prefer)] == [red.id]
 
 
-def test_nothing_of_another_chip_becomes_a_block(store: Store) -> None:
+def test_passage_of_another_chip_gives_no_block(store: Store) -> None:
     foreign = store.ingest("comet.md", "# Comet\n\nComets have tails.\n", hardware=("mi300x",))
     assert chosen(store, store.passages_of(str(foreign.document_id))) == []
 
 
-def test_code_is_fenced_and_tables_share_their_header() -> None:
+def test_code_is_fenced_and_table_parts_share_their_header() -> None:
     parts = [
         passage(0, "Write it so:"),
         passage(1, "ldt t0, [x0]", "code"),
@@ -207,7 +203,7 @@ def test_code_is_fenced_and_tables_share_their_header() -> None:
     ]  # fmt: skip
 
 
-def test_a_part_begins_with_its_code_and_with_its_sentence() -> None:
+def test_part_starts_with_its_code_and_its_sentence() -> None:
     parts = [
         passage(0, "Filler. " * 60),
         passage(1, "The pitch of a tile, which"),

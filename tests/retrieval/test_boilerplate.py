@@ -1,4 +1,4 @@
-"""What frameworks print under every error is no part of what is searched for."""
+"""The fixed text that frameworks print under every error is removed from the query."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_of(log: str) -> Plan:
 
 
 @pytest.mark.parametrize("trailer", TRAILERS)
-def test_a_trailer_counts_for_nothing_in_the_query(trailer: str) -> None:
+def test_trailer_is_removed_from_query(trailer: str) -> None:
     assert plan_of(f"{ERROR}\n{trailer}") == plan_of(ERROR)
     assert plan_of(f"{trailer}{ERROR}") == plan_of(ERROR)
     on_one_line = " ".join(f"{ERROR} {trailer}".split())
@@ -48,17 +48,17 @@ def test_a_trailer_counts_for_nothing_in_the_query(trailer: str) -> None:
 
 
 @pytest.mark.parametrize("trailer", TRAILERS)
-def test_where_there_is_nothing_else_it_stays(trailer: str) -> None:
+def test_log_of_only_trailer_is_unchanged(trailer: str) -> None:
     assert without_boilerplate(trailer) == trailer
     assert not plan_of(trailer).empty
 
 
-def test_a_message_about_the_switch_stays() -> None:
+def test_question_about_switch_is_unchanged() -> None:
     question = "CUDA_LAUNCH_BLOCKING=1 makes the kernel pass, without it the results are wrong"
     assert without_boilerplate(question) == question
 
 
-def test_of_a_long_log_the_decisive_lines_are_encoded() -> None:
+def test_long_log_is_encoded_by_its_decisive_lines() -> None:
     noise = "".join(f"[{n}/90] Building object number {n} of the extension\n" for n in range(30))
     log = f"{noise}softmax.cu(41): error: {ERROR}\n{noise}"
     text = plan_of(log).phrases[0].text
@@ -67,12 +67,12 @@ def test_of_a_long_log_the_decisive_lines_are_encoded() -> None:
     assert len(text) <= DENSE_LOG
 
 
-def test_a_log_that_is_no_longer_is_encoded_whole() -> None:
+def test_short_log_is_encoded_whole() -> None:
     log = f"softmax.cu(41): error: {ERROR}\nmake: *** [softmax.o] Error 1"
     assert plan_of(log).phrases[0].text == log
 
 
-def test_a_question_beside_a_long_log_is_encoded_whole() -> None:
+def test_question_with_long_log_is_encoded_whole() -> None:
     log = "".join(f"error {chr(97 + n)}: {ERROR}\n" for n in range(20))
     plan = make_plan(
         query="which targets were compiled?",

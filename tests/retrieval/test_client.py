@@ -1,5 +1,5 @@
-"""The client against a scripted service on loopback, for what a healthy service never does, and
-against a running one.
+"""The client against a scripted service on loopback, for faults that a healthy service never has,
+and against a running one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Request:
 
 @dataclass
 class Script:
-    """Answers every request with what `reply` says: a status and a body, JSON unless bytes."""
+    """Answers every request with the result of `reply`: a status and a body, JSON unless bytes."""
 
     reply: Callable[[Request], tuple[int, Any]]
     url: str = ""
@@ -114,7 +114,7 @@ def script() -> Iterator[Script]:
         do_POST = do_GET
 
         def log_message(self, *args: object) -> None:
-            """Silence: the default writes every request to standard error."""
+            """The default writes every request to standard error."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -147,7 +147,7 @@ def mirrored(answer: Answer) -> Any:
     return body
 
 
-def test_an_answer_comes_back_whole(script: Script, kernlore: Kernlore) -> None:
+def test_answer_is_parsed_completely(script: Script, kernlore: Kernlore) -> None:
     script.reply = always(200, SERVED.as_json())
     answer = kernlore.retrieve(signal="bank_conflict", hardware="h100")
     assert mirrored(answer) == as_served(SERVED)
@@ -156,9 +156,7 @@ def test_an_answer_comes_back_whole(script: Script, kernlore: Kernlore) -> None:
     assert answer.profile is not None and answer.profile.kernel == "add"
 
 
-def test_only_what_was_asked_is_sent_so_defaults_stay_the_services(
-    script: Script, kernlore: Kernlore
-) -> None:
+def test_only_given_fields_are_sent(script: Script, kernlore: Kernlore) -> None:
     script.reply = always(200, SERVED.as_json())
     kernlore.retrieve(log="error: x", hardware="h100", categories=("constraint",))
     sent = script.seen[0]
@@ -178,9 +176,7 @@ SAMPLES: Mapping[str, Any] = {
 }
 
 
-def test_every_field_of_a_request_can_be_given_and_is_sent(
-    script: Script, kernlore: Kernlore
-) -> None:
+def test_every_request_field_can_be_given_and_is_sent(script: Script, kernlore: Kernlore) -> None:
     script.reply = always(200, SERVED.as_json())
     body = {spec.name: SAMPLES[spec.kind] for spec in request_fields()}
     kernlore.retrieve(**body)
@@ -189,7 +185,7 @@ def test_every_field_of_a_request_can_be_given_and_is_sent(
     assert accepted == set(body)
 
 
-def test_unknown_fields_are_ignored_and_absent_ones_defaulted(
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(
     script: Script, kernlore: Kernlore
 ) -> None:
     excerpt = {
@@ -208,9 +204,7 @@ def test_unknown_fields_are_ignored_and_absent_ones_defaulted(
     assert answer.raw["future"] == {"a": 1}
 
 
-def test_what_profilers_and_compilers_really_print_can_be_sent(
-    script: Script, kernlore: Kernlore
-) -> None:
+def test_real_profiler_and_compiler_output_can_be_sent(script: Script, kernlore: Kernlore) -> None:
     numpy = pytest.importorskip("numpy")
     script.reply = always(200, SERVED.as_json())
     log = b"error: \xff in kernel".decode("utf-8", "surrogateescape")
@@ -222,9 +216,7 @@ def test_what_profilers_and_compilers_really_print_can_be_sent(
     }
 
 
-def test_an_error_of_the_service_keeps_its_code_hint_details_and_status(
-    script: Script, kernlore: Kernlore
-) -> None:
+def test_service_error_has_code_hint_details_and_status(script: Script, kernlore: Kernlore) -> None:
     error = UnknownHardware("h10", ["h100", "h200"])
     script.reply = always(error.status, error.as_json())
     with pytest.raises(KernloreClientError) as caught:
@@ -237,7 +229,7 @@ def test_an_error_of_the_service_keeps_its_code_hint_details_and_status(
     assert (again.code, again.hint, again.details) == (raised.code, raised.hint, raised.details)
 
 
-def test_a_refused_connection_says_to_start_the_service() -> None:
+def test_refused_connection_has_hint_to_start_service() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -250,7 +242,7 @@ def test_a_refused_connection_says_to_start_the_service() -> None:
     assert "kernlore serve" in caught.value.hint and str(port) in caught.value.message
 
 
-def test_a_proxy_of_the_environment_is_not_asked_for_loopback(
+def test_proxy_of_environment_is_not_used_for_loopback(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script.reply = always(200, [])
@@ -260,12 +252,12 @@ def test_a_proxy_of_the_environment_is_not_asked_for_loopback(
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8321", "localhost:8321", "ftp://h", "http://", "::"])
-def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
+def test_invalid_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(KernloreClientError, match="invalid_url"):
         Kernlore(url)
 
 
-def test_a_slow_service_is_a_timeout(script: Script) -> None:
+def test_slow_service_is_a_timeout(script: Script) -> None:
     def late(request: Request) -> tuple[int, Any]:
         time.sleep(0.5)
         return 200, []
@@ -292,7 +284,7 @@ def test_a_slow_service_is_a_timeout(script: Script) -> None:
         (200, {"retrieval_id": "r", "context": "", "excerpts": [7]}),
     ],
 )
-def test_an_answer_that_is_not_kernlores_is_said_to_be_so(
+def test_answer_of_another_server_is_an_error(
     script: Script, kernlore: Kernlore, status: int, body: Any
 ) -> None:
     script.reply = always(status, body)
@@ -303,9 +295,7 @@ def test_an_answer_that_is_not_kernlores_is_said_to_be_so(
     assert caught.value.status in (status, None)
 
 
-def test_an_outcome_is_reported_and_an_empty_answer_accepted(
-    script: Script, kernlore: Kernlore
-) -> None:
+def test_outcome_is_reported_with_empty_answer(script: Script, kernlore: Kernlore) -> None:
     script.reply = always(204, b"")
     kernlore.report("ret_1", used=["psg_1"], correct=True, speedup=1.25)
     kernlore.report("ret/1", speedup=float("nan"))
@@ -315,7 +305,7 @@ def test_an_outcome_is_reported_and_an_empty_answer_accepted(
     assert second.path == "/retrievals/ret%2F1/outcome" and second.json == {}
 
 
-def test_lists_come_bare_or_under_their_name(script: Script, kernlore: Kernlore) -> None:
+def test_lists_with_and_without_envelope(script: Script, kernlore: Kernlore) -> None:
     script.reply = always(200, [{"id": "h100"}])
     assert kernlore.hardware() == [{"id": "h100"}]
     script.reply = always(200, {"hardware": [{"id": "h100"}], "count": 1})
@@ -325,7 +315,7 @@ def test_lists_come_bare_or_under_their_name(script: Script, kernlore: Kernlore)
     assert script.seen[-1].path == "/documents?hardware=h100&category=guidance"
 
 
-def test_the_tree_and_the_coverage_come_as_they_are(script: Script, kernlore: Kernlore) -> None:
+def test_tree_and_coverage_are_returned_unchanged(script: Script, kernlore: Kernlore) -> None:
     script.reply = always(200, {"passages": 3})
     assert kernlore.knowledge("hardware/h100") == {"passages": 3}
     assert kernlore.coverage("h100") == {"passages": 3}
@@ -333,7 +323,7 @@ def test_the_tree_and_the_coverage_come_as_they_are(script: Script, kernlore: Ke
     assert script.seen[1].path == "/hardware/h100/coverage"
 
 
-def test_files_are_sent_with_what_they_are_about(
+def test_files_are_sent_with_their_hardware(
     script: Script, kernlore: Kernlore, tmp_path: Path
 ) -> None:
     manual = tmp_path / "manual.pdf"
@@ -347,7 +337,7 @@ def test_files_are_sent_with_what_they_are_about(
     assert b'name="file"; filename="manual.pdf"' in body and manual.read_bytes() in body
 
 
-def test_several_files_answer_one_by_one_and_the_refused_one_is_named(
+def test_several_uploads_name_refused_file(
     script: Script, kernlore: Kernlore, tmp_path: Path
 ) -> None:
     good, bad = tmp_path / "good.md", tmp_path / "bad.bin"
@@ -371,7 +361,7 @@ def test_several_files_answer_one_by_one_and_the_refused_one_is_named(
         kernlore.upload([good, bad], title="Both")
 
 
-def test_a_folder_is_sent_with_the_paths_of_its_files(
+def test_folder_is_sent_with_relative_paths(
     script: Script, kernlore: Kernlore, tmp_path: Path
 ) -> None:
     for name in ("a/README.md", "b/README.md", ".git/HEAD"):
@@ -390,7 +380,7 @@ def test_a_folder_is_sent_with_the_paths_of_its_files(
     assert [u.document_id for u in kernlore.upload(tmp_path / "all.zip")] == ["doc_1", "doc_2"]
 
 
-def test_several_files_share_a_group_that_lists_their_jobs(
+def test_several_files_share_group_that_lists_their_jobs(
     script: Script, kernlore: Kernlore, tmp_path: Path
 ) -> None:
     for name in ("a.md", "b.md"):
@@ -413,7 +403,7 @@ def test_several_files_share_a_group_that_lists_their_jobs(
     assert (page.counts.failed, page.counts.passages, page.cursor) == (1, 7, "next")
 
 
-def test_waiting_ends_when_the_job_does_or_the_patience(script: Script, kernlore: Kernlore) -> None:
+def test_wait_ends_with_job_or_timeout(script: Script, kernlore: Kernlore) -> None:
     states = iter(["queued", "running", "partial"])
     script.reply = lambda request: (200, {"id": "job_1", "state": next(states)})
     assert kernlore.wait("job_1", timeout=10).state == "partial"
@@ -435,7 +425,7 @@ def get_inputs():
 """
 
 
-def test_a_problem_file_is_searched_to_its_best_kernel(
+def test_problem_file_is_optimised_to_its_best_kernel(
     script: Script, kernlore: Kernlore, tmp_path: Path
 ) -> None:
     (tmp_path / "twice.py").write_text(PROBLEM, encoding="utf-8")
@@ -463,7 +453,7 @@ def test_a_problem_file_is_searched_to_its_best_kernel(
 
 
 class InProcess:
-    """A service in this process: what a `Backend` is asked to be."""
+    """A service in this process as a `Backend`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any]] = []
@@ -485,7 +475,7 @@ def error_body() -> dict[str, Any]:
     return UnknownHardware("h10", ["h100"]).as_json()
 
 
-def test_in_process_and_over_http_the_answers_are_equal(script: Script, kernlore: Kernlore) -> None:
+def test_in_process_answers_equal_those_over_http(script: Script, kernlore: Kernlore) -> None:
     backend = InProcess()
     script.reply = always(200, SERVED.as_json())
     with Kernlore(backend=backend) as inside:
@@ -498,7 +488,7 @@ def test_in_process_and_over_http_the_answers_are_equal(script: Script, kernlore
     assert backend.asked[0] == ("POST", "/retrieve", {"query": "q", "k": 3})
 
 
-def test_the_module_needs_the_standard_library_and_httpx_only() -> None:
+def test_module_imports_only_standard_library_and_httpx() -> None:
     source = Path(client_module.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 10))
     modules = [n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
@@ -506,7 +496,7 @@ def test_the_module_needs_the_standard_library_and_httpx_only() -> None:
     assert {m.split(".")[0] for m in modules} - set(sys.stdlib_module_names) == {"httpx"}
 
 
-def test_a_running_service_answers_every_call(service_url: str, tmp_path: Path) -> None:
+def test_running_service_answers_every_call(service_url: str, tmp_path: Path) -> None:
     with Kernlore(service_url, timeout=60) as client:
         answer = client.retrieve(signal="bank_conflict", hardware="h100", k=5)
         assert answer.context and answer.excerpts and answer.retrieval_id.startswith("ret_")

@@ -1,4 +1,4 @@
-"""`kernlore-client` built, installed and imported as a stranger would, without the repository."""
+"""`kernlore-client` built, installed and imported outside the repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HTTPX = ("httpx", "httpcore", "h11", "anyio", "sniffio", "idna", "certifi", "typ
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two places a build reads, copied: building writes beside its sources."""
+    """A copy of the two folders that a build reads, because building writes next to its sources."""
     copy = tmp_path_factory.mktemp("checkout")
     leavings = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / PROJECT, copy / PROJECT, ignore=leavings)
@@ -56,7 +56,7 @@ def built(project: Path, into: Path) -> Path:
 
 
 def import_alone(site: Path, cwd: Path) -> None:
-    """Import in an interpreter that sees `site`, the standard library and httpx, nothing else."""
+    """Import in an interpreter with only `site`, the standard library and httpx."""
     for name in HTTPX:
         spec = find_spec(name)
         if spec is not None and spec.origin is not None:
@@ -76,7 +76,7 @@ def import_alone(site: Path, cwd: Path) -> None:
     assert not {"kb", "retrieval", "ingestion", "pydantic", "numpy", "torch"} & set(modules)
 
 
-def test_the_wheel_holds_the_one_module_and_imports_alone(checkout: Path, tmp_path: Path) -> None:
+def test_wheel_holds_one_module_and_imports_alone(checkout: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     wheel = built(checkout / PROJECT, tmp_path)
     pip("install", *OFFLINE, "--target", site, wheel, cwd=tmp_path)
@@ -88,9 +88,7 @@ def test_the_wheel_holds_the_one_module_and_imports_alone(checkout: Path, tmp_pa
     import_alone(site, tmp_path)
 
 
-def test_the_source_distribution_builds_without_the_repository(
-    checkout: Path, tmp_path: Path
-) -> None:
+def test_source_distribution_builds_without_repository(checkout: Path, tmp_path: Path) -> None:
     build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
     python("-c", build, cwd=checkout / PROJECT)
     (archive,) = tmp_path.glob("kernlore_client-*.tar.gz")

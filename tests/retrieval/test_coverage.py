@@ -1,4 +1,4 @@
-"""What is covered of a chip, over a real catalog."""
+"""Coverage of a chip, over a real catalog."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def text(*tags: tuple[str, str]) -> tuple[str, list[tuple[str, str]]]:
     return f"Words of {len(tags)} tags.", list(tags)
 
 
-def test_states_by_where_the_passages_are(catalog: Catalog) -> None:
+def test_state_follows_from_scopes_of_passages(catalog: Catalog) -> None:
     spill, cache = ("signal", "register_spill"), ("signal", "cache_thrash")
     add(catalog, "manual", "hardware", ("h100",), [("A", None, [text(BOUND), text(BOUND, spill)])])
     add(catalog, "family", "hardware", ("hopper",), [("B", None, [text(cache), text(cache)])])
@@ -78,20 +78,20 @@ def test_states_by_where_the_passages_are(catalog: Catalog) -> None:
     assert signal(coverage_of(catalog, "hopper"), "cache_thrash").state == "covered"
 
 
-def test_a_passage_with_two_scopes_of_the_lineage_counts_once(catalog: Catalog) -> None:
+def test_passage_with_two_scopes_of_lineage_counts_once(catalog: Catalog) -> None:
     add(catalog, "both", "hardware", ("h100", "hopper"), [("A", None, [text(REGISTERS)])])
     report = topic(coverage_of(catalog), "registers")
     assert (report.own, report.inherited, report.documents, report.state) == (1, 0, 1, "thin")
 
 
-def test_every_signal_and_topic_is_told_about(catalog: Catalog) -> None:
+def test_every_signal_and_topic_is_reported(catalog: Catalog) -> None:
     report = coverage_of(catalog)
     assert {s.id for s in report.signals} == set(load_signals().ids)
     assert {s.id for s in report.topics} == {t for s in load_signals() for t in s.topics}
     assert report.signals[0].state == "missing"
 
 
-def test_three_missing_topics_that_serve_different_important_signals(catalog: Catalog) -> None:
+def test_three_missing_topics_serve_different_important_signals(catalog: Catalog) -> None:
     empty = coverage_of(catalog).missing_topics
     assert len({t.topic for t in empty}) == 3
     assert "register_spill" in empty[0].signals and empty[0].topic == "registers"
@@ -105,7 +105,7 @@ def test_three_missing_topics_that_serve_different_important_signals(catalog: Ca
     assert len(after) == 3
 
 
-def test_facts_known_and_missing(catalog: Catalog) -> None:
+def test_known_and_missing_facts(catalog: Catalog) -> None:
     registry = HardwareRegistry(catalog)
     fact = {
         "key": "memory_bandwidth",
@@ -132,7 +132,7 @@ def test_names_resolve_and_unknown_chips_do_not(catalog: Catalog) -> None:
         coverage_of(catalog, "h900")
 
 
-def test_the_number_of_queries_does_not_grow_with_the_vocabulary(catalog: Catalog) -> None:
+def test_number_of_queries_is_independent_of_vocabulary(catalog: Catalog) -> None:
     statements: list[str] = []
 
     def note(*arguments: object) -> None:
@@ -148,7 +148,7 @@ def test_the_number_of_queries_does_not_grow_with_the_vocabulary(catalog: Catalo
     assert len(statements) < 40
 
 
-def test_the_data_names_every_topic_and_no_unknown_signal() -> None:
+def test_coverage_data_names_every_topic_and_no_unknown_signal() -> None:
     raw = tomllib.loads((DATA / "coverage.toml").read_text(encoding="utf-8"))
     assert load_coverage_data().weights["memory_bound"] > 1
     del raw["uploads"]["registers"]

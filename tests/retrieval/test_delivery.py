@@ -1,10 +1,9 @@
-"""Whole kernels in contexts: chosen by what the operator is, cut by worth, and delivered for every
-chip, language and operator for which one ships; and what a strong reader is spared.
+"""Whole kernels in contexts: selected by operator, shortened by value, delivered for every chip,
+language and operator with a shipped kernel; and what strong models do not need.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,6 @@ from retrieval.compose.kernels import (
     kernels_of,
     main_parts,
     parts_of,
-    with_defaults,
 )
 from retrieval.delivery import delivered_kernels
 from retrieval.knowledge_base import KnowledgeBase
@@ -62,7 +60,7 @@ def kinds(op: str | None, *texts: str, **given: object) -> tuple[str, ...]:
     return load_operators().of(op, texts, **given).kinds  # type: ignore[arg-type]
 
 
-# -- what an operator is
+# -- operator traits
 
 
 @pytest.mark.parametrize(
@@ -92,11 +90,11 @@ def kinds(op: str | None, *texts: str, **given: object) -> tuple[str, ...]:
         ("rms_norm", "norm"),
     ],
 )
-def test_an_operator_is_recognised_by_its_names(op: str, kind: str) -> None:
+def test_operator_is_recognised_by_its_names(op: str, kind: str) -> None:
     assert kinds(op)[0] == kind
 
 
-def test_words_types_sizes_and_sources_say_what_an_operator_is() -> None:
+def test_operator_traits_from_words_dtypes_sizes_and_source() -> None:
     assert kinds("attention", "for a paged cache") == ("attention_decode",)
     assert kinds("attention", sizes={"query_length": 1}) == ("attention_decode",)
     assert kinds("attention", sizes={"query_length": 4096}) == ("attention_forward",)
@@ -110,14 +108,14 @@ def test_words_types_sizes_and_sources_say_what_an_operator_is() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.path)
-def test_the_source_of_a_shipped_kernel_is_not_taken_for_another_operator(sample) -> None:  # type: ignore[no-untyped-def]
+def test_source_of_a_shipped_kernel_matches_its_operator(sample) -> None:  # type: ignore[no-untyped-def]
     operators = load_operators()
     stated = operators.of_title(sample.operator, sample.title, sample.shapes).kinds
     read = operators.of(None, code=sample.code).kinds
     assert not read or operators.relation(stated[0], read) > 0, (stated, read)
 
 
-def test_a_title_may_name_two_operators() -> None:
+def test_title_may_name_two_operators() -> None:
     both = load_operators().of_title("softmax", "RMS norm and softmax of rows")
     assert both.kinds == ("softmax", "norm")
     one = load_operators().of_title("matmul", "BF16 GEMM with priorities and scheduling barriers")
@@ -128,7 +126,7 @@ def test_a_title_may_name_two_operators() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.path)
-def test_a_cut_keeps_the_main_loop_and_names_what_it_leaves_out(sample) -> None:  # type: ignore[no-untyped-def]
+def test_shortened_kernel_has_its_main_loop_and_names_rest(sample) -> None:  # type: ignore[no-untyped-def]
     parts = parts_of(sample.code, sample.language)
     assert "\n".join(part.text for part in parts) == "\n".join(sample.code.splitlines())
     every = count_tokens(sample.code)
@@ -150,10 +148,10 @@ def test_a_cut_keeps_the_main_loop_and_names_what_it_leaves_out(sample) -> None:
 
 @pytest.mark.slow(seconds=15)
 @pytest.mark.parametrize("task", ["write", "speed_up"])
-def test_every_kernel_that_ships_reaches_the_context_of_its_operator(
+def test_every_shipped_kernel_reaches_contexts_of_its_operator(
     base: KnowledgeBase, task: str
 ) -> None:
-    """Complete answers for some chips; the next test looks at the choice for all of them."""
+    """Complete answers for some chips; the next test checks the selection for all of them."""
     chips = CHIPS if task == "write" else CHIPS[:1]
     for chip in chips:
         table = delivered_kernels(base, hardware=chip, task=task)  # type: ignore[arg-type]
@@ -163,7 +161,7 @@ def test_every_kernel_that_ships_reaches_the_context_of_its_operator(
         assert all(cell.tokens <= 24_000 for cell in table.kernels)
 
 
-def test_the_kernel_of_its_kind_comes_first_for_every_chip_and_language(
+def test_kernel_of_operator_kind_is_first_on_every_chip(
     base: KnowledgeBase,
 ) -> None:
     snapshot = base.retriever.snapshots.current()
@@ -187,7 +185,7 @@ def test_the_kernel_of_its_kind_comes_first_for_every_chip_and_language(
 
 
 @pytest.mark.parametrize(("chip", "op"), EIGHT)
-def test_the_empty_cells_of_the_audit_are_filled(base: KnowledgeBase, chip: str, op: str) -> None:
+def test_audited_cells_are_filled(base: KnowledgeBase, chip: str, op: str) -> None:
     for language in ("hip",) if chip == "mi355x" else ("cuda", "triton"):
         got = ask(base, hardware=chip, language=language, op=op, task="write")
         samples = [part for part in got.parts if part.kind == "sample"]
@@ -196,7 +194,7 @@ def test_the_empty_cells_of_the_audit_are_filled(base: KnowledgeBase, chip: str,
         assert order.index("sample") < order.index("guidance")
 
 
-def test_a_chip_gets_the_kernel_of_its_own_lineage_first(base: KnowledgeBase) -> None:
+def test_kernel_of_own_lineage_is_first(base: KnowledgeBase) -> None:
     def first(chip: str, language: str, op: str) -> str:
         got = ask(base, hardware=chip, language=language, op=op, task="write")
         return next(part.citation for part in got.parts if part.kind == "sample")
@@ -210,7 +208,7 @@ def test_a_chip_gets_the_kernel_of_its_own_lineage_first(base: KnowledgeBase) ->
     assert "NVFP4" in first("b200", "triton", "nvfp4_gemm")
 
 
-def test_a_small_budget_gets_the_main_loop_and_the_way_to_the_rest(base: KnowledgeBase) -> None:
+def test_small_budget_gets_main_loop_and_reference_to_rest(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h100", language="cuda", op="matmul", task="write", max_tokens=6_000)
     assert got.context_tokens <= 6_000
     assert "left out here: " in got.context and "`kernlore knowledge samples" in got.context
@@ -218,31 +216,13 @@ def test_a_small_budget_gets_the_main_loop_and_the_way_to_the_rest(base: Knowled
     assert all(part in got.context for part in main_parts(kernel.code, "cuda"))
 
 
-RECIPES = sorted(Path("skills/library").resolve().glob("*/references/recipe.json"))
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parents[1].name)
-def test_a_recipe_names_the_constants_that_a_problem_gives(path: Path) -> None:
-    body = json.loads(path.read_text(encoding="utf-8"))
-    template = (path.parents[1] / body["template"]).read_text(encoding="utf-8")
-    code = with_defaults(body, template)
-    constants = [name for name in body.get("traits", {}) if f"@{{{name}}}" in template]
-    first = code.splitlines()[0]
-    assert all(f"{name} = {body['traits'][name]}" in first for name in constants)
-    if body["language"] == "cpp":
-        assert not re.search(r"\b(True|False)\b", code)
-        assert not any(re.search(rf"\b{name}f\b", code) for name in constants)
-    else:
-        compile(code, path.name, "exec")
-
-
-def test_names_are_those_that_the_kernels_use(base: KnowledgeBase) -> None:
+def test_listed_names_are_those_used_by_kernels(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h100", language="cuda", op="attention", task="write")
     names = got.context.partition("## Names of the language")[2]
     assert "mbarrier.arrive.expect_tx" in names.partition("\n## ")[0]
 
 
-def test_recommendation_operators_get_their_own_section(base: KnowledgeBase) -> None:
+def test_recommendation_operators_have_their_section(base: KnowledgeBase) -> None:
     for op, title in (
         ("factorization_machine", "half of square of sum"),
         ("map_id", "direct table, hash table or sorted list"),
@@ -253,10 +233,10 @@ def test_recommendation_operators_get_their_own_section(base: KnowledgeBase) -> 
         assert title in guides[0], (op, guides[:2])
 
 
-# -- surprises
+# -- unexpected behaviour
 
 
-def test_every_surprise_names_a_section_that_ships() -> None:
+def test_every_surprise_names_shipped_section() -> None:
     texts = {}
     for path in (BUILTIN / "hardware").glob("*/*.md"):
         text = path.read_text(encoding="utf-8")
@@ -266,7 +246,7 @@ def test_every_surprise_names_a_section_that_ships() -> None:
         assert f"\n## {row.section}\n" in texts[row.document], row.section
 
 
-def test_what_surprises_comes_first_and_only_for_its_chip(base: KnowledgeBase) -> None:
+def test_surprises_come_first_and_only_for_their_chip(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h100", language="cuda", op="matmul", task="write")
     assert got.parts[0].kind == "surprises"
     assert got.context.index("MEMBAR.ALL.GPU") < got.context.index("shared memory per block:")
@@ -274,10 +254,10 @@ def test_what_surprises_comes_first_and_only_for_its_chip(base: KnowledgeBase) -
     assert "MEMBAR.ALL.GPU" not in other.context and "32 banks" in other.context
 
 
-# -- readers
+# -- model classes
 
 
-def test_a_strong_reader_gets_little_where_nothing_shows_that_more_helps(
+def test_strong_model_gets_short_context_without_measured_gain(
     base: KnowledgeBase,
 ) -> None:
     about: dict[str, object] = {"hardware": "h200", "language": "cuda", "op": "attention"}
@@ -292,7 +272,7 @@ def test_a_strong_reader_gets_little_where_nothing_shows_that_more_helps(
     assert repair.context_tokens <= 2_000 and "0x41000" in repair.context
 
 
-def test_a_language_that_models_do_not_know_is_taught_to_every_reader(
+def test_unknown_language_is_explained_to_every_model(
     base: KnowledgeBase,
 ) -> None:
     about = {"hardware": "trainium2", "language": "nki", "op": "matmul", "task": "write"}
@@ -301,24 +281,24 @@ def test_a_language_that_models_do_not_know_is_taught_to_every_reader(
     assert gains(strong.uplift) and strong.uplift[0].without == 0
 
 
-def test_an_answer_says_what_a_context_was_measured_to_gain(base: KnowledgeBase) -> None:
+def test_answer_has_measured_gain_of_its_context(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h200", language="triton", op="softmax", task="write")
     assert [row.operator for row in got.uplift] == ["softmax", "any", "any"]
     newest = got.uplift[1]
     assert (newest.with_context, newest.without, newest.date) == (4.90, 4.93, "2026-11-28")
-    assert not gains(got.uplift)  # a single problem decides nothing, and the newest six show none
+    assert not gains(got.uplift)  # not significant on one problem
     assert ask(base, hardware="mi300x", language="hip", op="matmul", task="write").uplift == ()
     assert uplift_of(("h100",), "triton", (), "small", False) == ()
 
 
-def test_a_model_is_classed_by_its_name() -> None:
+def test_model_class_follows_from_its_name() -> None:
     assert reader_of("anthropic/claude-opus-4-5") == "strong"
     assert reader_of("openai/gpt-5-mini") == "small"
     assert reader_of("hosted_vllm/Qwen2.5-Coder-7B-Instruct") == "small"
     assert reader_of("openai/scripted") is None
 
 
-def test_what_a_reader_knows_is_left_out_for_it_alone(
+def test_known_passages_are_omitted_only_for_their_model_class(
     base: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about: dict[str, object] = {"hardware": "h200", "language": "cuda", "signal": "bank_conflict"}
@@ -337,7 +317,7 @@ def test_what_a_reader_knows_is_left_out_for_it_alone(
     assert cited.citation in [part.citation for part in full.parts]
 
 
-def test_a_known_statement_is_cut_out_of_its_section() -> None:
+def test_known_statement_is_cut_out_of_its_section() -> None:
     mark = CommonMark("D", "S", "Warps have 32 lanes.", "strong", "m", "2026-11-29", "How many?")
     known = CommonKnowledge([mark])
     text = "A block is cut into warps. Warps have\n32 lanes. Banks are 4 bytes."
@@ -345,7 +325,7 @@ def test_a_known_statement_is_cut_out_of_its_section() -> None:
     assert known.without("E", text) == text and not known.has("D", "S")
 
 
-def test_the_marks_that_ship_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_marks_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for mark in readers.load_marks():
         assert mark.reader in ("strong", "small") and mark.model and mark.date
     broken = tmp_path / "common.json"
@@ -355,7 +335,7 @@ def test_the_marks_that_ship_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
         readers.load_marks()
 
 
-def test_kernels_of_other_operators_do_not_follow_those_of_the_operator(
+def test_kernels_of_other_operators_do_not_follow_own_ones(
     base: KnowledgeBase,
 ) -> None:
     got = ask(base, hardware="h100", language="cuda", op="attention", task="write")
@@ -364,7 +344,7 @@ def test_kernels_of_other_operators_do_not_follow_those_of_the_operator(
     assert "No whole kernel for this operator" not in got.context
 
 
-def test_a_missing_kernel_is_named_before_its_kin(base: KnowledgeBase) -> None:
+def test_missing_kernel_is_reported_before_related_ones(base: KnowledgeBase) -> None:
     got = ask(base, hardware="b200", language="cuda", op="attention", task="write")
     head, _, rest = got.context.partition(
         "No whole kernel for this operator (attention, forward, in cuda)"
@@ -372,7 +352,7 @@ def test_a_missing_kernel_is_named_before_its_kin(base: KnowledgeBase) -> None:
     assert rest and "```cuda" not in head and "```cuda" in rest
 
 
-def test_guides_and_names_are_those_of_the_operator(base: KnowledgeBase) -> None:
+def test_guides_and_names_are_those_of_operator(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h100", language="cuda", op="matmul", task="write")
     guides = [part.citation for part in got.parts if part.kind == "guidance"]
     assert guides and all("Matmul" in citation for citation in guides)
@@ -382,7 +362,7 @@ def test_guides_and_names_are_those_of_the_operator(base: KnowledgeBase) -> None
     assert listed and all(name in code for name in listed)
 
 
-def test_a_directory_without_documents_says_how_to_load_them(tmp_path: Path) -> None:
+def test_directory_without_documents_has_hint_on_loading(tmp_path: Path) -> None:
     target = CommandTarget(read_settings(tmp_path))
     try:
         with pytest.raises(Unavailable) as raised:

@@ -1,4 +1,4 @@
-"""Verdicts on a real profile, on each vendor's counters, and on evidence that is missing."""
+"""Verdicts on a real profile, on each vendor's counters, and on missing evidence."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,8 @@ CPU = ("x86-64", "any")
 A100 = ("a100", "ampere", "nvidia", "any")
 TRAINIUM2 = ("trainium2", "neuroncore-v3", "aws", "any")
 
-# ncu 2025.3.1 on an H200, --clock-control none --csv: two Triton kernels over 64M fp32,
-# 805 MB compulsory each.
+# ncu 2025.3.1 on an H200, --clock-control none --csv: two Triton kernels over 64M fp32, 805 MB
+# compulsory each.
 COMMON = {
     "l1tex__t_sector_hit_rate.pct": "0",
     "launch__occupancy_limit_registers": "16",
@@ -76,7 +76,7 @@ def verdict_of(
     return diagnose(normalise(raw), {}, dict(problem), lineage)
 
 
-def test_the_streaming_add_is_at_the_bandwidth_roof() -> None:
+def test_streaming_add_is_at_bandwidth_roof() -> None:
     verdict = diagnose(normalise(STREAMING_ADD), {}, COMPULSORY, H200)
     assert ids(verdict) == ["memory_bound", "at_roofline"]
     assert "uncoalesced_access" in {entry["signal"] for entry in verdict.ruled_out}
@@ -86,7 +86,7 @@ def test_the_streaming_add_is_at_the_bandwidth_roof() -> None:
     assert dram["raw"] == "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
 
 
-def test_without_the_compulsory_bytes_the_roofline_rule_abstains_and_asks() -> None:
+def test_roofline_rule_abstains_without_compulsory_bytes() -> None:
     verdict = diagnose(normalise(STREAMING_ADD), {}, {}, H200)
     assert ids(verdict) == ["memory_bound"]
     assert "nvidia-bytes-unavoidable" in {entry["rule"] for entry in verdict.abstained}
@@ -94,7 +94,7 @@ def test_without_the_compulsory_bytes_the_roofline_rule_abstains_and_asks() -> N
 
 
 @pytest.mark.parametrize("problem", [{}, COMPULSORY])
-def test_the_strided_gather_is_uncoalesced_and_not_merely_memory_bound(
+def test_strided_gather_is_uncoalesced_not_only_memory_bound(
     problem: dict[str, int],
 ) -> None:
     verdict = diagnose(normalise(STRIDED_GATHER), {}, problem, H200)
@@ -106,7 +106,7 @@ def test_the_strided_gather_is_uncoalesced_and_not_merely_memory_bound(
 
 
 @pytest.mark.parametrize("raw", [STREAMING_ADD, STRIDED_GATHER])
-def test_raw_bank_conflict_counts_say_nothing_without_wavefronts(
+def test_raw_bank_conflict_counts_need_wavefronts(
     raw: dict[str, float | str],
 ) -> None:
     verdict = diagnose(normalise(raw), {}, {}, H200)
@@ -118,14 +118,14 @@ def test_raw_bank_conflict_counts_say_nothing_without_wavefronts(
     assert "bank_conflict" in ids(diagnose(normalise(with_wavefronts), {}, {}, H200))
 
 
-def test_an_impossible_percentage_allows_no_other_conclusion() -> None:
+def test_impossible_percentage_allows_no_other_conclusion() -> None:
     verdict = diagnose(normalise(STRIDED_GATHER | {"l1_hit_pct": 131}), {}, COMPULSORY, H200)
     assert ids(verdict) == ["measurement_error"]
     assert verdict.measure_next == ("l1_hit_pct",)
     assert any(e["name"] == "l1_hit_pct" and e["value"] == 131 for e in verdict.signals[0].evidence)
 
 
-def test_nothing_given_nothing_said() -> None:
+def test_no_metrics_give_no_verdict() -> None:
     verdict = diagnose(normalise({}), {}, {}, H200)
     assert verdict == Verdict()
     assert verdict.primary == "unknown"
@@ -165,7 +165,7 @@ def test_one_counter_of_each_collector(
     assert verdict_of(raw, lineage, **problem).primary == signal
 
 
-def test_a_child_counts_only_when_its_parent_fired() -> None:
+def test_child_rule_counts_only_after_its_parent() -> None:
     children = {
         "tma_memory_bound": 40,
         "tma_l2_bound": 30,
@@ -178,7 +178,7 @@ def test_a_child_counts_only_when_its_parent_fired() -> None:
     assert "cache_thrash" not in ids(verdict_of({"tma_backend_bound": 60} | without_l1, CPU))
 
 
-def test_bandwidth_overrides_a_leading_stall() -> None:
+def test_bandwidth_overrides_leading_stall() -> None:
     stalled = {"issue_active_pct": 6, "long_scoreboard_stall_share": 0.9, "l2_throughput_pct": 30}
     idle = verdict_of(stalled | {"dram_throughput_pct": 30})
     assert "memory_latency" in ids(idle)
@@ -187,7 +187,7 @@ def test_bandwidth_overrides_a_leading_stall() -> None:
     assert ids(busy) == ["memory_bound"]
 
 
-def test_a_node_without_known_children_speaks_for_itself() -> None:
+def test_node_without_known_children_counts_itself() -> None:
     node: dict[str, float | str] = {"tma_backend_bound": 60, "tma_memory_bound": 50}
     alone = verdict_of(node, CPU)
     assert ids(alone) == ["memory_latency"]
@@ -200,7 +200,7 @@ def test_a_node_without_known_children_speaks_for_itself() -> None:
     assert ids(verdict_of(node | {"tma_dram_bound": 40} | chase, CPU)) == ["memory_latency"]
 
 
-def test_bound_by_l1_is_left_to_what_it_covers() -> None:
+def test_l1_bound_yields_to_more_specific_signals() -> None:
     node: dict[str, float | str] = {"tma_backend_bound": 60, "tma_memory_bound": 50}
     l1 = verdict_of(node | {"tma_l1_bound": 40}, CPU)
     assert ids(l1) == []
@@ -211,7 +211,7 @@ def test_bound_by_l1_is_left_to_what_it_covers() -> None:
     assert ids(verdict_of(node | {"tma_l1_bound": 40} | others, CPU)) == ["onchip_bandwidth"]
 
 
-def test_a_busy_matrix_pipe_is_not_latency_although_the_vector_pipe_idles() -> None:
+def test_busy_matrix_pipe_is_not_latency_bound() -> None:
     idle_vectors: dict[str, float | str] = {"VALUBusy": 25, "hbm_util": 0.2}
     busy = verdict_of(idle_vectors | {"MfmaUtil": 85}, MI300X, op="matmul")
     assert ids(busy) == ["compute_bound"]
@@ -223,13 +223,13 @@ def test_a_busy_matrix_pipe_is_not_latency_although_the_vector_pipe_idles() -> N
 
 
 @pytest.mark.parametrize(("workgroups", "signals"), [(303, ["grid_too_small"]), (304, [])])
-def test_one_workgroup_a_unit_fills_an_mi300x(workgroups: int, signals: list[str]) -> None:
+def test_one_workgroup_per_unit_fills_mi300x(workgroups: int, signals: list[str]) -> None:
     verdict = verdict_of({"workgroup_count": workgroups}, MI300X)
     assert ids(verdict) == signals
     assert {finding.confidence for finding in verdict.signals} <= {"C"}
 
 
-def test_misses_of_a_stream_are_no_lost_reuse_on_amd() -> None:
+def test_cache_misses_of_a_stream_are_not_poor_reuse_on_amd() -> None:
     stream: dict[str, float | str] = {"hbm_util": 0.8, "VALUBusy": 10, "L2CacheHit": 12}
     assert ids(verdict_of(stream, MI300X)) == ["memory_bound", "at_roofline"]
     once = verdict_of(stream | {"bytes_over_compulsory": 1.1}, MI300X)
@@ -240,7 +240,7 @@ def test_misses_of_a_stream_are_no_lost_reuse_on_amd() -> None:
     assert ids(below) == ["memory_bound"]
 
 
-def test_misses_on_a_cpu_count_by_the_bytes_that_they_carry() -> None:
+def test_cpu_cache_misses_count_by_their_bytes() -> None:
     few: dict[str, float | str] = {"cycles": 1e10, "LLC-loads": 2e5, "LLC-load-misses": 9e4}
     assert ids(verdict_of(few, CPU)) == []
     many = few | {"LLC-loads": 2e8, "LLC-load-misses": 1.5e8}
@@ -263,7 +263,7 @@ def test_wide_loads_of_a_stream_do_not_thrash_l1() -> None:
     assert "cache_thrash" not in ids(verdict_of(wide | {"copy_bandwidth_pct": 80}, CPU))
 
 
-def test_counters_of_a_cpu_say_nothing_of_an_accelerator() -> None:
+def test_cpu_counters_give_no_verdict_on_accelerator() -> None:
     for lineage in (H200, MI300X, TRAINIUM2):
         assert ids(verdict_of({"IPC": 0.3, "L1-dcache-load-misses": 5}, lineage)) == []
 
@@ -287,15 +287,13 @@ WGMMA_FACTS: dict[str, int] = {
         ({"Compute (SM) Throughput": 92}, False),
     ],
 )
-def test_few_warps_are_the_shape_of_a_wgmma_product(
-    counters: dict[str, float], limited: bool
-) -> None:
+def test_few_warps_are_normal_for_wgmma(counters: dict[str, float], limited: bool) -> None:
     resources: dict[str, float] = {"n_regs": 168, "metadata.shared": 200_704}
     verdict = diagnose(normalise(resources | counters), WGMMA_FACTS, {}, H200)
     assert ("occupancy_limited" in ids(verdict)) is limited
 
 
-def test_the_issue_rate_of_matrix_instructions_counts_before_hopper_only() -> None:
+def test_issue_rate_of_matrix_instructions_counts_before_hopper_only() -> None:
     issued: dict[str, float | str] = {
         "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": 5
     }
@@ -308,7 +306,7 @@ def test_the_issue_rate_of_matrix_instructions_counts_before_hopper_only() -> No
 
 
 @pytest.mark.parametrize(("pipe", "signal"), [(80, "compute_bound"), (30, "tensor_core_underuse")])
-def test_a_wait_for_wgmma_is_the_limit_or_a_missing_overlap(pipe: float, signal: str) -> None:
+def test_wait_for_wgmma_is_a_limit_or_missing_overlap(pipe: float, signal: str) -> None:
     waiting: dict[str, float | str] = {
         "smsp__issue_active.avg.pct_of_peak_sustained_active": 12,
         "smsp__warp_issue_stalled_gmma_per_warp_active.pct": 55,
@@ -317,7 +315,7 @@ def test_a_wait_for_wgmma_is_the_limit_or_a_missing_overlap(pipe: float, signal:
     assert ids(verdict_of(waiting, H200)) == [signal]
 
 
-def test_vendor_rules_stay_with_their_vendor() -> None:
+def test_vendor_rules_apply_to_their_vendor_only() -> None:
     raw: dict[str, float | str] = {"duration_us": 7}
     assert ids(verdict_of(raw, H200)) == ["launch_overhead"]
     assert ids(verdict_of(raw, MI300X)) == []
@@ -325,7 +323,7 @@ def test_vendor_rules_stay_with_their_vendor() -> None:
     assert ids(verdict_of({"DurationNs": 7000}, ())) == []
 
 
-def test_facts_of_the_hardware_are_used() -> None:
+def test_facts_of_hardware_are_used() -> None:
     facts = {"shared_memory_per_block": 232448, "shared_memory_per_unit": 233472}
     metrics = normalise({"metadata.shared": 300000})
     assert diagnose(metrics, facts, {}, H200).primary == "shared_memory_limit"
@@ -334,13 +332,13 @@ def test_facts_of_the_hardware_are_used() -> None:
     )
 
 
-def test_verdicts_do_not_depend_on_the_order_of_the_metrics() -> None:
+def test_verdict_is_independent_of_metric_order() -> None:
     forward = diagnose(normalise(STRIDED_GATHER), {}, COMPULSORY, H200)
     backward = diagnose(normalise(dict(reversed(STRIDED_GATHER.items()))), {}, COMPULSORY, H200)
     assert forward == backward
 
 
-def test_every_metric_an_enabled_rule_reads_has_a_collector() -> None:
+def test_every_metric_of_an_enabled_rule_has_collector() -> None:
     table = load_rules()
     without = {
         (rule.id, name)
@@ -352,7 +350,7 @@ def test_every_metric_an_enabled_rule_reads_has_a_collector() -> None:
     assert without == set()
 
 
-def test_rules_that_are_off_are_not_marked_verified() -> None:
+def test_disabled_rules_are_not_marked_verified() -> None:
     off = [rule for rule in load_rules() if not rule.enabled]
     assert off
     assert not any(rule.verified for rule in off)
@@ -371,7 +369,7 @@ def test_rules_that_are_off_are_not_marked_verified() -> None:
         ({"colour": "red"}, "unknown keys: colour"),
     ],
 )
-def test_a_broken_rule_is_refused(change: dict[str, str], message: str) -> None:
+def test_invalid_rule_is_refused(change: dict[str, str], message: str) -> None:
     row = {"id": "r", "when": "metrics.ipc > 1", "confidence": "A", "source": "s"} | change
     with pytest.raises(InvalidKnowledge, match=message):
         rules_from({"rules": [row]}, "team.toml", load_metrics(), load_signals())
@@ -387,9 +385,7 @@ def test_a_broken_rule_is_refused(change: dict[str, str], message: str) -> None:
         ({"dram_throughput_pct": 20, "compute_throughput_pct": 20}, "latency_bound"),
     ],
 )
-def test_a_chip_without_rules_of_its_own_is_diagnosed(
-    raw: dict[str, float | str], signal: str
-) -> None:
+def test_chip_without_own_rules_is_diagnosed(raw: dict[str, float | str], signal: str) -> None:
     assert verdict_of(raw, ("nova-1", "nova")).primary == signal
 
 
@@ -400,10 +396,10 @@ def test_a_chip_without_rules_of_its_own_is_diagnosed(
         ({"compute_throughput_pct": 10, "dram_throughput_pct": 92}, "memory_bound"),
     ],
 )
-def test_what_costs_nothing_at_the_limit_does_not_lead(
+def test_harmless_finding_at_limit_does_not_lead(
     limit: dict[str, float | str], signal: str
 ) -> None:
-    """Fetching twice behind busy arithmetic, conflicts behind busy memory."""
+    """Repeated fetches during busy arithmetic, conflicts during busy memory."""
     raw = limit | {"bytes_ratio": 1.4 if signal == "memory_bound" else 2.5}
     verdict = verdict_of(raw | {"bank_conflict_ratio": 0}, ("nova-1", "nova"))
     assert ids(verdict) == [signal]
@@ -411,18 +407,18 @@ def test_what_costs_nothing_at_the_limit_does_not_lead(
     assert (conflicts.primary == "bank_conflict") is (signal == "compute_bound")
 
 
-def test_idle_lanes_are_why_busy_vector_units_are_the_limit() -> None:
+def test_idle_lanes_explain_busy_vector_units() -> None:
     busy: dict[str, float | str] = {"VALUBusy": 92.1, "VALUUtilization": 48.6}
     assert ids(verdict_of(busy, MI300X)) == ["divergence", "compute_bound", "at_roofline"]
     assert "divergence" not in ids(verdict_of(busy | {"VALUUtilization": 92}, MI300X))
     assert "divergence" not in ids(verdict_of(busy | {"VALUBusy": 8}, MI300X))
 
 
-def test_the_top_down_metrics_of_amd_processors_are_read() -> None:
+def test_top_down_metrics_of_amd_processors_are_read() -> None:
     zen: dict[str, float | str] = {"backend_bound": 60, "backend_bound_memory": 45}
     assert ids(verdict_of(zen | {"backend_bound_cpu": 15}, CPU)) == ["memory_latency"]
 
 
-def test_a_chip_with_rules_of_its_own_keeps_to_them() -> None:
+def test_chip_with_own_rules_uses_only_them() -> None:
     (finding,) = verdict_of({"bank_conflict_ratio": 0.6}, H200).signals
-    assert finding.confidence == "A"  # the vendor's rule, not the one for chips without any
+    assert finding.confidence == "A"  # the vendor's rule, not the general one

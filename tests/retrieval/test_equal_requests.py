@@ -44,14 +44,14 @@ def shown(answer: Answer) -> Sequence[str]:
     return [excerpt.text for excerpt in answer.excerpts]
 
 
-def test_equal_requests_have_equal_answers_each_with_its_id(ask: Asking) -> None:
+def test_equal_requests_have_equal_answers_with_distinct_ids(ask: Asking) -> None:
     first = ask(run_id="run_1", node_id="node_1")
     second = ask(run_id="run_2")
     assert first.excerpts and first.retrieval_id != second.retrieval_id
     assert replace(first, retrieval_id="") == replace(second, retrieval_id="")
 
 
-def test_a_query_is_embedded_once(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_is_embedded_once(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded: list[str] = []
     encode = LocalEmbedder.encode_query
 
@@ -68,7 +68,7 @@ def test_a_query_is_embedded_once(ask: Asking, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("given", [{}, {"query": None, "signal": "bank_conflict"}])
-def test_what_was_uploaded_and_deleted_since_counts(ask: Asking, given: dict[str, Any]) -> None:
+def test_uploads_and_deletions_change_next_answer(ask: Asking, given: dict[str, Any]) -> None:
     before = ask(**given)
     added = ask.store.ingest(
         "more.md", "# More\n\n## Bank conflicts\n\nUse a swizzle.\n", hardware=("h100",)
@@ -79,7 +79,7 @@ def test_what_was_uploaded_and_deleted_since_counts(ask: Asking, given: dict[str
     assert shown(after) == shown(before) and after.context == before.context
 
 
-def test_what_a_run_was_shown_in_vain_is_left_out_of_its_next_answer(ask: Asking) -> None:
+def test_unhelpful_excerpts_are_omitted_from_next_answer_of_a_run(ask: Asking) -> None:
     log = "error: bank conflicts in shared memory"
     first = ask(run_id="run_3", log=log)
     again = ask(run_id="run_3", log=log)

@@ -1,4 +1,4 @@
-"""The fixed words of an error, and whether a log says them."""
+"""The fixed words of an error message, and matching them in a log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ValueError: shape mismatch of 3 and 4
         (TRACE, (), "ValueError: shape mismatch of 3 and 4"),
     ],
 )
-def test_the_first_error_of_a_log(log: str, codes: tuple[str, ...], first: str) -> None:
+def test_first_error_of_a_log(log: str, codes: tuple[str, ...], first: str) -> None:
     assert first_error(log, codes) == first
 
 
@@ -48,7 +48,7 @@ def test_names_numbers_and_places_are_replaced(
     assert fixed_words(message, source, mended, code) == words
 
 
-def test_a_log_says_the_words_in_their_order_and_as_whole_words() -> None:
+def test_words_match_in_order_and_whole() -> None:
     words = "error: <name> has <n> banks"
     assert contains_words("x\nk.nv:9:2: error: `bar` has 3 banks", words)
     assert not contains_words("k.nv:9:2: error: 3 banks has `bar`", words)
@@ -59,7 +59,7 @@ def test_a_log_says_the_words_in_their_order_and_as_whole_words() -> None:
     assert matching_keys("", {"a": words}) == frozenset()
 
 
-def test_what_two_messages_share() -> None:
+def test_words_shared_by_two_messages() -> None:
     assert shared_words(["E7: no op: <name>", "E7: no op: <name> x"]) == "E7: no op: <name>"
     assert shared_words(["E7: no op: <name>", "E7: no label"]) == "E7: no"
     assert shared_words(["E7: a", "E8: a"]) == ""

@@ -1,5 +1,6 @@
-"""Which moves an answer tells: decided ones, those of the roles that were asked for, and those that
-rest on values alone."""
+"""The moves of an answer: decided ones, those of the requested roles, and those that depend only on
+values.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +37,21 @@ def names(
     return [item.name for item in fitting]
 
 
-def test_other_roles_do_not_crowd_out_those_that_were_asked_for() -> None:
+def test_other_roles_do_not_displace_requested_ones() -> None:
     moves = [*CROWD, move("wide", "vector", "signals.memory_bound")]
     anything = names(moves, {})
     assert anything == [item.name for item in CROWD[:MAX_MOVES]]
     assert names(moves, {}, ("vector",)) == [*anything, "wide"]
 
 
-def test_of_moves_that_make_the_same_change_the_best_is_listed() -> None:
+def test_best_of_equal_changes_is_listed() -> None:
     sure = move("sure", "stages", "signals.memory_bound")
     twin = replace(sure, name="twin", predicate="signals.memory_bound and metrics.l2_hit_pct < 50")
     other = replace(sure, name="other", change={**sure.change, "direction": "decrease"})
     assert names([twin, sure, other], {}) == ["sure", "other"]
 
 
-def test_where_no_operator_is_named_moves_for_operators_are_listed_only_alone() -> None:
+def test_operator_moves_without_operator_are_listed_only_alone() -> None:
     asking = "signals.memory_bound and known(problem.op) and problem.op == '{}'"
     operators = ("attention", "softmax", "matmul", "scan")
     of_operators = [move(op, "fuse", asking.format(op)) for op in operators]
@@ -68,7 +69,7 @@ def test_where_no_operator_is_named_moves_for_operators_are_listed_only_alone() 
     ("languages", "listed"),
     [((), True), (("triton",), True), (("triton", "cuda"), True), (("nki",), False)],
 )
-def test_a_move_of_a_language_needs_a_chip_that_has_it(
+def test_move_of_a_language_needs_chip_that_has_it(
     languages: tuple[str, ...], listed: bool
 ) -> None:
     of_triton = move("one", "warps", "signals.memory_bound and problem.language == 'triton'")
@@ -80,16 +81,16 @@ def test_a_move_of_a_language_needs_a_chip_that_has_it(
         assert fitting[0].missing == (() if sure else ("problem.language",))
 
 
-def test_a_move_without_a_signal_has_to_hold() -> None:
+def test_move_without_signal_needs_true_predicate() -> None:
     far = move("far", "vector", "metrics.roofline_pct < 60", ())
     assert names([far], {"roofline_pct": 20}) == ["far"]
     assert names([far], {"roofline_pct": 90}) == []
-    assert names([far], {}) == []  # of what did not compile, nothing was timed
+    assert names([far], {}) == []  # it did not compile, so there are no times
     speaking = move("near", "vector", "signals.memory_bound and metrics.roofline_pct < 60")
     assert names([far, speaking], {"roofline_pct": 20}) == ["near", "far"]
 
 
-def test_all_signals_of_a_request_are_in_the_verdict_in_order() -> None:
+def test_all_signals_of_a_request_are_in_verdict_in_order() -> None:
     request = RetrieveRequest(signal="poor_reuse", signals=("memory_bound", "poor_reuse"))
     verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
     assert verdict.signal_ids == ("poor_reuse", "memory_bound")
@@ -124,7 +125,7 @@ C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are se
         ('k.cu(4): error: expected a ";"', ["bisect"]),
     ],
 )
-def test_moves_follow_the_error_that_was_recognised(log: str, listed: list[str]) -> None:
+def test_moves_follow_recognised_error(log: str, listed: list[str]) -> None:
     own = SignatureSpec(r"ZQ-9: no code object", LAUNCH, "Built for another chip", "Rebuild.")
     request = RetrieveRequest(log=log)
     conclusion = Diagnoser(load_signals()).conclude(request, {}, (), (own,))
@@ -132,7 +133,7 @@ def test_moves_follow_the_error_that_was_recognised(log: str, listed: list[str])
     assert [item.name for item in moves] == listed
 
 
-def test_a_signal_that_the_caller_names_has_all_its_moves() -> None:
+def test_named_signal_has_all_its_moves() -> None:
     request = RetrieveRequest(signal=LAUNCH, log="Pointer argument (at 0) cannot be accessed from")
     conclusion = Diagnoser(load_signals()).conclude(request, {}, (), ())
     assert conclusion.remedied == conclusion.mendable == (LAUNCH,) and conclusion.roles == {}
@@ -148,9 +149,7 @@ def test_a_signal_that_the_caller_names_has_all_its_moves() -> None:
         ({"role": "fuse", "direction": "decrease"}, None),
     ],
 )
-def test_a_move_that_shrinks_comes_with_the_least_factor(
-    change: dict[str, object], factor: float | None
-) -> None:
+def test_shrinking_move_has_least_factor(change: dict[str, object], factor: float | None) -> None:
     (answered,) = fitting_moves(
         [replace(CROWD[0], change=change)], ["memory_bound"], {}, {}, {}, ()
     )

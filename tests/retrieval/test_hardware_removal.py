@@ -1,4 +1,4 @@
-"""Removing a chip: what is in the way, what goes with it, what stays."""
+"""Removal of a chip: its obstacles, removed and remaining data."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refused(base: KnowledgeBase, *, with_documents: bool = False) -> Conflict:
     return caught.value
 
 
-def test_a_chip_goes_with_its_description_and_facts(base: KnowledgeBase, store: Store) -> None:
+def test_chip_is_removed_with_description_and_facts(base: KnowledgeBase, store: Store) -> None:
     sheet = store.ingest("sheet.md", SHEET, hardware=("orbis-3",)).document_id
     ids = [fact.id for fact in store.registry.facts("orbis-3")]
     store.registry.set_status(ids[:1], "accepted", "ana")
@@ -74,7 +74,7 @@ def test_a_chip_goes_with_its_description_and_facts(base: KnowledgeBase, store: 
     assert removed.documents_removed == (sheet,)
     assert (removed.facts_removed, removed.decided_facts_removed) == (len(ids), 1)
     assert "orbis-3" not in base.registry.all()
-    assert "orbis-3" not in store.registry.all()  # a registry that had read it before
+    assert "orbis-3" not in store.registry.all()  # a registry loaded earlier
     with pytest.raises(UnknownHardware):
         remove_hardware(base, "orbis-3")
     assert not [f for f in files_with(store.data_dir, "qyzzavon") if "orbis-3" in str(f)]
@@ -82,7 +82,7 @@ def test_a_chip_goes_with_its_description_and_facts(base: KnowledgeBase, store: 
         assert not connection.execute(sa.select(t.passages.c.id)).all()
 
 
-def test_the_id_may_be_registered_again(base: KnowledgeBase) -> None:
+def test_id_can_be_registered_again(base: KnowledgeBase) -> None:
     remove_hardware(base, "orbis-3")
     spec = {"id": "orbis-3", "name": "Other", "vendor": "p", "parent": "kestrel-2"}
     assert base.registry.put(parse_hardware(spec, "t"), "api") == "created"
@@ -90,7 +90,7 @@ def test_the_id_may_be_registered_again(base: KnowledgeBase) -> None:
     assert base.registry.get("other").id == "orbis-3"
 
 
-def test_what_has_it_as_its_parent_is_in_the_way(base: KnowledgeBase) -> None:
+def test_child_hardware_blocks_removal(base: KnowledgeBase) -> None:
     spec = {"id": "orbis-3x", "name": "x", "vendor": "o", "parent": "orbis-3"}
     base.registry.put(parse_hardware(spec, "t"), "api")
     assert refused(base).details["in_the_way"] == ["orbis-3x"]
@@ -98,14 +98,14 @@ def test_what_has_it_as_its_parent_is_in_the_way(base: KnowledgeBase) -> None:
     remove_hardware(base, "orbis-3")
 
 
-def test_what_is_built_in_stays(base: KnowledgeBase) -> None:
+def test_built_in_chip_cannot_be_removed(base: KnowledgeBase) -> None:
     folder = base.settings.knowledge_dir / "hardware" / "orbis-3"
     folder.mkdir(parents=True)
     (folder / "hardware.toml").write_text("")
     assert "built in" in refused(base, with_documents=True).message
 
 
-def test_a_skill_in_use_for_it_alone_is_in_the_way(base: KnowledgeBase) -> None:
+def test_active_skill_for_this_chip_alone_blocks_removal(base: KnowledgeBase) -> None:
     alone, both = SkillScopes(hardware=("orbis-3",)), SkillScopes(hardware=("orbis-3", "kestrel-2"))
     with base.catalog.write() as connection:
         for name, scopes in (("alone", alone), ("both", both)):
@@ -116,7 +116,7 @@ def test_a_skill_in_use_for_it_alone_is_in_the_way(base: KnowledgeBase) -> None:
     remove_hardware(base, "orbis-3")
 
 
-def test_a_key_that_sees_nothing_else_is_in_the_way(base: KnowledgeBase) -> None:
+def test_key_for_this_chip_alone_blocks_removal(base: KnowledgeBase) -> None:
     keys = Keys(base.catalog)
     key = keys.create("reader", hardware=("orbis-3", "kestrel-2")).key
     assert refused(base).details["in_the_way"] == [key.id]
@@ -124,14 +124,14 @@ def test_a_key_that_sees_nothing_else_is_in_the_way(base: KnowledgeBase) -> None
     remove_hardware(base, "orbis-3")
 
 
-def test_a_restricted_caller_removes_nothing(base: KnowledgeBase) -> None:
+def test_restricted_caller_removes_nothing(base: KnowledgeBase) -> None:
     mine = AccessScope(hardware=frozenset({"orbis-3", "any"}), own=frozenset({"orbis-3"}))
     base.registry = base.registry.seen_by(mine)
     with pytest.raises(Forbidden):
         remove_hardware(base, "orbis-3")
 
 
-def test_a_run_that_goes_on_is_in_the_way_and_one_that_ended_stays(base: KnowledgeBase) -> None:
+def test_running_run_blocks_removal_and_ended_one_stays(base: KnowledgeBase) -> None:
     with base.catalog.write() as connection:
         connection.execute(
             t.problems.insert().values(
@@ -164,16 +164,14 @@ def test_a_run_that_goes_on_is_in_the_way_and_one_that_ended_stays(base: Knowled
     assert base.registry.values_if_known("orbis-3") == {}
 
 
-def test_what_is_being_read_is_in_the_way(base: KnowledgeBase, store: Store) -> None:
+def test_document_being_read_blocks_removal(base: KnowledgeBase, store: Store) -> None:
     queued = store.submit("sheet.md", SHEET, hardware=("orbis-3",)).document_id
     assert refused(base, with_documents=True).details["in_the_way"] == [queued]
     store.worker().drain()
     remove_hardware(base, "orbis-3", with_documents=True)
 
 
-def test_a_document_about_another_chip_too_stays_with_that_one(
-    base: KnowledgeBase, store: Store
-) -> None:
+def test_document_about_two_chips_keeps_other(base: KnowledgeBase, store: Store) -> None:
     both = store.ingest("guide.md", GUIDE, hardware=("orbis-3", "kestrel-2")).document_id
     removed = remove_hardware(base, "orbis-3", with_documents=True)
     assert (removed.documents_removed, removed.documents_kept) == ((), (both,))
@@ -185,5 +183,5 @@ def test_a_document_about_another_chip_too_stays_with_that_one(
             )
         ).all()
     chips = {("banks" in row.text, row.hardware_id) for row in about}
-    # What is about the removed chip alone is not said of the other.
+    # Knowledge about the removed chip alone is not attributed to the other.
     assert chips == {(False, "kestrel-2"), (True, "orbis-3")}

@@ -1,4 +1,4 @@
-"""The shipped layout of contexts, and layouts that do not fit together."""
+"""The shipped layout of contexts, and inconsistent layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changed(*path: str, value: Any) -> dict[str, Any]:
     return raw
 
 
-def test_the_shipped_layout_is_whole() -> None:
+def test_shipped_layout_is_consistent() -> None:
     layout = load_layout()
     assert layout == layout_from(RAW) and set(layout.tasks) == set(TASKS)
     assert layout.target.whole <= layout.target.share < 1
@@ -52,9 +52,7 @@ def test_the_shipped_layout_is_whole() -> None:
         (("tasks", "repair", "shares", "moves"), 0.01, "must cover its blocks"),
     ],
 )
-def test_a_layout_that_does_not_fit_together_is_refused(
-    path: tuple[str, ...], value: Any, reason: str
-) -> None:
+def test_inconsistent_layout_is_refused(path: tuple[str, ...], value: Any, reason: str) -> None:
     with pytest.raises(InvalidKnowledge, match=reason):
         layout_from(changed(*path, value=value))
 
@@ -64,18 +62,18 @@ def test_a_layout_that_does_not_fit_together_is_refused(
     [
         ("", "novac", True),
         ("novac", "novac", True),
-        ("text", "novac", True),  # what a manual called its fence
+        ("text", "novac", True),  # a custom fence name in a manual
         ("python", "novac", False),
         ("cuda", "cuda", True),
         ("cuda", "triton", False),
         ("cuda", None, True),
     ],
 )
-def test_only_a_known_language_is_held_apart(stated: str, wanted: str | None, may: bool) -> None:
+def test_only_known_languages_are_excluded(stated: str, wanted: str | None, may: bool) -> None:
     assert load_layout().may_be(stated, wanted) is may
 
 
-def test_a_small_budget_leaves_room_for_what_just_happened() -> None:
+def test_small_budget_leaves_room_for_situation() -> None:
     layout = load_layout()
     target = layout.target
     for budget in (1_000, 2_000, 3_000):
@@ -87,7 +85,7 @@ def test_a_small_budget_leaves_room_for_what_just_happened() -> None:
     assert layout.bound("repair", "errors", 900, 6_000) == 900
 
 
-def test_a_first_kernel_in_a_known_language_is_taught_by_names_and_guides() -> None:
+def test_first_kernel_in_known_language_gets_names_and_guides() -> None:
     layout = load_layout()
     known = layout.with_tasks(layout.known)
     assert layout.tasks["write"].blocks[0] == "hardware"

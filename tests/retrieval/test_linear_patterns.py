@@ -1,4 +1,4 @@
-"""Patterns of signatures: what is refused and why, what every match contains, and both engines."""
+"""Patterns of signatures: refused constructs, literals of every match, and both engines."""
 
 import re
 import tomllib
@@ -24,7 +24,7 @@ from retrieval.diagnose.signatures import load_signatures
         ("failed" + ".{0,300}x" * 3, "smaller counts"),
     ],
 )
-def test_a_refusal_names_the_construct_and_what_to_write(pattern: str, advice: str) -> None:
+def test_refusal_names_construct_and_its_replacement(pattern: str, advice: str) -> None:
     with pytest.raises(UnsafePattern, match=re.escape(advice)):
         compile_linear(pattern)
 
@@ -42,7 +42,7 @@ def test_a_refusal_names_the_construct_and_what_to_write(pattern: str, advice: s
         ("(?-i:^Fatal error: )", ("fatal error: ",)),
     ],
 )
-def test_the_text_that_every_match_contains(pattern: str, literals: tuple[str, ...]) -> None:
+def test_literals_of_every_match(pattern: str, literals: tuple[str, ...]) -> None:
     assert compile_linear(pattern).literals == literals
 
 
@@ -53,8 +53,8 @@ def test_every_built_in_pattern_has_literals() -> None:
         assert min(map(len, pattern.literals)) >= 4
 
 
-def test_every_pattern_compiles_on_a_machine_without_re2() -> None:
-    """A portable session runs where there is torch alone; its patterns are compiled by `re`."""
+def test_every_pattern_compiles_without_re2() -> None:
+    """A portable session runs with only torch installed; its patterns are compiled by `re`."""
     rows = tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))["signatures"]
     patterns = [row[name] for row in rows for name in ("pattern", "frames") if name in row]
     assert len(patterns) > 400

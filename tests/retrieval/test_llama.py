@@ -1,4 +1,4 @@
-"""The llama-index retriever: excerpts become nodes, options travel, outcomes stay reportable."""
+"""The llama-index retriever: excerpts become nodes, options are sent, outcomes can be reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def service() -> InProcess:
     return InProcess()
 
 
-def test_excerpts_become_nodes_in_their_order(service: InProcess) -> None:
+def test_excerpts_become_nodes_in_order(service: InProcess) -> None:
     retriever = KernloreRetriever(Kernlore(backend=service), hardware="h100", k=2)
     assert isinstance(retriever, BaseRetriever)
     first, second = retriever.retrieve("how to pad")
@@ -103,38 +103,38 @@ def test_every_option_narrows_every_query(service: InProcess) -> None:
 
 
 @pytest.mark.parametrize("option", ["chip", "query"])
-def test_an_unknown_option_is_refused_at_once(service: InProcess, option: str) -> None:
+def test_unknown_option_is_refused_at_once(service: InProcess, option: str) -> None:
     options: dict[str, Any] = {option: "h100"}
     with pytest.raises(TypeError, match=option):
         KernloreRetriever(Kernlore(backend=service), **options)
 
 
-def test_the_model_reads_citations_but_no_ids(service: InProcess) -> None:
+def test_model_reads_citations_but_no_ids(service: InProcess) -> None:
     node = KernloreRetriever(Kernlore(backend=service)).retrieve("q")[0].node
     shown = node.get_content(MetadataMode.LLM)
     assert "Tuning notes (1)" in shown and "Text 1." in shown
     assert "ret_1" not in shown and "doc_1" not in shown
 
 
-def test_an_unknown_hardware_is_an_error_not_an_empty_list(service: InProcess) -> None:
+def test_unknown_hardware_is_an_error(service: InProcess) -> None:
     retriever = KernloreRetriever(Kernlore(backend=service), hardware="h10")
     with pytest.raises(KernloreClientError, match="unknown_hardware"):
         retriever.retrieve("q")
 
 
-def test_it_can_be_awaited(service: InProcess) -> None:
+def test_retriever_can_be_awaited(service: InProcess) -> None:
     retriever = KernloreRetriever(Kernlore(backend=service))
     nodes = asyncio.run(retriever.aretrieve("q"))
     assert [node.node_id for node in nodes] == ["psg_1", "psg_2"]
 
 
-def test_it_composes_with_llama_indexs_own_retrievers(service: InProcess) -> None:
+def test_retriever_composes_with_those_of_llama_index(service: InProcess) -> None:
     ours = KernloreRetriever(Kernlore(backend=service))
     composed = TransformRetriever(retriever=ours, query_transform=IdentityQueryTransform())
     assert [node.node_id for node in composed.retrieve("q")] == ["psg_1", "psg_2"]
 
 
-def test_it_retrieves_from_a_running_service(service_url: str) -> None:
+def test_retriever_uses_running_service(service_url: str) -> None:
     with Kernlore(service_url, timeout=60) as client:
         nodes = KernloreRetriever(client, hardware="h100", k=4).retrieve("shared memory banks")
         assert 0 < len(nodes) <= 4 and nodes[0].text and nodes[0].metadata["title"]

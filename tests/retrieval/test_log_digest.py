@@ -1,4 +1,4 @@
-"""A log's distinct messages: the first of each, how often it came, and never more than fits."""
+"""Distinct messages of a log: the first of each with its count, within a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATED = [f"k.nv:{n}:2: error: E2000: operand {n} is not declared" for n in ra
 LOG = "\n".join(["novac 1.2", ROOT_CAUSE, *REPEATED, "41 errors, nothing was written"])
 
 
-def test_each_message_once_with_its_count_and_first_line() -> None:
+def test_each_message_once_with_count_and_first_line() -> None:
     messages = log_messages(LOG)
     assert [(m.line, m.count, m.failure) for m in messages] == [
         (2, 1, True),
@@ -26,7 +26,7 @@ def test_each_message_once_with_its_count_and_first_line() -> None:
     assert messages[0].text == ROOT_CAUSE and messages[1].text == REPEATED[0]
 
 
-def test_quoted_names_tell_messages_apart_and_places_do_not() -> None:
+def test_quoted_names_distinguish_messages_and_places_do_not() -> None:
     names = [f"k.nv:{n}:1: error: unknown name `{name}`" for n, name in enumerate("aaba")]
     assert [(m.text, m.count) for m in log_messages("\n".join(names))] == [
         (names[0], 3),
@@ -34,7 +34,7 @@ def test_quoted_names_tell_messages_apart_and_places_do_not() -> None:
     ]
 
 
-def test_the_digest_keeps_the_first_of_each_in_the_order_of_the_log() -> None:
+def test_digest_has_first_messages_in_log_order() -> None:
     lines = digest(LOG, 2_000).splitlines()
     assert lines == [
         "novac 1.2",
@@ -44,39 +44,39 @@ def test_the_digest_keeps_the_first_of_each_in_the_order_of_the_log() -> None:
     ]
 
 
-def test_a_log_that_fits_is_unchanged() -> None:
+def test_log_within_limit_is_unchanged() -> None:
     short = f"{ROOT_CAUSE}\n\n  note: the tile takes 4096 bytes\n"
     assert digest(short, 1_000) == short
 
 
-def test_where_room_is_short_failures_come_before_the_rest() -> None:
+def test_failures_precede_other_messages_when_space_is_short() -> None:
     chatter = [f"loading module number-{chr(97 + n)} from disk" for n in range(20)]
     text = digest("\n".join([*chatter, ROOT_CAUSE, *REPEATED]), 200)
     assert ROOT_CAUSE in text and "further messages left out" in text
     assert REPEATED[0] in text and text.count("loading") < 3
 
 
-def test_a_very_long_line_keeps_its_ends() -> None:
+def test_very_long_line_keeps_its_ends() -> None:
     [message] = log_messages("error: " + "x" * 5_000 + " the tile is too large")
     assert message.text.startswith("error: x") and message.text.endswith("the tile is too large")
     assert len(message.text) <= MAX_LINE + 5
 
 
 @pytest.mark.parametrize("log", ["", "\n\n", "\x00\x1b[31merror\x1b[0m: a"])
-def test_odd_logs(log: str) -> None:
+def test_malformed_logs(log: str) -> None:
     assert digest(log, 100) == log
     assert all(m.text for m in log_messages(log))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=2_000), st.integers(60, 500))
-def test_no_digest_is_longer_than_asked(log: str, limit: int) -> None:
+def test_digest_stays_within_its_limit(log: str, limit: int) -> None:
     text = digest(log, limit)
     listed = [line for line in text.split("\n") if not line.endswith(" left out)")]
     assert len("\n".join(listed)) <= limit or text == log
 
 
-def test_no_log_takes_long() -> None:
+def test_any_log_is_digested_in_bounded_time() -> None:
     began = time.monotonic()
     for line in ("a:" * 50_000, "'" * 100_000, "/" * 100_000 + ":1:1:", "(1," * 40_000):
         log_messages("\n".join([line, "error"] * 5))

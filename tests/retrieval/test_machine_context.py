@@ -1,5 +1,5 @@
-"""What a context for one kind of machine leaves out: advice for other kinds, sections and names of
-extensions that the processor at hand lacks.
+"""Contexts for one kind of machine omit advice for other kinds, and sections and names of
+extensions that its processor lacks.
 """
 
 from __future__ import annotations
@@ -127,42 +127,42 @@ def asked(retriever: Retriever, **given: object) -> Answer:
     return retriever.retrieve(RetrieveRequest(**{**about, "task": "write", **given}))  # type: ignore[arg-type]
 
 
-def test_advice_for_another_kind_of_machine_is_left_out(retriever: Retriever) -> None:
+def test_advice_for_another_kind_of_machine_is_omitted(retriever: Retriever) -> None:
     context = asked(retriever).context
     assert "a warp owns a row" not in context
     assert "reads each row once on any machine" in context
     assert "in the cache of its core" in context and "OpenMP thread whole rows" in context
 
 
-def test_it_is_left_out_of_what_makes_a_kernel_faster_too(retriever: Retriever) -> None:
+def test_foreign_advice_is_omitted_when_optimising(retriever: Retriever) -> None:
     context = asked(retriever, task=None, signal="memory_bound").context
     assert "a warp owns a row" not in context
 
 
-def test_a_gpu_keeps_it(retriever: Retriever) -> None:
+def test_gpu_gets_advice_for_gpus(retriever: Retriever) -> None:
     context = asked(retriever, hardware="gpu", language="cuda").context
     assert "a warp owns a row" in context and "any machine" in context
     assert "OpenMP thread whole rows" not in context
 
 
-def test_a_chip_that_general_text_has_not_in_mind_keeps_all_of_it(retriever: Retriever) -> None:
+def test_unusual_chip_gets_all_general_advice(retriever: Retriever) -> None:
     context = asked(retriever, hardware="mi300x", language="triton").context  # no hip here
     assert "a warp owns a row" in context and "OpenMP thread whole rows" in context
 
 
-def test_a_question_may_be_about_any_machine(retriever: Retriever) -> None:
+def test_question_may_be_about_any_machine(retriever: Retriever) -> None:
     question = "which rows of a softmax does a warp own"
     assert "a warp owns a row" in asked(retriever, task=None, query=question).context
 
 
-def test_sections_about_what_the_processor_lacks_are_left_out(retriever: Retriever) -> None:
+def test_sections_about_missing_extensions_are_omitted(retriever: Retriever) -> None:
     context = asked(retriever, lacks=LACKS, max_tokens=20_000).context
     assert "AMX and softmax" not in context and "__mmask16" not in context
     whole = asked(retriever, max_tokens=20_000).context
     assert "AMX and softmax" in whole or "__mmask16" in whole
 
 
-def test_names_that_the_processor_lacks_are_left_out(retriever: Retriever) -> None:
+def test_names_of_missing_extensions_are_omitted(retriever: Retriever) -> None:
     context = asked(retriever, lacks=LACKS).context
     assert all(f"`void {name}(a)`" in context for name in LISTED)
     assert not any(name + "(" in context for name in ABSENT)
@@ -170,34 +170,34 @@ def test_names_that_the_processor_lacks_are_left_out(retriever: Retriever) -> No
     assert all(f"`void {name}(a)`" in whole for name in (*LISTED, *ABSENT))
 
 
-def test_the_other_pass_of_an_operator_is_left_out(retriever: Retriever) -> None:
+def test_other_pass_of_an_operator_is_omitted(retriever: Retriever) -> None:
     said = "sums the product of gradient and result"
     assert said not in asked(retriever).context
     assert said in asked(retriever, op="softmax_backward").context
     assert said in asked(retriever, op="loss").context
 
 
-def test_a_repair_is_not_shown_the_section_of_another_failure(retriever: Retriever) -> None:
+def test_repair_omits_sections_of_other_failures(retriever: Retriever) -> None:
     wrong, linking = "whose results differ sums in another order", "needs C linkage in g++"
     log = "case declared: output0 is off by 0.5 where 0.01 is allowed: a softmax of rows"
     context = asked(retriever, task=None, log=log, signals=("correctness_mismatch",)).context
     assert wrong in context and linking not in context
     both = ("correctness_mismatch", "link_error")
     assert linking in asked(retriever, task=None, log=log, signals=both).context
-    assert linking in asked(retriever).context  # nothing has failed
+    assert linking in asked(retriever).context  # no failure
 
 
-def test_a_guide_to_an_operator_that_the_reference_has_not_is_left_out(
+def test_guide_to_operator_missing_from_reference_is_omitted(
     retriever: Retriever,
 ) -> None:
     said = "Attention gives rows of a softmax"
-    assert said in asked(retriever, op="reduction").context  # what it runs is not known
+    assert said in asked(retriever, op="reduction").context  # its operators are unknown
     assert said not in asked(retriever, op="reduction", operators=("sum", "amax")).context
     assert said in asked(retriever, op="reduction", operators=("_softmax", "sum")).context
     assert said in asked(retriever, op="attention", operators=("sum",)).context
 
 
-def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(
+def test_refused_section_is_not_replaced_by_low_ranked_ones(
     retriever: Retriever,
 ) -> None:
     scope = ScopeFilter(("x86-64", ANY), ("guidance",), ("cpp",))
@@ -233,6 +233,8 @@ def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(
         ("Rows", "A row is read once.", False),
     ],
 )
-def test_text_is_for_others_by_more_of_their_words(heading: str, text: str, others: bool) -> None:
+def test_majority_of_words_decides_for_which_machines_text_is(
+    heading: str, text: str, others: bool
+) -> None:
     assert is_for_others(heading, text, ("cpp",)) is others
     assert not is_for_others(heading, text, ())

@@ -1,4 +1,4 @@
-"""Whatever a profiler prints becomes a canonical value or a query word, never an error."""
+"""Any profiler output becomes a canonical value or a query word, never an error."""
 
 import math
 import re
@@ -92,7 +92,7 @@ def test_raw_names_and_units(raw: str, value: float | str, canonical: str, expec
         *(1e300, 10**400, float("nan"), float("inf"), True, None, [1]),
     ],
 )
-def test_what_is_no_number_is_unrecognised(value: object) -> None:
+def test_non_number_is_unrecognised(value: object) -> None:
     normalised = normalise({"dram__bytes.sum": value})  # type: ignore[dict-item]
     assert "dram_bytes" not in normalised.values
     assert normalised.unrecognised == ("dram__bytes.sum",)
@@ -108,14 +108,14 @@ def test_too_many_metrics_are_refused() -> None:
         normalise({f"m{i}": 1 for i in range(MAX_METRICS + 1)})
 
 
-def test_two_raw_names_of_one_metric_do_not_depend_on_their_order() -> None:
+def test_raw_names_of_one_metric_do_not_depend_on_order() -> None:
     one = {"DRAM Throughput": 70.0, "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": 80.0}
     other = dict(reversed(one.items()))
     assert normalise(one).values["dram_throughput_pct"] == 80.0
     assert list(normalise(one).values.items()) == list(normalise(other).values.items())
 
 
-def test_formulas_use_metrics_facts_and_problem_and_a_reported_value_wins() -> None:
+def test_formulas_use_metrics_facts_and_problem_and_yield_to_reported_values() -> None:
     normalised = normalise({"FETCH_SIZE": 1024, "WRITE_SIZE": 1024, "DurationNs": 1000})
     assert normalised.values["dram_bytes"] == 2 * 1024**2
     full = load_metrics().derive(
@@ -131,24 +131,24 @@ def test_formulas_use_metrics_facts_and_problem_and_a_reported_value_wins() -> N
 
 
 @pytest.mark.parametrize("reported", [0.8195, "0.8195", 81.95, "81.95 %", "81.95%"])
-def test_a_percent_field_of_neuron_is_a_fraction_or_a_percentage(reported: float | str) -> None:
+def test_neuron_percent_field_is_a_fraction_or_percentage(reported: float | str) -> None:
     normalised = normalise({"mbu_estimated_percent": reported, "dma_active_time_percent": reported})
     assert normalised.values["dram_throughput_pct"] == pytest.approx(81.95)
     assert normalised.values["dma_active_pct"] == pytest.approx(81.95)
     assert normalised.implausible == ()
 
 
-def test_a_whole_fraction_of_neuron_is_all_of_it() -> None:
+def test_neuron_fraction_of_one_is_100_percent() -> None:
     assert normalise({"mfu_estimated_percent": 1}).values["model_flops_utilization_pct"] == 100
 
 
-def test_the_compute_share_of_amd_is_of_the_busier_pipe() -> None:
+def test_amd_compute_share_is_that_of_busier_pipe() -> None:
     pipes = normalise({"VALUBusy": 25, "MfmaUtil": 85})
     assert pipes.values["compute_throughput_pct"] == 85
     assert "compute_throughput_pct" not in normalise({"VALUBusy": 25}).values
 
 
-def test_the_profile_fields_that_the_neuron_pages_name_are_read() -> None:
+def test_documented_neuron_profile_fields_are_read() -> None:
     manuals = Path(__file__).parents[2] / "hw_manuals" / "hardware"
     pages = [page for place in ("aws", "trainium2") for page in (manuals / place).glob("*.md")]
     words = {word for page in pages for word in re.findall(r"`(\w+)`", page.read_text())}
@@ -163,7 +163,7 @@ def test_impossible_values_are_kept_and_named() -> None:
     assert normalise({"dram_throughput_pct": 104.9}).implausible == ()
 
 
-def test_a_collector_can_be_asked_for_a_formula() -> None:
+def test_collector_gives_counters_of_a_formula() -> None:
     registry = load_metrics()
     assert registry.raw_names("bank_conflict_ratio", "ncu") == (
         "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
@@ -180,7 +180,7 @@ def test_a_collector_can_be_asked_for_a_formula() -> None:
         st.text(max_size=40), st.one_of(st.text(max_size=30), st.floats(), st.integers())
     )
 )
-def test_nothing_a_profiler_prints_raises(raw: dict[str, float | str]) -> None:
+def test_any_profiler_value_raises_nothing(raw: dict[str, float | str]) -> None:
     normalised = normalise(raw)
     assert all(math.isfinite(value) for value in normalised.values.values())
 
@@ -191,7 +191,7 @@ def test_thousands_separators(number: int) -> None:
     assert parse_quantity(hex(number), "B") == number
 
 
-def test_a_broken_registry_is_refused() -> None:
+def test_invalid_registry_is_refused() -> None:
     row = {
         "name": "a",
         "unit": "furlong",

@@ -1,4 +1,4 @@
-"""Names that a compiler does not know, and what the documents define near them."""
+"""Names unknown to a compiler, and their nearest definitions in the documents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
         ),
     ],
 )
-def test_what_defines_the_nearest_name_is_first(
+def test_definition_of_nearest_name_is_first(
     retriever: Retriever, log: str, near: str, section: str
 ) -> None:
     answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
@@ -85,7 +85,7 @@ def test_what_defines_the_nearest_name_is_first(
     assert hint.partition("near names: ")[2].rstrip(".").split(", ")[0] == near
 
 
-def test_a_name_of_ones_own_is_told_apart(retriever: Retriever) -> None:
+def test_own_name_without_near_names_gives_hint(retriever: Retriever) -> None:
     log = "error: 'nope' was not declared in this scope"
     (hint,) = retriever.retrieve(RetrieveRequest(hardware="h100", log=log)).hints
     assert hint.startswith("`nope` is not a name") and "none is near it" in hint
@@ -105,11 +105,11 @@ def test_a_name_of_ones_own_is_told_apart(retriever: Retriever) -> None:
         ("AttributeError: module 'torch' has no attribute 'softmaxx'", []),
     ],
 )
-def test_the_names_that_a_log_calls_unknown(log: str, names: list[str]) -> None:
+def test_unknown_names_of_a_log(log: str, names: list[str]) -> None:
     assert [entry.name for entry in missing_names(log, ())] == names
 
 
-def test_a_python_module_names_its_language() -> None:
+def test_python_module_names_its_language() -> None:
     assert language_named("module 'triton.language' has no attribute 'foo'") == "triton"
     assert language_named("module 'cutlass.cute' has no attribute 'foo'") == "cute"
     assert language_named("module 'torch' has no attribute 'foo'") is None
@@ -135,5 +135,5 @@ def test_a_python_module_names_its_language() -> None:
         "error: undefined function name strange_name",
     ],
 )
-def test_every_way_to_call_a_name_unknown_is_read(line: str) -> None:
+def test_every_wording_of_an_unknown_name_is_read(line: str) -> None:
     assert [entry.name for entry in missing_names(f"nothing\n{line}", [])] == ["strange_name"]

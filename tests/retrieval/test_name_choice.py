@@ -1,4 +1,4 @@
-"""Which names of a chip's own list are shown for a problem in a language that models know."""
+"""Which names of a long list are shown for a problem in a language that models know."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def names(cards: list[Symbol], **asked: object) -> list[str]:
     return [c.name for c in chosen_names(cards, **{"op": "softmax", **asked})]  # type: ignore[arg-type]
 
 
-def test_names_that_the_machine_lacks_are_not_offered() -> None:
+def test_names_that_machine_lacks_are_omitted() -> None:
     cards = [
         card("_mm256_loadu_ps", "Loads 8 floats.", limits="AVX."),
         card("_mm512_loadu_ps", "Loads 16 floats.", limits="AVX-512F."),
@@ -48,7 +48,7 @@ def test_names_that_the_machine_lacks_are_not_offered() -> None:
     assert len(names(cards)) == 4
 
 
-def test_names_of_other_element_types_are_not_offered() -> None:
+def test_names_of_other_dtypes_are_omitted() -> None:
     cards = [
         card("loads", "Loads 8 floats."),
         card("doubles", "Doubles."),
@@ -63,13 +63,13 @@ def test_names_of_other_element_types_are_not_offered() -> None:
     assert len(names(cards)) == len(cards)
 
 
-def test_a_heading_tells_the_type_of_a_card_that_names_none() -> None:
+def test_heading_gives_dtype_of_a_card_without_one() -> None:
     cards = [card("dot", "Four products.", "Products of INT8"), card("sum", "Sum of lanes.")]
     assert names(cards, dtypes=("float32",)) == ["sum"]
     assert names(cards, dtypes=("int8",)) == ["dot", "sum"]
 
 
-def test_a_long_list_is_bounded_and_every_section_has_its_best() -> None:
+def test_long_list_is_bounded_with_best_of_every_section() -> None:
     cards = [
         card(f"{section}_{n}", f"Does {n}.", section)
         for section in ("Loads", "Shuffles", "Threads")
@@ -82,7 +82,7 @@ def test_a_long_list_is_bounded_and_every_section_has_its_best() -> None:
     assert sections == {"Loads", "Shuffles", "Threads", "late"}
 
 
-def test_what_the_reference_calls_decides_what_is_near() -> None:
+def test_calls_of_reference_rank_names() -> None:
     cards = [card(f"filler_{n}", f"Does {n}.") for n in range(MOST_NAMES)]
     cards.append(card("blend", "Chooses lanes by a masked comparison."))
     assert "blend" not in names(cards)

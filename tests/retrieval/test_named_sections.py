@@ -1,4 +1,4 @@
-"""What a log or a question names comes first: the section that defines it."""
+"""The section that defines a name of a log or a question comes first."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def first(retriever: Retriever, **given: str) -> str:
     return retriever.retrieve(request).excerpts[0].text
 
 
-def test_an_error_code_brings_its_own_row(retriever: Retriever) -> None:
+def test_error_code_gives_its_row(retriever: Retriever) -> None:
     log = "k.qs:7: QX0417 operand of the wrong type is reported by the compiler, see case"
     assert "QX0417" in first(retriever, log=log)
 
@@ -77,7 +77,7 @@ def test_an_error_code_brings_its_own_row(retriever: Retriever) -> None:
         ("tile 7 stopped, QF-0x31, cycle 88213", "QF-0x31", "launch_error", "Check the bounds"),
     ],
 )
-def test_a_code_that_the_manual_defines_is_a_known_error(
+def test_code_defined_by_manual_is_a_known_error(
     retriever: Retriever, log: str, code: str, signal: str, remedy: str
 ) -> None:
     answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
@@ -87,13 +87,13 @@ def test_a_code_that_the_manual_defines_is_a_known_error(
     assert code in answer.excerpts[0].text and answer.hints == () and answer.moves == ()
 
 
-def test_a_signature_knows_better_than_a_code(retriever: Retriever) -> None:
+def test_signature_takes_precedence_over_code(retriever: Retriever) -> None:
     log = "CUDA error: an illegal memory access was encountered (QC-1042)"
     (finding,) = retriever.retrieve(RetrieveRequest(hardware="h100", log=log)).diagnosis.signals
     assert (finding.id, finding.confidence) == ("illegal_memory_access", "A")
 
 
-def test_a_name_in_a_question_brings_what_defines_it(retriever: Retriever) -> None:
+def test_name_in_question_gives_its_definition(retriever: Retriever) -> None:
     asked = "is an operand of the wrong type of vdrain.q reported by the compiler"
     assert "vdrain.q" in first(retriever, query=asked)
 
@@ -109,7 +109,7 @@ def test_a_name_in_a_question_brings_what_defines_it(retriever: Retriever) -> No
         ("add", "function", False),
     ],
 )
-def test_a_word_of_running_text_is_no_name(name: str, kind: str, distinct: bool) -> None:
+def test_common_word_is_not_a_name(name: str, kind: str, distinct: bool) -> None:
     card = Symbol(
         "sym_1", name, kind, "", "", (), "", (), "", (), (), "doc_1", "t", 1, "sec_1", (), 0
     )

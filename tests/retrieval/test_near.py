@@ -1,4 +1,4 @@
-"""Chroma and exact search give the same hits: after filling, revising, deleting and correcting."""
+"""Chroma and exact search give equal hits: after filling, revising, deleting and correcting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCOPES = ("h100", "hopper", "any")
 
 
 def vector_of(text: str, dimension: int) -> NDArray[np.float32]:
-    """A fixed direction per text: parity needs many vectors, not meaning."""
+    """A fixed direction per text: the comparison needs many vectors, not meaning."""
     vector = np.random.default_rng(list(text.encode())).normal(size=dimension).astype(np.float32)
     return vector / np.float32(np.linalg.norm(vector))
 
@@ -61,7 +61,7 @@ def chroma(store: Store) -> Iterator[ChromaIndex]:
 
 @pytest.fixture
 def near(chroma: ChromaIndex) -> NearIndex:
-    """An index that queries Chroma for whatever it is asked, as that of a large store does."""
+    """An index that queries Chroma for every request, as that of a large store does."""
     index = NearIndex(chroma, exact_up_to=0)
     index.catch_up()
     return index
@@ -109,11 +109,11 @@ def test_chroma_equals_exact_search_through_every_change(
     embed(store)
     near.sync()
     parity()
-    assert near.away is None  # all of this came from Chroma
+    assert near.away is None  # all hits came from Chroma
     assert chroma.sync().added == chroma.sync().removed == 0
 
 
-def test_what_was_deleted_does_not_crowd_out_the_rest(store: Store, near: NearIndex) -> None:
+def test_deleted_entries_do_not_displace_hits(store: Store, near: NearIndex) -> None:
     doomed = fill(store, "doomed.md", ("h100",), [f"doomed {n}" for n in range(SPARE)])
     fill(store, "kept.md", ("h100",), [f"kept {n}" for n in range(5)])
     near.sync()
@@ -122,7 +122,7 @@ def test_what_was_deleted_does_not_crowd_out_the_rest(store: Store, near: NearIn
     assert len(near.nearest(store.snapshots.current(), ("h100",), query, 5, ALL_ACCESS)) == 5
 
 
-def test_a_text_of_two_chips_is_found_in_each_scope_and_once_in_both(
+def test_text_of_two_chips_is_found_in_each_scope_and_once_in_both(
     store: Store, near: NearIndex
 ) -> None:
     fill(store, "both.md", ("h100", "mi300x"), ["one text for two chips"])
@@ -144,7 +144,7 @@ class Counting(ChromaIndex):
         return super().query(*args)
 
 
-def test_only_a_large_scope_is_asked_of_chroma(store: Store) -> None:
+def test_only_large_scopes_query_chroma(store: Store) -> None:
     fill(store, "h100.md", ("h100",), ["one", "two", "three"])
     fill(store, "h200.md", ("h200",), ["four", "five"])
     chroma = Counting(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")

@@ -30,7 +30,7 @@ def verdict(own: OwnRules, metrics: dict[str, float | str] | None = None) -> Any
     return Diagnoser(load_signals()).conclude(request, {}, ("toy",), (), own)
 
 
-def test_a_rule_over_own_counters_concludes_with_its_evidence() -> None:
+def test_rule_over_own_counters_concludes_with_evidence() -> None:
     concluded = verdict(OwnRules((STALLS,))).verdict
     [finding] = concluded.signals
     assert (finding.id, finding.confidence) == ("latency_bound", "C")
@@ -44,7 +44,7 @@ def test_a_rule_over_own_counters_concludes_with_its_evidence() -> None:
     assert concluded.unrecognised == ("toy_other",)
 
 
-def test_nothing_changes_without_own_rules() -> None:
+def test_without_own_rules_verdicts_are_unchanged() -> None:
     assert verdict(NO_RULES).verdict.signals == ()
     assert verdict(NO_RULES).verdict.unrecognised == tuple(METRICS)
     assert (
@@ -53,13 +53,13 @@ def test_nothing_changes_without_own_rules() -> None:
     )
 
 
-def test_a_rule_that_lacks_a_counter_abstains_and_asks_for_it() -> None:
+def test_rule_without_its_counter_abstains_and_requests_it() -> None:
     concluded = verdict(OwnRules((STALLS,)), {"toy_stall_dram": 60}).verdict
     assert concluded.abstained[0]["missing"] == ("toy_cycles",)
     assert concluded.measure_next == ("toy_cycles",)
 
 
-def test_a_rule_reads_canonical_metrics_and_earlier_signals_too() -> None:
+def test_rule_reads_canonical_metrics_and_earlier_signals() -> None:
     more = RuleSpec(
         "both",
         "signals.latency_bound and dram_throughput_pct < 20 and metrics.dram_throughput_pct > 1",
@@ -73,7 +73,7 @@ def test_a_rule_reads_canonical_metrics_and_earlier_signals_too() -> None:
     ]
 
 
-def test_an_alias_makes_a_counter_a_canonical_metric() -> None:
+def test_alias_maps_counter_to_canonical_metric() -> None:
     own = OwnRules((), {"toy.conflicts": MetricAlias("bank_conflict_ratio", 0.01)})
     concluded = verdict(own, {"toy.conflicts": 50.0})
     assert concluded.metrics["bank_conflict_ratio"] == 0.5
@@ -87,7 +87,7 @@ def spec(**changes: Any) -> HardwareSpec:
     return replace(plain, **changes)
 
 
-def test_the_nearest_description_wins() -> None:
+def test_nearest_description_takes_precedence() -> None:
     above = replace(STALLS, signal="memory_bound")
     specs = {
         "toy": spec(rules=(STALLS,)),
@@ -110,7 +110,7 @@ def test_the_nearest_description_wins() -> None:
         ({"id": "impossible-value"}, "is a built-in rule", "toy-impossible-value"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(
+def test_unknown_names_are_refused_with_nearest(
     changed: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(InvalidKnowledge) as refused:

@@ -29,7 +29,7 @@ TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3\nRuntimeError
         ("draft", CUDA),
     ],
 )
-def test_the_kind_of_a_pasted_text(field: str, text: str) -> None:
+def test_kind_of_a_pasted_text(field: str, text: str) -> None:
     assert pasted(text)[0] == field
 
 
@@ -37,7 +37,7 @@ def test_metrics_are_read_from_lines() -> None:
     assert pasted("a.pct 91\nb: 20 %") == ("metrics", {"a.pct": "91", "b": "20"})
 
 
-def test_code_alone_is_searched_by_what_it_computes() -> None:
+def test_code_alone_becomes_a_draft() -> None:
     assert with_text({"hardware": "h100"}, CUDA.replace("k(", "row_softmax_kernel(")) == {
         "hardware": "h100",
         "draft": CUDA.replace("k(", "row_softmax_kernel("),
@@ -49,6 +49,6 @@ def test_code_alone_is_searched_by_what_it_computes() -> None:
     assert with_text({"signal": "memory_bound"}, TRITON).keys() == {"signal", "draft"}
 
 
-def test_a_text_of_a_kind_that_is_given_too_is_refused() -> None:
+def test_pasted_text_that_repeats_given_field_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="log is given too"):
         with_text({"log": "error: a"}, TRACE)

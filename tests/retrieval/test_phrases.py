@@ -1,4 +1,4 @@
-"""Vectors of phrases are encoded once for a data directory."""
+"""Vectors of phrases are encoded once per data directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHRASES = ("the kernel waits for memory", "too few warps are resident")
 
 
 class Counted:
-    """The embedder, which also counts what it was asked."""
+    """The embedder with a count of its queries."""
 
     def __init__(self, embedder: LocalEmbedder) -> None:
         self._embedder = embedder
@@ -30,9 +30,7 @@ class Counted:
         return self._embedder.encode_query(text)
 
 
-def test_a_later_process_reads_what_an_earlier_one_encoded(
-    embedder: LocalEmbedder, tmp_path: Path
-) -> None:
+def test_later_process_reads_stored_phrase_vectors(embedder: LocalEmbedder, tmp_path: Path) -> None:
     first, second = Counted(embedder), Counted(embedder)
     encoded = phrase_vectors(first, PHRASES, tmp_path / "models")  # type: ignore[arg-type]
     read = phrase_vectors(second, PHRASES, tmp_path / "models")  # type: ignore[arg-type]
@@ -46,7 +44,7 @@ def test_a_later_process_reads_what_an_earlier_one_encoded(
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no archive"])
-def test_a_new_phrase_or_a_damaged_file_is_encoded_again(
+def test_new_phrase_or_damaged_file_is_encoded_again(
     embedder: LocalEmbedder, tmp_path: Path, damage: bytes
 ) -> None:
     phrase_vectors(embedder, PHRASES[:1], tmp_path)
@@ -60,8 +58,6 @@ def test_a_new_phrase_or_a_damaged_file_is_encoded_again(
     assert again.asked == Counter(PHRASES)
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(
-    embedder: LocalEmbedder, tmp_path: Path
-) -> None:
+def test_read_only_folder_costs_only_time(embedder: LocalEmbedder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert len(phrase_vectors(embedder, PHRASES, tmp_path / "file" / "models")) == 2

@@ -1,4 +1,4 @@
-"""Which texts are left out of an answer as repeats: those that sets of words say, and no other."""
+"""Repeated texts of an answer: exactly those that the definition on sets of words gives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from kb.tokens import STOP_WORDS
 from retrieval.compose.excerpts import BITS, DUPLICATE, Repeats, words_of
 
-VOCABULARY = [f"word{n}" for n in range(3 * BITS)]  # so many that words share bits
+VOCABULARY = [f"word{n}" for n in range(3 * BITS)]  # enough words to share bits
 
 
 def _words(text: str) -> frozenset[str]:
@@ -29,14 +29,14 @@ def _by_sets(texts: list[str]) -> list[bool]:
     return new
 
 
-def test_repeats_are_those_that_sets_of_words_find() -> None:
+def test_repeats_equal_those_by_sets_of_words() -> None:
     rng = random.Random(7)
     texts: list[str] = ["", "word1", ""]
     for size in (3, 40, 400, 2000):
         for _ in range(12):
             words = rng.sample(VOCABULARY, size)
             texts.append(" ".join(words))
-            kept = rng.uniform(0.8, 0.9)  # around the share from which on a text is a repeat
+            kept = rng.uniform(0.8, 0.9)  # around the share from which a text is a repeat
             changed = [w if rng.random() < kept else rng.choice(VOCABULARY) for w in words]
             texts.append(" ".join(changed))
     repeats = Repeats()
@@ -45,7 +45,7 @@ def test_repeats_are_those_that_sets_of_words_find() -> None:
     assert 5 < expected.count(False) < len(texts) - 5
 
 
-def test_texts_repeat_each_other_whatever_stands_between_their_words() -> None:
+def test_markup_between_words_does_not_matter() -> None:
     text = "Call `cp.async.wait_group` before the barrier: else shared memory holds old values."
     marked = (
         "call CP ASYNC wait group, before (the) barrier; else **shared** memory holds OLD values"
@@ -56,7 +56,7 @@ def test_texts_repeat_each_other_whatever_stands_between_their_words() -> None:
     assert [repeats.is_new(t) for t in (text, marked, other)] == [True, False, True]
 
 
-def test_a_text_is_kept_in_less_memory_than_its_words_take() -> None:
+def test_text_takes_less_memory_than_its_set_of_words() -> None:
     text = " ".join(random.Random(3).sample(VOCABULARY, 300))
     kept, words = words_of(text), _words(text)
     taken = kept.hashes.nbytes + sys.getsizeof(kept.mask)

@@ -1,4 +1,4 @@
-"""The retrieval log while the catalog cannot be written to."""
+"""The retrieval log while the catalog is locked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.catalogs import fresh_data_dir
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
-    """One whose writers give up at once, so that a lock is an error."""
+    """A catalog whose writers give up at once, so that a lock is an error."""
     monkeypatch.setattr("kb.catalog.database.BUSY_TIMEOUT_MS", 1)
     monkeypatch.setattr("kb.catalog.database.LOCK_TIMEOUT_MS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
@@ -61,7 +61,7 @@ def stored(catalog: Catalog) -> list[str]:
 
 @contextmanager
 def locked(catalog: Catalog) -> Iterator[None]:
-    """Somebody else who writes, for as long as the context lasts."""
+    """Another writer, for the duration of the context."""
     other = open_catalog(catalog.data_dir)
     with other.write():
         yield
@@ -79,7 +79,7 @@ def wait_for(what: Any) -> None:
         time.sleep(0.01)
 
 
-def test_what_could_not_be_written_is_written_later_and_in_order(
+def test_failed_writes_are_repeated_in_order(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 3600)  # only when the test flushes
@@ -98,7 +98,7 @@ def test_what_could_not_be_written_is_written_later_and_in_order(
     journal.close()
 
 
-def test_the_thread_outlives_a_locked_catalog_and_says_so_once(catalog: Catalog) -> None:
+def test_thread_survives_locked_catalog_and_logs_once(catalog: Catalog) -> None:
     journal, one = Journal(catalog), row()
     tries = 0
     flush = journal.flush
@@ -118,11 +118,9 @@ def test_the_thread_outlives_a_locked_catalog_and_says_so_once(catalog: Catalog)
     journal.close()
 
 
-def test_a_thread_that_died_is_started_again(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_thread_is_restarted(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(catalog)
-    monkeypatch.setattr(journal, "_run", lambda: None)  # ends at once, as an unforeseen error would
+    monkeypatch.setattr(journal, "_run", lambda: None)  # ends at once, as after an unexpected error
     journal.record(row())
     wait_for(lambda: not runs(journal))
     monkeypatch.undo()
@@ -131,10 +129,10 @@ def test_a_thread_that_died_is_started_again(
     wait_for(lambda: len(stored(catalog)) == 2)
     journal.close()
     journal.record(row())
-    assert not runs(journal)  # closed is closed
+    assert not runs(journal)  # not after close
 
 
-def test_one_that_can_never_be_stored_holds_up_no_other(
+def test_unstorable_retrieval_does_not_block_others(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 3600)

@@ -1,5 +1,6 @@
-"""Kernels of known kind, by what profilers counted of them: the right signal leads, wrong ones are
-absent. The records and where their numbers come from are in `captures/`."""
+"""Verdicts on profiler output of kernels of known kind: the right signal leads, wrong ones are
+absent. The records and their sources are in `captures/`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: f"{kernel['chip']} {kernel['name']}")
-def test_a_kernel_of_known_kind_is_recognised(kernel: dict[str, Any]) -> None:
+def test_kernel_of_known_kind_is_recognised(kernel: dict[str, Any]) -> None:
     lineage = LINEAGES[kernel["chip"]]
     facts = {k: v for place in lineage for k, v in FACTS.get(place, {}).items()}
     problem: dict[str, str] = {key: kernel[key] for key in ("op", "dtype") if key in kernel}

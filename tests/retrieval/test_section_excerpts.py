@@ -1,4 +1,4 @@
-"""Whole sections as excerpts: every passage of a long section can be the one that was found."""
+"""Whole sections as excerpts: every passage of a long section can be the hit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def manual(count: int) -> str:
-    """A section of one endless sentence and a short one."""
+    """A section of one very long sentence and a short one."""
     endless = ", ".join(f"row of a tile {'goes ' * (n % 3)}behind {n}" for n in range(count))
     return f"# Manual\n\n## Rows\n\nFirst, {endless}.\n\nThen all rows are read.\n"
 
 
-def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
-    """Around its last passage only what follows begins cleanly, and that was not ranked."""
-    for count in range(80, 104):  # some leave room for the sentence after it
+def test_sentence_longer_than_excerpt_is_no_error(store: Store) -> None:
+    """Only text after its last passage starts with a sentence, and that was not ranked."""
+    for count in range(80, 104):  # some leave room for the next sentence
         store.submit(f"{count}.md", manual(count), hardware=("h100",))
     store.worker().drain()
     scope = ScopeFilter(("h100",), ("hardware",))
@@ -37,7 +37,7 @@ def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
         assert excerpt.id == passage.id and passage.id in excerpt.passages
 
 
-def test_an_excerpt_begins_with_a_sentence_and_its_passages_hold_the_text(store: Store) -> None:
+def test_excerpt_starts_with_sentence_and_lists_its_passages(store: Store) -> None:
     clauses = "; ".join(f"bank {n} serves one read of the tile per cycle" for n in range(9))
     text = " ".join(f"Rule {n} is old: {clauses}." for n in range(12))
     store.ingest("banks.md", f"# Manual\n\n## Banks\n\n{text}\n", hardware=("h100",))

@@ -1,4 +1,4 @@
-"""The signal vocabulary is complete, consistent and helpful about mistyped ids."""
+"""The signal vocabulary is complete and consistent; errors on mistyped ids name the nearest."""
 
 import pytest
 
@@ -45,7 +45,7 @@ EXPECTED = [
 ]
 
 
-def test_every_known_signal_is_there_with_distinct_phrases() -> None:
+def test_every_known_signal_has_distinct_phrases() -> None:
     registry = load_signals()
     assert sorted(registry.ids) == sorted(EXPECTED)
     for signal in registry:
@@ -55,13 +55,13 @@ def test_every_known_signal_is_there_with_distinct_phrases() -> None:
         assert signal.id not in signal.related
 
 
-def test_an_unknown_signal_names_the_nearest() -> None:
+def test_unknown_signal_error_names_nearest() -> None:
     with pytest.raises(UnknownSignal) as caught:
         load_signals().get("memry_bound")
     assert "memory_bound" in caught.value.hint
 
 
-def test_a_related_signal_that_does_not_exist_is_refused() -> None:
+def test_unknown_related_signal_is_refused() -> None:
     row = {
         "id": "a",
         "group": "g",

@@ -1,4 +1,4 @@
-"""Real messages are recognised, fast, and untrusted patterns cannot stop the service."""
+"""Real messages are recognised quickly, and untrusted patterns cannot block the service."""
 
 import re
 import shutil
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from retrieval.diagnose.linear_patterns import compile_linear
+from retrieval.diagnose.message import Advice, excess_in
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import (
     SignatureIndex,
@@ -113,7 +114,7 @@ MESSAGES = [
     ("ValueError: output contains NaN", "numerical_instability"),
 ]
 
-# A line of each family of tools: the signal that it stands for, the kind of failure, the line.
+# A line of each tool family: its signal, the kind of failure, the line.
 FAMILIES = [
     tuple(row.split("\t"))
     for row in (Path(__file__).parent / "signature_lines.tsv").read_text("utf-8").splitlines()
@@ -124,7 +125,7 @@ TRITON_FRAME = '  File "/venv/site-packages/triton/language/semantic.py", line 3
 INDUCTOR_FRAME = '  File "/venv/site-packages/torch/_inductor/scheduler.py", line 3, in fuse'
 USER_FRAME = '  File "/home/ann/bench.py", line 3, in main'
 
-# Logs in which one line must not be mistaken for another, with the signal that leads.
+# Logs with similar lines, and the signal that leads.
 TELLING_APART = [
     (
         "a warning before the error",
@@ -148,7 +149,7 @@ TELLING_APART = [
         None,
     ),
     (
-        "spills beside an error",
+        "spills next to an error",
         "8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
         'k.cu(9): error: expected a ";"',
         "compile_error",
@@ -215,7 +216,7 @@ TELLING_APART = [
 ]
 
 
-def test_there_are_enough_signatures_and_each_has_a_remedy() -> None:
+def test_signatures_have_remedies() -> None:
     assert len(load_signatures()) >= 45
     assert all(signature.title and signature.remedy for signature in load_signatures())
 
@@ -230,7 +231,7 @@ def test_real_messages(message: str, signal: str) -> None:
 
 
 @pytest.mark.parametrize(("signal", "failure_class", "message"), FAMILIES)
-def test_a_real_line_of_each_family(signal: str, failure_class: str, message: str) -> None:
+def test_real_line_of_each_family(signal: str, failure_class: str, message: str) -> None:
     leading = INDEX.match(f"Traceback (most recent call last):\n{USER_FRAME}\n{message}\n")[0]
     assert (leading.signature.signal, leading.signature.failure_class) == (signal, failure_class)
 
@@ -238,27 +239,27 @@ def test_a_real_line_of_each_family(signal: str, failure_class: str, message: st
 @pytest.mark.parametrize(
     ("log", "signal"), [row[1:] for row in TELLING_APART], ids=[row[0] for row in TELLING_APART]
 )
-def test_what_leads(log: str, signal: str | None) -> None:
+def test_leading_signature(log: str, signal: str | None) -> None:
     matches = INDEX.match(log)
     assert (matches[0].signature.signal if matches else None) == signal
 
 
-def test_what_succeeded_has_no_signature() -> None:
+def test_log_of_success_has_no_signature() -> None:
     log = (Path(__file__).parent / "success_lines.txt").read_text("utf-8")
     assert [(match.signature.id, match.line) for match in INDEX.match(log)] == []
 
 
-def test_a_remedy_names_the_cause_in_the_line() -> None:
-    (undefined,) = INDEX.match("a.o: undefined reference to `cublasCreate_v2'")
-    assert undefined.title == "The linker misses cublasCreate_v2"
-    assert "cublasCreate_v2" in undefined.remedy
+def test_remedy_names_cause_in_line() -> None:
+    (undefined,) = INDEX.match("a.o: undefined reference to `fill_border'")
+    assert undefined.title == "The linker misses fill_border"
+    assert "fill_border" in undefined.remedy
     (shared,) = INDEX.match("out of resource: shared memory, Required: 163840, Hardware limit: 101")
     assert "163,840" in shared.title and "101" in shared.title
     (long,) = INDEX.match(f"a.o: undefined reference to `{MANGLED}'")
     assert len(long.title) < 200
 
 
-def test_what_is_named_is_a_group_of_the_pattern() -> None:
+def test_placeholders_are_groups_of_pattern() -> None:
     for signature in load_signatures():
         named = set(re.findall(r"\{(\w+)\}", signature.title + signature.remedy))
         assert named <= compile_linear(signature.pattern).groups | {"stages"}, signature.id
@@ -277,14 +278,14 @@ def test_numbers_are_extracted_in_canonical_units() -> None:
     assert share.extracted == {"mismatched_pct": 25.0}
 
 
-def test_a_resource_report_without_spills_is_no_signal() -> None:
+def test_resource_report_without_spills_gives_no_signal() -> None:
     assert INDEX.match("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == []
     both = "4 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n" * 3
     both += "8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
     assert [match.line_number for match in INDEX.match(both)] == [4]
 
 
-def test_the_cause_outranks_the_generic_form_and_repeats_are_dropped() -> None:
+def test_specific_signature_outranks_generic_and_repeats_are_dropped() -> None:
     log = "\n".join(
         ["make: *** [all] Error 2", "a.cu(1): error: something"]
         + [f"CUDA error: an illegal memory access was encountered at 0x{i:x}" for i in range(50)]
@@ -295,7 +296,7 @@ def test_the_cause_outranks_the_generic_form_and_repeats_are_dropped() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_what_the_compiler_here_prints(tmp_path: Path) -> None:
+def test_output_of_installed_compiler(tmp_path: Path) -> None:
     source = tmp_path / "f.cpp"
     source.write_text("void z(); int main() { z(); }\n")
     command = ["g++", str(source), "-o", str(tmp_path / "f")]
@@ -322,7 +323,7 @@ def build_log(size: int) -> str:
     return "\n".join([*lines[:middle], MESSAGES[9][0], *lines[middle:]])
 
 
-def test_a_log_of_five_megabytes_is_scanned_in_well_under_a_second() -> None:
+def test_log_of_five_megabytes_is_scanned_quickly() -> None:
     log = build_log(5_000_000)
     started = time.process_time()
     matches = INDEX.match(log)
@@ -335,7 +336,7 @@ def test_a_log_of_five_megabytes_is_scanned_in_well_under_a_second() -> None:
 @pytest.mark.parametrize(
     "line", ["error: " * 300, "a" * 5_000_000, "error" * 100_000, "x\n" * 500_000]
 )
-def test_odd_logs_do_not_take_long(line: str) -> None:
+def test_malformed_logs_are_scanned_in_bounded_time(line: str) -> None:
     started = time.process_time()
     INDEX.match(line)
     query_lines(line)
@@ -357,14 +358,14 @@ HARDWARE = {
 }
 
 
-def test_a_report_of_a_chip_does_not_lead_before_an_error() -> None:
+def test_chip_signature_does_not_precede_error() -> None:
     spill = {"pattern": "spilled words", "signal": "register_spill", "title": "t", "remedy": "r"}
     index = SignatureIndex([*load_signatures(), signature_from_mapping(spill, "acme1")])
     matches = index.match("3 spilled words\nk.nv:3:1: error: E1042")
     assert [match.signature.signal for match in matches] == ["compile_error", "register_spill"]
 
 
-def test_a_signature_of_a_chip_joins_the_built_in_ones() -> None:
+def test_chip_signature_is_added_to_built_in_ones() -> None:
     own = signature_from_mapping(
         HARDWARE | {"extract": {"need": "shared_memory_per_block_bytes"}}, "acme1"
     )
@@ -407,7 +408,7 @@ def test_a_signature_of_a_chip_joins_the_built_in_ones() -> None:
         {"frames": 7},
     ],
 )
-def test_dangerous_or_broken_signatures_are_refused(change: dict[str, object]) -> None:
+def test_dangerous_or_invalid_signatures_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidKnowledge) as caught:
         signature_from_mapping(HARDWARE | change, "acme1")
     assert caught.value.hint
@@ -423,7 +424,7 @@ def test_dangerous_or_broken_signatures_are_refused(change: dict[str, object]) -
         "(?:a{0,30}){0,30}.{0,40}failed",
     ],
 )
-def test_what_would_backtrack_for_ever_is_matched_in_linear_time(pattern: str) -> None:
+def test_backtracking_patterns_match_in_linear_time(pattern: str) -> None:
     own = signature_from_mapping(HARDWARE | {"pattern": pattern}, "acme1")
     index = SignatureIndex([own])
     log = "\n".join(f"{'a' * (1900 + n)} error at the line: afailed?" for n in range(5))
@@ -432,7 +433,7 @@ def test_what_would_backtrack_for_ever_is_matched_in_linear_time(pattern: str) -
     assert time.perf_counter() - started < 10.0  # 0.8 s for the last; `re` would take years
 
 
-def test_the_shape_of_an_error_has_no_paths_numbers_or_names() -> None:
+def test_normalised_error_has_no_paths_numbers_or_names() -> None:
     one = normalise_error('/home/ann/a.cu(12): error: identifier "foo" is undefined at 0x7fff12')
     two = normalise_error('/tmp/b9/kernel.cu(7): error: identifier "bar" is undefined at 0x1234')
     assert one == two == "<path>: error: identifier <name> is undefined at <hex>"
@@ -442,7 +443,7 @@ def test_the_shape_of_an_error_has_no_paths_numbers_or_names() -> None:
     )
 
 
-def test_query_lines_pick_the_message_of_a_traceback() -> None:
+def test_query_lines_pick_message_of_a_traceback() -> None:
     log = """Traceback (most recent call last):
   File "/home/x/kernel.py", line 12, in <module>
     run()
@@ -460,7 +461,7 @@ arange's range must be a power of 2
     assert not any("File " in line for line in lines)
 
 
-def test_query_lines_prefer_codes_and_errors_over_notes_and_respect_the_limit() -> None:
+def test_query_lines_prefer_codes_and_errors_within_limit() -> None:
     log = "\n".join(
         [
             "note: something failed earlier",
@@ -536,7 +537,7 @@ TRITON = "out of resource: shared memory, Required: {}, Hardware limit: 232448."
         ),
     ],
 )
-def test_the_numbers_of_a_line_choose_the_remedy(
+def test_numbers_of_a_line_choose_remedy(
     line: str,
     facts: dict[str, float],
     excess: float | None,
@@ -600,16 +601,14 @@ def test_the_numbers_of_a_line_choose_the_remedy(
         ),
     ],
 )
-def test_amounts_of_all_tools_stand_in_the_remedy(
-    line: str, excess: float | None, says: str
-) -> None:
+def test_amounts_of_all_tools_are_in_remedy(line: str, excess: float | None, says: str) -> None:
     (match, *_) = INDEX.match(line)
     over = match.quantities
     assert (over["excess"] if over else None) == excess
     assert says in match.remedy and not re.search(r"\{\w+\}", match.title + match.remedy)
 
 
-def test_a_signature_of_a_chip_takes_the_numbers_of_a_general_one() -> None:
+def test_chip_signature_has_numbers_of_a_general_one() -> None:
     spec = {
         "pattern": "uses too much shared data",
         "signal": "shared_memory_limit",
@@ -632,7 +631,7 @@ def test_a_signature_of_a_chip_takes_the_numbers_of_a_general_one() -> None:
         {"remedies": [{"when": "needed >", "text": "Shrink."}]},
     ],
 )
-def test_a_broken_quantity_is_named(wrong: dict[str, Any]) -> None:
+def test_invalid_quantity_is_named(wrong: dict[str, Any]) -> None:
     spec = {"pattern": "E12: no such", "signal": "compile_error", "title": "t", "remedy": "r"}
     with pytest.raises(InvalidKnowledge, match="signature of hardware"):
         signature_from_mapping(spec | wrong, "hardware")
@@ -688,12 +687,12 @@ def test_dialects(line: str, signal: str, failure_class: str | None) -> None:
         ),
     ],
 )
-def test_a_tool_names_its_vendor(log: str, vendor: str | None) -> None:
+def test_tool_names_its_vendor(log: str, vendor: str | None) -> None:
     named = vendor_of_log(log)
     assert (named[0] if named else None) == vendor
 
 
-def test_the_vendors_of_tools_are_built_in_families() -> None:
+def test_vendors_of_tools_are_built_in_families() -> None:
     table = tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
     toolchains = {signature.toolchain for signature in load_signatures()}
     for vendor, tools in table["vendors"].items():
@@ -701,7 +700,7 @@ def test_the_vendors_of_tools_are_built_in_families() -> None:
         assert set(tools) <= toolchains
 
 
-def test_the_signatures_of_every_built_in_chip_can_be_matched() -> None:
+def test_signatures_of_every_built_in_chip_compile() -> None:
     folder = Path(__file__).parents[2] / "hw_manuals" / "hardware"
     rows = [
         row
@@ -710,3 +709,110 @@ def test_the_signatures_of_every_built_in_chip_can_be_matched() -> None:
     ]
     index = SignatureIndex(signature_from_mapping(row, "hardware") for row in rows)
     assert len(rows) > 100 and index.match("no known line") == []
+
+
+@pytest.mark.parametrize(
+    ("log", "advice", "is_condition"),
+    [
+        (
+            "error: cannot find the device library; provide its path via '--device-lib-path'",
+            "provide its path via '--device-lib-path'",
+            False,
+        ),
+        (
+            "k.mlir:3:1: error: 'foo.bar' op cannot be partitioned\n    %1 = foo.bar %0\n    ^\n"
+            "note: wrap the call in a shard_map",
+            "wrap the call in a shard_map",
+            False,
+        ),
+        (
+            "RuntimeError: no choices to select\n\nTo fix this you can:\n"
+            "  1. Add ATEN to the backends of products",
+            "Add ATEN to the backends of products",
+            False,
+        ),
+        (
+            "RuntimeError: rows must be a multiple of 16, but got 8\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1.",
+            "rows must be a multiple of 16, but got 8",
+            True,
+        ),
+    ],
+)
+def test_advice_of_message(log: str, advice: str, is_condition: bool) -> None:
+    leading = INDEX.match(log)[0]
+    assert leading.advice == Advice(advice, is_condition)
+    assert leading.remedy.startswith("The message") and advice in leading.remedy
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "RuntimeError: CUDA error\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions.",
+        "LLVM ERROR: bad state\nPLEASE submit a bug report and include the crash backtrace.",
+        "error: use of undeclared identifier 'k'\n    y = use(k);\n            ^",
+        'RuntimeError: failed\n  File "a.py", line 3\n    set the value of x to 3',
+        "error: first failure\nerror: second failure; use --other instead",
+        "error: call to 'as_ulong' is ambiguous\nnote: candidate function",
+    ],
+)
+def test_no_advice_in_debugging_source_and_other_messages(log: str) -> None:
+    assert INDEX.match(log)[0].advice is None
+
+
+@pytest.mark.parametrize(
+    ("line", "signal", "needed", "limit"),
+    [
+        ("local memory size (41492) exceeds maximum of 32768", "shared_memory_limit", 41492, 32768),
+        (
+            "group size [8, 8, 8] must be less or equal to [9, 9, 9] of total 256",
+            "register_limit",
+            512,
+            256,
+        ),
+        ("`threadsPerThreadgroup.width(1025) must be <= 1024.'", "register_limit", 1025, 1024),
+        ("scratch memory on level 0: requested 130, maximum 65", "shared_memory_limit", 130, 65),
+        ("Buffer size 640 is greater than the maximum buffer size (268)", "launch_error", 640, 268),
+        ("Estimated 268.96MB exceeds 67.11MB vmem.", "shared_memory_limit", 268.96e6, 67.11e6),
+        ("registers per work-group cannot exceed 65536", "register_limit", None, 65536),
+        ("group count 70000 in x is larger than the limit 65535", "launch_error", 70000, 65535),
+    ],
+)
+def test_amount_over_limit(line: str, signal: str, needed: float | None, limit: float) -> None:
+    excess = excess_in(line)
+    assert excess is not None
+    assert (excess.resource.signal, excess.needed, excess.limit) == (signal, needed, limit)
+    assert INDEX.match(line)[0].signature.signal == signal
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "the batch exceeds 64 and we see a memory fault",
+        "Used 128 registers, 48128 bytes smem, maximum 255",
+        "version 12.4 is greater than 11.8",
+        "allocated 3 buffers[2] in 40 ms, at most 50",
+        "local memory size (100) exceeds nothing, the limit is 200",
+    ],
+)
+def test_amount_within_limit(line: str) -> None:
+    assert excess_in(line) is None
+
+
+def test_amounts_of_next_line() -> None:
+    log = (
+        "Ran out of memory in memory space vmem.\nEstimated 268.96MB exceeds 67.11MB vmem capacity."
+    )
+    quantities = INDEX.match(log)[0].quantities
+    assert quantities is not None and quantities["factor"] == 4.008
+
+
+def test_origin_of_source() -> None:
+    own = INDEX.match('k.cu(44): error: identifier "fp8_t" is undefined')[0]
+    generated = INDEX.match('/tmp/tmpts72.cu(44): error: identifier "fp8_t" is undefined')[0]
+    header = INDEX.match('/usr/local/cuda/include/a.hpp(5): error: identifier "x_t" is undefined')[
+        0
+    ]
+    assert "correct the spelling" in own.remedy
+    assert "generated" in generated.remedy and "installed header" in header.remedy
+    assert "spelling" not in generated.remedy + header.remedy

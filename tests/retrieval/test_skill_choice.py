@@ -1,4 +1,4 @@
-"""Which skills an answer shows, in which order, and what it says of them."""
+"""Which skills an answer shows, in which order, and with which summary."""
 
 from __future__ import annotations
 
@@ -112,19 +112,19 @@ def names(choice: SkillSelection) -> list[str]:
 # -- the score
 
 
-def test_wilson_is_the_published_interval() -> None:
+def test_wilson_equals_published_interval() -> None:
     assert wilson(8, 10).low == pytest.approx(0.4902, abs=1e-4)
     assert wilson(20, 20).low == pytest.approx(0.8389, abs=1e-4)
     assert wilson(0, 5).low == 0.0 and wilson(5, 5).high == 1.0
     assert wilson(0, 0) == RateInterval(0.0, 1.0)
 
 
-def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
+def test_evidence_factor_starts_at_half_and_follows_record() -> None:
     def part(trials: int, wins: int) -> float:
         return evidence_part(replace(HEAD, trials=trials, wins=wins))
 
     assert part(0, 0) == 0.5
-    assert part(1, 1) == 0.5  # one win says little, and nothing against it
+    assert part(1, 1) == 0.5  # one win is weak evidence
     for trials in range(1, 40):
         scores = [part(trials, wins) for wins in range(trials + 1)]
         assert scores == sorted(scores)
@@ -133,7 +133,7 @@ def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
     assert evidence_part(HEAD, (4, 4)) == evidence_part(replace(HEAD, trials=4, wins=4))
 
 
-def test_the_parts_are_returned_and_their_product_is_the_score(catalog: Catalog) -> None:
+def test_score_is_the_product_of_its_factors(catalog: Catalog) -> None:
     put(catalog, "exact", scopes={"hardware": ("h100",)})
     put(catalog, "family", scopes={"hardware": ("hopper",)})
     put(catalog, "anywhere")
@@ -148,14 +148,14 @@ def test_the_parts_are_returned_and_their_product_is_the_score(catalog: Catalog)
         assert product == pytest.approx(total)
 
 
-def test_a_skill_of_another_chip_or_operator_is_never_shown(catalog: Catalog) -> None:
+def test_skill_of_another_chip_or_operator_is_not_shown(catalog: Catalog) -> None:
     put(catalog, "on-amd", scopes={"hardware": ("mi300x",)})
     put(catalog, "for-conv", scopes={"ops": ("conv",)})
     put(catalog, "not-softmax", predicate='problem.op != "softmax"')
     assert choose(catalog) == SkillSelection()
 
 
-def test_evidence_raises_a_skill_and_is_shown_with_its_figures(catalog: Catalog) -> None:
+def test_evidence_raises_skill_and_is_shown(catalog: Catalog) -> None:
     put(catalog, "a-unmeasured")
     put(catalog, "b-measured")
     for _ in range(6):
@@ -170,7 +170,7 @@ def test_evidence_raises_a_skill_and_is_shown_with_its_figures(catalog: Catalog)
     assert first.evidence["rows"][0]["hardware_id"] == "h100"
 
 
-def test_measured_to_be_slower_sinks(catalog: Catalog) -> None:
+def test_slower_skill_ranks_lower(catalog: Catalog) -> None:
     put(catalog, "a-slower")
     put(catalog, "b-unmeasured")
     for _ in range(4):
@@ -178,7 +178,7 @@ def test_measured_to_be_slower_sinks(catalog: Catalog) -> None:
     assert names(choose(catalog)) == ["b-unmeasured", "a-slower"]
 
 
-def test_what_is_certainly_slower_raises_the_advice_to_avoid_it(catalog: Catalog) -> None:
+def test_significantly_slower_trials_raise_avoid_skills(catalog: Catalog) -> None:
     put(catalog, "a-unmeasured")
     put(catalog, "b-slow", polarity="avoid")
     for _ in range(6):
@@ -204,22 +204,22 @@ def test_evidence_of_another_toolchain_counts_less(catalog: Catalog) -> None:
     assert choose(catalog).answers == ()
 
 
-def test_what_to_avoid_is_marked(catalog: Catalog) -> None:
+def test_avoid_skill_is_marked(catalog: Catalog) -> None:
     put(catalog, "no-atomics", polarity="avoid")
     (answer,) = choose(catalog).answers
     assert answer.summary == "Avoid: Use no-atomics for no-atomics."
 
 
-# -- which of them
+# -- selection
 
 
-def test_two_skills_that_claim_the_same_are_never_both_shown(catalog: Catalog) -> None:
+def test_equal_claims_are_shown_once(catalog: Catalog) -> None:
     put(catalog, "first", transformation="vectorise")
     put(catalog, "second", transformation="vectorise")
     assert len(choose(catalog).answers) == 1
 
 
-def test_a_warning_hides_no_skill_that_it_contradicts(catalog: Catalog) -> None:
+def test_warning_does_not_hide_contradicted_skills(catalog: Catalog) -> None:
     put(catalog, "first", transformation="vectorise", description="Widen the loads.")
     put(catalog, "other")
     put(catalog, "third")
@@ -233,7 +233,7 @@ def test_a_warning_hides_no_skill_that_it_contradicts(catalog: Catalog) -> None:
     assert len(by_name) == 3
 
 
-def test_a_different_skill_comes_before_a_slightly_better_double(catalog: Catalog) -> None:
+def test_different_skill_precedes_slightly_better_duplicate(catalog: Catalog) -> None:
     text = "Use when loads of a row are narrow and the kernel waits for memory."
     for name, dtypes in (("widen-a", ("float32",)), ("widen-b", ("float16",))):
         put(
@@ -247,7 +247,7 @@ def test_a_different_skill_comes_before_a_slightly_better_double(catalog: Catalo
     assert names(choose(catalog)) == ["widen-a", "fuse-passes", "widen-b"]
 
 
-def test_there_are_three_at_most_and_none_beyond_the_budget(catalog: Catalog) -> None:
+def test_at_most_three_skills_within_budget(catalog: Catalog) -> None:
     for number in range(6):
         put(catalog, f"skill-{number}")
     assert len(choose(catalog).answers) == 3
@@ -258,7 +258,7 @@ def test_there_are_three_at_most_and_none_beyond_the_budget(catalog: Catalog) ->
 # -- withholding
 
 
-def test_skills_are_withheld_from_a_share_of_a_runs_requests(catalog: Catalog) -> None:
+def test_skills_are_withheld_from_share_of_run_requests(catalog: Catalog) -> None:
     put(catalog, "widen")
     put(catalog, "fuse")
     withheld = 0
@@ -272,7 +272,7 @@ def test_skills_are_withheld_from_a_share_of_a_runs_requests(catalog: Catalog) -
     assert 50 < withheld < 110  # of 800; a tenth is 80, its standard deviation 8.5
 
 
-def test_nothing_is_withheld_from_who_is_no_run(catalog: Catalog) -> None:
+def test_no_skill_is_withheld_outside_runs(catalog: Catalog) -> None:
     put(catalog, "widen")
     assert choose(catalog, share=1.0).withheld == ()
     assert choose(catalog, replace(REQUEST, node_id="3"), share=1.0).withheld == ()
@@ -280,17 +280,17 @@ def test_nothing_is_withheld_from_who_is_no_run(catalog: Catalog) -> None:
     assert choose(catalog, replace(REQUEST, run_id="run_1"), share=0.0).withheld == ()
 
 
-# -- what a search begins with
+# -- the start of a search
 
 
-def test_without_a_signal_recipes_of_the_operator_are_what_to_begin_with(catalog: Catalog) -> None:
+def test_search_starts_with_recipes_of_its_operator(catalog: Catalog) -> None:
     recipe: dict[str, Any] = {"format": 1, "template": "references/kernel.cpp"}
     softmax = {"ops": ("softmax",)}
     put(catalog, "general", recipe=recipe, scopes=softmax)
     put(catalog, "measured", recipe=recipe, scopes={**softmax, "hardware": ("h100",)})
     put(catalog, "another", recipe=recipe, scopes={"ops": ("layernorm",)})
-    put(catalog, "of-any", recipe=recipe)  # of no operator: nothing to begin this one with
-    put(catalog, "advice", scopes=softmax)  # a remedy, and nothing is known to be wrong
+    put(catalog, "of-any", recipe=recipe)  # of no operator: not a start for this one
+    put(catalog, "advice", scopes=softmax)  # a remedy, without a known problem
     put(catalog, "elsewhere", recipe=recipe, scopes=softmax, predicate='problem.dtype == "int8"')
 
     def begun(op: str | None) -> list[str]:
@@ -301,7 +301,7 @@ def test_without_a_signal_recipes_of_the_operator_are_what_to_begin_with(catalog
     assert begun(None) == []
 
 
-# -- what a skill must say to be shown
+# -- conditions on the text of a skill
 
 
 def choose_for(catalog: Catalog, scope: ScopeFilter, **asked: Any) -> list[str]:
@@ -309,7 +309,7 @@ def choose_for(catalog: Catalog, scope: ScopeFilter, **asked: Any) -> list[str]:
     return names(choose_skills(known(catalog), request, ["memory_bound"], scope, {}, {}))
 
 
-def test_a_skill_without_a_scope_is_shown_for_its_words_alone(catalog: Catalog) -> None:
+def test_skill_without_scope_is_shown_for_its_words(catalog: Catalog) -> None:
     draft = SkillDraft(
         name="talon-wait",
         tier="curated",
@@ -328,7 +328,7 @@ def test_a_skill_without_a_scope_is_shown_for_its_words_alone(catalog: Catalog) 
     assert choose_for(catalog, SCOPE, log="talon 3: waiting") == ["talon-wait"]
 
 
-def test_a_skill_of_one_vendors_language_holds_for_no_chip_in_general(catalog: Catalog) -> None:
+def test_skill_of_a_vendor_language_does_not_apply_to_any_chip(catalog: Catalog) -> None:
     registry = HardwareRegistry(catalog)
     for chip, vendor, languages in (
         ("kes-1", "kes", ["triton", "kes-c"]),

@@ -1,4 +1,4 @@
-"""Stages of an answer add up, and are counted for whoever watches."""
+"""Times of answer stages add up and are counted where an observer is present."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def failing() -> None:
     raise LookupError
 
 
-def test_a_stage_within_another_counts_for_itself_alone() -> None:
+def test_nested_stage_counts_its_own_time() -> None:
     seconds: dict[str, list[float]] = defaultdict(list)
     started = time.perf_counter()
     with watching(lambda name, took: seconds[name].append(took)):
@@ -39,7 +39,7 @@ def test_a_stage_within_another_counts_for_itself_alone() -> None:
     assert sum(seconds["inner"]) + sum(seconds["outer"]) <= whole
 
 
-def test_nobody_watching_nothing_is_counted_and_an_error_is_counted_too() -> None:
+def test_stages_are_counted_only_when_observed_also_on_errors() -> None:
     assert outer() == "done"
     names: list[str] = []
     with watching(lambda name, took: names.append(name)):

@@ -1,4 +1,4 @@
-"""Names are found in texts, looked up in words, and unknown ones of a draft are told."""
+"""Names are found in texts and searched by words; unknown ones of a draft are reported."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def symbol(name: str, meaning: str = "", **given: object) -> Symbol:
 CARDS = [symbol(name, meaning) for name, meaning in MEANINGS.items()]
 
 
-def test_names_stand_in_a_text_as_whole_words() -> None:
+def test_names_match_whole_words_of_a_text() -> None:
     text = "Use stt. after ldt; mulaccumulate and ldt2 are none, `kernel` and vsync() are."
     assert names_in(text, set(MEANINGS)) == ["stt", "ldt", ".kernel", "vsync"]
     assert names_in("%r3 and $r4 and r5", {"r3", "%r4", "r5"}) == ["r3", "%r4", "r5"]
 
 
-def test_an_error_code_with_a_hyphen_is_one_name() -> None:
+def test_error_code_with_hyphen_is_one_name() -> None:
     cards = {"VB-271", "VB-27", "load", "k"}
     assert names_in("a.s:9: VB-271 wrong operand; split-k load-store", cards) == [
         "VB-271",
@@ -87,13 +87,13 @@ def test_an_error_code_with_a_hyphen_is_one_name() -> None:
     ]
 
 
-def test_a_word_of_any_sentence_is_no_directive() -> None:
-    """`in` of a message is not `.in`; with its mark it is."""
+def test_common_word_is_not_a_directive() -> None:
+    """`in` of a message is not `.in`; with the dot it is."""
     assert names_in("wrong place in the argument", {".in", ".argument"}) == [".argument"]
     assert names_in(".in x", {".in"}) == [".in"]
 
 
-def test_a_name_is_found_by_itself_by_a_slip_and_by_what_it_does() -> None:
+def test_name_is_found_exactly_by_misspelling_and_by_meaning() -> None:
     def first(query: str) -> str:
         return search_symbols(query, CARDS, None, 3)[0].name
 
@@ -103,7 +103,7 @@ def test_a_name_is_found_by_itself_by_a_slip_and_by_what_it_does() -> None:
     assert len(search_symbols("tile", CARDS, None, 2)) == 2
 
 
-def test_unknown_names_of_a_draft_with_the_nearest_known_ones() -> None:
+def test_unknown_names_of_a_draft_with_nearest_known_ones() -> None:
     unknown = unknown_names(DRAFT, CARDS)
     assert [(u.name, u.line) for u in unknown] == [("mulac", 5), ("cp.async", 6)]
     assert unknown[0].nearest[0] == "mulacc"
@@ -113,7 +113,7 @@ def test_unknown_names_of_a_draft_with_the_nearest_known_ones() -> None:
     assert unknown[0].as_json() == {"name": "mulac", "line": 5, "nearest": unknown[0].nearest}
 
 
-def test_too_few_cards_do_not_make_a_vocabulary() -> None:
+def test_too_few_cards_are_not_a_vocabulary() -> None:
     assert unknown_names(DRAFT, CARDS[:7]) == [] and unknown_names("", CARDS) == []
 
 
@@ -127,11 +127,11 @@ def test_too_few_cards_do_not_make_a_vocabulary() -> None:
         "LDT t0, x\nVSync all\n",
     ],
 )
-def test_what_a_draft_gives_a_name_and_what_is_no_statement_is_not_unknown(draft: str) -> None:
+def test_names_defined_in_draft_are_not_unknown(draft: str) -> None:
     assert unknown_names(draft, CARDS) == []
 
 
-def test_nearest_by_meaning_where_the_spelling_says_nothing() -> None:
+def test_nearest_by_meaning_where_spelling_does_not_match() -> None:
     def embed(text: str) -> Vectors:
         return np.array([float("lane" in text or "barrier" in text), 0.1])
 
@@ -140,7 +140,7 @@ def test_nearest_by_meaning_where_the_spelling_says_nothing() -> None:
     assert nearest_names("qqqq", CARDS, None) == ()
 
 
-def test_a_card_as_an_entry_of_a_list() -> None:
+def test_card_as_a_list_entry() -> None:
     card = symbol(
         "ldt",
         "load a\n tile",
@@ -159,7 +159,7 @@ def test_a_card_as_an_entry_of_a_list() -> None:
     ]
 
 
-def test_cards_fill_their_room_and_no_more_and_alike_ones_share_an_entry() -> None:
+def test_cards_fit_their_budget_and_similar_ones_share_entry() -> None:
     alike = [symbol("vadd", "of each element"), symbol("vsub", "of each element")]
     [block] = symbol_blocks(alike, 200)
     assert block.text.count("of each element") == 1 and "vadd" in block.text
@@ -180,7 +180,7 @@ def test_cards_fill_their_room_and_no_more_and_alike_ones_share_an_entry() -> No
     ]
 
 
-def test_where_lines_do_not_fit_every_name_is_a_signature_and_needed_ones_are_longer() -> None:
+def test_without_room_names_have_signatures_and_needed_ones_more() -> None:
     said = "of each element of a vector, in every lane that is active at the time of the call."
     cards = [symbol(f"op{n}", f"number {n} {said}", signature=f"op{n} a, b") for n in range(12)]
     [whole] = symbol_blocks(cards, 2_000)
@@ -192,7 +192,7 @@ def test_where_lines_do_not_fit_every_name_is_a_signature_and_needed_ones_are_lo
     assert longer[:1] != ["op0"] and {"op9", "op7"} <= {*longer} and len(longer) < 6
 
 
-def test_close_matches_are_those_of_the_standard_library() -> None:
+def test_close_matches_equal_those_of_standard_library() -> None:
     draw = random.Random(5)
     names = ["".join(draw.choices("abc_", k=draw.randint(1, 14))) for _ in range(300)]
     for name in names[:60]:
@@ -201,8 +201,8 @@ def test_close_matches_are_those_of_the_standard_library() -> None:
             assert close_matches(name, names, 3, likeness) == expected
 
 
-def test_a_search_ends_in_time_and_finds_the_name() -> None:
-    """Many long names, and vectors that take long."""
+def test_search_is_bounded_in_time_and_finds_name() -> None:
+    """Many long names, and slow vectors."""
     words = ["load", "store", "multiply", "tile", "row", "lane", "barrier"]
     cards = [
         symbol(f"{words[n % 7]}_{n}_" + "x" * (n % 300), f"meaning {n} of a {words[n % 5]}")
@@ -224,6 +224,6 @@ def test_a_search_ends_in_time_and_finds_the_name() -> None:
     ):
         started = time.monotonic()
         found = search_symbols(query, [*cards, wanted], slowly, 20)
-        assert time.monotonic() - started < 6.0  # most of it reads the words of the cards
+        assert time.monotonic() - started < 6.0  # most of it is reading the words of the cards
         assert not first or found[0].name == "needle_in_hay"
     assert 1 < len(embedded) < 400

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from kb.errors import InvalidKnowledge
-from retrieval.diagnose.diagnosis import Diagnoser
+from retrieval.diagnose.diagnosis import Diagnoser, symptoms_in
 from retrieval.diagnose.signals import load_signals, signals_from
-from retrieval.diagnose.symptoms import symptoms_in
 from retrieval.request import RetrieveRequest
 
 SIGNALS = load_signals()
@@ -43,7 +42,7 @@ REPORTS = [
 
 
 @pytest.mark.parametrize(("signal", "report"), REPORTS)
-def test_a_report_in_words_names_its_signal(signal: str, report: str) -> None:
+def test_symptom_in_words_gives_its_signal(signal: str, report: str) -> None:
     verdict = Diagnoser(SIGNALS).conclude(RetrieveRequest(log=report), {}, (), ()).verdict
     assert verdict.primary == signal
     assert verdict.signals[0].confidence == "C"
@@ -63,17 +62,17 @@ def test_a_report_in_words_names_its_signal(signal: str, report: str) -> None:
         "Throughput is 1.9 TB/s at batch 32.",
     ],
 )
-def test_denied_and_absent_symptoms_are_none(text: str) -> None:
+def test_negated_and_absent_symptoms_give_no_signal(text: str) -> None:
     assert symptoms_in(text, SIGNALS) == []
 
 
-def test_logs_of_success_name_no_symptom() -> None:
+def test_logs_of_success_have_no_symptom() -> None:
     lines = Path(__file__).with_name("success_lines.txt").read_text().splitlines()
     found = {line: [m.signature.signal for m in symptoms_in(line, SIGNALS)] for line in lines}
     assert {line: names for line, names in found.items() if names} == {}
 
 
-def test_a_known_error_line_and_measurements_lead_words() -> None:
+def test_error_lines_and_measurements_take_precedence_over_words() -> None:
     prose = "It has bank conflicts."
     log = f"{prose}\nCUDA error: an illegal memory access was encountered"
     conclude = Diagnoser(SIGNALS).conclude
@@ -85,7 +84,7 @@ def test_a_known_error_line_and_measurements_lead_words() -> None:
     assert verdict.signal_ids == ("memory_bound", "bank_conflict")
 
 
-def test_a_broken_symptom_is_named() -> None:
+def test_invalid_symptom_is_named() -> None:
     row = {
         "id": "x",
         "group": "g",

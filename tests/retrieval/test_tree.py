@@ -1,4 +1,6 @@
-"""The walkable tree over a real catalog: every path resolves, counts hold, near misses help."""
+"""The walkable tree over a real catalog: every path resolves, counts add up, wrong paths have
+hints.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def add(
     sections: Sections,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> str:
-    """A document made current as the ingestion worker does it; returns its id."""
+    """Make a document current as the ingestion worker does; returns its id."""
     source = DocumentSource(
         source_key=key,
         title=key.title(),
@@ -131,7 +133,7 @@ def node(catalog: Catalog, path: str, access_scope: AccessScope = ALL_ACCESS) ->
 
 
 def base_of(catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> Any:
-    """A knowledge base of which nothing else is opened."""
+    """A knowledge base with nothing else opened."""
     return SimpleNamespace(
         catalog=catalog,
         registry=HardwareRegistry(catalog),
@@ -156,7 +158,7 @@ def leaves(catalog: Catalog, path: str) -> set[str]:
     return {text.id for place in walk(catalog, path) for text in place.texts}
 
 
-def test_every_child_resolves_and_has_the_counts_its_parent_states(stocked: Catalog) -> None:
+def test_every_child_resolves_with_counts_of_its_parent(stocked: Catalog) -> None:
     nodes = list(walk(stocked))
     assert {place.kind for place in nodes} == {
         "root",
@@ -200,7 +202,7 @@ def test_levels_of_each_category(stocked: Catalog) -> None:
     ]
 
 
-def test_a_section_holds_only_what_is_in_scope_and_on_topic(stocked: Catalog) -> None:
+def test_section_holds_only_passages_in_scope_and_topic(stocked: Catalog) -> None:
     document = node(stocked, "hardware/h100/bank-conflicts").children[0]
     section = node(stocked, document.path).children[0]
     assert [text.text for text in node(stocked, section.path).texts] == ["32 banks.", "Pad rows."]
@@ -212,7 +214,7 @@ def test_two_spellings_of_a_topic_are_one_node(stocked: Catalog) -> None:
     assert (place.documents, place.passages) == (2, 3)
 
 
-def test_part_of_a_topic_leads_to_it(stocked: Catalog) -> None:
+def test_part_of_a_topic_name_gives_hint(stocked: Catalog) -> None:
     for path in ("hardware/h100/memory", "hardware/H100/bandwidth", "hardware/h100/Memory Bandw"):
         place = node(stocked, path)
         assert place.path == "hardware/h100/memory-bandwidth"
@@ -228,19 +230,19 @@ def test_part_of_a_topic_leads_to_it(stocked: Catalog) -> None:
         ("hardware/h100/memory/doc_1", "hardware/h100/memory-bandwidth/doc_"),
     ],
 )
-def test_an_unknown_path_names_its_neighbours(stocked: Catalog, path: str, near: str) -> None:
+def test_unknown_path_error_names_its_neighbours(stocked: Catalog, path: str, near: str) -> None:
     with pytest.raises(NotFound) as error:
         node(stocked, path)
     assert near in error.value.hint
 
 
-def test_below_a_section_is_nothing(stocked: Catalog) -> None:
+def test_section_has_no_children(stocked: Catalog) -> None:
     section = next(place for place in walk(stocked) if place.kind == "section")
     with pytest.raises(NotFound, match="nothing below"):
         node(stocked, f"{section.path}/more")
 
 
-def test_a_registered_chip_without_documents_is_an_empty_node(catalog: Catalog) -> None:
+def test_registered_chip_without_documents_is_an_empty_node(catalog: Catalog) -> None:
     chips(catalog)
     place = node(catalog, "hardware/h100")
     assert (place.passages, place.children) == (0, ())
@@ -248,12 +250,12 @@ def test_a_registered_chip_without_documents_is_an_empty_node(catalog: Catalog) 
     assert node(catalog, "").passages == 0
 
 
-def test_other_peoples_documents_are_not_in_the_tree(stocked: Catalog) -> None:
+def test_documents_of_other_scopes_are_not_in_tree(stocked: Catalog) -> None:
     assert "private" not in repr([place for place in walk(stocked)]).lower()
     assert node(stocked, "guidance", AccessScope("team-a")).passages == 1
 
 
-def test_a_deleted_document_is_gone(stocked: Catalog) -> None:
+def test_deleted_document_is_not_in_tree(stocked: Catalog) -> None:
     document = node(stocked, "guidance/fusion").children[0]
     Documents(stocked).delete(document.path.rsplit("/", 1)[-1])
     assert node(stocked, "guidance").passages == 0

@@ -1,4 +1,4 @@
-"""Documents that are queued are named, and are found by their words as soon as they are read."""
+"""Queued documents are named, and are found by their words as soon as they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = ("tarquelin", "osveril", "mabbenoy")
 @pytest.fixture
 def filled(store: Store) -> Store:
     store.ingest("filler.md", FILLER, hardware=("h100",))
-    store.retriever().retrieve(RetrieveRequest(query="loads"))  # publishes what there is
+    store.retriever().retrieve(RetrieveRequest(query="loads"))  # publishes the present contents
     for n, word in enumerate(WORDS):
         store.submit(f"notes{n}.md", RARE.format(n=n, word=word), hardware=("h100",))
     return store
@@ -31,7 +31,7 @@ def ask(store: Store, query: str, hardware: str | None = "h100") -> Answer:
     return store.retriever().retrieve(RetrieveRequest(query=query, hardware=hardware))
 
 
-def test_a_rare_word_finds_its_document_before_it_has_vectors(filled: Store) -> None:
+def test_rare_word_finds_its_document_before_embedding(filled: Store) -> None:
     filled.worker().read_all(threading.Event())
     for word in WORDS:
         for hardware in ("h100", None):
@@ -41,7 +41,7 @@ def test_a_rare_word_finds_its_document_before_it_has_vectors(filled: Store) -> 
         assert word in ask(filled, f"what does the {word} unit move").excerpts[0].text
 
 
-def test_an_answer_names_the_documents_that_are_not_read_yet(filled: Store) -> None:
+def test_answer_names_unread_documents(filled: Store) -> None:
     def unread(hardware: str) -> list[str]:
         return [hint for hint in ask(filled, "loads", hardware).hints if "Not read yet" in hint]
 

@@ -1,5 +1,5 @@
-"""What a model is shown before there is a kernel, in a language that it knows: which names the
-language has, how such an operator is computed, and how kernels are written.
+"""Contexts for the first kernel in a language that models know: names of the language, how the
+operator is computed, and how kernels are written.
 """
 
 from __future__ import annotations
@@ -89,20 +89,20 @@ def written(retriever: Retriever, **given: object) -> Answer:
     return retriever.retrieve(RetrieveRequest(**{**asked, "max_tokens": 3_000, **given}))  # type: ignore[arg-type]
 
 
-def test_every_name_of_the_language_is_listed_with_its_arguments(retriever: Retriever) -> None:
+def test_every_name_of_language_is_listed_with_arguments(retriever: Retriever) -> None:
     context = written(retriever).context
     head, names, guides = context.partition("## Names of the language, with their arguments")
     assert names and "## Guidance" in guides and "## Guidance" not in head
     assert all(f"`tl.{name}(x{name})`" in guides for name in NAMES)
     listed = guides.partition("## Guidance")[0]
-    assert "tl.trans" not in listed  # of a document that lists no names
+    assert "tl.trans" not in listed  # in a document that lists no names
 
 
-def test_another_language_gets_none_of_them(retriever: Retriever) -> None:
+def test_another_language_gets_no_names_of_it(retriever: Retriever) -> None:
     assert "tl.load" not in written(retriever, language="cuda").context
 
 
-def test_how_the_operator_is_computed_stands_beside_how_kernels_are_written(
+def test_guides_to_operator_and_language_are_both_included(
     retriever: Retriever,
 ) -> None:
     context = written(retriever).context
@@ -110,13 +110,13 @@ def test_how_the_operator_is_computed_stands_beside_how_kernels_are_written(
     assert max(norms, masks) < context.index("Warps and stages of")
 
 
-def test_the_names_in_a_log_are_looked_up_in_the_language_too(retriever: Retriever) -> None:
+def test_names_in_log_are_searched_in_language(retriever: Retriever) -> None:
     log = "kernel.py:12: CompilationError: tl.cumsum() got an unexpected argument 'dims'"
     context = written(retriever, task=None, op=None, log=log).context
     assert "tl.cumsum(xcumsum)" in context and "tl.rsqrt" not in context
 
 
-def test_rankings_of_two_questions_take_turns() -> None:
+def test_rankings_of_two_queries_are_interleaved() -> None:
     def ranked(*seqs: int, best: float) -> list[Ranked]:
         return [Ranked(seq, best / n, 0.0, 0.0, "guidance") for n, seq in enumerate(seqs, 1)]
 
@@ -125,7 +125,7 @@ def test_rankings_of_two_questions_take_turns() -> None:
     assert both[0].score == both[1].score == 1.0 > both[2].score > 0.95
 
 
-def test_an_operator_is_looked_for_in_the_words_of_guides() -> None:
+def test_operator_is_searched_in_words_of_guides() -> None:
     plan = writing_plan("triton", "instance_norm", load_metrics())
     assert {"norm", "varianc"} <= set(plan.words[0].tokens)
     assert plan.also is not None and "triton" in plan.also.words[0].tokens
@@ -137,11 +137,11 @@ def test_an_operator_is_looked_for_in_the_words_of_guides() -> None:
     assert unknown.also is None and "triton" in unknown.words[0].tokens
 
 
-def test_as_many_excerpts_are_given_as_are_asked_for(retriever: Retriever) -> None:
+def test_requested_number_of_excerpts_is_returned(retriever: Retriever) -> None:
     assert len(written(retriever, k=4).excerpts) == 4
 
 
-def test_names_of_the_language_are_for_that_language_alone(retriever: Retriever) -> None:
+def test_names_of_a_language_are_only_for_it(retriever: Retriever) -> None:
     snapshot = retriever.snapshots.current()
     usable = usable_symbols(snapshot, ("h100",), "triton", ALL_ACCESS)
     assert {card.name for card in usable} >= {"tl.load", "tl.trans"}

@@ -18,7 +18,7 @@ from retrieval.request import RetrieveRequest
 from retrieval.snapshot.store import SnapshotStore
 from skills.lifecycle import observe
 
-NOISE = 0.05  # of a use's gain, as a share (standard deviation)
+NOISE = 0.05  # standard deviation of the gain of a use, as a share
 OPS, DTYPES, LENGTHS = ("softmax", "matmul"), ("float32", "bfloat16"), (256, 8192)
 Gain = Callable[[Mapping[str, Any]], float]
 
@@ -61,7 +61,7 @@ def learned(
 
 @dataclass
 class Uses:
-    """Requests knowledge, uses the shown skill, reports the outcome, and has the skill judged."""
+    """Requests knowledge, uses the shown skill, reports the outcome, and has the skill assessed."""
 
     catalog: Catalog
     gain: Gain
@@ -73,7 +73,7 @@ class Uses:
         self.snapshots = SnapshotStore(self.catalog, "model")
 
     def ask(self, name: str) -> bool:
-        """False where the skill was not shown."""
+        """False if the skill was not shown."""
         request = RetrieveRequest(
             signal="memory_bound",
             hardware="h100",

@@ -1,4 +1,4 @@
-"""A skill and a warning about one transformation: each names the other, and exports are clear."""
+"""A skill and a warning about one transformation: each names the other, also in exports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def bring(catalog: Catalog, tmp_path: Path, skill: SkillFile) -> Imported:
     return SkillLibrary(catalog).import_folder(write_skill(skill, tmp_path), actor="ann")
 
 
-def test_each_names_the_other_without_any_evidence(catalog: Catalog, tmp_path: Path) -> None:
+def test_conflicting_skills_name_each_other_without_evidence(
+    catalog: Catalog, tmp_path: Path
+) -> None:
     library = SkillLibrary(catalog)
     assert bring(catalog, tmp_path, ADVICE).warnings == ()
     (said,) = bring(catalog, tmp_path, WARNING).warnings
@@ -61,7 +63,7 @@ def test_each_names_the_other_without_any_evidence(catalog: Catalog, tmp_path: P
     assert library.show("no-double-buffer").conflicts == ()
 
 
-def test_approval_names_what_a_skill_conflicts_with(catalog: Catalog, tmp_path: Path) -> None:
+def test_approval_names_conflicting_skills(catalog: Catalog, tmp_path: Path) -> None:
     from kb.catalog.skills.writing import set_state
 
     library = SkillLibrary(catalog)
@@ -75,7 +77,7 @@ def test_approval_names_what_a_skill_conflicts_with(catalog: Catalog, tmp_path: 
     assert said.startswith("It conflicts with double-buffer (candidate)")
 
 
-def test_other_operators_or_transformations_are_no_conflict(
+def test_other_operators_or_transformations_do_not_conflict(
     catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(catalog, tmp_path, ADVICE)
@@ -85,7 +87,7 @@ def test_other_operators_or_transformations_are_no_conflict(
         assert bring(catalog, tmp_path, replace(WARNING, metadata=metadata)).warnings == ()
 
 
-def test_an_exported_warning_reads_as_one_and_comes_back(catalog: Catalog, tmp_path: Path) -> None:
+def test_exported_warning_is_marked_and_imports_unchanged(catalog: Catalog, tmp_path: Path) -> None:
     bring(catalog, tmp_path / "in", WARNING)
     library = SkillLibrary(catalog)
     (folder,) = library.export(tmp_path / "out", [WARNING.name])
@@ -98,7 +100,7 @@ def test_an_exported_warning_reads_as_one_and_comes_back(catalog: Catalog, tmp_p
     assert len(detail.events) == 1
 
 
-def test_a_warning_that_says_when_to_use_it_is_warned_of(catalog: Catalog, tmp_path: Path) -> None:
+def test_warning_with_use_when_description_is_reported(catalog: Catalog, tmp_path: Path) -> None:
     advising = replace(WARNING, description="Use when a kernel waits: load early.")
     (said,) = bring(catalog, tmp_path, advising).warnings
     assert "let the description name the change to avoid" in said
@@ -106,13 +108,13 @@ def test_a_warning_that_says_when_to_use_it_is_warned_of(catalog: Catalog, tmp_p
     assert read_skill(folder).description.startswith("Avoid: Use when")
 
 
-def test_an_operator_that_nobody_knows_is_warned_of(catalog: Catalog, tmp_path: Path) -> None:
+def test_unknown_operator_is_reported(catalog: Catalog, tmp_path: Path) -> None:
     odd = replace(ADVICE, metadata={"kb.signals": "memory_latency", "kb.ops": "sofmax,matmul"})
     (said,) = bring(catalog, tmp_path, odd).warnings
     assert "'sofmax'" in said and "Did you mean softmax" in said
 
 
-def test_a_long_warning_is_marked_in_its_body_alone(catalog: Catalog, tmp_path: Path) -> None:
+def test_long_warning_is_marked_in_its_body_only(catalog: Catalog, tmp_path: Path) -> None:
     long = replace(WARNING, description="Load " + "very " * 202 + "early.")
     assert len(long.description) > 1020
     bring(catalog, tmp_path / "in", long)

@@ -102,7 +102,7 @@ def distilled(services: Services, run: RunRow) -> Distilled:
 # -- a real run
 
 
-def test_a_real_run_is_evidence_for_the_recipe_that_made_it(
+def test_real_run_is_evidence_for_its_recipe(
     services: Services, run: RunRow, distilled: Distilled
 ) -> None:
     report = distilled.as_json()
@@ -118,7 +118,7 @@ def test_a_real_run_is_evidence_for_the_recipe_that_made_it(
     assert {s.state for s in learned} <= {"candidate"}
 
 
-def test_distilling_again_stores_nothing_and_a_record_replays(
+def test_repeated_distillation_stores_nothing_and_replays(
     services: Services, run: RunRow, distilled: Distilled
 ) -> None:
     again = distil_source(services, run.id)
@@ -132,7 +132,7 @@ def test_distilling_again_stores_nothing_and_a_record_replays(
     assert replayed(services, forged) == ["pass 1: decisions"]
 
 
-def test_what_is_no_run_or_no_record_is_refused(services: Services) -> None:
+def test_unknown_run_or_record_is_refused(services: Services) -> None:
     with pytest.raises(NotFound):
         distil_source(services, "run_0")
     with pytest.raises(NotFound):
@@ -141,9 +141,7 @@ def test_what_is_no_run_or_no_record_is_refused(services: Services) -> None:
         replayed(services, services.blobs.put(b'{"format": 7}'))
 
 
-def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
-    services: Services, run: RunRow
-) -> None:
+def test_run_without_knowledge_has_no_attribution(services: Services, run: RunRow) -> None:
     assert attributed(services, run.id) == []
 
 
@@ -162,7 +160,7 @@ def test_synthesizers_that_cannot_propose_are_refused(
         optimize(services, Path("map_id"), goal, "auto", Quiet(), models=ModelOptions(models))
 
 
-def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
+def test_torch_is_listed_last_and_only_by_default(
     services: Services,
 ) -> None:
     places = places_for(services, "auto", "cpp")
@@ -182,12 +180,12 @@ def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
         ("0.85roofline", {"target_roofline": 0.85}),
     ],
 )
-def test_a_target_has_a_unit(text: str | None, report: dict[str, float]) -> None:
+def test_target_with_unit_is_parsed(text: str | None, report: dict[str, float]) -> None:
     assert target_of(text) == report
 
 
 @pytest.mark.parametrize("text", ["fast", "x", "-1x", "0us", "1.2roofline", "nanx", "infus"])
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_invalid_target_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--target"):
         target_of(text)
 
@@ -196,7 +194,7 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 
 
 def searched(*values: dict[str, Any], speedups: tuple[float, ...]) -> Trajectory:
-    """One instance after another, each a change of the one before."""
+    """A chain of instances, each a change of the previous one."""
     steps: list[TrajectoryStep] = []
     for number, (changed, speedup) in enumerate(zip(values, speedups, strict=True), 1):
         parent = MeasuredKernel(0, None, planted.measured("ev-0", 1.0))
@@ -209,7 +207,7 @@ def searched(*values: dict[str, Any], speedups: tuple[float, ...]) -> Trajectory
     return whole
 
 
-def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
+def test_successive_changes_of_values_are_one_composed_step() -> None:
     tuned = tuned_instance(
         searched(
             {}, {"lanes": 16}, {"lanes": 16, "unroll": 4}, {"lanes": 16, "unroll": 4, "chunk": 32},
@@ -244,13 +242,13 @@ def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
         (planted.trajectory(planted.tuned(child={"validity": "incorrect"})), "no candidate"),
     ],
 )
-def test_where_nothing_was_tuned_there_is_no_composed_step(made: Trajectory, message: str) -> None:
+def test_untuned_run_has_no_composed_step(made: Trajectory, message: str) -> None:
     reason = tuned_instance(made, RECIPES)
     assert isinstance(reason, str) and message in reason
     assert tuned_instance(made, {}) and isinstance(tuned_instance(made, {}), str)
 
 
-def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Path) -> None:
+def test_tuned_recipe_is_learned_as_a_candidate_with_template(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     made = searched(
         {}, {"lanes": 16, "unroll": 4}, {"lanes": 16, "unroll": 4, "chunk": 32},
@@ -265,8 +263,8 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     assert (row.tier, row.state, row.recipe) == ("learned", "candidate", tuned.lifted.recipe)
     assert row.metadata["files"] == {"references/kernel.cpp": TEXT}
     assert "chunk = 32" in row.body
-    # A search begins with it: it is found by what the reference and the recipe's skill say, and
-    # the verdict of an instance of it is no condition.
+    # A search starts with it: it is found by the reference and the skill of its recipe; the verdict
+    # of an instance is not a condition.
     assert row.scopes.signals == tuple(sorted(tuned.lifted.signals))
     assert "poor_reuse" in row.scopes.signals and "signals." not in (row.predicate or "")
     assert "verdict" not in row.description and "verdict" not in row.body
@@ -278,7 +276,7 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     catalog.close()
 
 
-def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
+def test_gain_within_noise_gives_no_recipe(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.02)), RECIPES)
     assert isinstance(tuned, TunedRecipe)
@@ -288,7 +286,7 @@ def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
     catalog.close()
 
 
-def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
+def test_unknown_recipe_is_not_learned(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.5)), RECIPES)
     assert isinstance(tuned, TunedRecipe)
@@ -315,7 +313,7 @@ def rows(catalog: Any) -> list[SkillRow]:
 
 
 @pytest.mark.usefixtures("quick_timing")
-def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -> None:
+def test_trials_run_on_given_problems(services: Services, tmp_path: Path) -> None:
     problem_in(tmp_path / "problems" / "row_total")
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-test")
     assert waiting(services, queued=False) and "row-total-test" in waiting(services, queued=False)
@@ -326,9 +324,9 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
     (trial,) = report["trials"]
     assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 1)
     assert trial["with_skill"]["correct"] == 0 and not report["helps"]
-    assert services.skills.show(wrong.name).evidence == ()  # nothing was changed
+    assert services.skills.show(wrong.name).evidence == ()  # nothing changed
     kept = verifier.verify(skill.name, 1, "ann")
-    assert kept["state"] == "candidate" and kept["reason"]  # one trial, and a plain kernel
+    assert kept["state"] == "candidate" and kept["reason"]  # one trial and a plain kernel
     (trial,) = kept["trials"]
     assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 0)
     assert trial["with_skill"]["correct"] == 1
@@ -362,7 +360,7 @@ def measured_and_active(services: Services, name: str) -> SkillEvent:
     return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 
 
-def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_path: Path) -> None:
+def test_approved_skill_takes_part_in_next_run(services: Services, tmp_path: Path) -> None:
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-next")
     assert skill.name not in {recipe.name for recipe in library_recipes(services)}
     event = measured_and_active(services, skill.name)
@@ -373,9 +371,7 @@ def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_pa
     assert skill.name not in {recipe.name for recipe in library_recipes(services)}
 
 
-def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
-    services: Services, tmp_path: Path
-) -> None:
+def test_moves_of_a_shown_skill_count_as_its_use(services: Services, tmp_path: Path) -> None:
     change = {"role": "unroll", "direction": "increase"}
     moves = [{"id": "more", "when": "signals.memory_bound", "change": change, "why": "Why not."}]
     files = {"references/moves.json": json.dumps(moves).encode()}
@@ -411,7 +407,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
 # -- lift
 
 
-def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> None:
+def test_lift_is_reported_with_its_interval(services: Services, tmp_path: Path) -> None:
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-lift")
     report = lift_report(services, skill.name)
     assert report["lift"] is None and "no lift" in report["reason"]
@@ -419,7 +415,7 @@ def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> N
         lift_report(services, "nobody")
 
 
-def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:
+def test_interval_of_lift_equals_published_values() -> None:
     """Newcombe 1998, table II, row (a), method 10: 56/70 and 48/80."""
     value, *bounds = lift_interval(SkillLift(70, 56, 80, 48))
     assert value == pytest.approx(0.2)

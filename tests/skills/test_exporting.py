@@ -1,4 +1,4 @@
-"""An export removes withdrawn skills from an agent's folder and touches no other folder."""
+"""An export removes withdrawn skills from the agent's folder and touches no other folder."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def names(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.iterdir())
 
 
-def test_what_was_withdrawn_is_removed_and_nothing_else(catalog: Catalog, tmp_path: Path) -> None:
+def test_only_withdrawn_skills_are_removed(catalog: Catalog, tmp_path: Path) -> None:
     out, library = tmp_path / "agent", SkillLibrary(catalog)
     assert export(catalog, out, ["load-early", "no-unroll"]).removed == {}
     own = out / "team-rules"
     own.mkdir()
     (own / "SKILL.md").write_text("---\nname: team-rules\ndescription: Ours.\n---\nBe kind.\n")
-    assert export(catalog, out, []).removed == {}  # candidates that stay candidates
+    assert export(catalog, out, []).removed == {}  # candidates that are not promoted
     for name in ("load-early", "no-unroll"):
         set_state(library, name, "retired", actor="ann", reason="wrong")
     exported = export(catalog, out, [])
@@ -65,9 +65,7 @@ def test_what_was_withdrawn_is_removed_and_nothing_else(catalog: Catalog, tmp_pa
 
 
 @pytest.mark.parametrize("changed", ["SKILL.md", "references/mine.md"])
-def test_what_was_changed_by_hand_stays_and_is_named(
-    catalog: Catalog, tmp_path: Path, changed: str
-) -> None:
+def test_edited_file_is_preserved_and_named(catalog: Catalog, tmp_path: Path, changed: str) -> None:
     out = tmp_path / "agent"
     export(catalog, out, ["load-early"])
     file = out / "load-early" / changed
@@ -79,7 +77,7 @@ def test_what_was_changed_by_hand_stays_and_is_named(
     assert file.read_text() == text + "My own remark.\n"
 
 
-def test_a_folder_that_another_store_wrote_is_left(catalog: Catalog, tmp_path: Path) -> None:
+def test_folder_written_by_another_store_is_untouched(catalog: Catalog, tmp_path: Path) -> None:
     out = tmp_path / "agent"
     export(catalog, out, ["load-early"])
     assert write_export([], out, {}).removed == {} and names(out) == ["load-early"]

@@ -1,4 +1,4 @@
-"""An import reports all problems at once, and an imported skill can be revised."""
+"""An import reports all problems together, and an imported skill can be revised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def library(catalog: Catalog) -> SkillLibrary:
     return SkillLibrary(catalog)
 
 
-def test_a_retired_skill_is_revised_under_its_name(
+def test_retired_skill_is_revised_under_its_name(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)
@@ -43,11 +43,11 @@ def test_a_retired_skill_is_revised_under_its_name(
     detail = library.show(LEARNED.name)
     assert (detail.body, detail.summary.state) == ("Another step.", "candidate")
     assert detail.summary.version == 2
-    with pytest.raises(Conflict, match="no measurement"):  # the old one was of the old text
+    with pytest.raises(Conflict, match="no measurement"):  # it belongs to the old text
         set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
 
 
-def test_what_is_quarantined_is_not_revised(library: SkillLibrary, tmp_path: Path) -> None:
+def test_quarantined_skill_cannot_be_revised(library: SkillLibrary, tmp_path: Path) -> None:
     bring(library, tmp_path)
     set_state(library, LEARNED.name, "quarantined", actor="ann", reason="wrong")
     with pytest.raises(Conflict) as error:
@@ -55,7 +55,9 @@ def test_what_is_quarantined_is_not_revised(library: SkillLibrary, tmp_path: Pat
     assert f"kernlore skills restore {LEARNED.name}" in error.value.hint
 
 
-def test_all_problems_of_a_file_are_named_at_once(library: SkillLibrary, tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_together(
+    library: SkillLibrary, tmp_path: Path
+) -> None:
     folder = tmp_path / "bad-one"
     folder.mkdir()
     (folder / "SKILL.md").write_text(
@@ -78,7 +80,7 @@ def test_all_problems_of_a_file_are_named_at_once(library: SkillLibrary, tmp_pat
     assert ("metadata.kb.hardware", "did you mean h100?") in found
 
 
-def test_two_unknown_ids_are_both_named(library: SkillLibrary, tmp_path: Path) -> None:
+def test_two_unknown_ids_are_both_reported(library: SkillLibrary, tmp_path: Path) -> None:
     odd = replace(
         LEARNED,
         metadata={"kb.signals": "memory_bund", "kb.predicate": "signals.latency_bund"},

@@ -77,13 +77,13 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def stocked(folder: Path) -> Catalog:
-    """The catalog of a directory that knows the shipped chips."""
+    """The catalog of a directory with the shipped chips."""
     return open_catalog(copy_data_dir(Path(_with_chips().name), folder))
 
 
 @cache
 def _with_chips() -> tempfile.TemporaryDirectory[str]:
-    """Made once a process: reading them takes half a second."""
+    """Made once per process: reading the chips takes half a second."""
     folder = tempfile.TemporaryDirectory(prefix="kernlore-chips-")
     catalog = open_catalog(fresh_data_dir(Path(folder.name)))
     load_hardware(MANUALS, HardwareRegistry(catalog))
@@ -101,7 +101,7 @@ def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> 
 
 
 def written(skill: SkillFile, parent: Path) -> Path:
-    """The skill's folder with its scripts, which an export leaves out."""
+    """The folder of a skill with its scripts, which an export omits."""
     folder = write_skill(skill, parent)
     for name, data in skill.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def test_shipped_skills_are_canonical_sourced_and_curated(library: SkillLibrary)
         )
         assert detail.warnings == ()
         assert detail.sources and all(s["url"].startswith("http") for s in detail.sources)
-        # A recipe shows what its steps come to by itself.
+        # The steps of a recipe come from its template.
         snippets = () if detail.recipe is not None else ("Before", "After")
         for part in ("When to use", "When not", "Steps", *snippets, "Expected effect"):
             assert f"## {part}\n" in detail.body
@@ -168,13 +168,15 @@ def snippets(name: str, fence: str = "python") -> list[str]:
 
 
 def advice_only() -> list[Path]:
-    """Shipped skills without a recipe: their snippets are all the code they have."""
+    """Shipped skills without a recipe: all their code is in snippets."""
     bare = [f for f in skill_folders(SHIPPED) if not (f / "references/recipe.json").exists()]
     return [folder for folder in bare if snippets(folder.name, r"\w+")]
 
 
 def test_every_snippet_parses() -> None:
-    """Two of each skill; where they are no Python, compilers are not at hand everywhere."""
+    """Two for each skill; only Python is parsed, because compilers of other languages may be
+    missing.
+    """
     for folder in advice_only():
         assert len(snippets(folder.name, r"\w+")) == 2
         for code in snippets(folder.name):
@@ -227,7 +229,7 @@ torch.testing.assert_close(part.sum(0), weight.grad[:, 0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
-def test_the_snippets_that_follow_the_advice_are_right(tmp_path: Path) -> None:
+def test_snippets_after_advice_are_correct(tmp_path: Path) -> None:
     """Each in Triton's interpreter against torch, in one process."""
     in_triton = (f.name for f in advice_only() if "import triton\n" in "".join(snippets(f.name)))
     assert set(CHECKS) == set(in_triton)
@@ -247,7 +249,7 @@ def test_the_snippets_that_follow_the_advice_are_right(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_person_decides_over_the_shipped_state(library: SkillLibrary, tmp_path: Path) -> None:
+def test_persons_state_overrides_shipped_state(library: SkillLibrary, tmp_path: Path) -> None:
     copy = tmp_path / "library"
     shutil.copytree(SHIPPED, copy)
     library.sync_builtin(copy)
@@ -256,7 +258,7 @@ def test_a_person_decides_over_the_shipped_state(library: SkillLibrary, tmp_path
     assert library.show("triton-mask-block-tail").summary.state == "quarantined"
 
 
-def test_a_folder_without_skills_retires_none(library: SkillLibrary, tmp_path: Path) -> None:
+def test_folder_without_skills_retires_nothing(library: SkillLibrary, tmp_path: Path) -> None:
     library.sync_builtin(SHIPPED)
     for wrong in (tmp_path, tmp_path / "unmounted"):
         with pytest.raises(InvalidKnowledge, match="holds none") as refused:
@@ -265,10 +267,8 @@ def test_a_folder_without_skills_retires_none(library: SkillLibrary, tmp_path: P
     assert library.show("triton-mask-block-tail").summary.state == "active"
 
 
-def test_an_import_does_not_hold_back_a_shipped_skill(
-    library: SkillLibrary, tmp_path: Path
-) -> None:
-    """One that came first, before a later release shipped a skill of its name."""
+def test_import_does_not_block_shipped_skill(library: SkillLibrary, tmp_path: Path) -> None:
+    """An import made before a release shipped a skill of its name."""
     name = "triton-mask-block-tail"
     bring(library, tmp_path, replace(LEARNED, name=name))
     assert library.show(name).summary.state == "candidate"
@@ -281,7 +281,7 @@ def test_an_import_does_not_hold_back_a_shipped_skill(
         bring(library, tmp_path, replace(LEARNED, name=name))
 
 
-def test_a_skill_that_no_longer_ships_is_retired_and_can_return(
+def test_skill_no_longer_shipped_is_retired_and_can_return(
     library: SkillLibrary, tmp_path: Path
 ) -> None:
     copy = tmp_path / "library"
@@ -295,7 +295,7 @@ def test_a_skill_that_no_longer_ships_is_retired_and_can_return(
     assert [event.to_state for event in detail.events] == ["active", "retired", "active"]
 
 
-def test_a_shipped_skill_without_a_source_is_refused(library: SkillLibrary, tmp_path: Path) -> None:
+def test_shipped_skill_without_source_is_refused(library: SkillLibrary, tmp_path: Path) -> None:
     bare = SkillFile("bare", "Use when.", "## Steps\n\nDo.")
     write_skill(bare, tmp_path)
     with pytest.raises(InvalidKnowledge, match="no source"):
@@ -306,7 +306,7 @@ def test_a_shipped_skill_without_a_source_is_refused(library: SkillLibrary, tmp_
 # -- import and export
 
 
-def test_an_import_is_a_candidate_without_its_claims(library: SkillLibrary, tmp_path: Path) -> None:
+def test_import_is_a_candidate_without_its_claims(library: SkillLibrary, tmp_path: Path) -> None:
     folder = written(LEARNED, tmp_path / "in")
     imported = library.import_folder(folder, actor="ann")
     assert (imported.outcome, imported.state) == ("created", "candidate")
@@ -332,7 +332,7 @@ def test_export_import_export_is_byte_equal(library: SkillLibrary, tmp_path: Pat
     assert set(files(first)) == {"SKILL.md", "references/moves.json", "references/notes.md"}
 
 
-def test_state_and_evidence_are_all_that_an_import_loses(
+def test_import_drops_only_state_and_evidence(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)
@@ -349,19 +349,17 @@ def test_state_and_evidence_are_all_that_an_import_loses(
     assert changed == {"kb.status", "kb.evidence", "kb.verified-at"}
 
 
-def test_an_exported_library_passes_the_reference_validator(
-    library: SkillLibrary, tmp_path: Path
-) -> None:
+def test_exported_library_passes_reference_validator(library: SkillLibrary, tmp_path: Path) -> None:
     library.sync_builtin(SHIPPED)
     bring(library, tmp_path)
     in_use = library.export(tmp_path / "out")
     assert {folder.name for folder in in_use} == {s.name for s in library.list(states=["active"])}
-    assert len(in_use) == len(skill_folders(SHIPPED))  # what was imported is a candidate
+    assert len(in_use) == len(skill_folders(SHIPPED))  # the imported skill is a candidate
     folders = [*in_use, *library.export(tmp_path / "out", [LEARNED.name])]
     assert {folder.name: problems for folder in folders if (problems := validate(folder))} == {}
 
 
-def test_an_import_never_overwrites_what_is_in_use(library: SkillLibrary, tmp_path: Path) -> None:
+def test_import_never_overwrites_active_skill(library: SkillLibrary, tmp_path: Path) -> None:
     library.sync_builtin(SHIPPED)
     name = "triton-mask-block-tail"
     shipped = read_skill(SHIPPED / name)
@@ -381,14 +379,14 @@ def test_an_import_never_overwrites_what_is_in_use(library: SkillLibrary, tmp_pa
         ({"kb.predicate": "signals.memory_bund"}, UnknownSignal),
     ],
 )
-def test_ids_that_nobody_knows_are_refused(
+def test_unknown_ids_are_refused(
     library: SkillLibrary, tmp_path: Path, metadata: dict[str, str], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         bring(library, tmp_path, SkillFile("odd", "Use when.", "Do.", metadata=metadata))
 
 
-def test_scopes_that_say_nothing_are_warned_of(library: SkillLibrary, tmp_path: Path) -> None:
+def test_meaningless_scopes_are_reported(library: SkillLibrary, tmp_path: Path) -> None:
     scoped = library.import_folder(write_skill(LEARNED, tmp_path / "in"), actor="ann")
     assert scoped.warnings == ()
     bare = replace(LEARNED, name="talon-wait", metadata={"kb.ops": "matmul"}, files={})
@@ -402,7 +400,7 @@ def test_scopes_that_say_nothing_are_warned_of(library: SkillLibrary, tmp_path: 
     assert "'trition'" in warning and "triton" in warning.partition("Did you mean")[2]
 
 
-def test_broken_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> None:
+def test_invalid_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> None:
     for text in (b"not json", b"{}", b'[{"id": "x"}]'):
         odd = SkillFile("odd", "Use when.", "Do.", files={"references/moves.json": text})
         with pytest.raises(InvalidKnowledge):
@@ -412,7 +410,7 @@ def test_broken_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> None
 # -- states
 
 
-def test_a_learned_skill_is_never_active_unmeasured(
+def test_learned_skill_is_not_activated_unmeasured(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)
@@ -435,7 +433,7 @@ def test_new_text_needs_new_evidence(
         set_state(library, LEARNED.name, "active", actor="ann", reason="was measured once")
 
 
-def test_states_move_only_as_the_life_cycle_says(library: SkillLibrary, tmp_path: Path) -> None:
+def test_states_follow_life_cycle(library: SkillLibrary, tmp_path: Path) -> None:
     bring(library, tmp_path)
     with pytest.raises(Conflict) as error:
         set_state(library, LEARNED.name, "suspect", actor="ann", reason="hm")
@@ -449,7 +447,7 @@ def test_states_move_only_as_the_life_cycle_says(library: SkillLibrary, tmp_path
 # -- finding
 
 
-def test_an_unknown_name_gets_the_nearest(library: SkillLibrary, tmp_path: Path) -> None:
+def test_unknown_name_error_lists_nearest(library: SkillLibrary, tmp_path: Path) -> None:
     bring(library, tmp_path)
     with pytest.raises(NotFound) as error:
         library.show("h100-widen-tile-gem")
@@ -509,7 +507,7 @@ FITTING: Sequence[tuple[dict[str, Any], bool]] = (
 )
 
 
-def test_answers_leave_out_what_cannot_apply(
+def test_answers_omit_inapplicable_skills(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)
@@ -527,7 +525,7 @@ def test_answers_leave_out_what_cannot_apply(
         assert [s.head.name for s in skills] == ([LEARNED.name] if fits else []), given
 
 
-def test_history_cannot_be_read_from_outside_its_scope(
+def test_history_is_not_readable_from_another_scope(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     bring(library, tmp_path)

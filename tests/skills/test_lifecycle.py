@@ -1,4 +1,4 @@
-"""States changed by a person and by a change of the toolchain."""
+"""Changes of state by a person and by a new toolchain."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def state(catalog: Catalog, name: str) -> str:
         return get_skill(connection, name).state
 
 
-def test_a_learned_skill_is_approved_only_when_measured(catalog: Catalog) -> None:
+def test_learned_skill_is_approved_only_when_measured(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     with pytest.raises(Conflict, match="no measurement"):
         approve(catalog, "narrow-loads", actor="ann", reason="looks right")
@@ -99,7 +99,7 @@ def test_a_learned_skill_is_approved_only_when_measured(catalog: Catalog) -> Non
     assert state(catalog, "narrow-loads") == "active"
 
 
-def test_what_is_out_can_be_brought_back(catalog: Catalog) -> None:
+def test_withdrawn_skill_can_be_restored(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     measure(catalog, "narrow-loads")
     approve(catalog, "narrow-loads", actor="ann", reason="measured")
@@ -115,7 +115,7 @@ def test_what_is_out_can_be_brought_back(catalog: Catalog) -> None:
     assert state(catalog, "narrow-loads") == "candidate"
 
 
-def test_a_step_that_the_state_does_not_allow_names_those_that_it_does(catalog: Catalog) -> None:
+def test_invalid_step_error_names_valid_ones(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     measure(catalog, "narrow-loads")
 
@@ -142,7 +142,7 @@ def test_a_step_that_the_state_does_not_allow_names_those_that_it_does(catalog: 
     assert "in one step" in refused(approve).message
 
 
-def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
+def test_unmeasured_skill_is_restored_as_a_candidate(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     retire(catalog, "narrow-loads", actor="ann", reason="no")
     restore(catalog, "narrow-loads", actor="ann", reason="yes")
@@ -158,7 +158,7 @@ def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("tier", ["learned", "curated"])
-def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: SkillTier) -> None:
+def test_restored_skill_has_at_most_its_former_state(catalog: Catalog, tier: SkillTier) -> None:
     put(catalog, "narrow-loads", tier)
     measure(catalog, "narrow-loads")
     retire(catalog, "narrow-loads", actor="ann", reason="no")
@@ -171,7 +171,7 @@ def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: SkillTie
     assert state(catalog, "narrow-loads") == "candidate"
 
 
-def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: Path) -> None:
+def test_distilled_skill_is_a_candidate_until_measured(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "planted")
     distil(planted.trajectory(planted.tuned()), catalog, roles=planted.ROLES)
     with catalog.read() as connection:
@@ -187,7 +187,7 @@ def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: P
     catalog.close()
 
 
-def test_a_persons_own_word_is_marked_and_does_not_outlive_retiring(catalog: Catalog) -> None:
+def test_forced_approval_is_marked_and_ends_with_retirement(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     event = approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
     assert event.to_state == "active" and event.details == {"approved_without_measurement": True}
@@ -196,10 +196,10 @@ def test_a_persons_own_word_is_marked_and_does_not_outlive_retiring(catalog: Cat
     assert state(catalog, "narrow-loads") == "candidate"
     measure(catalog, "narrow-loads")
     event = approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
-    assert event.details == {}  # there was nothing to override
+    assert event.details == {}  # no check to override
 
 
-def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Catalog) -> None:
+def test_new_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Catalog) -> None:
     for name, hardware, tier in (
         ("on-h100", "h100", "learned"),
         ("on-a100", "a100", "learned"),
@@ -226,7 +226,7 @@ def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Cat
     assert [state(catalog, name) for name in ("on-a100", "by-hand", "in-cpp")] == ["active"] * 3
 
 
-def test_a_toolchain_that_was_never_seen_here_is_compared_too(catalog: Catalog) -> None:
+def test_toolchain_unknown_to_catalog_is_compared(catalog: Catalog) -> None:
     put(catalog, "on-h100")
     measure(catalog, "on-h100", OLD)
     approve(catalog, "on-h100", actor="ann", reason="measured")

@@ -1,4 +1,6 @@
-"""Planted outcomes in the real store: losing skills are narrowed or retired, winning ones stay."""
+"""Planted outcomes in the real store: losing skills are narrowed or retired, winning ones stay
+active.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def skill_of(catalog: Catalog, name: str) -> SkillRow:
 
 
 def after(catalog: Catalog, seed: int, gain: Gain, uses: int) -> SkillRow:
-    """The skill after so many uses, or as it was first narrowed or retired."""
+    """The skill after a number of uses, or when it was first narrowed or retired."""
     name = f"planted-{seed}"
     learned(catalog, name)
     planted = Uses(catalog, gain, seed)
@@ -73,7 +75,7 @@ def after(catalog: Catalog, seed: int, gain: Gain, uses: int) -> SkillRow:
 # -- planted outcomes
 
 
-def test_slower_on_half_of_its_scope_is_narrowed_or_retired_within_20_uses(
+def test_half_losing_skill_is_narrowed_or_retired_within_20_uses(
     catalog: Catalog,
 ) -> None:
     for seed in SEEDS:
@@ -86,25 +88,25 @@ def test_slower_on_half_of_its_scope_is_narrowed_or_retired_within_20_uses(
             uses = uses_of(connection, skill.id, role="used")
         assert last.actor == "observer" and last.event in ("narrowed", "state")
         assert set(last.details["retrievals"]) <= {use.retrieval_id for use in uses}
-        with catalog.write() as connection:  # out of the way of the next one
+        with catalog.write() as connection:  # so that it does not match the next one
             if skill.state == "active":
                 set_state(connection, skill.name, "retired", actor="t", reason="t")
 
 
-def test_a_narrowed_skill_is_shown_only_where_it_wins(catalog: Catalog) -> None:
+def test_narrowed_skill_is_shown_only_where_it_wins(catalog: Catalog) -> None:
     skill = after(catalog, 3, lambda situation: 0.85 if situation["op"] == "softmax" else 1.15, 20)
     assert skill.predicate == 'problem.op != "softmax"' and skill.state == "active"
     assert skill.content_sha256 == content_sha256(advice(skill))
-    assert 0 < skill.wins == skill.trials  # the uses in the part that is gone count no longer
+    assert 0 < skill.wins == skill.trials  # uses in the removed part no longer count
     planted = Uses(catalog, lambda situation: 1.15, 0)
     shown = [planted.ask(skill.name) for _ in range(40)]
-    assert 10 < sum(shown) < 30  # of half softmax, half matmul
+    assert 10 < sum(shown) < 30  # half softmax, half matmul
     now = skill_of(catalog, skill.name)
     assert (now.version, now.state) == (2, "active")
 
 
 @pytest.mark.parametrize("gain", (1.15, 1.05))
-def test_a_good_skill_survives(catalog: Catalog, gain: float) -> None:
+def test_winning_skill_survives(catalog: Catalog, gain: float) -> None:
     survivors = 0
     for seed in SEEDS:
         skill = after(catalog, seed, lambda situation: gain, 20)
@@ -115,7 +117,7 @@ def test_a_good_skill_survives(catalog: Catalog, gain: float) -> None:
     assert survivors >= 9
 
 
-def test_slower_everywhere_is_retired_and_stays_readable(catalog: Catalog) -> None:
+def test_losing_skill_is_retired_and_readable(catalog: Catalog) -> None:
     skill = after(catalog, 0, lambda situation: 0.85, 20)
     assert skill.state == "retired" and skill.trials == 8
     with catalog.read() as connection:
@@ -124,7 +126,7 @@ def test_slower_everywhere_is_retired_and_stays_readable(catalog: Catalog) -> No
     assert last.reason == "helped in 0 of 8 uses" and len(last.details["retrievals"]) == 8
 
 
-def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
+def test_restored_skill_is_counted_from_zero(catalog: Catalog) -> None:
     skill = after(catalog, 0, lambda situation: 0.85, 20)
     with catalog.write() as connection:
         set_state(connection, skill.name, "active", actor="ann", reason="it was the driver")
@@ -139,7 +141,7 @@ def outcomes_of_uses(wins: int, losses: int, **situation: Any) -> list[SkillUse]
     return [SkillUse(n < wins, situation) for n in range(wins + losses)]
 
 
-def test_the_e_value_is_the_integral_it_says() -> None:
+def test_e_value_equals_its_integral() -> None:
     def integral(record: UseRecord) -> float:
         steps = 20_000
         width = 0.5 / steps
@@ -151,7 +153,7 @@ def test_the_e_value_is_the_integral_it_says() -> None:
         assert math.exp(log_e_value(record)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_e_value_is_no_gain_on_average_for_a_skill_that_wins_half() -> None:
+def test_e_value_of_an_even_skill_does_not_grow_on_average() -> None:
     for wins, losses in ((0, 0), (2, 5), (6, 1)):
         now = math.exp(log_e_value(UseRecord(wins, losses)))
         won = math.exp(log_e_value(UseRecord(wins + 1, losses)))
@@ -160,7 +162,7 @@ def test_the_e_value_is_no_gain_on_average_for_a_skill_that_wins_half() -> None:
         assert 0.6 * won + 0.4 * lost < now
 
 
-def test_fewer_than_eight_uses_say_nothing() -> None:
+def test_fewer_than_eight_uses_decide_nothing() -> None:
     assert assess_uses(outcomes_of_uses(0, 7)).action == "keep"
     assert assess_uses(outcomes_of_uses(0, 8)).action == "retire"
 
@@ -174,7 +176,7 @@ def test_fewer_than_eight_uses_say_nothing() -> None:
         ({"flops": 300.0}, {"flops": 5000.0}, ScopePart("flops", below=4096.0)),
     ],
 )
-def test_losses_in_one_part_narrow_to_the_other(
+def test_losses_in_one_part_narrow_to_other(
     losing: dict[str, Any], winning: dict[str, Any], part: ScopePart
 ) -> None:
     trials = [*outcomes_of_uses(0, 9, **losing), *outcomes_of_uses(8, 1, **winning)]
@@ -183,7 +185,7 @@ def test_losses_in_one_part_narrow_to_the_other(
     assert record_of(outside(trials, part)) == UseRecord(8, 1)
 
 
-def test_several_operators_of_a_family_go_together() -> None:
+def test_operators_of_a_family_are_removed_together() -> None:
     trials = [
         *outcomes_of_uses(0, 4, op="layernorm", op_family="norm"),
         *outcomes_of_uses(0, 4, op="rmsnorm", op_family="norm"),
@@ -204,7 +206,7 @@ def bound(**problem: Any) -> Bindings:
     return Bindings(signals=set(), metrics={}, facts={}, problem=problem)
 
 
-def test_every_clause_is_a_predicate_that_excludes_the_part() -> None:
+def test_every_clause_is_a_predicate_that_excludes_part() -> None:
     for part in (
         ScopePart("op", "odd.name"),
         ScopePart("flops", below=2.0**40),
@@ -221,13 +223,13 @@ def test_every_clause_is_a_predicate_that_excludes_the_part() -> None:
             assert compile_predicate(predicate).evaluate(where).value is expected
 
 
-def test_a_name_that_no_predicate_can_say_is_no_part() -> None:
+def test_name_without_predicate_syntax_is_not_a_part() -> None:
     kept = [*outcomes_of_uses(5, 0, op="matmul"), *outcomes_of_uses(5, 0, op="softmax")]
     parts = parts_of([*outcomes_of_uses(0, 9, op='odd" or "name'), *kept])
     assert [part.value for part in parts] == ["matmul", "softmax"]
 
 
-def test_a_family_of_chips_keeps_those_it_wins_on() -> None:
+def test_chip_family_is_narrowed_to_its_winning_chips() -> None:
     trials = [*outcomes_of_uses(0, 9, hardware="a100"), *outcomes_of_uses(5, 0, hardware="h100")]
     finding = assess_uses(trials)
     assert finding.part is not None
@@ -237,7 +239,7 @@ def test_a_family_of_chips_keeps_those_it_wins_on() -> None:
     assert without(both, None, finding.part, trials[9:])[0].hardware == ("h100",)
 
 
-def test_parts_do_not_depend_on_the_outcomes() -> None:
+def test_parts_do_not_depend_on_outcomes() -> None:
     situations = [{"op": op, "dtype": dtype} for op in "ab" for dtype in "cd" for _ in range(4)]
     lost = [SkillUse(False, situation) for situation in situations]
     won = [SkillUse(True, situation) for situation in situations]
@@ -248,7 +250,7 @@ def test_parts_do_not_depend_on_the_outcomes() -> None:
 # -- unused
 
 
-def test_unused_for_so_many_retrievals_of_its_hardware_is_retired(catalog: Catalog) -> None:
+def test_skill_unused_for_many_retrievals_is_retired(catalog: Catalog) -> None:
     learned(catalog, "for-a100", SkillScopes(hardware=("a100",), signals=("memory_bound",)))
     learned(catalog, "for-nvidia", SkillScopes(hardware=("nvidia",), signals=("memory_bound",)))
     learned(catalog, "used", SkillScopes(signals=("memory_bound",)))

@@ -1,4 +1,4 @@
-"""A skill in use stays in use while its revision is a candidate, which then replaces its text."""
+"""A skill stays in use while its revision is a candidate, which then replaces its text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 @pytest.fixture
 def library(catalog: Catalog, tmp_path: Path) -> SkillLibrary:
-    """With one skill in use."""
+    """A library with one skill in use."""
     library = SkillLibrary(catalog)
     bring(library, tmp_path)
     measure(catalog, NAME)
@@ -43,7 +43,7 @@ def library(catalog: Catalog, tmp_path: Path) -> SkillLibrary:
     return library
 
 
-def test_an_import_stands_beside_the_skill_in_use(library: SkillLibrary, tmp_path: Path) -> None:
+def test_import_is_a_revision_next_to_active_skill(library: SkillLibrary, tmp_path: Path) -> None:
     before = library.show(NAME)
     imported = bring(library, tmp_path, replace(LEARNED, body="Another step."))
     assert (imported.name, imported.outcome, imported.state) == (REVISION, "created", "candidate")
@@ -61,12 +61,12 @@ def test_an_import_stands_beside_the_skill_in_use(library: SkillLibrary, tmp_pat
     assert bring(library, tmp_path, LEARNED).outcome == "unchanged"
 
 
-def test_a_measured_revision_takes_the_place(
+def test_measured_revision_replaces_skill(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     old = library.show(NAME)
     bring(library, tmp_path, replace(LEARNED, body="Another step."))
-    with pytest.raises(Conflict, match="no measurement"):  # those of the old text do not count
+    with pytest.raises(Conflict, match="no measurement"):  # the old text does not count
         change_state(catalog, REVISION, "active", **ANN)
     measure(catalog, REVISION)
     event = change_state(catalog, REVISION, "active", **ANN)
@@ -85,7 +85,7 @@ def test_a_measured_revision_takes_the_place(
     assert third.name == f"{NAME}-r3"
 
 
-def test_a_revision_approved_by_force_needs_a_measurement_later(
+def test_force_approved_revision_needs_later_measurement(
     library: SkillLibrary, catalog: Catalog
 ) -> None:
     stored = library.revise(NAME, Revision(predicate="problem.product_rows >= 32"), **ANN)
@@ -98,7 +98,7 @@ def test_a_revision_approved_by_force_needs_a_measurement_later(
         assert not is_measured(connection, get_skill(connection, NAME))
 
 
-def test_a_second_change_builds_on_the_first(library: SkillLibrary) -> None:
+def test_second_change_builds_on_first(library: SkillLibrary) -> None:
     library.revise(NAME, Revision(body="Another step.\r\n"), **ANN)
     library.revise(NAME, Revision(description="Use when rows are short."), **ANN)
     library.revise(REVISION, Revision(predicate="problem.product_rows >= 8"), **ANN)
@@ -110,7 +110,7 @@ def test_a_second_change_builds_on_the_first(library: SkillLibrary) -> None:
         library.revise(NAME, Revision(body="Another step."), **ANN)
 
 
-def test_what_cannot_be_revised_says_why(library: SkillLibrary, catalog: Catalog) -> None:
+def test_unrevisable_skill_has_reason(library: SkillLibrary, catalog: Catalog) -> None:
     library.sync_builtin(SHIPPED)
     with pytest.raises(Conflict, match="comes with Kernlore"):
         library.revise("triton-mask-block-tail", Revision(body="x"), **ANN)
@@ -127,7 +127,7 @@ def test_what_cannot_be_revised_says_why(library: SkillLibrary, catalog: Catalog
         library.revise(NAME, Revision(body="Another."), **ANN)
 
 
-def test_a_refused_revision_leaves_the_skill(library: SkillLibrary, catalog: Catalog) -> None:
+def test_refused_revision_leaves_skill(library: SkillLibrary, catalog: Catalog) -> None:
     library.revise(NAME, Revision(body="Another step."), **ANN)
     change_state(catalog, REVISION, "retired", **ANN)
     assert library.show(NAME).revision is None
@@ -136,8 +136,8 @@ def test_a_refused_revision_leaves_the_skill(library: SkillLibrary, catalog: Cat
     assert again.name != REVISION and again.outcome == "created"
 
 
-def test_a_restricted_caller_revises_only_its_own(library: SkillLibrary, tmp_path: Path) -> None:
-    """The skill is about h100; the caller may see it, as one below another chip's family."""
+def test_restricted_caller_revises_only_own_skills(library: SkillLibrary, tmp_path: Path) -> None:
+    """The skill is about h100, below another chip's family, so the caller may read it."""
     other = AccessScope(hardware=frozenset({"h100", "h200", "any"}), own=frozenset({"h200"}))
     with pytest.raises(Forbidden):
         library.revise(NAME, Revision(body="Another step."), access_scope=other, **ANN)

@@ -1,4 +1,4 @@
-"""Evidence that ships with skills: read with the folder, apart from measurements of this place."""
+"""Evidence that ships with skills: read from the folder, separate from measurements made here."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def trial(low: float, high: float, **changed: object) -> ShippedTrial:
         ((trial(1.2, 1.5, made=0), trial(1.2, 1.5, made=0)), "untested"),
     ],
 )
-def test_the_effect_in_a_readers_words(trials: tuple[ShippedTrial, ...], state: str) -> None:
+def test_effect_as_text(trials: tuple[ShippedTrial, ...], state: str) -> None:
     effect = effect_of(trials)
     assert effect.state == state and str(effect).startswith(state)
     assert ("measured by Kernlore on a processor" in str(effect)) == (state != "untested")
     assert ("row_length 64" in str(effect)) == any(t.harms for t in trials)
 
 
-def test_a_line_is_read_as_it_was_written_and_a_broken_one_is_named() -> None:
+def test_evidence_line_round_trips_and_invalid_line_is_named() -> None:
     written = trial(1.1, 1.3)
     read = trial_from_json(json.loads(json.dumps(written.as_json())))
     assert read.gain is not None and read.gain.low == pytest.approx(1.1, abs=1e-4)
@@ -85,9 +85,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
-def test_evidence_comes_with_the_folder_and_changes_no_version(
-    catalog: Catalog, folder: Path
-) -> None:
+def test_shipped_evidence_changes_no_version(catalog: Catalog, folder: Path) -> None:
     registry, library = HardwareRegistry(catalog), SkillLibrary(catalog)
     sync_shipped(catalog, registry, folder)
     assert library.show(NAME).summary.effect.state == "untested"
@@ -106,7 +104,7 @@ def test_evidence_comes_with_the_folder_and_changes_no_version(
         library.list(effect="good")
 
 
-def test_a_person_narrows_and_merges(catalog: Catalog, folder: Path) -> None:
+def test_person_narrows_and_merges_skills(catalog: Catalog, folder: Path) -> None:
     sync_shipped(catalog, HardwareRegistry(catalog), folder)
     library = SkillLibrary(catalog)
     signed: dict[str, Any] = {"actor": "ann", "reason": "seen"}

@@ -18,6 +18,7 @@ from api.cli.output import Json, in_commands, pairs, shortened, show
 from api.cli.target import CommandTarget, open_target
 from api.operations import hardware as chips
 from api.operations import retrieve as asking
+from kb.answers import ANSWER_FIELDS
 from kb.errors import InvalidRequest
 from kb.tokens import below_title
 from kb.validity import versions_in
@@ -130,6 +131,8 @@ def retrieve(
     request: Any = {name: value for name, value in given.items() if value not in (None, [])}
     if text is not None:
         request = _with_text(request, text)
+    if not as_json:  # the list shows the texts of excerpts
+        request.setdefault("fields", ["context"] if context else list(ANSWER_FIELDS))
     with open_target(data_dir, url) as target:
         target.check_documents()
         if hardware == AUTO:
@@ -355,7 +358,7 @@ def _unknown(answer: Json) -> list[str]:
 
 
 def _uplift(row: Json) -> str:
-    """A measurement of what a context gained."""
+    """A measured gain of a context."""
     placebo = f", {row['placebo']:g} with a placebo" if row.get("placebo") is not None else ""
     return (
         f"measured for a {row['reader']} reader, {row['operator']} in {row['language']} on"

@@ -274,7 +274,7 @@ def unpack_transcripts(folder: Path, cell: Cell, data_dir: Path) -> str:
 
 # -- arms: our context, and the contexts to compare with
 
-PASSAGES = 200  # shown as far as the budget allows
+PASSAGES = 200  # shown within the budget
 
 
 @dataclass(frozen=True)

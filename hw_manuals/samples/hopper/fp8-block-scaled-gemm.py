@@ -55,7 +55,7 @@ def fp8_dense_kernel(
     tl.store(out, acc.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None])
 
 
-def fp8_dense(a, b, scale_a, scale_b, block_m=64, block_n=128, warps=4, stages=4):
+def fp8_dense(a, b, scale_a, scale_b, block_m=64, block_n=128, warps=4, stages=3):
     (M, K), N = a.shape, b.shape[0]
     c = torch.empty((M, N), device=a.device, dtype=torch.bfloat16)
     a_desc = TensorDescriptor.from_tensor(a, [block_m, 128])

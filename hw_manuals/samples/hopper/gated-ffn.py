@@ -70,7 +70,7 @@ def product_kernel(
     c_desc.store([m, n], acc.to(a_desc.dtype))
 
 
-def gate_up(x, w_gate_up, block_m=128, block_n=128, stages=3, warps=8, band=16):
+def gate_up(x, w_gate_up, block_m=64, block_n=128, stages=4, warps=4, band=16):
     (rows, K), F = x.shape, w_gate_up.shape[0] // 2
     out = torch.empty((rows, F), device=x.device, dtype=x.dtype)
     gate_up_kernel[(triton.cdiv(rows, block_m) * triton.cdiv(F, block_n),)](
@@ -90,7 +90,7 @@ def gate_up(x, w_gate_up, block_m=128, block_n=128, stages=3, warps=8, band=16):
     return out
 
 
-def product(a, b, block_m=128, block_n=256, stages=3, warps=8, band=16):
+def product(a, b, block_m=128, block_n=128, stages=4, warps=4, band=16):
     (M, K), N = a.shape, b.shape[0]
     c = torch.empty((M, N), device=a.device, dtype=a.dtype)
     product_kernel[(triton.cdiv(M, block_m) * triton.cdiv(N, block_n),)](

@@ -109,7 +109,7 @@ def join_kernel(
 
 
 def paged_decode_fp8(
-    query, key_cache, value_cache, table, lengths, scales, part=512, tile=32, stages=4
+    query, key_cache, value_cache, table, lengths, scales, part=256, tile=32, stages=3
 ):
     batch, heads, width = query.shape
     pages, page, kv_heads, _ = key_cache.shape

@@ -124,7 +124,7 @@ def route(ids, experts):
     return order.to(torch.int32), torch.searchsorted(ordered, borders).to(torch.int32)
 
 
-def routed_experts(x, ids, shares, up, down, up_tile=(128, 128, 3, 8), down_tile=(128, 256, 3, 8)):
+def routed_experts(x, ids, shares, up, down, up_tile=(128, 128, 4, 8), down_tile=(128, 256, 4, 8)):
     """A tile: rows, columns, stages, warps."""
     (tokens, H), chosen = x.shape, ids.shape[1]
     experts, F = up.shape[0], down.shape[2]

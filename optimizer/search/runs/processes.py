@@ -127,12 +127,17 @@ class ServiceRuns:
             "context_tokens": context_tokens,
         }
         with self._changing:
-            running = sum(child.alive for child in self._children.values())
-            if running >= MAX_RUNNING:
-                raise Conflict(f"{running} runs are going on", hint="Cancel one, or wait for it.")
+            running = [key for key, child in self._children.items() if child.alive]
+            if len(running) >= MAX_RUNNING:
+                raise Conflict(
+                    f"{len(running)} runs are going on: {', '.join(running)}",
+                    hint="Wait for one, or end one: POST /runs/{run_id}/cancel.",
+                    details={"runs": running},
+                )
             command = [*self._command, json.dumps(description)]
             log = folder / "log"
-            announce(self._base, run_id)
+            asked = ("problem", "hardware", "goal")
+            announce(self._base, run_id, {name: description[name] for name in asked})
             self._children[run_id] = ChildProcess(command, self._base.settings, output=log)
         self._watching.wake()
         return run_id

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -147,11 +148,13 @@ def cancel_start(base: KnowledgeBase, run_id: str) -> bool:
     return RunProcesses(base.catalog).cancel_start(run_id)
 
 
-def announce(base: KnowledgeBase, run_id: str) -> None:
-    """Record for all replicas that a process for the run is being started."""
+def announce(base: KnowledgeBase, run_id: str, about: Mapping[str, Any]) -> None:
+    """Record for all replicas that a process for the run is being started. `about` has its problem,
+    hardware and goal.
+    """
     place, until = place_of(base.settings.data_dir), clock.after(STARTING_SECONDS)
     RunProcesses(base.catalog).take_run(
-        RunProcess(run_id, STARTING, place, os.getpid(), time.time(), 0.0, until)
+        RunProcess(run_id, STARTING, place, os.getpid(), time.time(), 0.0, until), about
     )
 
 

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from kb.blobs import Blobs
 from kb.catalog.evaluations import Evaluations
-from kb.catalog.runs import EVERY_RUN, NodeRow, Runs, RunWhere
+from kb.catalog.runs import EVERY_RUN, NodeRow, RunProcesses, Runs, RunWhere
 from kb.errors import InvalidRequest, KernloreError, NotFound
 from kb.plain import Doc, plain
 from optimizer.evaluation.catalog_journal import CatalogJournal
@@ -280,12 +280,38 @@ def _gain_text(result: Mapping[str, Any]) -> str:
     return "nothing tried" if untried else "not measured"
 
 
+def starting_runs(base: KnowledgeBase) -> list[ShownRun]:
+    """Runs whose process has not stored them yet, newest first; a caller restricted to some
+    hardware sees none.
+    """
+    if base.access.restricted:
+        return []
+    rows = RunProcesses(base.catalog).without_row()
+    return [
+        cast(ShownRun, {**about, "id": process.run_id, "state": "starting"})
+        for process, about in rows
+        if process.alive
+    ]
+
+
 def list_runs(
     base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
 ) -> list[Json]:
-    """Summaries of matching runs, newest first, with the `id` of the HTTP interface."""
+    """Summaries of matching runs, newest first, with the `id` of the HTTP interface. Without
+    filters, starting runs come first.
+    """
     listed = run_store(base).latest(limit, offset, where)
-    return [{"id": run.id, **summary_of(run)} for run in listed]
+    starting = starting_runs(base) if where == EVERY_RUN and not offset else []
+    return [
+        *({"id": run["id"], **_starting(run)} for run in starting),
+        *({"id": run.id, **summary_of(run)} for run in listed),
+    ]
+
+
+def _starting(run: ShownRun) -> Json:
+    problem = _problem_name(Path(run.get("problem", "")))
+    about = {"run": run["id"], "problem": problem, "hardware": run.get("hardware", "")}
+    return {**about, "state": run["state"], "gain": "", "ended": ""}
 
 
 def count_runs(base: KnowledgeBase, where: RunWhere = EVERY_RUN) -> int:

@@ -1,4 +1,4 @@
-"""What a coding agent gets through MCP: the same as over HTTP, by both transports."""
+"""MCP answers equal those over HTTP, by both transports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=20)
 DRAWN = 50
-BY_STDIO = 8  # of the drawn requests
+BY_STDIO = 8  # of the random requests
 SPILL = "ptxas info : 96 bytes stack frame, 120 bytes spill stores, 120 bytes spill loads"
 SHARED = "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)"
 QUESTIONS = ("how large is shared memory", "why do warps stall", "coalesced access", "TMA copies")
@@ -49,7 +49,7 @@ KEPT = ("id", "category", "hardware", "document", "section", "page", "score")
 
 @pytest.fixture(scope="module")
 def rest(service_url: str) -> Iterator[httpx.Client]:
-    """The service once it has embedded everything: answers get better until then."""
+    """The service once everything is embedded: answers improve until then."""
     with httpx.Client(base_url=service_url, timeout=60) as client:
         deadline = time.monotonic() + 300
         while not client.get("/readyz").json()["ready"]:
@@ -66,13 +66,13 @@ def agent(service_url: str) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def child(service_url: str) -> Iterator[Agent]:
-    """`kernlore mcp --url`, a process of its own."""
+    """`kernlore mcp --url` in a separate process."""
     with over_stdio("--url", service_url) as connected:
         yield connected
 
 
-def drawn_request(chance: random.Random) -> dict[str, Any]:
-    """A request as agents send them: something that happened, and what narrows the answer."""
+def random_request(chance: random.Random) -> dict[str, Any]:
+    """A request as agents send it: an event, and filters for the answer."""
     signals = [signal.id for signal in load_signals()]
     happened: list[dict[str, Any]] = [
         {"signal": chance.choice(signals)},
@@ -95,12 +95,10 @@ def drawn_request(chance: random.Random) -> dict[str, Any]:
     return chance.choice(happened) | fields
 
 
-def test_answers_are_those_of_the_http_interface(
-    agent: Agent, child: Agent, rest: httpx.Client
-) -> None:
+def test_answers_equal_those_of_http(agent: Agent, child: Agent, rest: httpx.Client) -> None:
     chance = random.Random(20)
     for number in range(DRAWN):
-        request = drawn_request(chance)
+        request = random_request(chance)
         told = rest.post("/retrieve", json=request).json()
         answer = (child if number < BY_STDIO else agent).call("retrieve_context", **request)
         assert answer["context"] == told["context"], request
@@ -110,8 +108,8 @@ def test_answers_are_those_of_the_http_interface(
         assert [skill["name"] for skill in answer["skills"]] == [s["name"] for s in told["skills"]]
 
 
-def test_what_is_offered(agent: Agent, child: Agent, service_url: str) -> None:
-    """The same tools in the same order, by both transports and for clients of the old handshake."""
+def test_tools_are_equal_by_both_transports(agent: Agent, child: Agent, service_url: str) -> None:
+    """The same tools in the same order, also for clients of the old handshake."""
     with over_http(service_url, mode="legacy") as old:
         assert old.client.protocol_version < agent.client.protocol_version
         for connected in (agent, child, old):
@@ -119,10 +117,11 @@ def test_what_is_offered(agent: Agent, child: Agent, service_url: str) -> None:
             assert connected.tools == agent.tools
     hints = {tool.name: tool.annotations for tool in agent.tools}
     assert all(not h.destructive_hint and not h.open_world_hint for h in hints.values())
-    assert [name for name, h in hints.items() if h.read_only_hint] == list(TOOLS[:5])
+    reading = [name for name, h in hints.items() if h.read_only_hint]
+    assert reading == [*TOOLS[:5], "list_runs", "list_facts", "show_coverage"]
 
 
-def test_from_a_question_to_the_section_and_the_outcome(agent: Agent, rest: httpx.Client) -> None:
+def test_query_section_and_outcome(agent: Agent, rest: httpx.Client) -> None:
     known = agent.call("list_signals_and_hardware")
     assert "memory_bound" in [row["id"] for row in known["signals"]]
     assert "h100" in [row["id"] for row in known["hardware"]]
@@ -157,7 +156,32 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
     cards = agent.call("lookup_symbol", **asked, language="wom")["symbols"]
     rows = rest.get("/hardware/mcp-chip/symbols", params={"q": "addw"}).json()["symbols"]
     assert [card["id"] for card in cards] == [row["id"] for row in rows[:5]] != []
-    assert agent.call("lookup_symbol", **asked, language="cuda")["symbols"] == []
+    elsewhere = agent.call("lookup_symbol", **asked, language="cuda")
+    assert elsewhere["symbols"] == [] and "addw" in elsewhere["nearest"]
+    assert "without `language`" in elsewhere["hint"]
+    assert "search_manual" in agent.call("lookup_symbol", name="qqqq", hardware="mcp-chip")["hint"]
+
+
+def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) -> None:
+    assert "register_hardware" in agent.refused("retrieve_context", hardware="own-1", query="size")
+    added = agent.call("register_hardware", id="own-1", languages=["wom"])
+    assert (added["outcome"], added["lineage"]) == ("created", ["own-1"])
+    text = f"{MANUAL}\n## Memory\n\n| Item | Value |\n|---|---|\n| L2 cache size | 6 MiB |\n"
+    sent = {"hardware": "own-1", "name": "isa/wom.md", "text": text, "languages": ["wom"]}
+    read = agent.call("upload_document", **sent)
+    assert read["state"] == "ready" and read["passages"] and read["symbols"] == 2
+    (fact,) = read["facts_waiting"]
+    assert (fact["key"], fact["value"]) == ("l2_size", "6 MiB") and "Memory" in fact["source"]
+    assert agent.call("upload_document", **sent)["outcome"] == "unchanged"
+    decided = agent.call("decide_facts", hardware="own-1", status="accepted", ids=[fact["id"]])
+    assert [row["status"] for row in decided["decided"]] == ["accepted"]
+    assert agent.call("list_facts", hardware="own-1")["facts"] == []
+    (valid,) = agent.call("list_facts", hardware="own-1", status="effective")["facts"]
+    assert valid["id"] == fact["id"]
+    answer = agent.call("retrieve_context", query="size of the L2 cache", hardware="own-1")
+    assert "6 MiB" in answer["context"]
+    gaps = agent.call("show_coverage", hardware="own-1")
+    assert gaps["documents"] == 1 and "memory_bandwidth" in gaps["facts_missing"]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +213,20 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
             ("`files`",),
         ),
         ("next_candidate_context", {}, ("`problem`", "problem_source")),
+        ("cancel_run", {"run_id": "run_nothing"}, ("run_nothing", "not_found")),
+        ("register_hardware", {"toml": "id = x"}, ("`toml`", "line 1")),
+        ("register_hardware", {}, ("`id`",)),
+        ("decide_facts", {"hardware": "h100", "status": "accepted"}, ("all_proposed",)),
+        (
+            "decide_facts",
+            {"hardware": "h100", "status": "accepted", "ids": ["fact_x"]},
+            ("fact_x", "`list_facts`"),
+        ),
+        (
+            "upload_document",
+            {"hardware": "h10", "name": "a.md", "text": "# A"},
+            ("h100", "unknown_hardware"),
+        ),
         ("next_candidate_context", {"run_id": "run_nothing"}, ("run_nothing", "not_found")),
         ("submit_candidate", {"run_id": "run_x", "step": 1, "nothing_more": True}, ("run_x",)),
         (
@@ -198,7 +236,7 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
         ),
     ],
 )
-def test_a_mistake_is_a_result_that_says_what_to_do(
+def test_error_is_a_result_with_hint(
     agent: Agent, tool: str, arguments: dict[str, Any], says: tuple[str, ...]
 ) -> None:
     text = agent.refused(tool, **arguments)
@@ -206,8 +244,8 @@ def test_a_mistake_is_a_result_that_says_what_to_do(
     assert "(code: " in text and "Traceback" not in text
 
 
-def test_a_log_that_is_json_stays_text(agent: Agent, rest: httpx.Client) -> None:
-    """The SDK reads JSON in texts where an argument may be something else."""
+def test_json_log_stays_text(agent: Agent, rest: httpx.Client) -> None:
+    """The SDK parses JSON in texts for arguments that may have another type."""
     log = json.dumps([SHARED])
     answer = agent.call("retrieve_context", log=log, hardware="h100", metrics='{"x": 1}')
     told = rest.post("/retrieve", json={"log": log, "hardware": "h100", "metrics": {"x": 1}})
@@ -243,7 +281,7 @@ def test_resources(agent: Agent, rest: httpx.Client) -> None:
         "skill://h100/any-split-k-skinny-matmul/SKILL.md",
     ],
 )
-def test_what_is_not_there_cannot_be_read(agent: Agent, uri: str) -> None:
+def test_unknown_resource_cannot_be_read(agent: Agent, uri: str) -> None:
     with pytest.raises(MCPError) as refused:
         read(agent, uri)
     assert refused.value.error.code == -32602
@@ -268,11 +306,12 @@ def test_prompts_name_tools_that_exist(agent: Agent) -> None:
         assert len(named) >= 3
 
 
-def test_without_a_service_an_empty_data_directory_answers(
+def test_empty_data_directory_answers_without_service(
     tmp_path: Path, model_cache: Path, service_folder: Path, service_url: str
 ) -> None:
-    """In the process of `kernlore mcp`, which loads the built-in knowledge where there is none, and
-    leaves the vector index to a service."""
+    """`kernlore mcp` loads the built-in knowledge if there is none, and leaves the vector index to
+    a service.
+    """
     data = place_models(fresh_data_dir(tmp_path / "data"), model_cache)
     knowledge = {"KERNLORE_KNOWLEDGE_DIR": str(service_folder / "knowledge")}
     with over_stdio("--data-dir", data, environment=os.environ | knowledge) as agent:
@@ -282,7 +321,7 @@ def test_without_a_service_an_empty_data_directory_answers(
     assert not (data / "chroma").exists()
 
 
-def test_it_ends_when_it_is_told_to(service_url: str) -> None:
+def test_process_ends_on_sigterm(service_url: str) -> None:
     """Although the agent has not closed its standard input."""
     command = [*COMMAND, "mcp", "--url", service_url]
     call = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -295,7 +334,7 @@ def test_it_ends_when_it_is_told_to(service_url: str) -> None:
         assert process.wait(60) == 0
 
 
-def test_an_unreachable_service_is_named() -> None:
+def test_unreachable_service_is_named() -> None:
     async def asked() -> None:
         opening = Opening()
         async with anyio.create_task_group() as group:

@@ -1,4 +1,6 @@
-"""The built-in knowledge: parents first, read again when its files change, removed with them."""
+"""The built-in knowledge: loaded parents first, read again when its files change, removed with
+them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def load(store: Store, folder: Path) -> BuiltinReport:
     return load_builtin(folder, store.registry, store.uploads, store.documents)
 
 
-def test_place_and_front_matter_give_the_scope(store: Store, folder: Path) -> None:
+def test_path_and_front_matter_give_scope(store: Store, folder: Path) -> None:
     assert load(store, folder) == BuiltinReport(hardware=2, documents=3, changed=3, removed=0)
     found = {d.title: d for d in store.documents.find()}
     assert {title: (d.category, d.hardware, d.languages) for title, d in found.items()} == {
@@ -75,7 +77,7 @@ def test_loading_again_changes_nothing(store: Store, folder: Path) -> None:
     assert store.rows("passages") == rows == 3
 
 
-def test_a_chip_named_like_a_built_in_alias_survives_the_next_start(store: Store) -> None:
+def test_own_chip_named_like_a_built_in_alias_survives_restart(store: Store) -> None:
     load_hardware(SHIPPED, store.registry)
     alias = store.registry.all()["nvidia"].aliases[0]
     own = parse_hardware({"id": alias.replace("-", "_"), "name": "Ours", "vendor": "us"}, "test")
@@ -101,7 +103,7 @@ def test_changed_files_are_read_again_and_missing_ones_removed(store: Store, fol
     "loading", (load, lambda store, folder: load_hardware(folder, store.registry))
 )
 @pytest.mark.parametrize("state", ("gone", "empty", "chips alone"))
-def test_a_folder_without_documents_is_refused_and_removes_nothing(
+def test_folder_without_documents_is_refused_and_removes_nothing(
     store: Store, folder: Path, tmp_path: Path, state: str, loading: Callable[[Store, Path], object]
 ) -> None:
     load(store, folder)
@@ -119,10 +121,8 @@ def test_a_folder_without_documents_is_refused_and_removes_nothing(
     assert len(store.documents.find()) == 3 and store.by_words("pad")
 
 
-def test_an_upload_of_the_same_bytes_does_not_stand_for_a_built_in_document(
-    store: Store, folder: Path
-) -> None:
-    """Whoever sent it may delete it."""
+def test_upload_of_same_bytes_is_a_separate_document(store: Store, folder: Path) -> None:
+    """Its uploader can delete it."""
     text = (folder / "guidance/banks.md").read_text(encoding="utf-8")
     mine = store.submit("banks.md", text, category="guidance", languages=("triton",))
     assert mine.outcome == "created"
@@ -135,7 +135,7 @@ def test_an_upload_of_the_same_bytes_does_not_stand_for_a_built_in_document(
     assert (again.outcome, again.document_id) == ("duplicate_of", mine.document_id)
 
 
-def test_mistakes_in_the_folder_name_the_file(folder: Path) -> None:
+def test_errors_in_folder_name_file(folder: Path) -> None:
     write(
         folder / "hardware/beta/hardware.toml",
         hardware_toml("gamma", "Zeta Gamma", "zeta", "family"),
@@ -147,7 +147,7 @@ def test_mistakes_in_the_folder_name_the_file(folder: Path) -> None:
             front_matter(text, "banks.md")
 
 
-def test_what_is_shipped_holds_together() -> None:
+def test_shipped_knowledge_is_consistent() -> None:
     specs = builtin_hardware(SHIPPED)
     assert registry_problems({spec.id: spec for spec in specs}) == []
     documents = builtin_documents(SHIPPED)

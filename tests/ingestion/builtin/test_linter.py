@@ -97,11 +97,11 @@ def messages(path: Path) -> list[str]:
     return [str(finding) for finding in lint_folder(path, vocabulary())]
 
 
-def test_the_shipped_knowledge_is_clean() -> None:
+def test_shipped_knowledge_is_clean() -> None:
     assert messages(SHIPPED) == []
 
 
-def test_a_correct_folder_is_clean(tmp_path: Path) -> None:
+def test_correct_folder_is_clean(tmp_path: Path) -> None:
     assert messages(folder(tmp_path)) == []
 
 
@@ -133,7 +133,7 @@ def test_a_correct_folder_is_clean(tmp_path: Path) -> None:
         ("languages: []\n", "", "front matter lacks languages"),
     ],
 )
-def test_a_defect_of_a_document_is_named(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_document_defect_is_reported(tmp_path: Path, old: str, new: str, told: str) -> None:
     assert old in DOCUMENT
     found = messages(folder(tmp_path, DOCUMENT.replace(old, new, 1)))
     assert any(told in message and "guidance/one.md" in message for message in found), found
@@ -150,13 +150,13 @@ def test_a_defect_of_a_document_is_named(tmp_path: Path, old: str, new: str, tol
         ('locator = "p. 1"\n', "", "locator"),
     ],
 )
-def test_a_defect_of_a_chip_is_named(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_chip_defect_is_reported(tmp_path: Path, old: str, new: str, told: str) -> None:
     assert old in HARDWARE
     found = messages(folder(tmp_path, hardware=HARDWARE.replace(old, new, 1)))
     assert any(told in message for message in found), found
 
 
-def test_a_chip_document_is_scoped_to_its_folder(tmp_path: Path) -> None:
+def test_chip_document_is_scoped_to_its_folder(tmp_path: Path) -> None:
     path = folder(tmp_path)
     (path / "hardware" / "x1" / "tuning.md").write_text(DOCUMENT)
     assert messages(path) == ["hardware/x1/tuning.md: hardware is []; in this folder write [x1]"]

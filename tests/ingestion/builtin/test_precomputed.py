@@ -1,5 +1,6 @@
-"""What reading the built-in documents gives, shipped: the same as reading them anew, used only
-where it fits, stored whole or not at all."""
+"""Readings of the built-in documents that are shipped: equal to a new reading, used only for the
+same input, stored completely or not at all.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +91,8 @@ def forget_documents(store: Store) -> None:
         store.documents.delete(document.id)
 
 
-def test_every_reading_that_ships_is_what_reading_gives(store: Store) -> None:
-    """After a change of hw_manuals or of how documents are read: `kernlore knowledge vectors`."""
+def test_shipped_readings_equal_new_readings(store: Store) -> None:
+    """After a change of hw_manuals or of the parsers, run `kernlore knowledge vectors`."""
     from ingestion.findings.tags import SignalWords, Tagger
     from retrieval.diagnose.signals import load_signals
 
@@ -108,7 +109,7 @@ def test_every_reading_that_ships_is_what_reading_gives(store: Store) -> None:
 
 
 @pytest.mark.embedded
-def test_what_ships_is_stored_as_if_it_had_been_read(
+def test_shipped_readings_are_stored_as_if_parsed(
     store: Store,
     folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -117,14 +118,14 @@ def test_what_ships_is_stored_as_if_it_had_been_read(
     expected = stored(store)
     assert len(expected) == 3
     forget_documents(store)
-    monkeypatch.setattr("ingestion.read.read_document", None)  # nobody may call it
+    monkeypatch.setattr("ingestion.read.read_document", None)  # must not be called
     load(store, folder)
     worker_of(store, shipped_in(store, folder)).drain()
     assert stored(store) == expected
     assert store.jobs.counts()["ready"] >= 3 and "failed" not in store.jobs.counts()
 
 
-def test_a_document_that_changed_is_read(store: Store, folder: Path) -> None:  # noqa: F811
+def test_changed_document_is_parsed(store: Store, folder: Path) -> None:  # noqa: F811
     ship(store, folder)
     changed = folder / "guidance" / "banks.md"
     write(changed, DOCUMENT.format(title="Banks", text="Swizzle the rows."))
@@ -133,7 +134,7 @@ def test_a_document_that_changed_is_read(store: Store, folder: Path) -> None:  #
     assert any("Swizzle" in row[3] for row in stored(store))
 
 
-def test_a_reading_is_used_only_where_it_would_come_out_so(
+def test_reading_is_used_only_for_same_input(
     store: Store,
     folder: Path,  # noqa: F811
 ) -> None:
@@ -151,7 +152,7 @@ def test_a_reading_is_used_only_where_it_would_come_out_so(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
-def test_documents_are_read_where_the_file_cannot_be(
+def test_documents_are_parsed_where_file_is_unreadable(
     store: Store,
     folder: Path,  # noqa: F811
     content: bytes | None,
@@ -163,7 +164,7 @@ def test_documents_are_read_where_the_file_cannot_be(
     assert len(stored(store)) == 3
 
 
-def test_a_damaged_reading_is_read_anew(store: Store, folder: Path) -> None:  # noqa: F811
+def test_damaged_reading_is_parsed_again(store: Store, folder: Path) -> None:  # noqa: F811
     ship(store, folder)
     forget_documents(store)
     data = bytearray((folder / READINGS_FILE).read_bytes())
@@ -180,7 +181,7 @@ def many(folder: Path, count: int) -> None:  # noqa: F811
         write(folder / "guidance" / f"guide{n}.md", text)
 
 
-def test_an_upload_goes_before_the_built_in_rest(store: Store, folder: Path) -> None:  # noqa: F811
+def test_upload_precedes_remaining_built_in_documents(store: Store, folder: Path) -> None:  # noqa: F811
     many(folder, 2 * SHIPPED_AT_ONCE)
     ship(store, folder)
     forget_documents(store)
@@ -188,10 +189,10 @@ def test_an_upload_goes_before_the_built_in_rest(store: Store, folder: Path) -> 
     mine = store.submit("mine.md", "# Mine\n\nThe wombat has eight lanes.\n")
     worker_of(store, shipped_in(store, folder)).read_all(threading.Event(), until_upload=True)
     assert store.job(mine).passages == 1
-    assert store.jobs.counts()["queued"] == 3 + 2 * SHIPPED_AT_ONCE  # nothing built in was begun
+    assert store.jobs.counts()["queued"] == 3 + 2 * SHIPPED_AT_ONCE  # none has begun
 
 
-def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
+def test_failed_transaction_leaves_documents_to_be_parsed(
     store: Store,
     folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -218,7 +219,7 @@ def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
     assert {row.state for row in versions} == {"current"}
 
 
-def test_the_same_readings_are_the_same_file(
+def test_equal_readings_give_equal_files(
     store: Store,
     folder: Path,  # noqa: F811
     tmp_path: Path,
@@ -242,7 +243,7 @@ def unit_rows(count: int) -> dict[str, np.ndarray]:
     return {f"{n:064x}": row for n, row in enumerate(rows)}
 
 
-def test_what_is_written_is_read_back_as_unit_vectors(tmp_path: Path) -> None:
+def test_written_vectors_are_read_back_as_unit_vectors(tmp_path: Path) -> None:
     rows = unit_rows(20)
     write_vectors(tmp_path / VECTORS_FILE, MODEL, rows)
     back = read_vectors(tmp_path / VECTORS_FILE, MODEL)
@@ -253,7 +254,7 @@ def test_what_is_written_is_read_back_as_unit_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
-def test_a_file_that_cannot_be_read_gives_nothing(tmp_path: Path, content: bytes | None) -> None:
+def test_unreadable_vectors_file_gives_no_vectors(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / VECTORS_FILE).write_bytes(content)
     assert read_vectors(tmp_path / VECTORS_FILE, MODEL) == {}
@@ -265,7 +266,7 @@ def test_vectors_of_another_model_are_not_used(store: Store, tmp_path: Path) -> 
     assert put_shipped(store.catalog, tmp_path, store.embedder.fingerprint) == 0
 
 
-def test_a_new_directory_embeds_nothing_that_ships(
+def test_new_directory_embeds_no_shipped_passage(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.ingest("manual.md", MANUAL, hardware=("h100",))
@@ -277,13 +278,13 @@ def test_a_new_directory_embeds_nothing_that_ships(
     assert put_shipped(store.catalog, tmp_path, model) == 0  # once is enough
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, model) == (2, 2)
-    monkeypatch.setattr(LocalEmbedder, "encode", None)  # nobody may call it
+    monkeypatch.setattr(LocalEmbedder, "encode", None)  # must not be called
     store.ingest("again.md", MANUAL + "\n", hardware=("h200",))
 
 
 @pytest.mark.slow(seconds=15)
-def test_every_passage_that_ships_has_its_vector(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """After a change of hw_manuals or of how documents are cut: `kernlore knowledge vectors`."""
+def test_every_shipped_passage_has_vector(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """After a change of hw_manuals or of the passage cutter, run `kernlore knowledge vectors`."""
     read = once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
     from kb.catalog import open_catalog
 
@@ -295,7 +296,7 @@ def test_every_passage_that_ships_has_its_vector(tmp_path_factory: pytest.TempPa
     assert passages > 3_000 and embedded == passages
 
 
-def test_the_command_writes_them_for_a_folder(tmp_path: Path) -> None:
+def test_command_writes_vectors_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "guidance").mkdir(parents=True)
     (tmp_path / "guidance" / "a.md").write_text(
         '---\ntitle: "A"\nsources:\n  - title: "T"\n    url: "https://example.org"\n---\n' + MANUAL

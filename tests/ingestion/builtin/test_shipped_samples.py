@@ -1,4 +1,4 @@
-"""Whole kernels that ship with the knowledge: rows, documents, what becomes of them."""
+"""Whole kernels that ship with the knowledge: their rows, documents and status."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def change(folder: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_row_becomes_a_sample_with_its_verdict(store: Store, folder: Path) -> None:
+def test_row_becomes_a_sample_with_its_verdict(store: Store, folder: Path) -> None:
     assert problems(folder) == []
     load_builtin(folder, store.registry, store.uploads, store.documents)
     store.worker().drain()
@@ -107,7 +107,7 @@ def test_a_row_becomes_a_sample_with_its_verdict(store: Store, folder: Path) -> 
     assert sample.evidence.endswith("0.8 of a copy")
 
 
-def test_only_a_built_in_document_may_say_that_it_is_right(store: Store, folder: Path) -> None:
+def test_only_built_in_documents_may_state_verdict(store: Store, folder: Path) -> None:
     (upload,) = (u for u in builtin_documents(folder) if u.name == "twice.md")
     store.ingest("twice.md", upload.data.decode(), hardware=())
     with store.catalog.read() as connection:
@@ -128,12 +128,12 @@ def test_only_a_built_in_document_may_say_that_it_is_right(store: Store, folder:
         ('what = "right"', f'what = "right"\nlibrary = "{"x" * 60}"', "are cells of a table"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(folder: Path, old: str, new: str, problem: str) -> None:
+def test_invalid_row_is_reported(folder: Path, old: str, new: str, problem: str) -> None:
     change(folder, old, new)
     assert any(problem in message for message in problems(folder))
 
 
-def test_a_row_without_its_file_or_with_an_unknown_key_is_refused(folder: Path) -> None:
+def test_row_without_file_or_with_unknown_key_is_refused(folder: Path) -> None:
     change(folder, "topics", "subjects")
     with pytest.raises(InvalidKnowledge, match="unknown subjects"):
         shipped_samples(folder)
@@ -143,7 +143,7 @@ def test_a_row_without_its_file_or_with_an_unknown_key_is_refused(folder: Path) 
         shipped_samples(folder)
 
 
-def test_a_share_of_the_roof_stands_in_the_results_too() -> None:
+def test_stated_share_of_roof_is_in_results() -> None:
     results = SHIPPED.parent / "benchmarks" / "results" / "nvidia_samples.md"
     rows = [line for line in results.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     shares = {row.split("|")[4].split("(")[0].strip() for row in rows}
@@ -152,7 +152,7 @@ def test_a_share_of_the_roof_stands_in_the_results_too() -> None:
     assert len(stated) > 8 and stated <= shares
 
 
-def test_what_ships_is_seen_as_whole_kernels() -> None:
+def test_shipped_samples_are_recognised_as_kernels() -> None:
     shipped = shipped_samples(SHIPPED)
     assert {"hopper", "ampere", "nvidia"} <= {sample.hardware for sample in shipped}
     for sample in shipped:

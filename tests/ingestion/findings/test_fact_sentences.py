@@ -1,4 +1,4 @@
-"""Facts in running text: what is read, and the many sentences that are left alone."""
+"""Facts in running text: sentences that state one, and sentences that do not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def stated(sentence: str) -> dict[str, float | int]:
         ("The vector registers are 128 bytes wide.", {"vector_bits": 1024}),
     ],
 )
-def test_what_a_sentence_states(sentence: str, facts: dict[str, float]) -> None:
+def test_facts_of_a_sentence(sentence: str, facts: dict[str, float]) -> None:
     assert stated(sentence) == facts
 
 
@@ -109,11 +109,11 @@ def test_what_a_sentence_states(sentence: str, facts: dict[str, float]) -> None:
         "There is an area of 256 KB of L1 space.",
     ],
 )
-def test_what_is_left_alone(sentence: str) -> None:
+def test_sentences_without_facts(sentence: str) -> None:
     assert stated(sentence) == {}
 
 
-def test_a_list_is_read_with_what_announces_it() -> None:
+def test_list_is_read_with_its_introduction() -> None:
     text = b"""# The chip
 
 Each X9 ASIC contains:
@@ -130,13 +130,13 @@ Each X9 ASIC contains:
     assert facts[0].locator == repr(facts[0].sentence) and facts[0].cell is None
 
 
-def test_markup_line_ends_and_code_are_not_in_the_way() -> None:
+def test_markup_line_breaks_and_code_do_not_interfere() -> None:
     text = "The **L2 cache** of the\n[chip](x.md) is `50 MB`. See `f(50 MB)` for the L2 cache."
     assert [(s.key, s.quantity) for s in statements(text)] == [("l2_size", "50 MB")]
     code = b"# A\n\n```\nThe L2 cache is 50 MB.\n```\n"
     assert propose_facts(parse(code, "a.md").elements) == []
 
 
-def test_a_number_that_two_facts_claim_is_left_out() -> None:
+def test_number_claimed_by_two_facts_is_dropped() -> None:
     assert stated("Each SM has 128 KB of L1 and shared memory.") == {}
     assert stated("The L2 cache is 40 MB, so the L2 cache size is 50 MB.") == {}

@@ -113,7 +113,7 @@ Comparison
 """
 
 
-def test_chips_as_rows_of_a_real_parser_s_table() -> None:
+def test_parsed_table_with_chips_as_rows() -> None:
     facts = propose_facts(parse(CHIPS_AS_ROWS, "specs.rst").elements)
     assert values(facts) == {
         ("MI300X", "compute_capability"): "gfx942",
@@ -138,7 +138,7 @@ def test_chips_as_rows_of_a_real_parser_s_table() -> None:
     assert by_key["l2_size"].cell == (0, 8)
 
 
-def test_chips_as_columns_of_a_real_parser_s_table() -> None:
+def test_parsed_table_with_chips_as_columns() -> None:
     facts = propose_facts(parse(CHIPS_AS_COLUMNS, "compare.rst").elements)
     assert values(facts) == {
         ("Two", "peak_matrix_fp8"): 1299e12,
@@ -155,7 +155,7 @@ def test_chips_as_columns_of_a_real_parser_s_table() -> None:
     }
 
 
-def test_a_markdown_table_with_the_unit_in_the_column_head() -> None:
+def test_markdown_table_with_unit_in_column_header() -> None:
     text = b"""# Peaks
 
 | Computation and data type | FLOPS/CLOCK/CU | Peak TFLOPS |
@@ -167,7 +167,7 @@ def test_a_markdown_table_with_the_unit_in_the_column_head() -> None:
     assert values(facts) == {("", "peak_fp64"): 11.5e12, ("", "peak_matrix_fp16"): 184.6e12}
 
 
-def test_a_two_column_datasheet_without_a_header() -> None:
+def test_two_column_datasheet_without_header() -> None:
     rows = [
         ["GPU Memory", "80 GB HBM3"],
         ["Memory bandwidth", "3.35 TB/s"],
@@ -204,7 +204,7 @@ def test_a_two_column_datasheet_without_a_header() -> None:
     assert confidence["l2_size"] < confidence["memory_bandwidth"]  # MB taken as MiB
 
 
-def test_a_unit_column_and_stacked_headers() -> None:
+def test_unit_column_and_stacked_headers() -> None:
     facts = propose(
         [["Parameter", "Unit", "Compute capability", "Compute capability"], ["", "", "8.0", "9.0"]],
         [["Shared memory per SM", "KB", "164", "228"], ["Warp size", "threads", "32", "32"]],
@@ -242,7 +242,7 @@ def test_a_unit_column_and_stacked_headers() -> None:
         "408 MB (HBM + cache)",
     ],
 )
-def test_doubtful_cells_are_left_out(cell: str) -> None:
+def test_ambiguous_cells_are_dropped(cell: str) -> None:
     assert propose([["Property", "Chip"]], [["L2 cache", cell]]) == []
 
 
@@ -268,7 +268,7 @@ def test_spellings_of_a_size(cell: str, value: float) -> None:
     assert fact.text_value == cell
 
 
-def test_benchmark_results_are_no_facts() -> None:
+def test_benchmark_results_are_not_facts() -> None:
     assert (
         propose(
             [["Kernel", "Time (ms)", "Bandwidth (GB/s)", "L2 hit (%)"]],
@@ -280,16 +280,16 @@ def test_benchmark_results_are_no_facts() -> None:
     assert propose([["Mode", "Registers", "Total size"]], [["small", "128", "4 KB"]]) == []
 
 
-def test_a_table_that_contradicts_itself_proposes_nothing_for_that_key() -> None:
+def test_contradicting_table_proposes_nothing_for_that_key() -> None:
     rows = [["L2 cache", "50 MB"], ["L2 cache size", "40 MB"], ["Power limit", "700 W"]]
     assert values(propose([["Property", "Chip"]], rows)) == {("Chip", "power"): 700}
 
 
-def test_a_table_readable_both_ways_is_left_alone() -> None:
+def test_table_readable_in_both_orientations_is_ignored() -> None:
     assert propose([["Model", "L2 cache"]], [["Power limit", "50 MB"]]) == []
 
 
-def test_page_and_place_are_kept() -> None:
+def test_locator_has_page_and_position() -> None:
     table = Table((("Property", "X1"),), (("Memory bandwidth", "2 TB/s"),), "Table 7. Limits")
     box = Box(11, "xii", 0, 0, 10, 10)
     elements = [Element("text", "before"), Element("table", "", table=table, boxes=(box,))]
@@ -385,7 +385,7 @@ HEARTH = """<h1>Hearth 9</h1><p>The hoard is a software-managed on-chip scratchp
 <tr><td>Interface</td><td></td><td>serial</td></tr></table>"""
 
 
-def test_labels_with_qualifiers_and_own_names_and_the_rows_that_are_not_read() -> None:
+def test_qualified_labels_custom_names_and_unread_rows() -> None:
     found, unread = facts_in(split_sections(parse(ANVIL.encode(), "anvil.md").elements))
     assert {entry.key: entry.value for entry in found if not entry.sentence} == {
         "clock_boost": 1.1e9,
@@ -414,7 +414,7 @@ LIMITS = """# Orbis-3
 """
 
 
-def test_plain_names_of_peak_and_clock_are_read_where_nothing_says_it_more_clearly() -> None:
+def test_plain_peak_and_clock_labels_yield_to_clearer_ones() -> None:
     def keyed(text: str) -> dict[str, object]:
         found, _ = facts_in(split_sections(parse(text.encode(), "limits.md").elements))
         return {entry.key: entry.value for entry in found}
@@ -426,11 +426,11 @@ def test_plain_names_of_peak_and_clock_are_read_where_nothing_says_it_more_clear
     memory = LIMITS.replace("Clock frequency", "Memory clock frequency")
     assert keyed(memory) == {k: v for k, v in plain.items() if k != "clock_boost"}
     _, unread = facts_in(split_sections(parse(LIMITS.encode(), "limits.md").elements))
-    # What a manual calls a tile may be a core, or a die of several cores.
+    # A tile of a manual may be a core, or a die of several cores.
     assert unread == ["Number of tiles: 24", "L2 cache size: 3 (perhaps l2_size, but not clearly)"]
 
 
-def test_another_make_of_data_sheet() -> None:
+def test_data_sheet_of_another_vendor() -> None:
     found, unread = facts_in(split_sections(parse(HEARTH.encode(), "hearth.html").elements))
     assert {entry.key: entry.value for entry in found if not entry.sentence} == {
         "shared_memory_banks": 32,
@@ -452,13 +452,11 @@ def test_another_make_of_data_sheet() -> None:
         ("The cache is a scratchpad in this mode.", []),
     ],
 )
-def test_a_name_for_the_scratchpad_is_one_only_where_it_is_defined(
-    text: str, names: list[str]
-) -> None:
+def test_scratchpad_name_counts_only_where_defined(text: str, names: list[str]) -> None:
     assert [name for name, _ in scratchpad_names([text])] == names
 
 
-def test_a_turned_label_gives_way_to_one_that_says_it_outright() -> None:
+def test_reordered_label_yields_to_exact_one() -> None:
     rows = [["Memory bandwidth", "2 TB/s"], ["Memory bandwidth (LPDDR5)", "0.2 TB/s"]]
     assert values(propose([["Property", "Value"]], rows)) == {("", "memory_bandwidth"): 2e12}
     rows = [["Memory bandwidth (HBM3)", "2 TB/s"], ["Memory bandwidth (LPDDR5)", "0.2 TB/s"]]
@@ -475,7 +473,7 @@ KEYED_LIMITS = [
 ]
 READ = {
     "transfers_in_flight": (3, "count"),
-    "x_roost_bandwidth": (900e9, "B/s"),  # as a hardware.toml wants it: near to `host_bandwidth`
+    "x_roost_bandwidth": (900e9, "B/s"),  # prefixed because it resembles `host_bandwidth`
     "ring_hop": (1.5, "cycles"),
     "roost_size": (2 << 20, "B"),
 }
@@ -504,18 +502,18 @@ def facts(text: str, name: str) -> dict[str, tuple[float | int | str, str]]:
         (TABLE, "guide.md"),
     ],
 )
-def test_free_keys_are_proposed_from_every_form(text: str, name: str) -> None:
+def test_custom_keys_are_proposed_from_every_format(text: str, name: str) -> None:
     assert facts(text, name) == READ
 
 
-def test_a_known_key_is_in_its_one_unit() -> None:
+def test_known_key_has_its_canonical_unit() -> None:
     text = "key,value,unit\nl2_size,4,MB\nclock,oops,Hz\nl2_sizee,4,MB\n"
     read = facts(text, "limits.csv")
     assert read["l2_size"] == (4 << 20, "B")
     assert set(read) == {"l2_size", "x_l2_sizee"}
 
 
-def test_a_key_with_two_values_and_a_table_of_two_chips_give_none() -> None:
+def test_conflicting_values_of_a_key_are_dropped() -> None:
     assert facts("key,value,unit\nhops,3,count\nhops,4,count\n", "a.csv") == {}
     assert facts("key,value,value,unit\nhops,3,4,count\n", "a.csv") == {}
 

@@ -1,4 +1,4 @@
-"""Moves in front matter: checked when they are read, kept with the document, gone with it."""
+"""Moves in front matter: checked when read, stored and deleted with the document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A tile of half the size needs half the accumulators.
 """
 
 
-def test_a_move_is_read_with_the_signals_of_its_predicate() -> None:
+def test_move_has_signals_of_its_predicate() -> None:
     [move] = moves_of({"moves": [GOOD]})
     assert (move.name, move.signals, move.limit) == (
         "shrink-the-tile",
@@ -59,7 +59,7 @@ def test_a_move_is_read_with_the_signals_of_its_predicate() -> None:
         ({"change": "more"}, "no known role"),
     ],
 )
-def test_an_unusable_move_says_which_and_why(changed: Mapping[str, Any], says: str) -> None:
+def test_invalid_move_is_named_with_its_error(changed: Mapping[str, Any], says: str) -> None:
     with pytest.raises(InvalidKnowledge, match=says) as refused:
         moves_of({"moves": [GOOD, {**GOOD, **changed}]})
     assert "moves[1]" in refused.value.message and refused.value.hint
@@ -73,7 +73,7 @@ def test_moves_must_be_a_list_of_mappings_with_predicates() -> None:
         moves_of({"moves": [{**GOOD, "when": "__import__('os')"}]})
 
 
-def test_moves_live_and_go_with_their_document(store: Store) -> None:
+def test_moves_are_deleted_with_their_document(store: Store) -> None:
     document = store.ingest("spills.md", MANUAL, hardware=("h100",), origin="builtin")
     with store.catalog.read() as connection:
         [move] = stored.of_document(connection, document.document_id)
@@ -95,7 +95,7 @@ def test_moves_live_and_go_with_their_document(store: Store) -> None:
     assert store.rows("moves") == 0 and not store.snapshots.current().knowledge.moves
 
 
-def test_a_strangers_moves_are_proposed_not_applied(store: Store) -> None:
+def test_moves_of_uploads_are_proposed_not_applied(store: Store) -> None:
     document = store.ingest("spills.md", MANUAL, hardware=("h100",))
     with store.catalog.read() as connection:
         [move] = stored.of_document(connection, document.document_id)

@@ -42,15 +42,15 @@ One block may take 227 KiB of kumquat memory.
         (("nvidia",), ("Guide", "The NVIDIA way"), None),
         (("h100",), ("H100 manual", "Numbers"), None),
         (("h100",), ("On H200",), ("h200",)),
-        (("h100",), ("On A100",), ("a100",)),  # a cousin is no less another chip
+        (("h100",), ("On A100",), ("a100",)),  # a sibling is another chip too
         (("hopper",), ("On A100",), ("a100",)),
         (("hopper",), ("H100 numbers",), ("h100",)),
-        (("h100",), ("The Hopper SM",), None),  # what stands above never widens a scope
-        (("h100",), ("H100: a cousin of Ampere", "Numbers"), None),  # a family as a description
+        (("h100",), ("The Hopper SM",), None),  # parent headings never widen a scope
+        (("h100",), ("H100: a cousin of Ampere", "Numbers"), None),  # a description
         (("h100",), ("H100 compared with A100",), ("a100", "h100")),
         (("h100",), ("Migrating from A100",), ("a100", "h100")),
-        (("h100",), ("On MI300X",), None),  # another vendor's chip is no relative
-        (("a100", "h100"), ("Both chips", "On A100"), ("a100",)),  # of a manual about two chips
+        (("h100",), ("On MI300X",), None),  # a chip of another vendor
+        (("a100", "h100"), ("Both chips", "On A100"), ("a100",)),  # in a manual about two chips
         (("a100", "h100"), ("H100 and A100",), None),
         (("a100", "h100"), ("H100 compared with A100",), None),
         ((), ("On A100",), ("a100",)),
@@ -67,7 +67,7 @@ def test_headings_give_scopes(
     assert SectionScopes(document, store.registry.all()).of(path) == expected
 
 
-def test_a_section_about_one_chip_is_never_returned_for_another(store: Store) -> None:
+def test_section_about_one_chip_is_not_returned_for_another(store: Store) -> None:
     store.ingest("guide.md", VENDOR, hardware=("nvidia",))
 
     def found(chip: str) -> str:

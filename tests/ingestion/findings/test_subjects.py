@@ -1,4 +1,4 @@
-"""Whom a value is about: the chip, its family, another chip, or nobody knows."""
+"""The subject of a value: the chip, its family, another chip, or unclear."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def subject(
         ("Granite", None),
     ],
 )
-def test_a_table_header(header: str, kind: str | None) -> None:
+def test_subject_of_a_table_header(header: str, kind: str | None) -> None:
     named = subject(header)
     assert (named.kind if named else None) == kind
 
 
-def test_the_nearest_text_that_names_a_chip_decides() -> None:
+def test_nearest_text_that_names_chip_decides() -> None:
     title = ("Acme MI100 guide",)
     assert subject(titles=title) is None
     assert subject(titles=("mi100.md",)) is None
@@ -77,14 +77,14 @@ def test_the_nearest_text_that_names_a_chip_decides() -> None:
     assert mode == FactSubject("mi250x", "Mode 1", "unclear")
 
 
-def test_a_form_of_the_board_is_unclear() -> None:
+def test_board_variant_is_unclear() -> None:
     card = subject(sentence="The MI250X PCIe card has 64 GB.")
     assert card is not None and (card.kind, card.text) == ("unclear", "PCIe")
     bus = subject(sentence="The MI250X is attached by PCIe Gen 4.")
     assert bus is not None and bus.kind == "chip"
 
 
-def test_where_nothing_is_named_the_declared_chip_holds_if_the_document_is_about_it() -> None:
+def test_declared_chip_is_the_default_subject_of_its_document() -> None:
     assert subject() == FactSubject("mi250x", "", "chip")
     crowded = subject(texts=["The MI100 is old.", "The MI300 is new.", "The MI250X is here."])
     assert crowded == FactSubject("mi250x", "", "unclear")
@@ -97,7 +97,7 @@ def test_where_nothing_is_named_the_declared_chip_holds_if_the_document_is_about
 
 
 @pytest.mark.parametrize("text", ["FP16", "INT8", "HBM128", "ISO-8601", "the 1024 threads", "A4"])
-def test_no_names(text: str) -> None:
+def test_texts_without_chip_name_are_unclear(text: str) -> None:
     assert subject(text) == FactSubject("mi250x", text, "unclear")
 
 
@@ -117,20 +117,20 @@ def rows(text: str, title: str = "Chips", hardware: Sequence[str] = ("mi250x",))
     return proposals(located, source, hardware, REGISTRY, [])
 
 
-def test_of_a_table_of_chips_only_the_own_row_is_proposed() -> None:
+def test_only_own_row_of_a_chip_table_is_proposed() -> None:
     assert [(f.key, f.number, f.subject, f.subject_kind) for f in rows(TABLE)] == [
         ("compute_units", 220, "MI250X", "chip"),
         ("l2_size", 16 * 2**20, "MI250X", "chip"),
     ]
 
 
-def test_a_document_of_another_chip_proposes_nothing() -> None:
+def test_document_about_another_chip_proposes_nothing() -> None:
     text = "# Acme MI100\n\n| Property | Value |\n|---|---|\n| L2 cache | 8 MB |\n"
     assert rows(text, "Acme MI100") == []
     assert rows("# Limits\n\nThe L2 cache is 8 MB.\n", "Acme MI100") == []
 
 
-def test_a_sentence_becomes_a_row_with_its_document_section_and_words() -> None:
+def test_fact_of_a_sentence_has_document_section_and_quotation() -> None:
     text = "# Guide\n\n## Memory of the MI250X\n\nThe L2 cache is 16 MB.\n"
     [fact] = rows(text, "Acme guide")
     assert (fact.key, fact.number, fact.text) == ("l2_size", 16 * 2**20, "16 MB")
@@ -141,17 +141,17 @@ def test_a_sentence_becomes_a_row_with_its_document_section_and_words() -> None:
 
 
 @pytest.mark.parametrize("title", ["Guide, rev. 2", "guide,  Rev. 2"])
-def test_a_place_does_not_repeat_the_title_of_its_document(title: str) -> None:
+def test_locator_does_not_repeat_document_title(title: str) -> None:
     text = "# Guide, rev. 2\n\n## Memory\n\nThe L2 cache is 16 MB.\n"
     assert [fact.locator for fact in rows(text, title)] == ["Memory: 'The L2 cache is 16 MB.'"]
 
 
-def test_sentences_that_repeat_or_contradict_each_other() -> None:
+def test_repeated_and_contradicting_sentences() -> None:
     again = "# MI250X\n\nThe L2 cache is 16 MB.\n\nIt has an L2 cache of 16 MB.\n"
     assert len(rows(again)) == 1
     against = "# MI250X\n\nThe L2 cache is 16 MB.\n\nIt has an L2 cache of 8 MB.\n"
     assert rows(against) == []
 
 
-def test_a_document_about_no_hardware_proposes_nothing() -> None:
+def test_document_without_hardware_proposes_nothing() -> None:
     assert rows(TABLE, hardware=()) == []

@@ -1,4 +1,4 @@
-"""Real office, book and mail files, made here so that everything in them is known to the tests."""
+"""Office, book and mail files with known content."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def workbook() -> bytes:
 
 
 def book() -> bytes:
-    """An EPUB of two chapters whose title stands in its metadata only."""
+    """An EPUB of two chapters whose title is in the metadata only."""
     page = (
         '<html xmlns="http://www.w3.org/1999/xhtml"><head><title>-</title></head><body>{}'
         "</body></html>"
@@ -143,7 +143,7 @@ def mail() -> bytes:
 
 
 def outlook_message() -> bytes:
-    """What Outlook saves: a compound file of one stream per property, with a text attached."""
+    """A file of Outlook: a compound file of one stream per property, with a text attached."""
     text, binary = 0x001F, 0x0102
     attached = _properties(
         8, {(0x3707, text): "a.txt".encode("utf-16-le"), (0x3701, binary): b"An attached line.\n"}
@@ -159,7 +159,7 @@ def outlook_message() -> bytes:
 
 
 def _properties(header: int, values: dict[tuple[int, int], bytes]) -> Storage:
-    """Properties by id and type, each in its stream, and the stream that lists them."""
+    """Properties by id and type, each in a stream, and the stream that lists them."""
     listed = bytes(header)
     streams: Storage = {}
     for (number, kind), value in values.items():
@@ -169,7 +169,7 @@ def _properties(header: int, values: dict[tuple[int, int], bytes]) -> Storage:
 
 
 def old_office(stream: str) -> bytes:
-    """A compound file with the one stream by which Office before 2007 names its kind."""
+    """A compound file with the one stream that names the application of Office before 2007."""
     return compound_file({stream: bytes(64)})
 
 

@@ -1,8 +1,7 @@
-"""Files with bytes changed, lost, repeated or exchanged: each is read, or refused in a sentence.
+"""Files with bytes changed, lost, repeated or exchanged: each is read, or refused with a message.
 
-Bounded: examples are drawn in one fixed order, and there are few of them. The reader runs here in
-the process of the test, so that whatever escapes from it is seen; in use it has limits on memory
-and time beside (`ingestion.parse_process`).
+The examples are few, in a fixed order. The parser runs in the process of the test, so that any
+other exception fails it; in use it also has limits on memory and time (`ingestion.parse_process`).
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ PIECES = (
 
 @st.composite
 def damaged(draw: st.DrawFn, files: dict[str, bytes]) -> tuple[bytes, str]:
-    """One of the files after a few changes, under its own name or another's."""
+    """One of the files after a few changes, under its name or another."""
     data = bytearray(draw(st.sampled_from(list(files.values()))))
     for _ in range(draw(st.integers(1, 5))):
         start = draw(st.integers(0, len(data)))
@@ -115,7 +114,7 @@ def damaged(draw: st.DrawFn, files: dict[str, bytes]) -> tuple[bytes, str]:
 
 
 def read(data: bytes, name: str) -> ParsedDocument | None:
-    """The document as the service gets it from the process that reads; None where it is refused."""
+    """The document as the parser process returns it; None if refused."""
     try:
         document = parse(data, name)
     except KernloreError as error:
@@ -128,7 +127,7 @@ def read(data: bytes, name: str) -> ParsedDocument | None:
 
 
 @pytest.mark.parametrize("name", [*CHEAP, *COSTLY])
-def test_the_files_are_read_when_they_are_whole(name: str) -> None:
+def test_whole_files_are_read(name: str) -> None:
     document = read({**CHEAP, **COSTLY}[name], name)
     assert document is not None and document.elements and not document.failures
 
@@ -138,11 +137,11 @@ def test_the_files_are_read_when_they_are_whole(name: str) -> None:
 @settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-def test_a_damaged_text_is_read_or_refused(file: tuple[bytes, str]) -> None:
+def test_damaged_text_is_read_or_refused(file: tuple[bytes, str]) -> None:
     read(*file)
 
 
 @given(damaged(COSTLY))
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_a_damaged_pdf_or_word_file_is_read_or_refused(file: tuple[bytes, str]) -> None:
+def test_damaged_pdf_or_word_file_is_read_or_refused(file: tuple[bytes, str]) -> None:
     read(*file)

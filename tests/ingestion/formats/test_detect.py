@@ -1,4 +1,4 @@
-"""Which reader a file gets, and text out of bytes."""
+"""Which parser a file gets, and decoding of its bytes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def zipped(*members: str) -> bytes:
         (b"not a PDF at all\n", "broken.pdf", Format.TEXT),
     ],
 )
-def test_bytes_win_over_the_name(data: bytes, name: str, expected: Format) -> None:
+def test_content_takes_precedence_over_name(data: bytes, name: str, expected: Format) -> None:
     assert detect(data, name) is expected
 
 
-def test_a_wrong_extension_is_read_by_content_and_said() -> None:
+def test_wrong_extension_gives_warning() -> None:
     document = parse(HTML, "page.md")
     assert [e.text for e in document.elements] == ["Caches", "A line is 64 bytes."]
     assert any("named like markdown" in warning for warning in document.warnings)
@@ -64,7 +64,7 @@ def test_a_wrong_extension_is_read_by_content_and_said() -> None:
         (b"x", "a.bin", UnsupportedFormat),
     ],
 )
-def test_what_is_no_document_is_refused_with_a_hint(
+def test_non_document_is_refused_with_hint(
     data: bytes, name: str, error: type[ParseFailed] | type[UnsupportedFormat]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -79,7 +79,7 @@ CODE = "# Tiles\n\nfor i in range(4):\n    a = 1; b = 2\n\n    # ---\n    c = a\
 @pytest.mark.parametrize(
     ("name", "language"), [("k.py", "python"), ("k.CU", "cuda"), ("k.s", "asm")]
 )
-def test_a_file_of_code_is_one_block_as_it_is(name: str, language: str) -> None:
+def test_source_file_is_one_code_block(name: str, language: str) -> None:
     document = parse(CODE.encode(), name)
     [block] = document.elements
     assert (block.kind, block.language) == ("code", language)
@@ -99,13 +99,13 @@ def test_character_sets() -> None:
     assert broken.text.startswith("ein Ä") and "replaced" in broken.warnings[0]
 
 
-def test_nul_bytes_are_removed_with_a_warning() -> None:
+def test_nul_bytes_are_removed_with_warning() -> None:
     document = parse(b"A wave has 64\x00 lanes.\n", "a.txt")
     assert document.elements[0].text == "A wave has 64 lanes."
     assert document.warnings == ("1 NUL characters removed",)
 
 
-def test_base64_is_nobody_s_words() -> None:
+def test_base64_is_dropped() -> None:
     blob = "iVBORw0KGgoAAAANSUhEUg" * 40
     assert drop_base64(f"![alt](data:image/png;base64,{blob}==) after") == "![alt]() after"
     assert drop_base64(f"before {blob} after") == "before  after"

@@ -71,7 +71,7 @@ def test_complaint_10_merged_header_rows_and_caption() -> None:
     assert element.text.startswith("Table 1: Limits\n\n| Chip | Registers | Registers |")
 
 
-def test_content_controls_are_read_and_deletions_are_not() -> None:
+def test_content_controls_are_read_and_deletions_ignored() -> None:
     def build(document: Any) -> None:
         kept = document.add_paragraph("inside a control")
         control, content = OxmlElement("w:sdt"), OxmlElement("w:sdtContent")
@@ -87,7 +87,7 @@ def test_content_controls_are_read_and_deletions_are_not() -> None:
     assert [e.text for e in parsed(build).elements] == ["inside a control", "stays"]
 
 
-def test_a_paragraph_with_an_outline_level_is_a_heading() -> None:
+def test_paragraph_with_outline_level_is_a_heading() -> None:
     def build(document: Any) -> None:
         paragraph = document.add_paragraph("Custom heading")
         level = OxmlElement("w:outlineLvl")
@@ -98,7 +98,7 @@ def test_a_paragraph_with_an_outline_level_is_a_heading() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 cut off", b"plain text"])
-def test_a_damaged_file_is_an_error_with_a_hint(data: bytes) -> None:
+def test_damaged_file_is_an_error_with_hint(data: bytes) -> None:
     with pytest.raises(ParseFailed) as caught:
         parse_docx(data)
     assert caught.value.hint

@@ -30,7 +30,7 @@ def test_main_content_without_navigation() -> None:
     assert parse_html("<title>Only this</title><p>x</p>").title == "Only this"
 
 
-def test_lists_nest_and_give_up_their_code() -> None:
+def test_nested_lists_yield_their_code_blocks() -> None:
     assert kinds("<ul><li>one<ul><li>in</li></ul></li><li><p>two</p></li></ul>") == [
         ("list", "- one\n  - in\n- two")
     ]
@@ -72,10 +72,10 @@ def test_api_pages() -> None:
     )
     texts = [text for _, text in kinds(page)]
     assert texts[:2] == ["copy(dst, src)\nCopies.", "dst\nwhere to"]
-    assert texts[2:] == ["int launch ( )"]  # a prototype is one line, not a text for each cell
+    assert texts[2:] == ["int launch ( )"]  # a prototype is one line, not one text per cell
 
 
-def test_absurd_nesting_fails_with_a_hint() -> None:
+def test_excessive_nesting_fails_with_hint() -> None:
     with pytest.raises(ParseFailed) as caught:
         parse(b"<html>" + b"<div>" * 5_000 + b"x", "deep.html")
     assert caught.value.hint

@@ -1,4 +1,4 @@
-"""Markdown: source lines as they are, structure beside them."""
+"""Markdown: source lines unchanged, with their structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def only(text: str) -> Element:
     return elements[0]
 
 
-def test_front_matter_is_data_and_not_text() -> None:
+def test_front_matter_is_data_not_text() -> None:
     document = parse_markdown(
         "---\ntitle: Masking\nlanguages: [triton]\n---\n# Bounds\n\nMask it.\n"
     )
@@ -25,13 +25,13 @@ def test_front_matter_is_data_and_not_text() -> None:
     assert kinds(document) == [("title", "Bounds"), ("text", "Mask it.")]
 
 
-def test_broken_front_matter_is_said() -> None:
+def test_broken_front_matter_gives_warning() -> None:
     document = parse_markdown("---\ntitle: [unclosed\n---\n\nText.\n")
     assert "not valid YAML" in document.warnings[0]
     assert ("text", "Text.") in kinds(document)
 
 
-def test_headings_in_all_spellings() -> None:
+def test_heading_syntaxes() -> None:
     document = parse_markdown(
         "# One `a_b` #\n\nTwo\n---\n\n<h3 align=center>Three</h3>\n\n#### Four {#anchor}\n"
     )
@@ -43,21 +43,21 @@ def test_headings_in_all_spellings() -> None:
     ]
 
 
-def test_text_is_the_source_as_it_is() -> None:
+def test_text_is_the_unchanged_source() -> None:
     source = "The **LDS** has `32` banks\nand [a link](x.md), <br> too."
     assert only(source) == Element("text", source)
     items = "* one\n  * inner\n* two"
     assert only(items) == Element("list", items)
 
 
-def test_code_keeps_its_lines_and_language() -> None:
+def test_code_keeps_lines_and_language() -> None:
     assert only("```C++ title=x\nint a;\n\n  b();\n```\n") == Element(
         "code", "int a;\n\n  b();", language="c++"
     )
     assert only("```\n# not a heading <!-- kept -->\n```").text == "# not a heading <!-- kept -->"
 
 
-def test_a_list_gives_up_the_code_inside_it_in_order() -> None:
+def test_list_yields_its_code_blocks_in_order() -> None:
     document = parse_markdown(
         "1. Build it:\n\n   ```bash\n   make\n   ```\n\n   Then wait.\n2. Run.\n"
     )
@@ -68,7 +68,7 @@ def test_a_list_gives_up_the_code_inside_it_in_order() -> None:
     ]
 
 
-def test_a_long_list_is_cut_at_its_items() -> None:
+def test_long_list_is_cut_at_its_items() -> None:
     items = [f"- item {n} " + "word " * 40 for n in range(12)]
     elements = parse_markdown("\n".join(items)).elements
     assert [e.kind for e in elements] == ["list"] * 12
@@ -83,7 +83,7 @@ def test_pipe_table() -> None:
     assert table.table.rows == (("`int8`", "512"), ("a | b", ""))
 
 
-def test_html_table_with_blank_lines_inside_is_one_table() -> None:
+def test_html_table_with_blank_lines_is_one_table() -> None:
     document = parse_markdown(
         "Before.\n\n<table><tr><th>Bank</th><th>Use</th></tr>\n\n"
         "<tr><td>0</td><td>template <typename T></td></tr>\n\n</table>\n\nAfter.\n"
@@ -95,7 +95,7 @@ def test_html_table_with_blank_lines_inside_is_one_table() -> None:
     assert table.rows == (("0", "template <typename T>"),)
 
 
-def test_comments_images_and_data_uris_leave() -> None:
+def test_comments_images_and_data_uris_are_removed() -> None:
     document = parse_markdown(
         "Kept <!-- gone\nalso gone --> here.\n\n![A block diagram](x.png)\n\n![](y.png)\n\n"
         "Inline code `<!--` stays.\n"
@@ -139,6 +139,6 @@ def test_quotes_and_alerts_are_read_as_content() -> None:
     assert kinds(document) == [("text", "Use `vmcnt`."), ("code", "s_waitcnt")]
 
 
-def test_unclosed_constructs_lose_nothing() -> None:
+def test_unclosed_constructs_lose_no_text() -> None:
     for source in ("<table>\n\nWords stay.", ":::{note}\nWords stay.", "a <!-- b\n\nWords stay."):
         assert "Words stay." in " ".join(e.text for e in parse_markdown(source).elements)

@@ -1,4 +1,4 @@
-"""Notebooks: words, code and short outputs."""
+"""Notebooks: text, code and short outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_cells_in_order() -> None:
     )
 
 
-def test_pictures_pages_and_long_logs_are_left_out() -> None:
+def test_images_html_and_long_outputs_are_dropped() -> None:
     outputs = (
         {"output_type": "display_data", "data": {"image/png": "AAAA", "text/plain": "<Figure>"}},
         {"output_type": "execute_result", "data": {"text/html": "<b>x</b>", "text/plain": "<x>"}},
@@ -57,7 +57,7 @@ def test_pictures_pages_and_long_logs_are_left_out() -> None:
     assert [e.text for e in document.elements] == ["f()", "42"]
 
 
-def test_an_error_keeps_its_name_and_the_end_of_its_traceback() -> None:
+def test_error_keeps_its_name_and_end_of_its_traceback() -> None:
     trace = [f"\x1b[0;31mframe {n}\x1b[0m" for n in range(40)] + ["RuntimeError: out of L1"]
     failed = {
         "output_type": "error",
@@ -71,7 +71,7 @@ def test_an_error_keeps_its_name_and_the_end_of_its_traceback() -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"cells": [', b'{"worksheets": []}', b"[1, 2]"])
-def test_what_is_no_notebook_fails_with_a_hint(data: bytes) -> None:
+def test_non_notebook_fails_with_hint(data: bytes) -> None:
     with pytest.raises(ParseFailed) as caught:
         parse(data, "lesson.ipynb")
     assert "save" in caught.value.hint

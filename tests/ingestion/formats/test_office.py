@@ -1,4 +1,4 @@
-"""Formats behind `unstructured`, offline, each with a real file: never an empty success."""
+"""Formats read through `unstructured`, offline, each with a real file: never an empty success."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_slides_are_pages_with_their_title_as_heading() -> None:
     assert labels == [(0, "1")] * 2 + [(1, "2")] * 3 + [(2, "3")] * 2
     assert bodies(document, "text") == [
         "Programming guide, revision 2",
-        "Bank conflicts cost a factor of eight.",  # the notes, under the title of their slide
+        "Bank conflicts cost a factor of eight.",  # the notes follow the title of their slide
     ]
     assert bodies(document, "list") == [
         "- The scratchpad holds 192 KB per core.\n  - It has 32 banks of four bytes.\n"
@@ -85,7 +85,7 @@ def test_slides_are_pages_with_their_title_as_heading() -> None:
 @needs_unstructured
 def test_sheets_are_sections_with_tables() -> None:
     document = read("xlsx")
-    assert document.title is None  # then it is called after its file
+    assert document.title is None  # the file name is the title then
     assert headings(document) == [(1, "Peaks"), (1, "Limits"), (2, "Limits of one core")]
     assert tables(document) == [
         Table((("Chip", "fp16 TFLOPS"),), (("Orion 1", "383"), ("Orion 2", "766.5"))),
@@ -100,7 +100,7 @@ def test_sheets_are_sections_with_tables() -> None:
 @needs_unstructured
 def test_books_keep_headings_lists_tables_and_code() -> None:
     document = read("epub")
-    assert document.title == "Orion Guide"  # from the metadata, not from the text
+    assert document.title == "Orion Guide"  # from the metadata
     assert headings(document) == OUTLINE
     assert bodies(document, "list") == ["- 32 banks\n  - of four bytes\n- one port"]
     assert tables(document) == [Table((("Chip", "Cache"),), (("Orion 1", "50 MB"),))]
@@ -129,7 +129,7 @@ def test_open_document_text() -> None:
 
 
 @needs_unstructured
-def test_mail_stands_under_its_subject_with_its_attachments() -> None:
+def test_mail_has_its_subject_as_title_and_its_attachments() -> None:
     document = read("eml")
     assert headings(document) == [*MESSAGE, (2, "a.csv")]
     assert [table.rows for table in tables(document)] == [(("1", "broken"),), (("H", "50"),)]
@@ -147,7 +147,7 @@ def test_outlook_messages_are_read_like_mail() -> None:
 
 
 @needs_unstructured
-def test_complaint_03_mail_is_read_without_a_language_model_or_network() -> None:
+def test_complaint_03_mail_needs_no_language_model_or_network() -> None:
     document = parse_other(MAIL, "tiles.eml")
     assert document.title == "Tile sizes"
     assert [(e.kind, e.text) for e in document.elements[1:]] == [
@@ -157,7 +157,7 @@ def test_complaint_03_mail_is_read_without_a_language_model_or_network() -> None
 
 
 @needs_unstructured
-def test_converters_work_within_the_limits_of_the_parser_process(tmp_path: Path) -> None:
+def test_converters_work_within_parser_limits(tmp_path: Path) -> None:
     path = tmp_path / "book"
     path.write_bytes(office_files.book())
     with ParserProcess() as parser:
@@ -166,7 +166,7 @@ def test_converters_work_within_the_limits_of_the_parser_process(tmp_path: Path)
 
 @needs_unstructured
 @pytest.mark.parametrize("extension", ["rtf", "pptx", "xlsx", "epub", "odt", "msg"])
-def test_content_wins_over_the_name(extension: str) -> None:
+def test_content_takes_precedence_over_extension(extension: str) -> None:
     document = parse_other(MAKERS[extension](), "renamed.txt")
     assert document.elements == parse_other(MAKERS[extension](), f"a.{extension}").elements
 
@@ -190,7 +190,7 @@ b = 2</programlisting></chapter></book>"""
 
 
 @needs_unstructured
-def test_text_after_inline_tags_of_xml_is_read() -> None:
+def test_xml_text_after_inline_tags_is_read() -> None:
     document = parse_other(XML, "unit.xml")
     title, port, around, prototype, code = [element.text for element in document.elements]
     assert title == document.title == "Unit manual"
@@ -202,7 +202,7 @@ def test_text_after_inline_tags_of_xml_is_read() -> None:
 
 
 @needs_unstructured
-def test_complaint_03_an_empty_answer_is_an_error() -> None:
+def test_complaint_03_empty_result_is_an_error() -> None:
     with pytest.raises(ParseFailed) as caught:
         parse_other(b"", "empty.eml")
     assert caught.value.hint
@@ -220,13 +220,13 @@ def test_damaged_files_are_errors(extension: str) -> None:
 
 @needs_unstructured
 @pytest.mark.parametrize("extension", ["pptx", "xlsx", "epub", "odt"])
-def test_a_file_that_was_cut_off_is_an_error(extension: str) -> None:
+def test_truncated_file_is_an_error(extension: str) -> None:
     data = MAKERS[extension]()
     with pytest.raises(KernloreError, match="damaged zip"):
         parse(data[: len(data) // 2], f"cut.{extension}")
 
 
-def test_an_unknown_extension_is_refused() -> None:
+def test_unknown_extension_is_refused() -> None:
     with pytest.raises(UnsupportedFormat, match=r"\.xyz") as caught:
         parse_other(b"data", "file.xyz")
     assert caught.value.hint
@@ -240,7 +240,7 @@ def test_an_unknown_extension_is_refused() -> None:
         ("EncryptedPackage", "secret.xlsx", "encrypted", "password"),
     ],
 )
-def test_binary_office_files_say_what_to_save_them_as(
+def test_binary_office_files_have_hint_on_conversion(
     stream: str, name: str, message: str, hint: str
 ) -> None:
     with pytest.raises(KernloreError, match=message) as caught:
@@ -258,7 +258,7 @@ def test_binary_office_files_say_what_to_save_them_as(
         ("msg", "oxmsg", "python-oxmsg"),
     ],
 )
-def test_a_missing_package_is_named(
+def test_missing_package_is_named(
     extension: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = MAKERS[extension]()
@@ -279,7 +279,7 @@ def test_a_missing_package_is_named(
     ("installed", "message", "hint"),
     [(False, "which is not installed", "pip install"), (True, "does not start", "may run")],
 )
-def test_the_program_pandoc_is_asked_for_where_it_is_missing(
+def test_missing_pandoc_program_is_named(
     monkeypatch: pytest.MonkeyPatch, installed: bool, message: str, hint: str
 ) -> None:
     import pypandoc
@@ -296,7 +296,7 @@ def test_the_program_pandoc_is_asked_for_where_it_is_missing(
 
 
 @needs_unstructured
-def test_no_package_is_asked_for_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_import_is_not_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "unstructured.partition.rtf", raising=False)
     monkeypatch.setitem(sys.modules, "pypandoc", None)  # importing it fails
     with pytest.raises(UnsupportedFormat, match="installed package cannot be imp") as caught:
@@ -306,10 +306,10 @@ def test_no_package_is_asked_for_that_is_installed(monkeypatch: pytest.MonkeyPat
 
 @needs_unstructured
 @pytest.mark.skipif(not memory_is_enforced(), reason="this system has no address space limit")
-def test_a_lack_of_memory_is_no_missing_package(tmp_path: Path) -> None:
+def test_out_of_memory_is_not_a_missing_package(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(office_files.RTF)
-    limits = ParseLimits(memory_mib=76)  # too little for the imports
+    limits = ParseLimits(memory_mib=76)  # too little memory for the imports
     with ParserProcess(limits) as parser, pytest.raises(ParseFailed, match="memory") as caught:
         parser.parse(path, "a.rtf")
     assert "limits of the parser" in caught.value.hint

@@ -26,7 +26,7 @@ def holding(document: ParsedDocument, text: str) -> Element:
     return found[0]
 
 
-def test_complaint_09_every_element_knows_page_label_and_box(manual: ParsedDocument) -> None:
+def test_complaint_09_every_element_has_page_label_and_box(manual: ParsedDocument) -> None:
     assert manual.pages_seen == manual.pages_parsed == 6
     assert not manual.failures
     for element in manual.elements:
@@ -40,14 +40,14 @@ def test_complaint_09_every_element_knows_page_label_and_box(manual: ParsedDocum
     assert (banks.page_index, banks.page_label) == (5, "4")
 
 
-def test_box_is_measured_from_the_top_of_the_page(manual: ParsedDocument) -> None:
+def test_box_is_measured_from_top_of_page(manual: ParsedDocument) -> None:
     box = holding(manual, "Threads run in groups").boxes[0]
     baseline = golden.HEIGHT - (golden.TOP - 18 - 1.2 * 18 - 8)
     assert box.y0 < baseline < box.y1
     assert box.x0 == pytest.approx(golden.LEFT, abs=1)
 
 
-def test_heading_path_follows_the_outline(manual: ParsedDocument) -> None:
+def test_heading_paths_follow_outline(manual: ParsedDocument) -> None:
     titles = [(e.level, e.text) for e in manual.elements if e.kind == "title"]
     assert titles == [
         (1, "Chip Manual"),
@@ -60,7 +60,7 @@ def test_heading_path_follows_the_outline(manual: ParsedDocument) -> None:
     assert manual.title == "Chip Manual"
 
 
-def test_running_heads_and_contents_are_left_out(manual: ParsedDocument) -> None:
+def test_running_heads_and_contents_are_dropped(manual: ParsedDocument) -> None:
     everything = "\n".join(e.text for e in manual.elements)
     assert "Page 3" not in everything
     assert "revision 3" not in everything
@@ -68,16 +68,16 @@ def test_running_heads_and_contents_are_left_out(manual: ParsedDocument) -> None
     assert any("table of contents" in warning for warning in manual.warnings)
 
 
-def test_a_sentence_over_a_page_break_is_one_element_with_two_boxes(manual: ParsedDocument) -> None:
+def test_sentence_over_page_break_is_one_element_with_two_boxes(manual: ParsedDocument) -> None:
     element = holding(manual, golden.SPLIT_SENTENCE)
     assert [box.page_label for box in element.boxes] == ["1", "2"]
 
 
-def test_a_word_divided_at_a_line_end_is_whole(manual: ParsedDocument) -> None:
+def test_word_hyphenated_at_line_end_is_joined(manual: ParsedDocument) -> None:
     assert golden.HYPHENATED in holding(manual, "divergent").text
 
 
-def test_items_and_code_keep_their_form(manual: ParsedDocument) -> None:
+def test_items_and_code_keep_their_layout(manual: ParsedDocument) -> None:
     items = holding(manual, "32 lanes")
     assert items.kind == "list"
     assert items.text == "- one warp has 32 lanes\n- lanes of one warp share a program counter"
@@ -86,7 +86,7 @@ def test_items_and_code_keep_their_form(manual: ParsedDocument) -> None:
     assert code.text == "for (int i = 0; i < n; ++i) {\n    acc += a[i];\n}"
 
 
-def test_complaint_10_a_table_over_two_pages_keeps_three_header_rows(
+def test_complaint_10_table_over_two_pages_keeps_header_rows(
     manual: ParsedDocument,
 ) -> None:
     tables = [e for e in manual.elements if e.kind == "table"]
@@ -100,11 +100,11 @@ def test_complaint_10_a_table_over_two_pages_keeps_three_header_rows(
     assert tables[0].text.startswith("Table 7. Occupancy limits of all chips\n\n| Chip | Limits |")
 
 
-def test_text_of_a_table_is_not_repeated(manual: ParsedDocument) -> None:
+def test_table_text_is_not_repeated(manual: ParsedDocument) -> None:
     assert sum("chip07" in e.text for e in manual.elements) == 1
 
 
-def test_headings_without_an_outline_go_by_number_and_look() -> None:
+def test_headings_without_outline_follow_number_and_font() -> None:
     document = parse_pdf(golden.without_outline())
     titles = [(e.level, e.text) for e in document.elements if e.kind == "title"]
     assert titles[:4] == [
@@ -117,7 +117,7 @@ def test_headings_without_an_outline_go_by_number_and_look() -> None:
     assert document.title == "A Tuning Guide"
 
 
-def test_columns_are_read_one_after_the_other() -> None:
+def test_two_columns_are_read_in_order() -> None:
     document = parse_pdf(golden.two_columns())
     text = " ".join(e.text for e in document.elements if e.kind == "text")
     left = [f"the left column has line number {i:02d} here" for i in range(20)]
@@ -126,8 +126,8 @@ def test_columns_are_read_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_several_columns_are_read_one_after_the_other(count: int) -> None:
-    """Also from the head of the page, where equal first lines are no running head."""
+def test_several_columns_are_read_in_order(count: int) -> None:
+    """Also from the top of the page, where equal first lines are not a running head."""
     texts = [[f"Column {c} says in line {i:02d}" for i in range(12)] for c in range(count)]
     document = parse_pdf(golden.columns(texts))
     text = " ".join(e.text for e in document.elements)
@@ -135,7 +135,7 @@ def test_several_columns_are_read_one_after_the_other(count: int) -> None:
 
 
 def test_rows_of_short_texts_are_read_across() -> None:
-    """A table without rules is drawn row by row, and its rows belong together."""
+    """A table without ruling lines is drawn row by row; the cells of a row belong together."""
     rows = [
         [f"name {i:02d} of it", f"its meaning is {i:02d}", f"see page {i:02d}"] for i in range(12)
     ]
@@ -143,20 +143,20 @@ def test_rows_of_short_texts_are_read_across() -> None:
     assert all(" ".join(row) in text for row in rows)
 
 
-def test_complaint_03_a_scanned_page_is_reported_and_a_blank_one_is_fine() -> None:
+def test_complaint_03_scanned_page_is_reported_and_blank_one_is_not() -> None:
     document = parse_pdf(golden.scanned_in_the_middle())
     assert document.pages_seen == 3
     assert [(f.page_index, f.reason.split(":")[0]) for f in document.failures] == [(1, "scanned")]
     assert document.failures
 
 
-def test_printed_numbers_label_pages_where_the_file_does_not() -> None:
+def test_printed_numbers_label_pages_without_labels() -> None:
     document = parse_pdf(golden.printed_numbers_only())
     assert [e.boxes[0].page_label for e in document.elements] == ["11", "12", "13", "14"]
     assert all(not e.text.endswith(("11", "14")) for e in document.elements)
 
 
-def test_a_turned_page_reads_in_order() -> None:
+def test_rotated_page_is_read_in_order() -> None:
     (element,) = parse_pdf(golden.rotated()).elements
     assert element.text == (
         "A wide sheet is read from its long side. Its second line is below the first."
@@ -165,21 +165,21 @@ def test_a_turned_page_reads_in_order() -> None:
     assert (box.x0, box.y0) == (pytest.approx(100, abs=2), pytest.approx(52, abs=4))
 
 
-def test_an_encrypted_file_asks_for_a_copy_without_password() -> None:
+def test_encrypted_file_error_asks_for_copy_without_password() -> None:
     with pytest.raises(ParseFailed, match="password") as caught:
         parse_pdf(golden.encrypted())
     assert "without the password" in caught.value.hint
 
 
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.7\n", b"\x00\x01 not a document" * 50])
-def test_garbage_is_an_error_with_a_hint(data: bytes) -> None:
+def test_invalid_pdf_is_an_error_with_hint(data: bytes) -> None:
     with pytest.raises(ParseFailed) as caught:
         parse_pdf(data)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
-def test_complaint_03_a_truncated_file_never_looks_complete(share: float) -> None:
+def test_complaint_03_truncated_file_never_looks_complete(share: float) -> None:
     data = golden.manual()
     whole = parse_pdf(data)
     try:
@@ -192,7 +192,7 @@ def test_complaint_03_a_truncated_file_never_looks_complete(share: float) -> Non
 
 
 def drawn_by_reportlab(title: str | None) -> bytes:
-    """A manual as reportlab's own layout writes it: tables centred, headings at the margin."""
+    """A manual laid out by reportlab: centred tables, headings at the margin."""
     styles = getSampleStyleSheet()
     grid = TableStyle([("GRID", (0, 0), (-1, -1), 0.5, black)])
     rows = [["Property", "Value"], ["L2 cache size", "48 MiB"], ["Banks", "16"]]
@@ -212,17 +212,17 @@ def drawn_by_reportlab(title: str | None) -> bytes:
 @pytest.mark.parametrize(
     "given", (None, "(anonymous)", "untitled", "Microsoft Word - guide_v3", "guide_v3.docx")
 )
-def test_a_title_that_nobody_gave_is_none(given: str | None) -> None:
+def test_placeholder_title_is_ignored(given: str | None) -> None:
     assert parse_pdf(drawn_by_reportlab(given)).title == "Orbis-3 Architecture Guide"
 
 
-def test_a_title_that_somebody_gave_stays() -> None:
+def test_given_title_is_used() -> None:
     assert parse_pdf(drawn_by_reportlab("Anonymous pipes of Orbis")).title == (
         "Anonymous pipes of Orbis"
     )
 
 
-def test_a_table_stands_under_the_heading_above_it() -> None:
+def test_table_belongs_to_heading_above_it() -> None:
     parsed = parse_pdf(drawn_by_reportlab(None))
     order = [e.text if e.kind == "title" else e.kind for e in parsed.elements]
     assert order[1:] == ["2 Memory", "table", "2.1 The well", "text"]

@@ -1,4 +1,4 @@
-"""reStructuredText with everything that Sphinx documentation adds to it."""
+"""reStructuredText with the constructs of Sphinx documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table_of(text: str) -> Table:
     return element.table
 
 
-def test_levels_by_order_of_appearance() -> None:
+def test_heading_levels_by_order_of_appearance() -> None:
     document = parse_rst(
         "=====\nGuide\n=====\n\nMemory\n======\n\nBanks\n~~~~~\n\nText\n\nEnd\n===\n"
     )
@@ -31,14 +31,14 @@ def test_levels_by_order_of_appearance() -> None:
     assert document.title == "Guide"
 
 
-def test_text_is_the_source_dedented() -> None:
+def test_text_is_the_dedented_source() -> None:
     source = "See :ref:`banks <lds-banks>` and ``ds_read``\n*twice*."
     assert kinds(parse_rst(source)) == [("text", source)]
     assert kinds(parse_rst("   quoted\n   twice\n")) == [("text", "quoted\ntwice")]
     assert kinds(parse_rst("* one\n  more\n\n* two\n")) == [("list", "* one\n  more\n\n* two")]
 
 
-def test_code_in_all_spellings() -> None:
+def test_code_syntaxes() -> None:
     document = parse_rst(
         ".. code-block:: C++\n   :linenos:\n\n   int x;\n     y();\n\nAs here::\n\n    a = 1\n\n"
         ">>> 1 + 1\n2\n"
@@ -51,7 +51,7 @@ def test_code_in_all_spellings() -> None:
     ]
 
 
-def test_boxes_are_normal_content_and_their_titles_text() -> None:
+def test_admonitions_are_normal_content_and_their_titles_text() -> None:
     document = parse_rst(
         ".. note:: Starts here\n   and goes on.\n\n.. tab-set::\n\n   .. tab-item:: AMD\n"
         "      :sync: amd\n\n      #. Build\n\n         .. code:: bash\n\n            make\n"
@@ -64,7 +64,7 @@ def test_boxes_are_normal_content_and_their_titles_text() -> None:
     ]
 
 
-def test_machinery_leaves() -> None:
+def test_sphinx_markup_is_removed() -> None:
     document = parse_rst(
         ".. meta::\n   :description: x\n\n.. _label:\n\n.. toctree::\n   :maxdepth: 1\n\n"
         "   other\n\n"
@@ -74,7 +74,7 @@ def test_machinery_leaves() -> None:
     assert kinds(document) == [("text", "Stays.")]
 
 
-def test_text_under_a_target_is_not_lost() -> None:
+def test_text_below_target_is_not_lost() -> None:
     document = parse_rst(
         ".. _here:\n\n    Indented by mistake.\n\n.. image:: a.png\n\n   This too.\n"
     )
@@ -90,7 +90,7 @@ def test_list_table() -> None:
     assert table == Table((("Type", "TFLOPS"),), (("fp16", "383 with sparsity"),), "Peaks")
 
 
-def test_csv_table_and_its_outside_file() -> None:
+def test_csv_table_inline_and_external() -> None:
     table = table_of(
         '.. csv-table::\n   :header: "Counter", "Unit"\n\n   "``SQ_WAVES``", "Waves, new"\n'
     )
@@ -114,7 +114,7 @@ def test_drawn_tables_keep_their_source() -> None:
     assert element.text == f"Rates\n\n{simple}"
 
 
-def test_described_names() -> None:
+def test_object_descriptions() -> None:
     document = parse_rst(
         ".. py:function:: copy(dst, src)\n                 copy(dst)\n   :noindex:\n\n"
         "   Copies.\n\n"
@@ -145,7 +145,7 @@ def test_figures_footnotes_definitions_and_unknown_directives() -> None:
     ]
 
 
-def test_spanned_cells_stay_in_their_columns() -> None:
+def test_spanning_cells_stay_in_their_columns() -> None:
     grid = (
         "+---+---+---+\n| a     | b |\n+---+---+---+\n| 1 | 2 | 3 |\n|   +---+---+\n"
         "|   | 4 | 5 |\n+---+---+---+"
@@ -156,7 +156,7 @@ def test_spanned_cells_stay_in_their_columns() -> None:
     assert element.text == grid and after.text == "After it."
 
 
-def test_what_docutils_calls_an_error_is_kept_as_text() -> None:
+def test_docutils_errors_keep_their_text() -> None:
     broken = "=====  ===\na  b\n=====  ===\n1      2\n  x"
     document = parse_rst(f"{broken}\n\nBelow.\n")
     words = " ".join(e.text for e in document.elements).split()
@@ -165,7 +165,7 @@ def test_what_docutils_calls_an_error_is_kept_as_text() -> None:
     assert "Title in it" in " ".join(e.text for e in inside.elements)
 
 
-def test_nothing_is_included_or_executed(tmp_path: Path) -> None:
+def test_includes_and_raw_html_are_ignored(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("password")
     document = parse_rst(
@@ -178,7 +178,7 @@ def test_nothing_is_included_or_executed(tmp_path: Path) -> None:
     assert text == ":raw-html:`<b>x</b>` and |x|"
 
 
-def test_lists_keep_their_marks() -> None:
+def test_lists_keep_their_markers() -> None:
     source = "a. one\nb. two\n\n* three\n* four\n\n  more"
     assert [e.text for e in parse_rst(source).elements] == [
         "a. one\nb. two",

@@ -18,7 +18,7 @@ def test_paragraphs_lists_and_code() -> None:
     ]
 
 
-def test_headings_only_where_they_cannot_be_anything_else() -> None:
+def test_only_unambiguous_lines_are_headings() -> None:
     text = (
         "Overview\n========\n\n1.2 Memory model\n\nREGISTER FILE\n\nA short line\n\n"
         "64 KB of LDS. It is shared.\n"
@@ -32,14 +32,14 @@ def test_headings_only_where_they_cannot_be_anything_else() -> None:
     assert document.title == "Overview"
 
 
-def test_a_table_is_rectangular_and_clean() -> None:
+def test_table_is_rectangular_and_clean() -> None:
     table = make_table([["a", "b\n c"]], [["1"], ["", " "], ["2", "3"]], "  Peak \n rates ")
     assert table == Table((("a", "b c"),), (("1", ""), ("2", "3")), "Peak rates")
     assert render_table(table) == "Peak rates\n\n| a | b c |\n| --- | --- |\n| 1 |  |\n| 2 | 3 |"
     assert table_element(make_table([], [["", " "]])) is None
 
 
-def test_a_pipe_in_a_cell_stays_one_cell() -> None:
+def test_pipe_in_cell_is_escaped() -> None:
     assert render_table(make_table([], [["a|b", "c"]])) == "| a\\|b | c |"
 
 
@@ -56,7 +56,7 @@ softmax.orb:19: error: O3-3001: unknown mnemonic 'vexpf'
 """
 
 
-def test_each_entry_of_a_list_of_errors_stays_whole() -> None:
+def test_each_entry_of_an_error_list_is_one_element() -> None:
     elements = parse_text(ERRORS).elements
     assert [element.kind for element in elements] == ["text", "list", "list", "text", "code"]
     assert elements[1].text.startswith("O3-1042") and elements[1].text.endswith("blocks.")

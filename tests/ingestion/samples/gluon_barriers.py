@@ -1,16 +1,16 @@
-"""Barriers of the stand-in for Gluon's Blackwell calls, of one block and of a pair of blocks."""
+"""Barriers of the simulated Gluon Blackwell calls, for one block and a pair of blocks."""
 
 from __future__ import annotations
 
 import threading
 
-PATIENCE = 10.0  # seconds after which a wait counts as one without end
+PATIENCE = 10.0  # seconds after which a wait counts as endless
 
-_here = threading.local()  # the block that this thread belongs to, and its place in a pair
+_here = threading.local()  # the block of this thread, and its rank in a pair
 
 
 class WaitsForever(Exception):
-    """A barrier's phase did not come."""
+    """The phase of a barrier was never reached."""
 
 
 def rank() -> int:
@@ -19,7 +19,7 @@ def rank() -> int:
 
 
 class Barrier:
-    """mbarrier: a phase ends when all have arrived and all expected bytes have come."""
+    """mbarrier: a phase ends when all have arrived and all expected bytes have been copied."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -46,9 +46,10 @@ class Barrier:
 
 
 class Barriers:
-    """An array of barriers; one alone is the array itself. A pair has it once for each block, or
-    once together: `shared` barriers are the first block's, as Triton 3.7.1 has them. There the
-    first waits, expects the bytes of both, and an arrival of the second is lost."""
+    """An array of barriers; a single one is the array itself. A pair has one array per block, or
+    one for both: `shared` barriers belong to the first block, as in Triton 3.7.1. There the first
+    block waits and expects the bytes of both, and an arrival of the second is lost.
+    """
 
     def __init__(self, blocks: list[list[Barrier]], shared: bool = False):
         self.blocks, self.shared = blocks, shared
@@ -86,6 +87,6 @@ class Barriers:
             self.own.wait(parity)
 
     def commit(self) -> None:
-        """What the tensor core signals arrives in every block."""
+        """A signal of the tensor core reaches every block."""
         for block in self.blocks:
             block[0].add(arrivals=1)

@@ -1,13 +1,14 @@
-"""A stand-in for Gluon's Blackwell calls on the CPU: runs a sample's algorithm, not its layouts.
+"""A CPU simulation of Gluon's Blackwell calls: it runs the algorithm of a sample without its
+layouts.
 
-Every partition of a warp-specialised kernel is a thread. Copies by TMA and work of the tensor core
-happen later than they are issued, after random pauses: copies in any order, tensor work in order.
-So a stage that is overwritten too early, a phase that is waited for wrongly or a missing commit
-shows as a wrong value or as a wait without end, which is an error here. Arithmetic is float64.
+Each partition of a warp-specialised kernel is a thread. TMA copies and tensor core operations
+complete after random delays: copies in any order, tensor core operations in order. A stage that is
+overwritten too early, a wait for the wrong phase or a missing commit gives a wrong value or an
+endless wait, which is an error. Arithmetic is float64.
 
-A pair of blocks (two_ctas) is both of them as threads over tensors of the pair, each with its half
-of the rows; the first issues for both. It knows no shapes that the hardware would refuse, no
-swizzles, and no proxies or fences.
+The blocks of a pair (two_ctas) are two threads over shared tensors, each with half of the rows; the
+first issues for both. Shapes that the hardware refuses, swizzles, proxies and fences are not
+modelled.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ import torch
 
 from tests.ingestion.samples.gluon_barriers import PATIENCE, Barriers, _here, rank
 
-PAUSE = 2e-4  # seconds: the longest that the machine delays a copy or a product
+PAUSE = 2e-4  # seconds: the longest simulated delay of a copy or a product
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 class Values(np.ndarray):
-    """What a partition holds in registers."""
+    """Values of a partition in registers."""
 
     @property
     def type(self) -> SimpleNamespace:
@@ -52,13 +53,13 @@ def _values(array: Any) -> Values:
 
 
 def _half(shape: Sequence[int]) -> slice:
-    """The rows that the block of this thread holds: all, or its half in a pair."""
+    """The rows of this thread's block: all, or half of them in a pair."""
     ranks = _here.block.ranks
     return slice(rank() * shape[0] // ranks, (rank() + 1) * shape[0] // ranks)
 
 
 class Memory:
-    """Shared memory, or a view of it that is only looked at when it is used."""
+    """Shared memory, or a view of it that is evaluated on use."""
 
     def __init__(self, array: np.ndarray, view: Callable[[np.ndarray], np.ndarray] | None = None):
         self.array = array
@@ -95,8 +96,9 @@ class Memory:
 
 
 class TensorMemory(Memory):
-    """Columns of one wide number or of two narrow ones. A wide number marks its second half, so
-    that what was written as one kind is no number when it is read as the other."""
+    """Columns of one wide number or two narrow ones. A wide number marks its second half as NaN, so
+    that reading it as narrow ones gives no number.
+    """
 
     WIDE = np.inf
 
@@ -151,7 +153,7 @@ class TensorMemory(Memory):
 
 
 class Block:
-    """One block or a pair: its place in the grid, the tensor core's queue, and its copies."""
+    """One block or a pair: its position in the grid, its tensor core queue, and its copies."""
 
     def __init__(
         self, place: tuple[int, ...], grid: tuple[int, ...], warps: int, ranks: int
@@ -172,7 +174,7 @@ class Block:
         time.sleep(self.random.random() * PAUSE)
 
     def once(self, make: Callable[[], Any]) -> Any:
-        """What `make` makes, the same for both blocks of a pair: the n-th of their role."""
+        """The value of `make`, shared by both blocks of a pair: the n-th call of their role."""
         _here.count = getattr(_here, "count", 0) + 1
         key = (getattr(_here, "role", -1), _here.count)
         with self.allocating:
@@ -181,7 +183,7 @@ class Block:
             return self.allocated[key]
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], **place: int) -> None:
-        """Run one role of one block; a fault is kept for the end."""
+        """Run one role of one block; store its exception."""
         _here.block, _here.count = self, 0
         for name, value in place.items():
             setattr(_here, name, value)
@@ -244,7 +246,7 @@ class Descriptor:
 
 
 class Kernel:
-    """What `gluon.jit` makes: called on the device, or launched over a grid by the host."""
+    """The result of `gluon.jit`: called on the device, or launched over a grid by the host."""
 
     def __init__(self, function: FunctionType):
         self.function = function
@@ -267,7 +269,7 @@ class Kernel:
 
 
 def _all(calls: Sequence[tuple[Any, ...]]) -> None:
-    """Run each call as a thread of its own, and wait for all."""
+    """Run each call in its own thread, and wait for all."""
     threads = [
         threading.Thread(target=run, args=(function, args), kwargs=place, daemon=True)
         for run, function, args, place in calls
@@ -388,12 +390,12 @@ def _copy(source: Memory, into: Memory) -> None:
 
 
 def _commit(barrier: Barriers, descs: Sequence[Memory] = ()) -> None:
-    del descs  # whether a pair's second block is signalled too: in a pair it always is
+    del descs  # whether the second block of a pair is signalled too: in a pair it always is
     _issue(barrier.commit)
 
 
 def _issue(work: Callable[[], None]) -> None:
-    """To the tensor core's queue; in a pair only the first block's call counts."""
+    """Add to the queue of the tensor core; in a pair only the call of the first block counts."""
     if rank() == 0:
         _here.block.tensor_work.put(work)
 
@@ -479,8 +481,9 @@ NAMES: dict[str, Any] = {
 
 
 def sample(path: Path, units: int = 2) -> SimpleNamespace:
-    """The names of a sample, its imports of Gluon answered from here. `units`: the number of
-    multiprocessors that a persistent kernel is told of."""
+    """The names of a sample, with its Gluon imports simulated. `units`: the number of
+    multiprocessors for persistent kernels.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tree.body = [
         node

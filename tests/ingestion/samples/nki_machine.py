@@ -1,9 +1,8 @@
-"""A stand-in for the NKI calls that the samples use: what the documentation says they compute, on
-the CPU, one after the other.
+"""A CPU simulation of the NKI calls of the samples, as documented, run sequentially.
 
-Knows the rules of places and sizes that a wrong kernel breaks first (128 partitions, 128 x 512 a
-product, one PSUM bank, no DMA out of PSUM); memory that nobody wrote is NaN. Knows no engines, no
-time and no queues. Products are exact; a write rounds to the type of its destination.
+It checks the limits that a wrong kernel exceeds first (128 partitions, 128 x 512 per product, one
+PSUM bank, no DMA from PSUM); unwritten memory is NaN. Engines, time and queues are not modelled.
+Products are exact; a write rounds to the type of its destination.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BANK = 2048  # bytes of a PSUM bank in one partition
 
 
 class Tile:
-    """A tensor somewhere: in device memory, SBUF or PSUM. A slice is a view of the same place."""
+    """A tensor in device memory, SBUF or PSUM. A slice is a view of the same memory."""
 
     def __init__(self, data: torch.Tensor, buffer: str):
         self.data, self.buffer = data, buffer
@@ -230,8 +229,9 @@ ISA = {
 
 
 def sample(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of a sample, its imports of NKI answered from here. A call that is not here, a
-    deprecated range of NKI among them, is an AttributeError."""
+    """The module of a sample, with its NKI imports simulated. Any other call, such as one of the
+    deprecated NKI, is an AttributeError.
+    """
     nki = _module("nki", {"jit": lambda function: function})
     nki.isa, nki.language = _module("nki.isa", ISA), _module("nki.language", LANGUAGE)  # type: ignore[attr-defined]
     for module in (nki, nki.isa, nki.language):

@@ -1,4 +1,6 @@
-"""The Gluon samples for Blackwell, run on a stand-in for their calls: no device here has them."""
+"""The Gluon samples for Blackwell on a simulation of their calls, because no such device is
+available.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def _matrix(rows: int, columns: int, seed: int) -> torch.Tensor:
         ("gemm-gluon-cta-pair.py", "pair_gemm"),
     ],
 )
-def test_products_agree_with_float64(
+def test_products_equal_float64(
     name: str, function: str, shape: tuple[int, int, int], stages: int
 ) -> None:
     M, N, K = shape
@@ -39,8 +41,8 @@ def test_products_agree_with_float64(
     torch.testing.assert_close(c, a @ b.T, rtol=1e-12, atol=1e-12)
 
 
-def test_block_scaled_product_agrees_with_float64() -> None:
-    rows, columns, depth = 200, 300, 416  # 13 scales a row: packing pads all three
+def test_block_scaled_product_equals_float64() -> None:
+    rows, columns, depth = 200, 300, 416  # 13 scales per row: packing pads all three
     module = gluon_machine.sample(FOLDER / "mxfp8-gemm-gluon.py")
     a, b = _matrix(rows, depth, 0), _matrix(columns, depth, 1)
     generator = torch.Generator().manual_seed(2)
@@ -57,7 +59,7 @@ def test_block_scaled_product_agrees_with_float64() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [16, 40, 100])
-def test_attention_agrees_with_float64(length: int, causal: bool) -> None:
+def test_attention_equals_float64(length: int, causal: bool) -> None:
     attention = gluon_machine.sample(FOLDER / "attention-gluon.py").attention
     generator = torch.Generator().manual_seed(length)
     q, k, v = (
@@ -72,7 +74,7 @@ def test_attention_agrees_with_float64(length: int, causal: bool) -> None:
 
 
 def test_attention_of_transposed_tensors() -> None:
-    """As a projection leaves them: [batch][length][heads][128], seen with the heads first."""
+    """As a projection returns them: [batch][length][heads][128], viewed with the heads first."""
     attention = gluon_machine.sample(FOLDER / "attention-gluon.py").attention
     generator = torch.Generator().manual_seed(5)
     q, k, v = (
@@ -93,15 +95,15 @@ def test_attention_of_transposed_tensors() -> None:
         ("gemm-gluon-cta-pair.py", "pair_gemm"),
     ],
 )
-def test_an_odd_number_of_pieces_is_refused(name: str, function: str) -> None:
-    """The last piece of a tile and the first of the next would take the same half of the ring."""
+def test_odd_number_of_pieces_is_refused(name: str, function: str) -> None:
+    """The last piece of a tile and the first of the next would use the same half of the ring."""
     multiply = getattr(gluon_machine.sample(FOLDER / name), function)
     a, b = _matrix(32, 16, 0), _matrix(48, 16, 1)
     with pytest.raises(AssertionError, match="static_assert"):
         multiply(a, b, block_m=16, block_n=24, block_k=16, stages=2, piece=8)
 
 
-RUNS = 8  # what is missing is a race, and a race may come out right
+RUNS = 8  # a missing wait is a race, which may give the right result
 PERSISTENT = ("gemm-gluon-persistent.py", "persistent_gemm")
 PAIR = ("gemm-gluon-cta-pair.py", "pair_gemm")
 
@@ -129,7 +131,7 @@ PAIR = ("gemm-gluon-cta-pair.py", "pair_gemm")
         (PAIR, "multicast=True, mbarriers=[empty.index(slot)]", "multicast=True, mbarriers=[]"),
     ],
 )
-def test_the_stand_in_sees_a_missing_wait_or_commit(
+def test_simulation_detects_missing_wait_or_commit(
     sample: tuple[str, str],
     right: str,
     wrong: str,

@@ -1,4 +1,4 @@
-"""Whole kernels are told from fragments, commands and configuration."""
+"""Whole kernels are distinguished from fragments, commands and configuration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OPCODES = """\
 
 
 def kernels_in(text: str, languages: Collection[str] = ()) -> list[KernelSample]:
-    """The kernels of a Markdown text, with its own cards."""
+    """The kernels of a Markdown text, with the cards of that text."""
     sections = split_sections(parse(text.encode(), "a.md").elements)
     return kernels_of(sections, cards_of(sections), languages)
 
@@ -59,7 +59,7 @@ def fenced(code: str, language: str = "", title: str = "Sample") -> str:
     return f"## {title}\n\n```{language}\n{code}\n```\n"
 
 
-def test_the_worked_sample_of_a_drawn_manual() -> None:
+def test_sample_of_a_drawn_manual() -> None:
     chip = CHIPS.draw(7)
     [kernel] = kernels_in(CHIPS.manual(chip), ["novac"])
     assert kernel.operator == "matmul" and kernel.language == "novac"
@@ -84,18 +84,18 @@ def test_kernels_of_other_languages(code: str, language: str, title: str, operat
     assert kernel.operator == operator
 
 
-def test_symbols_stand_in_order_of_first_use() -> None:
+def test_symbols_are_in_order_of_first_use() -> None:
     [kernel] = kernels_in(OPCODES + fenced(ASSEMBLY))
     assert kernel.symbols == ("ldt", "mulacc", "stt")
 
 
-def test_a_fence_without_a_language_is_in_the_only_one() -> None:
+def test_fence_without_language_has_only_declared_one() -> None:
     assert [k.language for k in kernels_in(fenced(CUDA), ["quill"])] == ["quill"]
     assert [k.language for k in kernels_in(fenced(CUDA), ["quill", "cpp"])] == [""]
     assert [k.language for k in kernels_in(fenced(CUDA, "text"), ["quill"])] == ["quill"]
 
 
-def test_a_kernel_over_two_blocks_is_joined_only_when_it_is_open() -> None:
+def test_kernel_over_two_blocks_is_joined_if_bracket_is_open() -> None:
     head, tail = CUDA[: CUDA.index("  float")], CUDA[CUDA.index("  float") :]
     text = f"{fenced(head, 'cpp')}\nThen scale and store:\n\n```cpp\n{tail}```\n"
     [kernel] = kernels_in(text)
@@ -116,7 +116,7 @@ def test_a_kernel_over_two_blocks_is_joined_only_when_it_is_open() -> None:
         ("error: kernel f: load x[3] is out of range\n note: here\n note: there\n ^", ""),
     ],
 )
-def test_what_is_no_whole_kernel(code: str, language: str) -> None:
+def test_fragments_are_not_kernels(code: str, language: str) -> None:
     assert kernels_in(fenced(code, language)) == []
 
 
@@ -141,8 +141,8 @@ end
 
 
 @pytest.mark.parametrize(("code", "language"), [(CHISEL, "chisel"), (LATHE, "lathe")])
-def test_the_keyword_kernel_with_a_body_of_calls_is_enough(code: str, language: str) -> None:
-    """No table lists the names, and none of them is one that many languages share."""
+def test_kernel_keyword_with_body_of_calls_suffices(code: str, language: str) -> None:
+    """No table lists the names, and none of them is shared by many languages."""
     [kernel] = kernels_in(f"# A first kernel\n\n```{language}\n{code}```\n")
     assert (kernel.language, kernel.code.strip()) == (language, code.strip())
 
@@ -155,7 +155,7 @@ def test_the_keyword_kernel_with_a_body_of_calls_is_enough(code: str, language: 
         ("kernel halve(x) {\n  y = x;\n  y = y;\n  z = y;\n}\n", "names that the manual defines"),
     ],
 )
-def test_what_a_block_lacks_to_be_a_whole_kernel_is_said(code: str, lack: str) -> None:
+def test_reason_why_block_is_not_a_kernel(code: str, lack: str) -> None:
     text = f"# A first kernel\n\n```chisel\n{code}```\n"
     sections = split_sections(parse(text.encode(), "a.md").elements)
     assert kernels_in(text) == []
@@ -176,11 +176,11 @@ def test_what_a_block_lacks_to_be_a_whole_kernel_is_said(code: str, lack: str) -
         ("run", ("Overview",), ""),
     ],
 )
-def test_operators_by_name_and_heading(entry: str, path: tuple[str, ...], operator: str) -> None:
+def test_operator_from_name_and_heading(entry: str, path: tuple[str, ...], operator: str) -> None:
     assert operator_of(entry, path) == operator
 
 
-def test_kernels_are_bounded() -> None:
+def test_kernel_length_is_bounded() -> None:
     many = "\n".join(fenced(CUDA.replace("rms_norm", f"norm_{n}"), "cpp") for n in range(80))
     assert len(kernels_in(many)) == MAX_KERNELS
     assert kernels_in(fenced(CUDA.replace("y[i]", "y[i] = 0;\n" * 3_000 + "y[i]"), "cpp")) == []
@@ -188,14 +188,14 @@ def test_kernels_are_bounded() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='ab_.:(){}[]@=;,<>" \ndefkrnl', max_size=300))
-def test_no_code_raises(code: str) -> None:
+def test_arbitrary_code_raises_nothing(code: str) -> None:
     kernels_in(fenced(code.replace("`", "")))
 
 
 @pytest.mark.parametrize(
     "piece", ["a()", "a(", "a(\n", "def a(", "a b ", ".a ", "a:\n", "<a(", "a[", "a()\n"]
 )
-def test_no_code_takes_long(piece: str) -> None:
+def test_arbitrary_code_is_read_in_bounded_time(piece: str) -> None:
     start = time.perf_counter()
     entry_of(piece * (20_000 // len(piece)))
     assert time.perf_counter() - start < 3
@@ -218,8 +218,8 @@ ABI = """# Orbis ABI
 """
 
 
-def test_a_kernel_in_the_chips_own_language_needs_no_names_of_this_manual() -> None:
-    """The instructions may stand in another manual of the chip."""
+def test_own_language_kernel_needs_no_names_of_this_manual() -> None:
+    """The instructions may be in another manual of the chip."""
 
     def found(text: str, own: Collection[str] = ("orbasm",)) -> list[KernelSample]:
         return kernels_of(split_sections(parse(text.encode(), "abi.md").elements), (), (), own)

@@ -1,4 +1,4 @@
-"""The NKI samples, run on a stand-in for their calls: neither the compiler nor a device is here."""
+"""The NKI samples on a simulation of their calls, without compiler or device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = Path(__file__).parents[3] / "hw_manuals" / "samples"
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The operations are small: where cores are busy, waiting threads cost 20 times the work."""
+    """The operations are small: on busy cores, waiting threads cost 20 times the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def _error(result: nki_machine.Tile, expected: torch.Tensor) -> float:
-    """The largest difference as a share of the largest element; NaN if anything is unwritten."""
+    """The largest difference as a share of the largest element; NaN if an element is unwritten."""
     return float((result.read() - expected).abs().max() / expected.abs().max())
 
 
@@ -103,7 +103,7 @@ def test_fp8_product_in_double_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nki-attention.py", "dst=turned, src=turned_psum", "dst=turned_psum, src=turned"),
     ],
 )  # fmt: skip
-def test_the_stand_in_sees_a_mistake(
+def test_simulation_detects_mistakes(
     file: str, right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (SAMPLES / "aws" / file).read_text(encoding="utf-8")

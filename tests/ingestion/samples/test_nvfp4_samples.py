@@ -1,5 +1,6 @@
-"""The NVFP4 samples: the quantiser in Triton's interpreter, the product on the stand-in for Gluon,
-and both together. No device here has the instruction."""
+"""The NVFP4 samples: the quantiser in Triton's interpreter, the product in the Gluon simulation,
+and both together. No device with the instruction is available.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.floa
 TIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 
 
-# Triton decides at its import whether kernels are interpreted, so that is a process of its own.
+# Triton decides at import whether kernels are interpreted, so this needs a separate process.
 CHILD = """
 import importlib.util, sys, torch
 spec = importlib.util.spec_from_file_location("nvfp4_quantise", sys.argv[1])
@@ -34,7 +35,7 @@ torch.save([module.nvfp4_quantise(*case) for case in cases], sys.argv[2])
 
 @dataclass(frozen=True)
 class Quantised:
-    """A matrix and what the sample makes of it."""
+    """A matrix and its quantisation by the sample."""
 
     x: torch.Tensor
     values: torch.Tensor
@@ -42,13 +43,13 @@ class Quantised:
     tensor_scale: torch.Tensor
 
     def real(self) -> torch.Tensor:
-        """The numbers that the product multiplies, in float64."""
+        """The multiplied numbers in float64."""
         in_rows = _scales_in_rows(self.scales, len(self.values)).repeat_interleave(16, 1)
         return _decoded(self.values) * in_rows * self.tensor_scale.double()
 
 
 def _spread(rows: int, depth: int) -> torch.Tensor:
-    """Groups of sixteen whose sizes differ, the first of them zeros."""
+    """Groups of sixteen of different magnitudes, the first all zero."""
     generator = torch.Generator().manual_seed(rows)
     powers = torch.exp2(torch.randint(-6, 7, (rows, depth // 16, 1), generator=generator))
     x = (torch.randn(rows, depth // 16, 16, generator=generator) * powers).reshape(rows, depth)
@@ -64,13 +65,13 @@ def _ties() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Quantised]:
-    """By name, the matrices of these tests quantised by the interpreted sample."""
+    """The matrices of these tests by name, quantised by the interpreted sample."""
     generator = torch.Generator().manual_seed(4)
     cases: dict[str, tuple[torch.Tensor, ...]] = {
         "3 x 64": (_spread(3, 64),),
         "130 x 192": (_spread(130, 192),),
         "ties": (_ties(), torch.ones(1)),
-        # Neither fills its blocks, and K is no whole step.
+        # Neither fills its blocks, and K is not a multiple of the step.
         "A": (torch.randn(200, 320, generator=generator),),
         "B": (torch.randn(300, 320, generator=generator),),
     }
@@ -91,7 +92,9 @@ def _decoded(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _scales_in_rows(packed: torch.Tensor, rows: int) -> torch.Tensor:
-    """[1][blocks][K/64][2][256] as float64 [rows][K/16], one at a time as the layout is stated."""
+    """[1][blocks][K/64][2][256] as float64 [rows][K/16], one element at a time as the layout is
+    documented.
+    """
     _, blocks, fours, _, _ = packed.shape
     flat = packed.to(torch.float64).reshape(blocks, fours, 512)
     result = torch.empty(rows, fours * 4, dtype=torch.float64)
@@ -103,7 +106,7 @@ def _scales_in_rows(packed: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["3 x 64", "130 x 192"])
-def test_quantised_values_are_the_nearest_and_scales_in_tcgen05_order(
+def test_quantised_values_are_nearest_with_scales_in_tcgen05_order(
     quantised: dict[str, Quantised], name: str
 ) -> None:
     case = quantised[name]
@@ -123,14 +126,14 @@ def test_quantised_values_are_the_nearest_and_scales_in_tcgen05_order(
     assert ((scaled - decoded).abs() <= nearest + 1e-6).all()
 
 
-def test_halves_go_to_the_even_code(quantised: dict[str, Quantised]) -> None:
+def test_ties_round_to_even_code(quantised: dict[str, Quantised]) -> None:
     rounded = torch.tensor([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0], dtype=torch.float64)
     decoded = _decoded(quantised["ties"].values)[0]
     assert decoded[0] == 6
     assert torch.equal(decoded[1:8], rounded) and torch.equal(decoded[8:15], -rounded)
 
 
-def test_product_of_quantised_matrices_agrees_with_float64(
+def test_product_of_quantised_matrices_equals_float64(
     quantised: dict[str, Quantised],
 ) -> None:
     a, b = quantised["A"], quantised["B"]
@@ -139,11 +142,11 @@ def test_product_of_quantised_matrices_agrees_with_float64(
     c = product.nvfp4_gemm(a.values, b.values, a.scales, b.scales, alpha, stages=2)
     expected = a.real() @ b.real().T
     assert (c.double() - expected).norm() / expected.norm() < 3e-3  # the result is bf16
-    # And what was quantised is what was meant: four bits leave some ten per cent.
+    # The quantisation is close to the input: four bits leave about ten per cent.
     assert (a.real() - a.x.double()).norm() / a.x.double().norm() < 0.12
 
 
-def test_both_ways_of_packing_scales_agree(quantised: dict[str, Quantised]) -> None:
+def test_both_packings_of_scales_are_equal(quantised: dict[str, Quantised]) -> None:
     scales = quantised["130 x 192"].scales
     in_rows = _scales_in_rows(scales, 130).to(torch.float8_e4m3fn)
     packed = gluon_machine.sample(FOLDER / "nvfp4-gemm-gluon.py").pack_scales(in_rows)

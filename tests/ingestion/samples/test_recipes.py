@@ -1,5 +1,6 @@
-"""Samples of manuals become proposed recipes: lifted without knowing their language, bound by what
-the manual says, kept with the document."""
+"""Samples of manuals become proposed recipes: lifted without a grammar of their language,
+constrained by the manual, stored with the document.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.slow(seconds=11)
 if TYPE_CHECKING:
     from tests.fixtures import Store
 
-# Nobody's language: constants before the kernel, commas in brackets, a literal without a name.
+# An invented language: constants before the kernel, commas in brackets, a literal without a name.
 QUILL = """\
 #define STEP 16
 routine blend(float x[128, 48], float y[128, 48], float out z[128, 48])
@@ -59,7 +60,7 @@ def of_one_chip(language: str) -> Scope:
 
 
 def proposed(code: str, prose: str = "") -> tuple[list[ProposedRecipe], list[UnusedSample]]:
-    """From one section with this text and this block."""
+    """The proposals from one section with this text and block."""
     elements = (Element("text", prose), Element("code", code, language="quill"))
     section = ParsedSection(("Q1", "Blend"), 2, None, elements)
     return propose_recipes([section], of_one_chip("quill"))
@@ -89,8 +90,8 @@ def space(recipe: ProposedRecipe) -> Iterator[tuple[dict[str, int], bool]]:
 
 
 @pytest.mark.parametrize("seed", (*SEEDS, 5, 6))
-def test_the_manual_alone_allows_what_the_chip_allows(seed: int) -> None:
-    """Neither a candidate beyond a drawn limit nor one within them left out."""
+def test_constraints_of_manual_equal_those_of_chip(seed: int) -> None:
+    """No candidate beyond a drawn limit is allowed, and none within is missing."""
     chip = CHIPS.draw(seed)
     found = list(space(lifted(CHIPS.manual(chip))))
     assert [values for values, allowed in found if allowed != legal(values, chip)] == []
@@ -98,7 +99,7 @@ def test_the_manual_alone_allows_what_the_chip_allows(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_half_the_scratchpad_in_the_manual_allows_less(seed: int) -> None:
+def test_half_scratchpad_in_manual_allows_less(seed: int) -> None:
     chip = CHIPS.draw(seed)
     half = {**chip, "scratchpad_bytes": chip["scratchpad_bytes"] // 2}
     told = list(space(lifted(CHIPS.manual(half))))
@@ -107,8 +108,8 @@ def test_half_the_scratchpad_in_the_manual_allows_less(seed: int) -> None:
     assert sum(allowed for _, allowed in told) < before
 
 
-def test_sizes_are_told_apart_by_the_loops_that_run_over_them() -> None:
-    """All are 64 in the sample; the product is still one of three sizes."""
+def test_equal_sizes_are_distinguished_by_their_loops() -> None:
+    """All are 64 in the sample; the product still has three sizes."""
     recipe = lifted(CHIPS.manual(CHIPS.draw(7)))
     dims = [tensor["dims"] for tensor in recipe.body["tensors"]]
     (m, k), (k_again, n), (m_again, n_again) = dims
@@ -131,7 +132,7 @@ def test_sizes_are_told_apart_by_the_loops_that_run_over_them() -> None:
     )
 
 
-def test_constants_have_roles_and_domains_around_the_sample() -> None:
+def test_constants_have_roles_and_domains_around_sample() -> None:
     recipe = lifted(CHIPS.manual(CHIPS.draw(7)))
     told = {p["name"]: p for p in recipe.body["parameters"]}
     assert {name: p["role"] for name, p in told.items()} == {
@@ -145,7 +146,7 @@ def test_constants_have_roles_and_domains_around_the_sample() -> None:
     assert domain(12, "unroll") == [3, 6, 12, 24, 48, 96]
 
 
-def test_a_constraint_says_where_the_manual_says_so() -> None:
+def test_constraint_cites_manual() -> None:
     recipe = lifted(CHIPS.manual(CHIPS.draw(7)))
     why = {c["predicate"]: c["why"] for c in recipe.body["constraints"]}
     assert "2.3 Worked sample" in next(w for p, w in why.items() if p.endswith("<= 40960"))
@@ -153,7 +154,7 @@ def test_a_constraint_says_where_the_manual_says_so() -> None:
     assert any(p.endswith("<= facts.shared_memory_per_block") for p in why)
 
 
-def test_a_language_of_nobody_is_lifted_by_its_brackets() -> None:
+def test_unknown_language_is_lifted_by_its_brackets() -> None:
     sample = read_sample(QUILL)
     assert (sample.entry, [t.role for t in sample.tensors]) == ("blend", ["input"] * 2 + ["output"])
     assert {c.name: c.value for c in sample.constants} == {"STEP": 16, "size_6": 6, "size_8": 8}
@@ -166,7 +167,7 @@ def test_a_language_of_nobody_is_lifted_by_its_brackets() -> None:
     assert (buf, total) == (f"(STEP) * (@{{{columns}}})", "(size_6) * (size_8)")
 
 
-def test_without_a_word_about_it_all_arrays_share_the_scratchpad() -> None:
+def test_all_arrays_share_scratchpad_by_default() -> None:
     table = "| Property | Value |\n|---|---|\n| Shared memory per block | 4 KiB |\n"
     recipe = lifted(f"# Q1\n\n{table}\n## Blend\n\n```quill\n{QUILL}```\n", "quill")
     allowed = [values for values, fits in space(recipe) if fits]
@@ -182,12 +183,12 @@ def test_without_a_word_about_it_all_arrays_share_the_scratchpad() -> None:
         ("print('hello')", "states sizes"),
     ],
 )
-def test_what_is_no_whole_kernel_is_refused(code: str, says: str) -> None:
+def test_incomplete_kernel_is_refused(code: str, says: str) -> None:
     with pytest.raises(NotLiftable, match=says):
         read_sample(code)
 
 
-def test_only_samples_of_the_hardware_s_languages_are_read() -> None:
+def test_only_samples_in_languages_of_hardware_are_read() -> None:
     text = (
         f"# Q1\n\n```sh\nrun k(a[4])\n```\n\n```quill\nk(in A[4], out B[4]) {{ }}\n```\n\n{QUILL}"
     )
@@ -197,7 +198,7 @@ def test_only_samples_of_the_hardware_s_languages_are_read() -> None:
     assert [one.reason for one in left_out] == ["it has no constant that could be another"]
 
 
-# ---------------------------------------------------------------- odd and long samples
+# -- odd and long samples
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,13 @@ def test_only_samples_of_the_hardware_s_languages_are_read() -> None:
         ("16 + " * 200 + "16", "of its array buf"),
     ],
 )
-def test_a_size_that_is_no_arithmetic_leaves_its_sample_out(size: str, says: str) -> None:
+def test_non_arithmetic_size_drops_sample(size: str, says: str) -> None:
     found, [left_out] = proposed(QUILL.replace("buf[STEP, 48];", f"buf[{size}];"))
     assert found == [] and re.search(says, left_out.reason), left_out.reason
     assert left_out.section == ("Q1", "Blend") and len(left_out.reason) < 200
 
 
-def test_sizes_broken_over_lines_are_read_and_ones_that_never_end_are_not() -> None:
+def test_sizes_over_several_lines_are_read_and_unclosed_ones_dropped() -> None:
     broken, none = proposed(QUILL.replace("buf[STEP, 48]", "buf[STEP,  // rows\n      48]"))
     whole, _ = proposed(QUILL)
     assert none == [] and broken[0].body["constraints"] == whole[0].body["constraints"]
@@ -237,7 +238,7 @@ def test_sizes_broken_over_lines_are_read_and_ones_that_never_end_are_not() -> N
         ("STEP", "x_0", "two sizes or constants of it would be called x_0"),
     ],
 )
-def test_what_a_template_could_not_tell_apart_is_left_out(old: str, new: str, says: str) -> None:
+def test_indistinguishable_template_parts_drop_sample(old: str, new: str, says: str) -> None:
     _, [left_out] = proposed(QUILL.replace(old, new))
     assert says in left_out.reason
 
@@ -269,7 +270,7 @@ PROSE = st.one_of(st.text(), st.lists(PHRASES).map(" ".join))
 
 @given(CODE, PROSE)
 @settings(max_examples=400, deadline=None)
-def test_no_code_and_no_prose_is_an_error(code: str, prose: str) -> None:
+def test_arbitrary_code_and_prose_raise_nothing(code: str, prose: str) -> None:
     found, left_out = proposed(code, prose)
     assert len(found) + len(left_out) == 1
     for recipe in found:
@@ -277,8 +278,8 @@ def test_no_code_and_no_prose_is_an_error(code: str, prose: str) -> None:
         assert sized(recipe.body["template"], {**recipe.body["sizes"], **defaults}) == code
 
 
-def test_thirty_kinds_of_array_are_counted_together() -> None:
-    """Not in every choice of them, of which there are a thousand million."""
+def test_thirty_kinds_of_array_are_summed() -> None:
+    """The sum avoids enumerating all choices of them, about 10**9."""
     arrays = "".join(f"  kind{n} more{n}[STEP, 48];\n" for n in range(29))
     code = QUILL.replace("  local sum[6, 8];\n", arrays)
     elements = 30 * 16 * 48
@@ -303,12 +304,12 @@ def test_thirty_kinds_of_array_are_counted_together() -> None:
         (QUILL + " " * MAX_SAMPLE, f"longer than {MAX_SAMPLE}"),
     ],
 )
-def test_a_sample_of_more_parts_than_are_read_is_left_out(code: str, says: str) -> None:
+def test_sample_of_too_many_parts_is_dropped(code: str, says: str) -> None:
     found, [left_out] = proposed(code)
     assert found == [] and re.search(says, left_out.reason), left_out.reason
 
 
-def test_a_manual_of_many_samples_has_its_first_ones_read() -> None:
+def test_first_samples_of_a_manual_of_many_are_read() -> None:
     def of(code: str, count: int) -> tuple[list[ProposedRecipe], list[UnusedSample]]:
         block = Element("code", code, language="quill")
         section = ParsedSection(("Q1",), 1, None, (block,) * count)
@@ -322,7 +323,7 @@ def test_a_manual_of_many_samples_has_its_first_ones_read() -> None:
     assert len(found) == MAX_TEXT // MAX_SAMPLE and f"{MAX_TEXT} characters" in left_out[0].reason
 
 
-# ---------------------------------------------------------------- in the catalog
+# -- in the catalog
 
 CHIP = """id = "q1"
 name = "Q1"
@@ -350,7 +351,7 @@ def chip_store(store: Store) -> Store:
     return store
 
 
-def test_an_upload_proposes_its_samples_with_their_source(chip_store: Store) -> None:
+def test_upload_proposes_its_samples_with_their_source(chip_store: Store) -> None:
     submitted = chip_store.ingest("q1.md", MANUAL, hardware=("q1",))
     [recipe] = listed(chip_store)
     assert (recipe.status, recipe.language, recipe.hardware) == ("proposed", "quill", ("q1",))
@@ -361,7 +362,7 @@ def test_an_upload_proposes_its_samples_with_their_source(chip_store: Store) -> 
     assert listed(chip_store, "h100") == [] and chip_store.rows("skills") == 0
 
 
-def test_a_decision_outlives_a_revision_that_keeps_the_sample(chip_store: Store) -> None:
+def test_decision_survives_revision_that_keeps_sample(chip_store: Store) -> None:
     submitted = chip_store.ingest("q1.md", MANUAL, hardware=("q1",))
     [before] = listed(chip_store)
     with chip_store.catalog.write() as connection:
@@ -377,12 +378,12 @@ def test_a_decision_outlives_a_revision_that_keeps_the_sample(chip_store: Store)
         decide_recipe(connection, before.id, "accepted")
 
 
-def test_a_manual_of_a_chip_without_command_templates_proposes_nothing(store: Store) -> None:
+def test_manual_of_chip_without_command_templates_proposes_nothing(store: Store) -> None:
     store.ingest("h100.md", MANUAL, hardware=("h100",))
     assert listed(store, "h100") == []
 
 
-def test_a_decision_outlives_another_heading_and_equal_samples_are_told_apart(
+def test_decision_survives_new_heading_of_equal_samples(
     chip_store: Store,
 ) -> None:
     twice = f"{MANUAL}\n## Again\n\n```quill\n{QUILL}```\n"
@@ -400,7 +401,7 @@ def test_a_decision_outlives_another_heading_and_equal_samples_are_told_apart(
     }
 
 
-def test_an_odd_sample_leaves_its_manual_readable(chip_store: Store) -> None:
+def test_dropped_sample_leaves_its_manual_readable(chip_store: Store) -> None:
     odd = QUILL.replace("buf[STEP, 48];", "buf[1 << 4];")
     text = f"{MANUAL}\n## Odd\n\nRead me too.\n\n```quill\n{odd}```\n"
     submitted = chip_store.ingest("q1.md", text, hardware=("q1",))
@@ -411,7 +412,7 @@ def test_an_odd_sample_leaves_its_manual_readable(chip_store: Store) -> None:
     assert any("Read me too" in p.text for p in chip_store.passages_of(submitted.document_id))
 
 
-def test_storing_many_samples_reads_the_manual_once(chip_store: Store) -> None:
+def test_storing_many_samples_reads_manual_once(chip_store: Store) -> None:
     blocks = "".join(
         f"## Part {n}\n\n```quill\n{QUILL.replace('STEP 16', f'STEP {n}')}```\n\n"
         for n in range(8, 20)
@@ -457,7 +458,7 @@ FIRST = CHIP.replace('"q1"', '"quill7"').replace('"Q1"', '"Quill 7"')
         ("Rill 9 compared with older chips", "quill", ("quill7", "rill9")),
     ],
 )
-def test_a_sample_is_for_the_chips_of_its_section(
+def test_sample_belongs_to_chips_of_its_section(
     store: Store, heading: str, language: str, hardware: tuple[str, ...] | None
 ) -> None:
     for chip_id, description in (("quill7", FIRST), ("rill9", OTHER)):

@@ -11,7 +11,7 @@ import pytest
 
 SAMPLES = Path(__file__).parents[3] / "hw_manuals" / "samples"
 
-# Triton decides at its import whether kernels are interpreted, so that is a process of its own.
+# Triton decides at import whether kernels are interpreted, so this needs a separate process.
 CHILD = """
 import importlib.util, sys, types, torch
 torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(multi_processor_count=5)
@@ -88,7 +88,7 @@ except AssertionError:
 
 @pytest.mark.slow(seconds=10)
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
-def test_products_of_experts_and_linear_attention_and_latent_decoding_are_right() -> None:
+def test_expert_linear_attention_and_latent_decoding_samples() -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(SAMPLES)],

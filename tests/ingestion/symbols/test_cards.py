@@ -1,4 +1,4 @@
-"""Cards of manuals in several forms, through the real parsers."""
+"""Cards of manuals of several formats, through the real parsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS
 
 pytestmark = pytest.mark.slow(seconds=6)
 
-# Documents of real chips, if they are beside this checkout.
+# Documents of real chips, where ../shared is present.
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 
 ASSEMBLER = """\
@@ -145,7 +145,7 @@ def cards_in(text: str, name: str = "a.md", languages: Collection[str] = ()) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_drawn_manual_gives_its_language_and_nothing_else(seed: int) -> None:
+def test_drawn_manual_gives_only_its_language(seed: int) -> None:
     chip = CHIPS.draw(seed)
     manual = CHIPS.manual(chip)
     cards = cards_in(manual, languages=["novac"])
@@ -158,7 +158,7 @@ def test_a_drawn_manual_gives_its_language_and_nothing_else(seed: int) -> None:
     assert {cards[name].kind for name in keywords} == {"keyword"}
 
 
-def test_a_card_of_the_drawn_manual_holds_what_a_kernel_needs() -> None:
+def test_card_of_drawn_manual_is_complete() -> None:
     chip = CHIPS.draw(7)
     cards = cards_in(CHIPS.manual(chip), languages=["novac"])
     mac = cards[chip["opcodes"]["mac"]]
@@ -168,7 +168,7 @@ def test_a_card_of_the_drawn_manual_holds_what_a_kernel_needs() -> None:
     assert "Columns of tiles are a multiple of 32, or one." in cards["tile"].limits
 
 
-def test_an_assembler_without_ticks() -> None:
+def test_assembler_manual_without_code_markup() -> None:
     cards = cards_in(ASSEMBLER)
     load = cards["ldt"]
     assert (load.kind, load.meaning) == ("instruction", "load a tile")
@@ -180,7 +180,7 @@ def test_an_assembler_without_ticks() -> None:
     assert cards["mulacc"].limits == ("A `mulacc` takes at most 8 accumulators.",)
 
 
-def test_headings_that_are_names() -> None:
+def test_names_as_headings() -> None:
     cards = cards_in(ASSEMBLER)
     load = cards["tl.load"]
     assert load.signature == "tl.load(pointer, mask=None, other=None)"
@@ -201,7 +201,7 @@ def test_headings_that_are_names() -> None:
         ("Traps", "Trap", ("XT17", "TRAP-0xA0")),
     ],
 )
-def test_codes_of_a_table_of_errors(heading: str, head: str, codes: tuple[str, str]) -> None:
+def test_codes_of_an_error_table(heading: str, head: str, codes: tuple[str, str]) -> None:
     first, second = codes
     table = f"| {head} | Cause | Remedy |\n|---|---|---|\n| {first} | A slab | Wait. |\n"
     cards = cards_in(f"# Manual\n\n## {heading}\n\n{table}| {second} | A tile | Shrink it. |\n")
@@ -220,7 +220,7 @@ def test_restructured_text() -> None:
     assert cards["pad"].meaning == "Adds unused words to each row."
 
 
-def test_a_page_of_sphinx_and_doxygen() -> None:
+def test_sphinx_and_doxygen_pages() -> None:
     cards = cards_in(PAGE, "a.html")
     assert cards.keys() == {"VADD", "VLD", "q.dot", "q_copy"}
     assert cards["VADD"].signature == "VADD dst, src1, src2"
@@ -230,7 +230,7 @@ def test_a_page_of_sphinx_and_doxygen() -> None:
     assert cards["q_copy"].meaning == "Copies n words."
 
 
-def test_places_of_one_name_are_one_card() -> None:
+def test_mentions_of_one_name_make_one_card() -> None:
     text = """# Reference
 
 ## Instructions
@@ -306,11 +306,11 @@ return zt_close(total);
         "## Files\n\n| Name | Purpose |\n|---|---|\n| `main.cpp` | entry |\n| `lib/` | code |",
     ],
 )
-def test_what_is_no_part_of_a_language(text: str) -> None:
+def test_text_outside_language_gives_no_cards(text: str) -> None:
     assert cards_in(text) == {}
 
 
-def test_names_and_signatures_have_no_ticks() -> None:
+def test_names_and_signatures_have_no_backticks() -> None:
     text = (
         "## Functions\n\n| Function | Meaning |\n|---|---|\n| [`__dot(a, b)`](x.md) | `a` by `b` |"
     )
@@ -318,7 +318,7 @@ def test_names_and_signatures_have_no_ticks() -> None:
     assert (card.name, card.signature, card.meaning) == ("__dot", "__dot(a, b)", "`a` by `b`")
 
 
-def test_cards_are_bounded() -> None:
+def test_card_sizes_are_bounded() -> None:
     rows = "\n".join(f"| op_{n} | {'long ' * 90} |" for n in range(900))
     parts = [f"## Part {part}\n\n| Instruction | Effect |\n|---|---|\n" for part in range(3)]
     text = "\n\n".join(head + rows.replace("op_", f"op{n}_") for n, head in enumerate(parts))
@@ -340,7 +340,7 @@ KINDS: tuple[ElementKind, ...] = ("text", "list", "code", "table")
         max_size=8,
     )
 )
-def test_no_text_raises(parts: list[tuple[ElementKind, str]]) -> None:
+def test_arbitrary_text_raises_nothing(parts: list[tuple[ElementKind, str]]) -> None:
     elements = tuple(Element(kind, text) for kind, text in parts)
     titles = [text for _, text in parts if text.strip()][:2]
     title = Element("title", titles[0] if titles else "Instructions", level=1)
@@ -351,7 +351,7 @@ def test_no_text_raises(parts: list[tuple[ElementKind, str]]) -> None:
     "piece",
     ["`", "a(", "a_b ", "* ", "()", "[a](", "a.", "a::", "<a", "#a ", "x = ", ":a:`", "a, ", "__"],
 )
-def test_no_text_takes_long(piece: str) -> None:
+def test_arbitrary_text_is_read_in_bounded_time(piece: str) -> None:
     long = piece * (100_000 // len(piece))
     elements = [Element(kind, long) for kind in ("text", "list", "code")]
     elements.append(
@@ -362,7 +362,7 @@ def test_no_text_takes_long(piece: str) -> None:
     assert time.perf_counter() - start < 5
 
 
-# name of a document, cards at least, some of them
+# name of a document, least number of cards, some of them
 REAL = [
     ("amd_instinct/HIP/docs/reference/kernel_language.rst", 200, "__shared__ atomicAdd __ballot"),
     ("nvidia_gpu/cutlass/media/docs/cutlass_compiler/cute_dialect.rst", 60, "cute.make_layout"),
@@ -396,13 +396,13 @@ REAL = [
 def test_real_documents_give_many_cards(name: str, least: int, some: str) -> None:
     path = CORPUS / name
     if not path.is_file():
-        pytest.skip("the corpus of chip documentation is not beside this checkout")
+        pytest.skip("../shared/corpus is absent")
     sections = split_sections(parse(path.read_bytes(), path.name).elements)
     cards = {card.name for card in cards_of(sections)}
     assert len(cards) >= least and set(some.split()) <= cards
 
 
-def test_fields_of_an_entry_are_no_limits() -> None:
+def test_fields_of_an_entry_are_not_limits() -> None:
     text = """Instructions
 ============
 
@@ -421,12 +421,12 @@ def test_fields_of_an_entry_are_no_limits() -> None:
     assert any("odd register" in limit for limit in card.limits)
 
 
-def test_code_of_a_host_is_the_language_of_a_document_about_one() -> None:
+def test_host_code_has_language_of_its_document() -> None:
     text = "# Loads\n\n| Function | Syntax |\n| --- | --- |\n| `tl.load` | `tl.load(pointer)` |\n"
     text += "| `tl.log` | `tl.log(x)` |\n\n```python\nx = tl.log(tl.load(p))\n```\n"
     alone = cards_in(text, languages=["triton"])
     assert {name: card.language for name, card in alone.items()} == {
         "tl.load": "triton",
-        "tl.log": "triton",  # no file of that ending
+        "tl.log": "triton",  # not a file with that ending
     }
     assert cards_in(text, languages=["triton", "cuda"])["tl.load"].language == "python"

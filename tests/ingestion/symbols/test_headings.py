@@ -1,4 +1,4 @@
-"""Cards of manuals that write the syntax of an instruction behind a label."""
+"""Cards of manuals that put the syntax of an instruction after a label."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def assert_whole(read: dict[str, Card]) -> None:
 
 
 @pytest.mark.parametrize("summary", [False, True])
-def test_a_word_manual_gives_whole_cards(summary: bool) -> None:
+def test_word_manual_gives_complete_cards(summary: bool) -> None:
     assert_whole(cards(word_manual(summary=summary), "manual.docx"))
 
 
 @pytest.mark.parametrize(
     "label", ["Syntax:", "<b>Format:</b>", "<b>Usage</b>:", "<i>Assembly:</i>"]
 )
-def test_html_gives_whole_cards(label: str) -> None:
+def test_html_gives_complete_cards(label: str) -> None:
     entries = [
         f"<h3>{n}</h3><p>{label} {n} {o}</p><p>{m}</p>" for n, (o, m) in INSTRUCTIONS.items()
     ]
@@ -87,17 +87,17 @@ def test_html_gives_whole_cards(label: str) -> None:
         "## {n}\n\n- Format: {n} {o}\n- {m}\n\n",
     ],
 )
-def test_markdown_gives_whole_cards(entry: str) -> None:
+def test_markdown_gives_complete_cards(entry: str) -> None:
     text = "".join(entry.format(n=n, o=o, m=m) for n, (o, m) in INSTRUCTIONS.items())
     assert_whole(cards(f"# Chip\n\n{text}".encode(), "manual.md"))
 
 
-def test_a_sentence_behind_a_label_is_no_syntax() -> None:
+def test_sentence_after_label_is_not_syntax() -> None:
     text = "# Chip\n\n## cache\n\nUsage: the cache is filled by every load that misses it\n"
     assert "cache" not in cards(text.encode(), "manual.md")
 
 
-def test_headings_among_instructions_without_a_card_are_named() -> None:
+def test_instruction_headings_without_card_are_reported() -> None:
     entries = "### vld\n\nLoads.\n\n### vst\n\nStores.\n\n"
     text = f"# Chip\n\n## Instructions\n\n{entries}## Memory\n\nText.\n"
     sections = sections_of(text.encode(), "manual.md")
@@ -105,7 +105,7 @@ def test_headings_among_instructions_without_a_card_are_named() -> None:
     assert headings_without_card(sections, {"vld", "vst"}) == []
 
 
-def test_a_heading_beside_those_that_gave_cards_is_named() -> None:
+def test_heading_next_to_headings_with_cards_is_reported() -> None:
     headings = [Element("title", name, level=2) for name in ("vld", "vst", "vmix")]
     sections = split_sections([Element("title", "Chip", level=1), *headings])
     assert headings_without_card(sections, {"vld", "vst"}) == ["vmix"]

@@ -1,4 +1,4 @@
-"""Error codes of lists in plain text and of tables, with message and remedy."""
+"""Error codes of plain-text lists and of tables, with message and remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cards(text: str, name: str) -> dict[str, Card]:
         ("- {code}: {message}\n  {why}\n", "errors.md"),
     ],
 )
-def test_a_list_of_codes_gives_a_card_of_each(entry: str, name: str) -> None:
+def test_each_code_of_a_list_gives_card(entry: str, name: str) -> None:
     listed = (entry.format(code=code, message=said, why=WHY) for code, said in CODES.items())
     read = cards(f"Messages of the assembler\n\n{''.join(listed)}", name)
     assert {name for name, card in read.items() if card.kind == "error"} == set(CODES)
@@ -36,7 +36,7 @@ def test_a_list_of_codes_gives_a_card_of_each(entry: str, name: str) -> None:
         assert read[code].meaning == f"{message}. {WHY}"
 
 
-def test_a_remedy_with_a_label_is_kept_beside_the_meaning() -> None:
+def test_labelled_remedy_is_stored_with_meaning() -> None:
     listed = (
         f"{code}  {said}\n    Why.\n    Remedy: shrink it.\n\n" for code, said in CODES.items()
     )
@@ -45,12 +45,12 @@ def test_a_remedy_with_a_label_is_kept_beside_the_meaning() -> None:
     assert read["K2E-0331"].further == ("Remedy: shrink it.",)
 
 
-def test_a_table_keeps_message_and_remedy() -> None:
+def test_table_gives_message_and_remedy() -> None:
     rows = "".join(f"| {code} | {said} | Use a smaller tag. |\n" for code, said in CODES.items())
     read = cards(f"# Errors\n\n| Code | Message | Remedy |\n|---|---|---|\n{rows}", "errors.md")
     assert read["K2E-0340"].meaning == "tag 40 out of range. Use a smaller tag."
 
 
-def test_a_single_line_that_begins_so_is_no_error() -> None:
+def test_single_line_with_code_is_not_an_error_list() -> None:
     text = "RFC-2119: key words\n\nISO-8601  dates\n\nUse both.\n"
     assert not any(card.kind == "error" for card in cards(text, "notes.txt").values())

@@ -1,5 +1,5 @@
-"""Cards that a model proposes, over HTTP on loopback: stored if they are in the manual word for
-word, unused until a person accepts them, and there when the manual is read again.
+"""Cards that a model proposes, over HTTP on loopback: stored if they quote the manual, unused until
+a person accepts them, and preserved when the manual is read again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ VSYNC = {
 }
 HALF = {
     "name": "mask",
-    "kind": "operator",  # there is no such kind
+    "kind": "operator",  # an unknown kind
     "meaning": "The value of `mask` is a register.",
     "limits": ["It must be even."],  # invented
     "example": "mask = 3",  # invented
@@ -115,7 +115,7 @@ def propose(store: Store, server: ModelServer, most: int = 9, **given: Any) -> C
 
 
 def cards(store: Store, *statuses: SymbolStatus) -> dict[str, Symbol]:
-    """Without a status, what everything that reads cards for a prompt gets."""
+    """Without a status, the cards that prompts use."""
     with store.catalog.read() as connection:
         if statuses:
             rows = symbols.listed(connection, ("h100",), statuses=statuses)
@@ -130,9 +130,7 @@ def decide(store: Store, name: str, status: SymbolStatus) -> Symbol:
     )
 
 
-def test_what_stands_in_the_section_is_kept(
-    store: Store, asked: Callable[[Answered], ModelServer]
-) -> None:
+def test_verbatim_fields_are_stored(store: Store, asked: Callable[[Answered], ModelServer]) -> None:
     upload(store, MANUAL)
     before = cards(store)
     assert set(before) == {"ldt", "stt"}
@@ -140,7 +138,7 @@ def test_what_stands_in_the_section_is_kept(
     lines: list[str] = []
     report = propose(store, server, say=lines.append)
 
-    [body] = server.requests  # only the section that names things in code and gave no card
+    [body] = server.requests  # only the section that names symbols in code and gave no card
     assert "vsync 64, m0" in body["messages"][1]["content"]
     assert "garage" not in str(body["messages"]) and "load a tile" not in str(body["messages"])
     assert (report.sections, report.asked, report.proposed) == (1, 1, 6)
@@ -198,7 +196,7 @@ A lane is woken by wake_lane(n).
 """
 
 
-def test_sections_that_name_something_in_code_are_asked_about(
+def test_only_sections_with_code_names_are_sent_to_model(
     store: Store, asked: Callable[[Answered], ModelServer]
 ) -> None:
     upload(store, MANUAL.partition("## Waiting")[0])
@@ -214,7 +212,7 @@ def test_sections_that_name_something_in_code_are_asked_about(
     assert (report.sections, report.asked, report.kept) == (2, 2, [])
 
 
-def test_nothing_is_used_before_a_person_accepts_it(
+def test_proposals_are_unused_until_accepted(
     store: Store, asked: Callable[[Answered], ModelServer]
 ) -> None:
     upload(store, MANUAL)
@@ -230,7 +228,7 @@ def test_nothing_is_used_before_a_person_accepts_it(
         symbols.correct(store.catalog, cards(store)["vsync"].id, {"status": "proposed"}, "ana")
 
 
-def test_proposals_outlive_a_new_version_and_go_with_their_sentence(
+def test_proposals_survive_new_version_until_their_sentence_goes(
     store: Store, asked: Callable[[Answered], ModelServer]
 ) -> None:
     document = upload(store, MANUAL)
@@ -255,10 +253,10 @@ def test_proposals_outlive_a_new_version_and_go_with_their_sentence(
 
     told = MANUAL.replace("| stt |", "| vsync | lanes | wait |\n| stt |")
     upload(store, told)
-    assert cards(store)["vsync"].origin == "structure"  # the structure of the manual wins
+    assert cards(store)["vsync"].origin == "structure"  # it takes precedence
 
 
-def test_an_unmatched_proposal_is_no_lost_correction(
+def test_unmatched_proposal_is_not_an_unmatched_correction(
     store: Store, asked: Callable[[Answered], ModelServer]
 ) -> None:
     document = upload(store, MANUAL)
@@ -267,9 +265,7 @@ def test_an_unmatched_proposal_is_no_lost_correction(
     assert store.documents.get(document).version.report["corrections_unmatched"] == []  # type: ignore[union-attr]
 
 
-def test_a_stored_answer_is_not_asked_for_again(
-    store: Store, asked: Callable[[Answered], ModelServer]
-) -> None:
+def test_stored_answer_is_reused(store: Store, asked: Callable[[Answered], ModelServer]) -> None:
     upload(store, MANUAL)
     server = asked(answer(VSYNC))
     assert propose(store, server).kept == ["vsync"]
@@ -279,16 +275,16 @@ def test_a_stored_answer_is_not_asked_for_again(
     [stored] = (store.data_dir / "transcripts").iterdir()
     assert json.loads(stored.read_text())["section"][-1] == "Waiting for other lanes"
     upload(store, MANUAL.replace("drift apart", "part"))
-    assert propose(store, server, most=1).asked == 1  # the text is another
+    assert propose(store, server, most=1).asked == 1  # the text differs
 
 
 @pytest.mark.parametrize("content", ["I see no names.", '{"cards": 3}', '["vsync"]', '{"cards": ['])
-def test_an_answer_without_cards_is_none(content: str) -> None:
+def test_answer_without_cards_is_an_error(content: str) -> None:
     with pytest.raises(NotCards):
         rows_of(content)
 
 
-def test_an_unusable_answer_and_a_model_that_fails(
+def test_unusable_answer_and_failing_model(
     store: Store, asked: Callable[[Answered], ModelServer]
 ) -> None:
     upload(store, MANUAL)
@@ -296,14 +292,14 @@ def test_an_unusable_answer_and_a_model_that_fails(
         propose(store, asked(failure(404, "no such model")))
     report = propose(store, asked(Answered("I see no names.")))
     assert report.asked == 1 and report.unusable[0].startswith("Orbit assembler > Waiting")
-    report = propose(store, asked(answer(VSYNC)))  # asked again: that answer was unusable
+    report = propose(store, asked(answer(VSYNC)))  # sent again: that answer was unusable
     assert (report.asked, report.kept) == (1, ["vsync"])
     upload(store, MANUAL + "\n## Fences\n\nWrite `vfence all` there.\n")
     report = propose(store, asked(failure(404, "no such model")))
     assert (report.reused, report.left) == (1, 1) and "no such model" in report.stopped
 
 
-def test_exactly_one_model_is_named() -> None:
+def test_exactly_one_model_must_be_named() -> None:
     for names in ("", "openai/a,openai/b"):
         with pytest.raises(InvalidRequest, match="models"):
             section_model(names, None)

@@ -1,4 +1,4 @@
-"""Cards of the functions that a header or a code block of a manual declares."""
+"""Cards of functions declared in a header or a code block of a manual."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _kernels(code: str, fence: str = "c") -> list[KernelSample]:
     return kernels_of(sections, cards_of(sections, ("x",)), ("x",))
 
 
-def test_macros_of_a_header_have_the_prototype_of_their_comment() -> None:
+def test_header_macros_have_prototype_of_their_comment() -> None:
     cards = _cards(HEADER, "x_protos.h")
     assert set(cards) == {"X6_Vw_vsum4_VubRb", "x6_wait"}
     card = cards["X6_Vw_vsum4_VubRb"]
@@ -65,7 +65,7 @@ def test_macros_of_a_header_have_the_prototype_of_their_comment() -> None:
     assert cards["x6_wait"].meaning == "Waits for the transfer with this number."
 
 
-def test_optional_parts_of_a_name_give_the_full_and_the_short_name() -> None:
+def test_optional_name_parts_give_full_and_short_name() -> None:
     cards = _cards(LISTING, "acle.md")
     assert {"svout_za32_f32_m", "svout_za32_m"} <= set(cards)
     operands = dict(cards["svout_za32_m"].operands)
@@ -93,11 +93,11 @@ def test_optional_parts_of_a_name_give_the_full_and_the_short_name() -> None:
     ],
     ids=["takes no memory", "shows errors", "functional model"],
 )
-def test_examples_that_are_no_kernels_are_no_samples(code: str, fence: str) -> None:
+def test_non_kernel_examples_are_not_samples(code: str, fence: str) -> None:
     assert _kernels(code, fence) == []
 
 
-def test_a_function_that_takes_memory_stays_a_sample() -> None:
+def test_function_with_memory_arguments_is_a_sample() -> None:
     code = (
         "void scale(float *out, const float *x, int n) {\n  for (int i = 0; i < n; i++) {\n"
         "    float v = load(x + i);\n    v = v * 2;\n    out[i] = v;\n    store(out + i, v);\n"

@@ -1,4 +1,4 @@
-"""A skill to store, and what the tests of the skill store share."""
+"""A skill to store, and helpers of the skill store tests."""
 
 from __future__ import annotations
 

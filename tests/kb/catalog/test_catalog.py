@@ -1,4 +1,4 @@
-"""The catalog's own promises: transactions, named values, documents as rows."""
+"""Transactions, named values, and documents as rows of the catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MANUAL = "# Manual\n\n## Shared memory\n\nOne block may take 227 KiB of shared memory.\n"
 
 
-def test_a_write_is_kept_whole_or_not_at_all(catalog: Catalog) -> None:
+def test_failed_transaction_writes_nothing(catalog: Catalog) -> None:
     with catalog.write() as connection:
         meta.put(connection, "kept", 1)
     with pytest.raises(RuntimeError), catalog.write() as connection:
@@ -34,14 +34,14 @@ def test_a_write_is_kept_whole_or_not_at_all(catalog: Catalog) -> None:
         assert meta.get(connection, "kept") == 1
 
 
-def test_nothing_written_in_a_read_is_kept(catalog: Catalog) -> None:
+def test_writes_inside_read_are_discarded(catalog: Catalog) -> None:
     with catalog.read() as connection:
         meta.put(connection, "smuggled", 1)
     with catalog.read() as connection:
         assert meta.get(connection, "smuggled") is None
 
 
-def test_a_read_sees_one_catalog_while_others_write(catalog: Catalog, data_dir: Path) -> None:
+def test_read_transaction_sees_one_snapshot(catalog: Catalog, data_dir: Path) -> None:
     other = open_catalog(data_dir)
     with catalog.read() as connection:
         before = meta.revision(connection)
@@ -85,7 +85,7 @@ def test_documents_are_listed_by_scope_and_category(store: Store) -> None:
     assert (listed.hardware, listed.job_state, listed.passages) == (("h100",), "queued", 0)
 
 
-def test_what_another_may_see_is_not_found(store: Store) -> None:
+def test_document_of_another_scope_is_not_found(store: Store) -> None:
     mine = store.submit("mine.md", MANUAL, access_scope=AccessScope("team"))
     assert store.documents.find() == []
     for ask in (store.documents.get, store.documents.versions, store.documents.delete):
@@ -97,7 +97,7 @@ def test_what_another_may_see_is_not_found(store: Store) -> None:
     )
 
 
-def test_deleting_removes_only_files_that_nothing_else_uses(store: Store) -> None:
+def test_deletion_removes_only_unreferenced_files(store: Store) -> None:
     shared = store.submit("one.md", MANUAL, hardware=("h100",))
     store.submit("two.md", MANUAL, hardware=("mi300x",))
     assert len(store.blobs.sizes()) == 1
@@ -110,7 +110,7 @@ def test_deleting_removes_only_files_that_nothing_else_uses(store: Store) -> Non
         store.documents.get(left.id)
 
 
-def test_unknown_versions_and_hardware_name_what_to_do(store: Store) -> None:
+def test_unknown_version_and_hardware_errors_have_hints(store: Store) -> None:
     document = store.submit("one.md", MANUAL)
     with pytest.raises(NotFound, match="no version 7") as missing:
         store.documents.sections(document.document_id, version=7)
@@ -120,11 +120,11 @@ def test_unknown_versions_and_hardware_name_what_to_do(store: Store) -> None:
     assert "h100" in unknown.value.hint
 
 
-def test_scopes_widen_upwards_only(store: Store) -> None:
+def test_scopes_widen_upwards(store: Store) -> None:
     assert store.registry.scopes("h100") == ("h100", "hopper", "nvidia", "any")
 
 
-def test_a_hardware_stored_in_another_layout_is_unchanged(store: Store) -> None:
+def test_hardware_with_reordered_fields_is_unchanged(store: Store) -> None:
     spec = store.registry.get("h100")
     with store.catalog.write() as connection:
         connection.exec_driver_sql("UPDATE hardware SET spec = '# by hand\n' || spec")
@@ -133,9 +133,9 @@ def test_a_hardware_stored_in_another_layout_is_unchanged(store: Store) -> None:
 
 
 @pytest.mark.embedded
-def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_path: Path) -> None:
-    """Closing any descriptor of the file drops them all (POSIX), and another process would take
-    the catalog for its own while it is in use here.
+def test_reopening_catalog_keeps_held_locks(tmp_path: Path) -> None:
+    """Closing any descriptor of the file drops all its POSIX locks, and another process could open
+    the catalog as its exclusive owner while it is in use here.
     """
     first = open_catalog(tmp_path)
     take = (
@@ -155,8 +155,8 @@ def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_pat
 
 
 @pytest.mark.embedded
-def test_connections_do_not_map_the_file(catalog: Catalog) -> None:
-    """Each would count as resident with all of it: two of them took 760 MiB at 95,693 passages."""
+def test_connections_do_not_memory_map_file(catalog: Catalog) -> None:
+    """Each mapping would count as resident memory: two of them took 760 MiB at 95,693 passages."""
     with catalog.read() as one, catalog.read() as other:
         for connection in (one, other):
             assert connection.exec_driver_sql("PRAGMA mmap_size").scalar() == 0

@@ -1,4 +1,4 @@
-"""What a person corrected holds now, and after the next revision of the document."""
+"""Corrections apply to the present version of a document and to later ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ingest(store: Store, text: str) -> str:
     return submitted.document_id
 
 
-def test_a_corrected_text_is_found_by_its_new_words(store: Store) -> None:
+def test_corrected_text_is_found_by_its_new_words(store: Store) -> None:
     ingest(store, MANUAL)
     fixed = correct(store, with_text(store, "parsecs"), Patch(text="The boost clock is 1980 MHz."))
     assert fixed.corrected
@@ -55,7 +55,7 @@ def test_a_corrected_text_is_found_by_its_new_words(store: Store) -> None:
     assert store.by_meaning("boost clock in MHz", "h100")[0].id == fixed.id
 
 
-def test_corrections_survive_the_next_revision(store: Store) -> None:
+def test_corrections_survive_next_revision(store: Store) -> None:
     document = ingest(store, MANUAL)
     clock = with_text(store, "parsecs")
     correct(store, clock, Patch(text="The boost clock is 1980 MHz.", tags=(("topic", "clocks"),)))
@@ -66,7 +66,7 @@ def test_corrections_survive_the_next_revision(store: Store) -> None:
     assert not store.by_words("parsecs", "h100")
 
 
-def test_a_new_scope_survives_the_next_revision(store: Store) -> None:
+def test_new_scope_survives_next_revision(store: Store) -> None:
     ingest(store, MANUAL)
     correct(store, with_text(store, "parsecs"), Patch(hardware=("h200",)))
     correct(store, with_text(store, "700 W"), Patch(hardware=()))
@@ -77,7 +77,7 @@ def test_a_new_scope_survives_the_next_revision(store: Store) -> None:
         assert [p.hardware for p in store.by_words("draws", "mi300x")] == [("any",)]
 
 
-def test_a_correction_without_a_place_is_reported(store: Store) -> None:
+def test_unmatched_correction_is_reported(store: Store) -> None:
     document = ingest(store, MANUAL)
     correct(store, with_text(store, "700 W"), Patch(text="The board draws 699 W."))
     ingest(store, REVISED)
@@ -92,7 +92,7 @@ def unfit(store: Store, access: AccessScope = ALL_ACCESS) -> list[corrections.Un
         return corrections.unfit(connection, access=access)
 
 
-def test_a_correction_without_a_place_is_told_with_its_text_until_it_is_made_again(
+def test_unmatched_correction_is_listed_until_dropped(
     store: Store,
 ) -> None:
     ingest(store, MANUAL)
@@ -117,7 +117,7 @@ def test_a_correction_without_a_place_is_told_with_its_text_until_it_is_made_aga
     assert unfit(store) == []
 
 
-def test_a_section_scope_is_kept_and_its_index_rewritten(store: Store) -> None:
+def test_section_scope_correction_rewrites_index(store: Store) -> None:
     document = ingest(store, MANUAL)
     with store.catalog.write() as connection:
         anchor = json.dumps(["Clock manual", "Power"])
@@ -132,7 +132,7 @@ def test_a_section_scope_is_kept_and_its_index_rewritten(store: Store) -> None:
     assert store.by_words("draws", "h200") and not store.by_words("draws", "h100")
 
 
-def test_a_later_correction_of_the_same_field_takes_over(store: Store) -> None:
+def test_later_correction_of_a_field_wins(store: Store) -> None:
     document = ingest(store, MANUAL)
     clock = with_text(store, "parsecs")
     correct(store, clock, Patch(text="first try"))
@@ -142,7 +142,7 @@ def test_a_later_correction_of_the_same_field_takes_over(store: Store) -> None:
     assert "second try" in [p.text for p in store.passages_of(document)]
 
 
-def test_what_cannot_be_corrected_is_refused(store: Store) -> None:
+def test_invalid_corrections_are_refused(store: Store) -> None:
     ingest(store, MANUAL)
     clock = with_text(store, "parsecs")
     for patch in (Patch(), Patch(text="  ")):

@@ -1,4 +1,4 @@
-"""Vectors by text: each text once per model, whoever says it; what lacks one is known."""
+"""Vectors are stored by text: once per text and model; missing ones are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MANUAL = "# Manual\n\n## One\n\nThe first sentence.\n\n## Two\n\nThe second sentence.\n"
 
 
-def test_a_revision_embeds_only_what_changed(store: Store) -> None:
+def test_revision_embeds_only_what_changed(store: Store) -> None:
     store.ingest("one.md", MANUAL)
     assert store.rows("embeddings") == 2
     store.ingest("one.md", MANUAL.replace("second", "third"))
@@ -25,7 +25,7 @@ def test_a_revision_embeds_only_what_changed(store: Store) -> None:
     assert store.rows("embeddings") == 3
 
 
-def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
+def test_missing_vectors_are_listed_once_and_counted(store: Store) -> None:
     for name, hardware in (("a.md", ("h100",)), ("b.md", ("h200",))):
         store.submit(name, MANUAL, hardware=hardware)
     worker = store.worker()
@@ -42,7 +42,7 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
         documents = embeddings.documents_of(connection, shas)
         assert documents == {document.id for document in store.documents.find()}
         assert embeddings.document_scopes(connection, sorted(documents)) == {"h100", "h200"}
-    worker.drain()  # another worker leaves to it what it has read
+    worker.drain()  # another worker skips what this one has read
     assert store.snapshots.current().embedded == 4
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, model) == (4, 4)
@@ -50,7 +50,7 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
         assert all_missing(connection, model) == []
 
 
-def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> None:
+def test_stored_vectors_are_unchanged_and_never_overwritten(store: Store) -> None:
     store.ingest("one.md", MANUAL, hardware=("h100",))
     model = store.embedder.fingerprint
     with store.catalog.read() as connection:

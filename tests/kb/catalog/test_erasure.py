@@ -1,4 +1,4 @@
-"""Deleted text is in no file of the data directory: not in free pages, the log, or an index."""
+"""Deleted text is in no file of the data directory, including free pages, the log and indexes."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_deleted_text_is_in_no_file(store: Store, chroma: ChromaIndex) -> None:
     assert store.rows("embeddings") == 1  # a text can be guessed from its vector
 
 
-def test_what_a_killed_process_left_is_erased_by_the_next(store: Store) -> None:
+def test_next_start_erases_deletions_of_a_killed_process(store: Store) -> None:
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
-    store.documents.delete(document)  # and killed here
+    store.documents.delete(document)  # killed here
     assert files_with(store.data_dir, WORD)
     store.catalog.close()
     again = open_catalog(store.data_dir)
@@ -65,20 +65,20 @@ def test_what_a_killed_process_left_is_erased_by_the_next(store: Store) -> None:
 
 
 @pytest.mark.embedded
-def test_a_reader_that_still_needs_the_log_delays_it(store: Store) -> None:
+def test_reader_of_log_delays_erasure(store: Store) -> None:
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     reader, model = open_catalog(store.data_dir), store.embedder.fingerprint
     with reader.read() as connection:
         assert embeddings.counts(connection, model)[1] > 0
         store.documents.delete(document)
         assert not erase_deleted(store.catalog, store.blobs)
-        assert embeddings.counts(connection, model)[1] > 0  # what it began with
+        assert embeddings.counts(connection, model)[1] > 0  # the revision at its start
     reader.close()
     assert erase_deleted(store.catalog, store.blobs)
     assert files_with(store.data_dir, WORD) == []
 
 
-def test_a_file_that_was_sent_again_stays(store: Store) -> None:
+def test_file_uploaded_again_is_not_erased(store: Store) -> None:
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     store.documents.delete(document)
     again = store.ingest("manual.md", MANUAL, hardware=("h100",))

@@ -1,4 +1,4 @@
-"""Jobs of documents: turns, progress, checkpoints and retries; leases are in test_work.py."""
+"""Jobs of documents: order, progress, checkpoints and retries; leases are in test_work.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def taken_in_order(jobs: Jobs, catalog: Catalog, turns: dict[str, Turn]) -> list
     return order
 
 
-def test_a_job_that_is_another_workers_now_cannot_be_ended(jobs: Jobs, catalog: Catalog) -> None:
+def test_job_claimed_by_another_worker_cannot_be_ended(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     assert jobs.claim("w1", 60) is not None and jobs.claim("w2", 60) is None
     with pytest.raises(Conflict), catalog.write() as connection:
@@ -47,7 +47,7 @@ def test_a_job_that_is_another_workers_now_cannot_be_ended(jobs: Jobs, catalog: 
     assert jobs.get(job_id).result == {"passages": 3} and jobs.counts() == {"ready": 1}
 
 
-def test_shares_take_turns_and_a_late_small_one_does_not_wait(jobs: Jobs, catalog: Catalog) -> None:
+def test_shares_alternate_and_late_small_share_is_not_delayed(jobs: Jobs, catalog: Catalog) -> None:
     turns = {f"many{n}": Turn(share="many") for n in range(6)}
     turns |= {f"few{n}": Turn(share="few") for n in range(2)} | {"single": Turn(share="h100")}
     assert taken_in_order(jobs, catalog, turns) == [
@@ -56,7 +56,7 @@ def test_shares_take_turns_and_a_late_small_one_does_not_wait(jobs: Jobs, catalo
     ]
 
 
-def test_what_is_behind_waits_for_all_others(jobs: Jobs, catalog: Catalog) -> None:
+def test_background_jobs_wait_for_all_others(jobs: Jobs, catalog: Catalog) -> None:
     turns = {f"builtin{n}": Turn(share="builtin", behind=True) for n in range(2)}
     turns |= {f"upload{n}": Turn(share="upload") for n in range(3)}
     order = taken_in_order(jobs, catalog, turns)
@@ -66,7 +66,7 @@ def test_what_is_behind_waits_for_all_others(jobs: Jobs, catalog: Catalog) -> No
     assert jobs.claim("w", 60) is not None
 
 
-def test_a_group_takes_over_only_what_did_not_end_well(jobs: Jobs, catalog: Catalog) -> None:
+def test_batch_resubmission_claims_only_unsuccessful_jobs(jobs: Jobs, catalog: Catalog) -> None:
     ended, failed, waits = (queued(jobs, catalog, name, Turn("old")) for name in "efw")
     for job_id, state in ((ended, "ready"), (failed, "failed")):
         claimed = jobs.claim("w", 60)
@@ -80,9 +80,7 @@ def test_a_group_takes_over_only_what_did_not_end_well(jobs: Jobs, catalog: Cata
     assert groups == ["old", "new", "new"]
 
 
-def test_passages_are_counted_by_the_owner_alone_and_anew_in_each_attempt(
-    jobs: Jobs, catalog: Catalog
-) -> None:
+def test_only_owner_counts_passages_and_each_attempt_restarts(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     jobs.claim("w1", 60)
     jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"}, passages=9)
@@ -96,7 +94,7 @@ def test_passages_are_counted_by_the_owner_alone_and_anew_in_each_attempt(
     assert (job.passages_done, job.passages, job.progress) == (0, None, {})
 
 
-def test_a_lease_that_ran_out_queues_the_job_again(jobs: Jobs, catalog: Catalog) -> None:
+def test_expired_lease_requeues_job(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     for attempt in range(1, 12):
         job = jobs.claim("w1", 0.0)
@@ -106,11 +104,11 @@ def test_a_lease_that_ran_out_queues_the_job_again(jobs: Jobs, catalog: Catalog)
         time.sleep(0.005)
         assert jobs.requeue_abandoned() == [job_id]
         assert jobs.get(job_id).state == "queued"
-    with pytest.raises(Conflict):  # its worker wakes up too late
+    with pytest.raises(Conflict):  # its worker resumes too late
         jobs.heartbeat(job_id, "w1", 60)
 
 
-def test_a_failed_job_is_retried(jobs: Jobs, catalog: Catalog) -> None:
+def test_failed_job_is_retried(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     jobs.claim("w1", 60)
     with catalog.write() as connection:
@@ -120,10 +118,8 @@ def test_a_failed_job_is_retried(jobs: Jobs, catalog: Catalog) -> None:
     assert again is not None and (again.attempts, again.error) == (2, None)
 
 
-def test_a_job_whose_workers_die_waits_for_the_others_of_its_share(
-    jobs: Jobs, catalog: Catalog
-) -> None:
-    """It may be the one that ends them."""
+def test_job_whose_workers_die_waits_for_others_of_its_share(jobs: Jobs, catalog: Catalog) -> None:
+    """The job may be the reason why its workers die."""
     suspect = queued(jobs, catalog, "suspect")
     for _ in range(MANY_ATTEMPTS):
         assert jobs.claim("dead", 60) is not None
@@ -133,7 +129,7 @@ def test_a_job_whose_workers_die_waits_for_the_others_of_its_share(
     assert [job.id for job in taken if job] == [*others, suspect]
 
 
-def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog: Catalog) -> None:
+def test_heartbeat_renews_lease_and_stores_progress(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     jobs.claim("w1", 0.02)
     jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"})
@@ -145,17 +141,17 @@ def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog:
 
 
 @pytest.mark.parametrize("hours", [1, -1], ids=["back", "forward"])
-def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
+def test_clock_jump_does_not_expire_jobs_of_live_workers(
     jobs: Jobs, catalog: Catalog, hours: int
 ) -> None:
-    """After a jump back a lease ends in an hour, after one forward it ended an hour ago."""
+    """Without a check of the worker, a jump forward would expire its lease at once."""
     data_dir = catalog.data_dir
     living_job, dead_job = queued(jobs, catalog, "doc_1"), queued(jobs, catalog, "doc_2")
     with marked_alive(data_dir, "w1"):
         for owner in ("w1", "w2"):
             assert jobs.claim(owner, hours * 3600.0) is not None
         dead = data_dir / "locks" / "w2.worker"
-        dead.touch()  # as a killed process leaves it: without its lock
+        dead.touch()  # without its lock, as after a kill
         assert jobs.requeue_abandoned(lambda owner: is_alive(data_dir, owner)) == [dead_job]
         assert jobs.get(living_job).state == "running"
         remove_dead_marks(data_dir)
@@ -164,7 +160,7 @@ def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
     assert list((data_dir / "locks").iterdir()) == []
 
 
-def test_a_job_goes_on_from_what_its_dead_worker_kept(jobs: Jobs, catalog: Catalog) -> None:
+def test_job_resumes_from_checkpoint_of_dead_worker(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     job = jobs.claim("w1", 60)
     assert job is not None and checkpoint_of(job) is None
@@ -181,7 +177,7 @@ def test_a_job_goes_on_from_what_its_dead_worker_kept(jobs: Jobs, catalog: Catal
     assert checkpoint_of(again) == {"passages": 3} and again.payload["version_id"] == "ver_1"
 
 
-def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:
+def test_each_job_is_claimed_by_one_of_many_workers(jobs: Jobs, catalog: Catalog) -> None:
     ids = {queued(jobs, catalog, f"doc_{n}") for n in range(20)}
     taken: list[JobId] = []  # list.append is atomic
 
@@ -197,7 +193,7 @@ def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:
     assert sorted(taken) == sorted(ids)
 
 
-def test_an_unknown_or_foreign_job_is_not_found(jobs: Jobs, catalog: Catalog) -> None:
+def test_unknown_or_foreign_job_is_not_found(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
     with pytest.raises(NotFound):
         jobs.get("job_unknown")

@@ -1,4 +1,4 @@
-"""Samples through versions and deletion, what a toolchain said of them, and kernels of runs."""
+"""Samples through versions and deletion, toolchain results of them, and kernels of runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def add(store: Store, kernel: VerifiedKernel) -> str:
         return samples.add_verified(connection, kernel)
 
 
-def test_a_manual_leaves_its_kernel(store: Store) -> None:
+def test_uploaded_manual_stores_its_kernel(store: Store) -> None:
     document = upload(store, MANUAL)
     [kernel] = kernels(store, "h100")
     assert (kernel.operator, kernel.language, kernel.status) == ("softmax", "orbit", "untried")
@@ -89,7 +89,7 @@ def test_a_manual_leaves_its_kernel(store: Store) -> None:
     assert kernels(store, "mi300x", "amd", "any") == []
 
 
-def test_what_the_toolchain_said_stays_with_equal_code(store: Store) -> None:
+def test_toolchain_result_is_reused_for_equal_code(store: Store) -> None:
     upload(store, MANUAL)
     with store.catalog.write() as connection:
         known = {"status": "compiles", "evidence": "orbit-as took it"}
@@ -100,7 +100,7 @@ def test_what_the_toolchain_said_stays_with_equal_code(store: Store) -> None:
     assert (second.operator, second.status, second.evidence) == ("rmsnorm", "untried", "")
 
 
-def test_changed_code_is_untried_again(store: Store) -> None:
+def test_changed_code_becomes_untried(store: Store) -> None:
     upload(store, MANUAL)
     with store.catalog.write() as connection:
         connection.execute(t.samples.update().values(status="refused", evidence="E1042"))
@@ -109,7 +109,7 @@ def test_changed_code_is_untried_again(store: Store) -> None:
     assert (kernel.status, kernel.evidence, kernel.version) == ("untried", "", 2)
 
 
-def test_a_deleted_document_leaves_no_sample_and_runs_keep_theirs(store: Store) -> None:
+def test_deleted_document_removes_its_samples_but_not_those_of_runs(store: Store) -> None:
     document = upload(store, MANUAL)
     add(store, KERNEL)
     assert [k.run_id for k in kernels(store, "h100")] == ["run_1", None]  # those of runs first
@@ -117,7 +117,7 @@ def test_a_deleted_document_leaves_no_sample_and_runs_keep_theirs(store: Store) 
     assert [k.run_id for k in kernels(store)] == ["run_1"]
 
 
-def test_a_run_keeps_one_kernel_for_an_operator(store: Store) -> None:
+def test_run_has_one_kernel_per_operator(store: Store) -> None:
     add(store, KERNEL)
     faster = add(store, replace(KERNEL, code=KERNEL.code + "; faster\n", evidence="800 cycles"))
     other = add(store, replace(KERNEL, operator="matmul", code=".kernel matmul\n"))

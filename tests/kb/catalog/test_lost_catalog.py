@@ -1,4 +1,4 @@
-"""A catalog that is empty or gone, beside other files of a store, is damage and no new store."""
+"""An empty or missing catalog next to other files of a store is an error, not a new store."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def empty(path: Path) -> None:
 @pytest.mark.embedded
 @pytest.mark.parametrize("lose", [truncate, empty, Path.unlink])
 @pytest.mark.parametrize("file", ["blobs/ab/abc", "snapshot/current", "runs/run_1/kernel.cpp"])
-def test_a_lost_catalog_is_reported(
-    tmp_path: Path, lose: Callable[[Path], None], file: str
-) -> None:
+def test_lost_catalog_is_reported(tmp_path: Path, lose: Callable[[Path], None], file: str) -> None:
     open_catalog(tmp_path).close()
     left = tmp_path / file
     left.parent.mkdir(parents=True)
@@ -37,7 +35,7 @@ def test_a_lost_catalog_is_reported(
     for path in tmp_path.glob("catalog.sqlite-*"):
         path.unlink()
     lose(tmp_path / "catalog.sqlite")
-    for _ in range(2):  # the refusal changes nothing
+    for _ in range(2):  # the error changes no file
         with pytest.raises(StoreError, match="empty or was lost") as refused:
             open_catalog(tmp_path)
         assert str(left) in refused.value.message and "kernlore restore" in refused.value.hint
@@ -45,10 +43,10 @@ def test_a_lost_catalog_is_reported(
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("name", ["models/model.onnx", "devices/here.json", "locks/service"])
-def test_a_first_start_over_other_files_begins_a_store(tmp_path: Path, name: str) -> None:
+def test_first_start_over_leftover_files_creates_store(tmp_path: Path, name: str) -> None:
     (tmp_path / "blobs" / "ab").mkdir(parents=True)
     path = tmp_path / name
     path.parent.mkdir(parents=True)
     path.write_text("x")
-    (tmp_path / "catalog.sqlite").touch()  # of a start that was killed
+    (tmp_path / "catalog.sqlite").touch()  # from a start that was killed
     open_catalog(tmp_path).close()

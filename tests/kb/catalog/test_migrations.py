@@ -1,4 +1,4 @@
-"""The catalog migrates itself: from nothing to the metadata, once, whoever comes first."""
+"""The catalog migrates from an empty file to the metadata, once, also with several processes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from kb.errors import StoreError
 pytestmark = pytest.mark.slow(seconds=6)
 
 ROOT = Path(__file__).resolve().parents[3]
-# What the eight migrations made that the first one replaces.
+# The tables of the eight migrations that the present first one replaces.
 FOUR_TABLES_OF_WORK = Path(__file__).with_name("four_tables_of_work.sql")
 BEFORE_FIRST_RELEASE = Path(__file__).with_name("before_first_release.sql")
 
 
 @pytest.fixture
 def first_start(data_dir: Path) -> Iterator[Catalog]:
-    """A catalog that was migrated, not copied."""
+    """A migrated catalog, not a copied one."""
     assert not data_dir.exists()
     opened = open_catalog(data_dir)
     yield opened
@@ -67,16 +67,14 @@ def older_catalog(data_dir: Path, revision: str) -> None:
 
 
 @pytest.mark.embedded
-def test_a_new_catalog_equals_the_metadata(first_start: Catalog) -> None:
+def test_new_catalog_equals_metadata(first_start: Catalog) -> None:
     with first_start.read() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
 
 
 @pytest.mark.embedded
-def test_a_catalog_of_the_last_migration_before_the_first_release_is_up_to_date(
-    first_start: Catalog, tmp_path: Path
-) -> None:
+def test_catalog_at_last_prerelease_migration_opens(first_start: Catalog, tmp_path: Path) -> None:
     older_catalog(tmp_path / "older", "0008")
     opened = open_catalog(tmp_path / "older")
     assert schema(opened) == schema(first_start)
@@ -85,7 +83,7 @@ def test_a_catalog_of_the_last_migration_before_the_first_release_is_up_to_date(
 
 @pytest.mark.parametrize("revision", ["0001", "0007"])
 @pytest.mark.embedded
-def test_a_catalog_older_than_the_first_release_is_refused(data_dir: Path, revision: str) -> None:
+def test_catalog_older_than_first_release_is_refused(data_dir: Path, revision: str) -> None:
     older_catalog(data_dir, revision)
     with pytest.raises(StoreError, match="older than the first release") as refused:
         open_catalog(data_dir)
@@ -97,7 +95,7 @@ def test_a_catalog_older_than_the_first_release_is_refused(data_dir: Path, revis
 
 
 @pytest.mark.embedded
-def test_opening_again_does_not_load_alembic(catalog: Catalog) -> None:
+def test_reopening_does_not_import_alembic(catalog: Catalog) -> None:
     script = (
         "import sys; from pathlib import Path; from kb.catalog import open_catalog;"
         "open_catalog(Path(sys.argv[1])); print('alembic' in sys.modules)"
@@ -112,7 +110,7 @@ def test_opening_again_does_not_load_alembic(catalog: Catalog) -> None:
     assert ran.stdout.strip() == "False"
 
 
-def test_two_processes_that_start_together_migrate_once(data_dir: Path) -> None:
+def test_two_starting_processes_migrate_once(data_dir: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from kb.catalog import open_catalog;"
         "open_catalog(Path(sys.argv[1])).close()"
@@ -128,7 +126,7 @@ def test_two_processes_that_start_together_migrate_once(data_dir: Path) -> None:
     assert len(versions) == 1
 
 
-def test_a_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
+def test_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
     with catalog.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
         meta.put(connection, OLDEST_CODE, "9999")
@@ -138,7 +136,7 @@ def test_a_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
 
 
 @pytest.mark.embedded
-def test_a_file_that_is_no_catalog_is_refused(data_dir: Path) -> None:
+def test_file_that_is_not_a_catalog_is_refused(data_dir: Path) -> None:
     data_dir.mkdir()
     (data_dir / "catalog.sqlite").write_bytes(b"not a database " * 500)
     with pytest.raises(StoreError, match="cannot be opened") as refused:
@@ -157,7 +155,7 @@ def _drop_everything(connection: sa.Connection) -> None:
 
 @pytest.fixture
 def upgraded(catalog: Catalog) -> Catalog:
-    """A catalog with the work of the release before, brought to this one."""
+    """A catalog with work of the previous release, migrated to this one."""
     (folder,) = kb.catalog.migrations.__path__
     config = Config()
     config.set_main_option("script_location", folder)
@@ -173,7 +171,7 @@ def upgraded(catalog: Catalog) -> Catalog:
     return catalog
 
 
-def test_work_of_four_tables_is_in_one(upgraded: Catalog) -> None:
+def test_work_of_four_tables_moves_to_one(upgraded: Catalog) -> None:
     with upgraded.read() as connection:
         names = set(sa.inspect(connection).get_table_names())
         assert "work" in names and not {"jobs", "submissions", "run_processes"} & names
@@ -184,7 +182,7 @@ def test_work_of_four_tables_is_in_one(upgraded: Catalog) -> None:
     assert counts == {"evaluation": 4, "ingest": 6, "run": 3, "trajectory": 5}
 
 
-def test_jobs_go_on_after_the_upgrade(upgraded: Catalog) -> None:
+def test_jobs_resume_after_upgrade(upgraded: Catalog) -> None:
     jobs = Jobs(upgraded)
     assert jobs.counts() == {"failed": 1, "queued": 2, "ready": 1, "running": 2}
     (read,) = (job for job in jobs.in_state("running") if job.subject_id == "doc_read")
@@ -200,7 +198,7 @@ def test_jobs_go_on_after_the_upgrade(upgraded: Catalog) -> None:
     assert [job.subject_id for job in taken if job] == ["doc_read", "doc_waits", "doc_behind"]
 
 
-def test_sent_evaluations_go_on_after_the_upgrade(upgraded: Catalog) -> None:
+def test_sent_evaluations_resume_after_upgrade(upgraded: Catalog) -> None:
     sent = SentEvaluations(upgraded)
     ready, failed = sent.find("evj_ready"), sent.find("evj_failed")
     assert ready is not None and ready.result == {"validity": "correct", "high": math.inf}
@@ -212,7 +210,7 @@ def test_sent_evaluations_go_on_after_the_upgrade(upgraded: Catalog) -> None:
     assert taken.payload == {"source": "evj_runs", "toml": None}
 
 
-def test_trajectories_go_on_after_the_upgrade(upgraded: Catalog, tmp_path: Path) -> None:
+def test_trajectories_resume_after_upgrade(upgraded: Catalog, tmp_path: Path) -> None:
     store = Trajectories(upgraded, open_blobs(tmp_path, None))
     states = {row.id: row.state for row in store.latest()}
     assert states == {
@@ -232,7 +230,7 @@ def test_trajectories_go_on_after_the_upgrade(upgraded: Catalog, tmp_path: Path)
     assert store.claim("service2", 60) == replace(store.find("trj_waits"), state="running")
 
 
-def test_runs_go_on_after_the_upgrade(upgraded: Catalog) -> None:
+def test_runs_resume_after_upgrade(upgraded: Catalog) -> None:
     processes = RunProcesses(upgraded)
     process = processes.process_of("run_goes_on")
     assert process is not None and process.owner == "run123_a"

@@ -1,6 +1,5 @@
-"""A catalog on a real PostgreSQL server holds, finds and leases as one in SQLite does.
-
-`make test-postgres` runs the tests of all catalogs there; these are about what differs.
+"""The catalog on a real PostgreSQL server. `make test-postgres` runs the tests of all catalogs
+there; these cover the differences from SQLite.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ MANUAL = "# Manual\n\n## Loads\n\nThe load unit has cp.async.bulk.\n\n## Stores\
 
 @pytest.fixture
 def url(postgres: Server) -> Iterator[str]:
-    """Of a new database with an empty catalog."""
+    """The URL of a new database with an empty catalog."""
     name = f"t{uuid4().hex}"
     yield postgres.create(name)
     postgres.drop(name)
@@ -79,7 +78,7 @@ def embedded(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def shape(catalog: Catalog) -> dict[str, Any]:
-    """Of each table its columns, keys and indexes; types are the databases' own."""
+    """The columns, keys and indexes of each table. Types depend on the database."""
     with catalog.read() as connection:
         seen = sa.inspect(connection)
         return {
@@ -96,11 +95,11 @@ def shape(catalog: Catalog) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def test_the_same_migrations_make_the_same_tables(served: Catalog, embedded: Catalog) -> None:
+def test_migrations_make_same_tables_as_sqlite(served: Catalog, embedded: Catalog) -> None:
     assert shape(served) == shape(embedded)
 
 
-def test_two_processes_that_start_together_migrate_once(postgres: Server, tmp_path: Path) -> None:
+def test_two_starting_processes_migrate_once(postgres: Server, tmp_path: Path) -> None:
     name = f"t{uuid4().hex}"
     postgres.execute(f"CREATE DATABASE {name}")
     arguments = [sys.executable, "-c", MIGRATE, str(tmp_path), postgres.url_of(name)]
@@ -109,8 +108,8 @@ def test_two_processes_that_start_together_migrate_once(postgres: Server, tmp_pa
     postgres.drop(name)
 
 
-def test_texts_are_sorted_and_compared_as_in_sqlite(served: Catalog, embedded: Catalog) -> None:
-    """The server's own order of words is another: `a` before `B`."""
+def test_texts_sort_and_compare_as_in_sqlite(served: Catalog, embedded: Catalog) -> None:
+    """The server's default collation differs: `a` before `B`."""
     words = ["b", "B", "a", "_", "Z", "é", "z-1", "z 1", "10", "9"]
 
     def stored(catalog: Catalog) -> tuple[list[str], ...]:
@@ -127,8 +126,8 @@ def test_texts_are_sorted_and_compared_as_in_sqlite(served: Catalog, embedded: C
     assert stored(served) == stored(embedded) == due
 
 
-def test_values_come_back_as_they_do_from_sqlite(served: Catalog, embedded: Catalog) -> None:
-    """Numbers of 64 bits, bounds that JSON has no word for, no value beside JSON's null, sums."""
+def test_values_round_trip_as_in_sqlite(served: Catalog, embedded: Catalog) -> None:
+    """Numbers of 64 bits, infinite bounds, SQL NULL and JSON null, sums."""
 
     def stored(catalog: Catalog) -> list[Any]:
         device = {
@@ -160,7 +159,7 @@ def test_values_come_back_as_they_do_from_sqlite(served: Catalog, embedded: Cata
     assert stored(served) == stored(embedded)
 
 
-def test_entries_of_json_are_read_in_sql(served: Catalog, embedded: Catalog) -> None:
+def test_json_entries_are_queried_in_sql(served: Catalog, embedded: Catalog) -> None:
     for catalog in (served, embedded):
         with catalog.write() as connection:
             meta.put(connection, "run", {"problem": "a/b.py"})
@@ -172,14 +171,16 @@ def test_entries_of_json_are_read_in_sql(served: Catalog, embedded: Catalog) -> 
             assert known_skills(connection) == []
 
 
-def test_a_text_with_a_nul_is_stored_without_it(served: Catalog) -> None:
+def test_nul_is_removed_from_text(served: Catalog) -> None:
     with served.write() as connection:
         meta.put(connection, "a\0b", {"text": "c\0d"})
     with served.read() as connection:
-        assert meta.get(connection, "a\ufffdb") == {"text": "c\0d"}  # JSON has a word for it
+        assert meta.get(connection, "a\ufffdb") == {"text": "c\0d"}  # JSON has an escape for it
 
 
-def test_a_number_tells_of_every_change(served: Catalog, url: str, tmp_path: Path) -> None:
+def test_catalog_version_changes_with_every_write(
+    served: Catalog, url: str, tmp_path: Path
+) -> None:
     before = served.version()
     assert served.version() == before
     other = open_catalog(tmp_path / "other", url)
@@ -200,7 +201,7 @@ def queue(catalog: Catalog, count: int) -> set[str]:
     return set(subjects)
 
 
-def test_two_processes_never_take_the_same_job(served: Catalog, url: str, tmp_path: Path) -> None:
+def test_two_processes_never_take_same_job(served: Catalog, url: str, tmp_path: Path) -> None:
     subjects = queue(served, 200)
     workers = [
         subprocess.Popen(
@@ -225,7 +226,7 @@ def test_two_processes_never_take_the_same_job(served: Catalog, url: str, tmp_pa
     assert all(taken), "one of them had no turn"
 
 
-def test_a_job_is_taken_while_another_writes(served: Catalog) -> None:
+def test_job_is_claimed_while_another_process_writes(served: Catalog) -> None:
     queue(served, 1)
     with served.write() as connection:
         meta.put(connection, "long", "work")
@@ -247,7 +248,7 @@ def served_claim(catalog: Catalog, owner: str) -> str | None:
     return found[0]
 
 
-def test_what_is_being_taken_is_passed_over(served: Catalog) -> None:
+def test_locked_rows_are_skipped_by_claim(served: Catalog) -> None:
     queue(served, 2)
     with served.write(rows_only=True) as connection:
         held = sa.select(work.c.id).where(work.c.subject_id == "doc_0")
@@ -257,7 +258,7 @@ def test_what_is_being_taken_is_passed_over(served: Catalog) -> None:
     assert served_claim(served, "w1") == "doc_0"
 
 
-def test_writers_wait_for_each_other_and_say_so(
+def test_writer_that_waits_too_long_gets_unavailable(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kb.catalog.database.LOCK_TIMEOUT_MS", 50)
@@ -282,9 +283,7 @@ def test_writers_wait_for_each_other_and_say_so(
 # -- faults
 
 
-def test_a_server_that_was_killed_is_an_answer_of_503_until_it_is_back(
-    postgres: Server, served: Catalog
-) -> None:
+def test_killed_server_gives_503_until_it_restarts(postgres: Server, served: Catalog) -> None:
     with served.read() as connection:
         assert meta.revision(connection) == 0
         postgres.stop()
@@ -317,14 +316,14 @@ BAD_URLS = {
 
 
 @pytest.mark.parametrize("bad", BAD_URLS)
-def test_a_url_that_names_no_catalog_is_refused(bad: str, tmp_path: Path) -> None:
+def test_invalid_catalog_url_is_refused(bad: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as refused:
         open_catalog(tmp_path, bad)
     assert BAD_URLS[bad] in refused.value.message
     assert "secret" not in refused.value.message + refused.value.hint
 
 
-def test_a_server_that_is_not_there_is_named_without_the_password(tmp_path: Path) -> None:
+def test_unreachable_server_is_named_without_password(tmp_path: Path) -> None:
     nowhere = f"postgresql+psycopg://u:secret@/db?host={tmp_path}&password=secret2"
     with pytest.raises(Unavailable) as refused:
         open_catalog(tmp_path, nowhere)
@@ -334,7 +333,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password(tmp_path: Path
     assert not (tmp_path / "catalog.sqlite").exists()
 
 
-def test_without_the_driver_it_says_what_to_install(
+def test_missing_driver_error_names_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -344,7 +343,7 @@ def test_without_the_driver_it_says_what_to_install(
     assert "secret" not in refused.value.message
 
 
-def test_a_database_of_another_encoding_is_refused(postgres: Server, tmp_path: Path) -> None:
+def test_database_of_another_encoding_is_refused(postgres: Server, tmp_path: Path) -> None:
     name = f"t{uuid4().hex}"
     postgres.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII'")
     with pytest.raises(StoreError, match="SQL_ASCII"):
@@ -352,7 +351,7 @@ def test_a_database_of_another_encoding_is_refused(postgres: Server, tmp_path: P
     postgres.drop(name)
 
 
-def test_a_role_that_may_not_make_tables_is_refused(postgres: Server, tmp_path: Path) -> None:
+def test_role_without_create_privilege_is_refused(postgres: Server, tmp_path: Path) -> None:
     name = f"t{uuid4().hex}"
     postgres.execute(f"CREATE DATABASE {name}")
     postgres.execute("CREATE ROLE guest LOGIN")
@@ -367,12 +366,12 @@ def test_a_role_that_may_not_make_tables_is_refused(postgres: Server, tmp_path: 
 
 
 def as_stored(column: sa.Column[Any], value: Any) -> Any:
-    """A number alone as JSON is one in SQLite, and text on PostgreSQL."""
+    """A bare JSON number is a number in SQLite and text on PostgreSQL."""
     return str(value) if isinstance(column.type, Json) else value
 
 
 def rows_of(catalog: Catalog) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row, JSON as it is stored."""
+    """Every row, with JSON as stored."""
     rows: dict[str, list[tuple[Any, ...]]] = {}
     with catalog.read() as connection:
         for table in metadata.sorted_tables:
@@ -388,7 +387,7 @@ def rows_of(catalog: Catalog) -> dict[str, list[tuple[Any, ...]]]:
     return rows
 
 
-def test_a_store_that_was_moved_there_and_back_is_the_same(
+def test_store_moved_to_postgresql_and_back_is_equal(
     make_store: Callable[[Path], Store], served: Catalog, embedded: Catalog, tmp_path: Path
 ) -> None:
     store = make_store(tmp_path / "data")
@@ -398,7 +397,7 @@ def test_a_store_that_was_moved_there_and_back_is_the_same(
     assert counts["passages"] == store.rows("passages") > 3
     copy_catalog(served, embedded)
     assert rows_of(embedded) == rows_of(store.catalog)
-    with served.write() as connection:  # numbers go on above those that were copied
+    with served.write() as connection:  # sequences continue above the copied numbers
         highest = connection.execute(sa.select(sa.func.max(t.sections.c.seq))).scalar_one()
         row = connection.execute(sa.select(t.sections).limit(1)).one()._mapping
         fresh = {**{n: v for n, v in row.items() if n != "seq"}, "id": "sec_new"}
@@ -407,7 +406,7 @@ def test_a_store_that_was_moved_there_and_back_is_the_same(
         assert connection.execute(numbered).scalar() == highest + 1
 
 
-def test_answers_are_taken_from_a_server_as_from_a_file(store: Store, served: Catalog) -> None:
+def test_snapshots_on_postgresql_equal_those_on_sqlite(store: Store, served: Catalog) -> None:
     documents = [
         store.ingest(f"{chip}.md", f"{MANUAL}\nFor {chip}.\n", hardware=(chip,)).document_id
         for chip in ("h100", "mi300x")
@@ -421,7 +420,7 @@ def test_answers_are_taken_from_a_server_as_from_a_file(store: Store, served: Ca
     assert contents(snapshots.current()) == contents(store.snapshots.current())
 
 
-def test_a_copy_into_what_is_in_use_is_refused(served: Catalog, embedded: Catalog) -> None:
+def test_copy_into_catalog_in_use_is_refused(served: Catalog, embedded: Catalog) -> None:
     for catalog in (served, embedded):
         with catalog.write() as connection:
             bump_revision(connection)
@@ -432,7 +431,7 @@ def test_a_copy_into_what_is_in_use_is_refused(served: Catalog, embedded: Catalo
         assert rows_of(target) == before
 
 
-def test_a_copy_that_fails_leaves_nothing(served: Catalog, embedded: Catalog) -> None:
+def test_failed_copy_leaves_no_rows(served: Catalog, embedded: Catalog) -> None:
     with embedded.write() as connection:
         bump_revision(connection)
 
@@ -443,5 +442,5 @@ def test_a_copy_that_fails_leaves_nothing(served: Catalog, embedded: Catalog) ->
     with pytest.raises(KeyboardInterrupt):
         copy_catalog(embedded, served, failing)
     left = rows_of(served)
-    assert [row[0] for row in left.pop("meta")] == ["oldest_code"]  # as an empty catalog has it
+    assert [row[0] for row in left.pop("meta")] == ["oldest_code"]  # as in an empty catalog
     assert not any(left.values())

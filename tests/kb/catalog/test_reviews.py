@@ -1,5 +1,4 @@
-"""People's answers to integrity flags: who may be answered, which answer counts, that none is
-lost."""
+"""Human answers to integrity flags: which can be answered, which answer counts, none is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def stored_reasons(catalog: Catalog) -> list[str]:
         return list(connection.scalars(query))
 
 
-def test_the_newest_answer_counts_and_all_are_kept(catalog: Catalog) -> None:
+def test_newest_review_counts_and_all_are_stored(catalog: Catalog) -> None:
     measured(catalog, "k1", REVIEW)
     measured(catalog, "k2", REVIEW)
     reviews = Reviews(catalog)
@@ -51,15 +50,15 @@ def test_the_newest_answer_counts_and_all_are_kept(catalog: Catalog) -> None:
     assert Reviews(catalog, AccessScope("others")).latest(["k1"]) == {}
 
 
-def test_more_keys_than_one_statement_takes(catalog: Catalog) -> None:
+def test_more_keys_than_sql_parameters(catalog: Catalog) -> None:
     measured(catalog, "k1", REVIEW)
     answer = Reviews(catalog).add("k1", "accepted", "ann", "looked")
     keys = [f"a{n}" for n in range(50_000)]
     assert Reviews(catalog).latest([*keys, "k1"]) == {"k1": answer}
 
 
-def test_what_is_measured_anew_waits_again(catalog: Catalog) -> None:
-    """Its timing had to be repeated: the answer was to another finding."""
+def test_new_measurement_needs_new_review(catalog: Catalog) -> None:
+    """The timing was repeated, so the answer is about an earlier flag."""
     measured(catalog, "k1", REVIEW)
     reviews = Reviews(catalog)
     before = reviews.add("k1", "accepted", "ann", "looked")
@@ -81,7 +80,7 @@ def test_what_is_measured_anew_waits_again(catalog: Catalog) -> None:
         ((REVIEW,), "rejected", "rejected by a check"),
     ],
 )
-def test_what_no_person_decides(
+def test_unreviewable_evaluations_are_refused(
     catalog: Catalog, flags: tuple[dict[str, Any], ...], validity: str, said: str
 ) -> None:
     measured(catalog, "k1", *flags, validity=validity)
@@ -94,7 +93,7 @@ def test_what_no_person_decides(
     ("decision", "actor", "reason"),
     [("maybe", "ann", "looked"), ("accepted", " ", "looked"), ("refused", "ann", "\n")],
 )
-def test_an_answer_says_who_and_why(
+def test_review_needs_reviewer_and_reason(
     catalog: Catalog, decision: str, actor: str, reason: str
 ) -> None:
     measured(catalog, "k1", REVIEW)
@@ -103,12 +102,12 @@ def test_an_answer_says_who_and_why(
     assert stored_reasons(catalog) == []
 
 
-def test_there_must_be_a_finished_evaluation(catalog: Catalog) -> None:
+def test_review_needs_finished_evaluation(catalog: Catalog) -> None:
     with pytest.raises(NotFound):
         Reviews(catalog).add("k1", "accepted", "ann", "looked")
     begun(catalog, "k1")
     with pytest.raises(Conflict, match="not finished"):
         Reviews(catalog).add("k1", "accepted", "ann", "looked")
     measured(catalog, "k1", REVIEW)
-    with pytest.raises(NotFound):  # of other people
+    with pytest.raises(NotFound):  # of another scope
         Reviews(catalog, AccessScope("others")).add("k1", "accepted", "ann", "looked")

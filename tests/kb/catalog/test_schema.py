@@ -1,4 +1,4 @@
-"""Code of one release on a catalog that another has migrated."""
+"""Code of one release on a catalog migrated by another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upgrade():
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The folder of the migrations, of which a newer release has more."""
+    """A copy of the migrations folder; a newer release has more files there."""
     folder = tmp_path / "migrations"
     shutil.copytree(next(iter(kb.catalog.migrations.__path__)), folder)
     monkeypatch.setattr(schema, "_MIGRATIONS", folder)
@@ -37,7 +37,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def newer_release(own: Path, data_dir: Path, revision: str, oldest: str) -> None:
-    """Opens the catalog with one migration more, and is this release again."""
+    """Migrates the catalog with one more migration, then restores this release."""
     text = ADDING.format(revision=revision, before=schema.newest(), oldest=oldest)
     added = own / f"{revision}_added.py"
     added.write_text(text, encoding="utf-8")
@@ -53,7 +53,7 @@ def queued(catalog: Catalog) -> str:
         return jobs.enqueue(connection, "doc_1", {})
 
 
-def test_code_goes_on_where_only_something_was_added(data_dir: Path, own: Path) -> None:
+def test_older_code_works_after_additive_migration(data_dir: Path, own: Path) -> None:
     catalog = open_catalog(fresh_data_dir(data_dir))
     assert catalog.schema_state().state == CURRENT
     newer_release(own, data_dir, "9001", schema.newest())
@@ -61,13 +61,15 @@ def test_code_goes_on_where_only_something_was_added(data_dir: Path, own: Path) 
     assert (state.state, state.revision) == (NEWER, "9001")
     job = queued(catalog)
     assert Jobs(catalog).claim("worker", 60) is not None
-    again = open_catalog(data_dir)  # such as a child process, or this one started again
+    again = open_catalog(data_dir)  # such as a child process or a restart
     assert Jobs(again).get(job).state == "running"
     again.close()
     catalog.close()
 
 
-def test_code_that_must_not_write_does_not_and_still_reads(data_dir: Path, own: Path) -> None:
+def test_older_code_reads_but_does_not_write_after_breaking_migration(
+    data_dir: Path, own: Path
+) -> None:
     catalog = open_catalog(fresh_data_dir(data_dir))
     job = queued(catalog)
     newer_release(own, data_dir, "9002", "9002")
@@ -83,8 +85,8 @@ def test_code_that_must_not_write_does_not_and_still_reads(data_dir: Path, own: 
     catalog.close()
 
 
-def test_each_migration_says_which_code_can_work_with_it(data_dir: Path) -> None:
-    """From the first on that a release with replicas has."""
+def test_each_migration_declares_oldest_compatible_code(data_dir: Path) -> None:
+    """Migrations before the first release with replicas need no declaration."""
     for path in Path(next(iter(kb.catalog.migrations.__path__)), "versions").glob("[0-9]*.py"):
         if path.stem >= "0014":
             assert "\noldest_code = " in path.read_text(encoding="utf-8"), path.name

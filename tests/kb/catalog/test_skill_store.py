@@ -1,4 +1,4 @@
-"""Skills in the catalog: evidence, relations, uses, search, and versions that only claim less."""
+"""Skills in the catalog: evidence, relations, uses, search, and versions that narrow a skill."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ablation(connection: Connection, name: str, low: float = 1.1) -> EvidenceRow
 # -- finding
 
 
-def test_skills_about_a_family_are_those_of_its_operators_of_any_and_the_named(
+def test_skills_about_family_include_its_operators_any_and_named(
     connection: Connection,
 ) -> None:
     ops = {"a-sibling": ("log_softmax",), "b-other": ("matmul",), "c-any": (), "d-odd": ("xyz",)}
@@ -99,7 +99,7 @@ def names(rows: Sequence[SkillHead]) -> list[str]:
     return [row.name for row in rows]
 
 
-def test_search_looks_at_name_description_operators_and_signals(connection: Connection) -> None:
+def test_search_covers_name_description_operators_and_signals(connection: Connection) -> None:
     put(
         connection,
         DRAFT,
@@ -115,7 +115,7 @@ def test_search_looks_at_name_description_operators_and_signals(connection: Conn
     assert search_skills(connection, "100%") == search_skills(connection, " ") == []
 
 
-def test_heads_are_rows_without_their_texts(connection: Connection) -> None:
+def test_heads_are_rows_without_bodies(connection: Connection) -> None:
     put(connection, DRAFT, named("tile"))
     rows, heads = list_skills(connection), skill_heads(connection, states=("candidate",))
     for row, head in zip(rows, heads, strict=True):
@@ -126,7 +126,7 @@ def test_heads_are_rows_without_their_texts(connection: Connection) -> None:
 # -- evidence
 
 
-def test_evidence_is_kept_with_an_event_that_names_it(connection: Connection) -> None:
+def test_evidence_is_stored_with_event(connection: Connection) -> None:
     put(connection, DRAFT)
     added = ablation(connection, "widen-loads")
     skill = get_skill(connection, "widen-loads")
@@ -144,7 +144,7 @@ def test_evidence_is_kept_with_an_event_that_names_it(connection: Connection) ->
     assert lines == {skill.id: line, none: "not measured here"}
 
 
-def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None:
+def test_simulated_evidence_has_no_time(connection: Connection) -> None:
     put(connection, DRAFT)
     add_evidence(
         connection,
@@ -193,7 +193,7 @@ def figure(connection: Connection, name: str, kind: EvidenceKind, low: float, hi
     )
 
 
-def test_pairs_that_a_skill_comes_from_are_no_trials_of_it(connection: Connection) -> None:
+def test_pairs_that_formed_skill_are_not_its_trials(connection: Connection) -> None:
     put(connection, DRAFT)
     figure(connection, "widen-loads", "pair", 1.4, 1.6)
     skill = get_skill(connection, "widen-loads")
@@ -204,7 +204,7 @@ def test_pairs_that_a_skill_comes_from_are_no_trials_of_it(connection: Connectio
     assert is_measured(connection, skill)
 
 
-def test_what_is_to_be_avoided_is_borne_out_by_what_is_slower(connection: Connection) -> None:
+def test_avoid_skill_is_confirmed_by_slower_trials(connection: Connection) -> None:
     put(connection, named("no-atomics", polarity="avoid"))
     skill = get_skill(connection, "no-atomics")
     figure(connection, "no-atomics", "ablation", 1.2, 1.4)
@@ -219,14 +219,14 @@ def test_what_is_to_be_avoided_is_borne_out_by_what_is_slower(connection: Connec
     ("trials", "borne_out"),
     [
         ([(1.1, 1.3)], True),
-        ([(0.9, 1.3)], False),  # nothing certain
-        ([(0.99, 1.2), (0.99, 1.2)], True),  # certain together, as a verification judges
+        ([(0.9, 1.3)], False),  # interval includes 1
+        ([(0.99, 1.2), (0.99, 1.2)], True),  # significant together, as in verification
         ([(0.7, 0.8)], False),
-        ([(1.1, 1.3), (0.7, 0.8)], False),  # the newest is certainly against it
+        ([(1.1, 1.3), (0.7, 0.8)], False),  # the newest is significantly against it
         ([(0.7, 0.8), (1.1, 1.3)], True),
     ],
 )
-def test_the_newest_trials_bear_a_skill_out_or_not(
+def test_newest_trials_decide_whether_skill_is_confirmed(
     connection: Connection, trials: list[tuple[float, float]], borne_out: bool
 ) -> None:
     put(connection, DRAFT)
@@ -235,7 +235,7 @@ def test_the_newest_trials_bear_a_skill_out_or_not(
     assert is_measured(connection, get_skill(connection, "widen-loads")) is borne_out
 
 
-def test_a_skill_that_made_a_wrong_kernel_is_not_borne_out(connection: Connection) -> None:
+def test_skill_with_wrong_kernel_is_not_confirmed(connection: Connection) -> None:
     put(connection, DRAFT)
     add_evidence(
         connection,
@@ -272,11 +272,11 @@ def failure(connection: Connection, run: str, problem: str, case: str | None = N
     )
 
 
-def test_a_failure_bears_out_what_is_to_be_avoided_only_elsewhere(connection: Connection) -> None:
+def test_failure_confirms_avoid_skill_only_in_other_problems(connection: Connection) -> None:
     put(connection, named("no-atomics", polarity="avoid", origin_run_id="run_1"))
     skill = get_skill(connection, "no-atomics")
     failure(connection, "run_1", "prb_1")
-    failure(connection, "run_2", "prb_1")  # the same again
+    failure(connection, "run_2", "prb_1")  # the same failure again
     assert not is_measured(connection, skill)
     with pytest.raises(Conflict, match="no measurement here") as refused:
         set_state(connection, "no-atomics", "active", actor="ann", reason="it failed")
@@ -286,14 +286,14 @@ def test_a_failure_bears_out_what_is_to_be_avoided_only_elsewhere(connection: Co
     set_state(connection, "no-atomics", "active", actor="ann", reason="it failed twice")
 
 
-def test_a_failure_is_no_support_of_what_is_to_be_done(connection: Connection) -> None:
+def test_failure_does_not_support_positive_skill(connection: Connection) -> None:
     put(connection, named("no-atomics", origin_run_id="run_1"))
     failure(connection, "run_1", "prb_1")
     failure(connection, "run_2", "prb_2")
     assert not is_measured(connection, get_skill(connection, "no-atomics"))
 
 
-def test_evidence_of_an_older_text_counts_no_more(connection: Connection) -> None:
+def test_evidence_of_an_older_text_does_not_count(connection: Connection) -> None:
     put(connection, DRAFT)
     ablation(connection, "widen-loads")
     set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
@@ -308,7 +308,7 @@ def test_evidence_of_an_older_text_counts_no_more(connection: Connection) -> Non
     "wrong",
     [{"kind": "opinion"}, {"n": 0}, {"speedup_low": 1.5}, {"speedup": -1.0}, {"speedup_high": 0.5}],
 )
-def test_evidence_that_cannot_be_is_refused(connection: Connection, wrong: dict[str, Any]) -> None:
+def test_invalid_evidence_is_refused(connection: Connection, wrong: dict[str, Any]) -> None:
     put(connection, DRAFT)
     figures = {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3}
     given: dict[str, Any] = {"kind": "pair", "n": 3, **figures, **wrong}
@@ -365,7 +365,7 @@ def narrow(connection: Connection, name: str) -> None:
     )
 
 
-def test_narrowing_is_a_version_that_keeps_state_and_evidence(connection: Connection) -> None:
+def test_narrowing_makes_version_with_state_and_evidence(connection: Connection) -> None:
     put(connection, DRAFT)
     ablation(connection, "widen-loads")
     set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
@@ -379,7 +379,7 @@ def test_narrowing_is_a_version_that_keeps_state_and_evidence(connection: Connec
     assert skill.structured_key == structured_key(skill.scopes, "vectorise")
 
 
-def test_what_ships_stays_narrow_until_another_text_ships(connection: Connection) -> None:
+def test_built_in_skill_stays_narrow_until_its_text_changes(connection: Connection) -> None:
     shipped = replace(DRAFT, tier="curated", origin="shipped")
     put(connection, shipped)
     narrow(connection, "widen-loads")

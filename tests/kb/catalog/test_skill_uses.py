@@ -1,4 +1,4 @@
-"""Uses of skills: what is shown, used and withheld, whether it helped, and the lift of it."""
+"""Uses of skills: shown, used and withheld, their effect, and the lift."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def retrieval(
     return identity
 
 
-def test_a_use_counts_when_its_effect_is_known(catalog: Catalog) -> None:
+def test_use_counts_once_its_effect_is_known(catalog: Catalog) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
     shown = retrieval(catalog, shown=["widen-loads"])
@@ -93,7 +93,7 @@ def test_a_use_counts_when_its_effect_is_known(catalog: Catalog) -> None:
         ({"correct": None, "speedup": 0.5}, 0),
     ],
 )
-def test_helped_is_right_and_faster_than_what_was_there(
+def test_use_helped_if_correct_and_faster_than_before(
     catalog: Catalog, told: dict[str, float | bool | None], helped: int | None
 ) -> None:
     with catalog.write() as connection:
@@ -107,7 +107,7 @@ def test_helped_is_right_and_faster_than_what_was_there(
             assert [use.helped for use in used] == expected
 
 
-def test_lift_compares_answers_with_and_without_the_skill(catalog: Catalog) -> None:
+def test_lift_compares_answers_with_and_without_skill(catalog: Catalog) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
     journal = Journal(catalog)
@@ -116,8 +116,8 @@ def test_lift_compares_answers_with_and_without_the_skill(catalog: Catalog) -> N
         journal.report(shown, used=[], correct=True, speedup=speedup)
     without = retrieval(catalog, withheld=["widen-loads"], run_id="run_x")
     journal.report(without, used=[], correct=True, speedup=1.0)
-    retrieval(catalog, withheld=["widen-loads"], run_id="run_x")  # nobody said what came of it
-    for nobody in (None, ""):  # a person's request: nothing was left to chance
+    retrieval(catalog, withheld=["widen-loads"], run_id="run_x")  # no outcome reported
+    for nobody in (None, ""):  # a person's request, not randomised
         shown = retrieval(catalog, shown=["widen-loads"], run_id=nobody)
         journal.report(shown, used=[], correct=True, speedup=1.5)
     with catalog.read() as connection:
@@ -126,7 +126,7 @@ def test_lift_compares_answers_with_and_without_the_skill(catalog: Catalog) -> N
         assert skill.trials == 0
 
 
-def test_lift_is_of_the_present_text(catalog: Catalog) -> None:
+def test_lift_counts_only_present_text(catalog: Catalog) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
     journal = Journal(catalog)
@@ -166,14 +166,14 @@ def node_of_a_run(catalog: Catalog, number: int, validity: str, speedup: float |
     ("node", "gain", "helped"),
     [("0", 1.8, 1), ("1", 0.9, 0), ("2", None, None), ("7", 1.8, 1), ("root", 1.8, 1)],
 )
-def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
+def test_use_in_run_is_compared_with_its_parent_node(
     catalog: Catalog, node: str, gain: float | None, helped: int | None
 ) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
     node_of_a_run(catalog, 0, "correct", None)  # the reference
     node_of_a_run(catalog, 1, "correct", 2.0)
-    node_of_a_run(catalog, 2, "incorrect", None)  # nothing to compare with
+    node_of_a_run(catalog, 2, "incorrect", None)  # no parent to compare with
     shown = retrieval(catalog, shown=["widen-loads"], run_id="run_1", node_id=node)
     Journal(catalog).report(shown, used=["widen-loads"], correct=True, speedup=1.8)
     with catalog.read() as connection:
@@ -181,7 +181,7 @@ def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
     assert (use.gain, use.helped) == (gain, helped)
 
 
-def test_answers_choose_from_skills_with_their_uses_as_they_are_now(catalog: Catalog) -> None:
+def test_cached_answers_see_new_uses_of_skills(catalog: Catalog) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT)
     snapshots = SnapshotStore(catalog, "model")

@@ -1,4 +1,4 @@
-"""Facts read from documents: what a deleted document, and a new version, leave of them."""
+"""Facts from documents after a deletion or a new version of the document."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def accept_all(store: Store) -> None:
     store.registry.set_status(ids, "accepted", "ana")
 
 
-def test_a_deleted_document_takes_its_accepted_facts_along(orbis: Store) -> None:
+def test_deleted_document_removes_its_accepted_facts(orbis: Store) -> None:
     document = ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     bandwidth = orbis.registry.effective_facts("orbis-3")["memory_bandwidth"]
@@ -64,7 +64,7 @@ def test_a_deleted_document_takes_its_accepted_facts_along(orbis: Store) -> None
     assert files_with(orbis.data_dir, "yzzavon")
     gone = orbis.documents.delete(document)
     assert (gone.removed, gone.accepted, gone.stated_elsewhere) == (3, 3, 0)
-    [kept] = orbis.registry.facts("orbis-3")  # a person's word, without a source
+    [kept] = orbis.registry.facts("orbis-3")  # entered by a person, without a source
     assert (kept.value, kept.actor, kept.cell, kept.document_id) == (8.1e11, "ana", None, None)
     assert kept.title == "corrected by a person; the document was deleted" and not kept.locator
     assert list(orbis.registry.effective_facts("orbis-3")) == ["memory_bandwidth"]
@@ -72,7 +72,7 @@ def test_a_deleted_document_takes_its_accepted_facts_along(orbis: Store) -> None
     assert files_with(orbis.data_dir, "yzzavon") == []
 
 
-def test_a_value_that_another_document_states_stays_by_that_one(orbis: Store) -> None:
+def test_fact_stated_by_two_documents_survives_deletion_of_one(orbis: Store) -> None:
     document = ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     other = ingest(orbis, "overview.md", OTHER)
@@ -82,7 +82,7 @@ def test_a_value_that_another_document_states_stays_by_that_one(orbis: Store) ->
     assert (l2.key, l2.value, l2.document_id, l2.actor) == ("l2_size", 48 * 2**20, other, "ana")
 
 
-def test_a_rejected_value_of_another_document_stays_rejected(orbis: Store) -> None:
+def test_value_rejected_for_another_document_stays_rejected(orbis: Store) -> None:
     document = ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     ingest(orbis, "overview.md", OTHER)
@@ -91,7 +91,7 @@ def test_a_rejected_value_of_another_document_stays_rejected(orbis: Store) -> No
     assert orbis.registry.effective_facts("orbis-3") == {}
 
 
-def test_facts_that_an_older_deletion_has_left_go_with_the_next_start(orbis: Store) -> None:
+def test_facts_of_documents_deleted_by_older_releases_are_erased_at_start(orbis: Store) -> None:
     ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     with orbis.catalog.write() as connection:
@@ -102,7 +102,7 @@ def test_facts_that_an_older_deletion_has_left_go_with_the_next_start(orbis: Sto
     assert erase_deleted(orbis.catalog, orbis.blobs)
 
 
-def test_a_version_that_states_the_same_elsewhere_keeps_the_decision(orbis: Store) -> None:
+def test_new_version_that_repeats_value_keeps_decision(orbis: Store) -> None:
     ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     ingest(orbis, "sheet.md", SHEET.replace("| TDP |", "| Cores | many |\n| TDP |"))
@@ -110,7 +110,7 @@ def test_a_version_that_states_the_same_elsewhere_keeps_the_decision(orbis: Stor
     assert len(orbis.registry.effective_facts("orbis-3")) == 4
 
 
-def test_what_a_new_version_states_differently_is_said(orbis: Store) -> None:
+def test_conflicting_value_of_a_new_version_is_reported(orbis: Store) -> None:
     document = ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     ingest(orbis, "sheet.md", SHEET.replace("820", "860").replace("| TDP | 333 W |\n", ""))
@@ -128,7 +128,7 @@ def test_what_a_new_version_states_differently_is_said(orbis: Store) -> None:
     assert (old.value, old.actor) == (8.2e11, "ben")
 
 
-def test_a_value_that_the_new_version_states_in_other_words_is_not_outdated(orbis: Store) -> None:
+def test_reworded_value_of_a_new_version_is_not_outdated(orbis: Store) -> None:
     twice = SHEET + "\nThe L2 cache of the Orbis-3 is 48 MiB.\n"
     ingest(orbis, "sheet.md", twice)
     accept_all(orbis)
@@ -137,13 +137,13 @@ def test_a_value_that_the_new_version_states_in_other_words_is_not_outdated(orbi
     assert orbis.registry.effective_facts("orbis-3")["l2_size"].value == 48 * 2**20
 
 
-def test_the_correction_of_a_value_is_withdrawn(orbis: Store) -> None:
+def test_correction_of_a_value_can_be_withdrawn(orbis: Store) -> None:
     ingest(orbis, "sheet.md", SHEET)
     fact = proposed(orbis)["memory_bandwidth"]
-    for number in (900e9, 910e9):  # a second correction leaves what was read
+    for number in (900e9, 910e9):  # a second correction keeps the parsed value
         fixed = orbis.registry.patch_fact(fact.id, number=number, actor="ana")
     assert (fixed.number, fixed.origin, fixed.status) == (910e9, "person", "accepted")
-    ingest(orbis, "sheet.md", SHEET.replace("333 W", "350 W"))  # stated again, in a new version
+    ingest(orbis, "sheet.md", SHEET.replace("333 W", "350 W"))  # stated again in a new version
     back = orbis.registry.patch_fact(fact.id, withdraw=True, actor="ana")
     assert (back.number, back.text, back.origin) == (fact.number, fact.text, fact.origin)
     assert back.status == "proposed" and back.cell == fact.cell
@@ -153,7 +153,7 @@ def test_the_correction_of_a_value_is_withdrawn(orbis: Store) -> None:
         orbis.registry.patch_fact(fact.id, withdraw=True, status="accepted", actor="ana")
 
 
-def test_a_corrected_value_is_checked_as_one_of_a_hardware_toml(orbis: Store) -> None:
+def test_corrected_value_is_checked_as_in_hardware_toml(orbis: Store) -> None:
     ingest(orbis, "sheet.md", SHEET)
     before = proposed(orbis)
     size, power = before["l2_size"], before["power"]

@@ -1,4 +1,4 @@
-"""Keys and sessions as the catalog holds them, and the audit log beside it."""
+"""Keys and sessions in the catalog, and the audit log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kb.catalog.tables import api_keys, key_sessions
 from kb.errors import InvalidRequest, NotFound
 
 
-def test_a_key_is_recognised_until_it_is_revoked_also_by_another_process(catalog: Catalog) -> None:
+def test_key_is_valid_until_revoked_by_any_process(catalog: Catalog) -> None:
     here, there = Keys(catalog), Keys(catalog)
     assert not there.any() and there.find("") is None
     made = here.create("writer", name="  team  ", hardware=["h200", "h100", "h100"], days=1)
@@ -23,17 +23,17 @@ def test_a_key_is_recognised_until_it_is_revoked_also_by_another_process(catalog
     assert made.key.hardware == ("h100", "h200")
     session = there.open_session(made.key)
     assert here.find_session(session) == made.key and here.find_session(made.secret) is None
-    assert here.find(session) is None  # a session is no key
+    assert here.find(session) is None  # a session is not a key
     assert here.revoke(made.key.id).state == "revoked"
     assert there.find(made.secret) is None and there.find_session(session) is None
-    assert there.any()  # the last one being revoked opens nothing
+    assert there.any()  # revoking the last key does not open the service
     revoked = here.list()[0].revoked_at
     assert here.revoke(made.key.id).revoked_at == revoked
     with pytest.raises(NotFound, match="key_unknown"):
         here.revoke("key_unknown")
 
 
-def test_what_is_over_opens_nothing(catalog: Catalog) -> None:
+def test_expired_keys_and_sessions_are_refused(catalog: Catalog) -> None:
     keys = Keys(catalog)
     made = keys.create("reader", days=1)
     session = keys.open_session(made.key)
@@ -42,7 +42,7 @@ def test_what_is_over_opens_nothing(catalog: Catalog) -> None:
     assert keys.find_session(session) is None
     session = keys.open_session(made.key)
     with catalog.read() as connection:
-        assert len(connection.execute(key_sessions.select()).all()) == 1  # the old one is gone
+        assert len(connection.execute(key_sessions.select()).all()) == 1  # the old row is deleted
     with catalog.write() as connection:
         connection.execute(api_keys.update().values(expires_at=clock.after(-1)))
     keys = Keys(catalog)
@@ -59,7 +59,7 @@ def test_secrets_differ_and_are_not_stored(catalog: Catalog) -> None:
     assert not [secret for secret in secrets if secret in rows or secret[4:] in rows]
 
 
-def test_the_last_use_is_stored_in_batches(catalog: Catalog) -> None:
+def test_last_use_is_written_in_batches(catalog: Catalog) -> None:
     keys = Keys(catalog)
     key = keys.create("reader").key
     keys.used(key)
@@ -72,7 +72,7 @@ def test_the_last_use_is_stored_in_batches(catalog: Catalog) -> None:
     ("role", "hardware", "days"),
     [("owner", (), None), ("admin", ("h100",), None), ("reader", (), 0), ("reader", (), 1e9)],
 )
-def test_impossible_keys_are_refused(
+def test_invalid_keys_are_refused(
     catalog: Catalog, role: str, hardware: tuple[str, ...], days: float | None
 ) -> None:
     keys = Keys(catalog)
@@ -81,7 +81,7 @@ def test_impossible_keys_are_refused(
     assert not keys.any()
 
 
-def test_the_audit_log_is_lines_that_any_tool_reads(catalog: Catalog) -> None:
+def test_audit_log_is_json_lines(catalog: Catalog) -> None:
     log = AuditLog(catalog.data_dir)
     assert log.read() == []
     log.append(AuditEntry("key_1", "DELETE /documents", "200", ("doc_1", "x" * 500)))

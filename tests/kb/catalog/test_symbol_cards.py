@@ -1,6 +1,4 @@
-"""Cards of names through versions, corrections and deletion, read from documents as users upload
-them.
-"""
+"""Symbol cards through versions, corrections and deletion, from uploaded documents."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def card(store: Store, name: str, hardware: str = "h100") -> Symbol:
     return only
 
 
-def test_a_manual_leaves_its_cards_in_order(store: Store) -> None:
+def test_uploaded_manual_stores_its_cards_in_order(store: Store) -> None:
     upload(store, MANUAL)
     assert [c.name for c in cards(store, "h100")] == ["ldt", "stt", "E1042", "E1043"]
     load = card(store, "ldt")
@@ -73,14 +71,14 @@ def test_a_manual_leaves_its_cards_in_order(store: Store) -> None:
     assert plain(load)["operands"] == [list(pair) for pair in load.operands] != []
 
 
-def test_a_new_version_replaces_the_cards(store: Store) -> None:
+def test_new_version_replaces_cards(store: Store) -> None:
     document = upload(store, MANUAL)
     assert upload(store, REVISED) == document
     assert [c.name for c in cards(store)] == ["ldt", "put", "E1042", "E1043"]
     assert {c.version for c in cards(store)} == {2}
 
 
-def test_reading_the_same_version_again_doubles_nothing(store: Store) -> None:
+def test_rereading_version_adds_no_duplicates(store: Store) -> None:
     upload(store, MANUAL)
     before = cards(store)
     with store.catalog.write() as connection:
@@ -89,7 +87,7 @@ def test_reading_the_same_version_again_doubles_nothing(store: Store) -> None:
     assert cards(store) == []
 
 
-def test_cards_are_of_their_chip_alone(store: Store) -> None:
+def test_cards_belong_to_one_chip(store: Store) -> None:
     upload(store, MANUAL)
     upload(store, OTHER, "comet.md", "mi300x")
     assert {c.name for c in cards(store, "mi300x", "amd", "any")} == {"ldt", "jmp"}
@@ -101,7 +99,7 @@ def test_cards_are_of_their_chip_alone(store: Store) -> None:
     assert sorted(c.name for c in named) == ["jmp", "ldt", "ldt"] and nobody == []
 
 
-def test_a_correction_survives_the_next_version(store: Store) -> None:
+def test_correction_survives_next_version(store: Store) -> None:
     upload(store, MANUAL)
     load = card(store, "ldt")
     fixed = symbols.correct(store.catalog, load.id, {"meaning": "load 32 bytes"}, "ana")
@@ -114,7 +112,7 @@ def test_a_correction_survives_the_next_version(store: Store) -> None:
     assert not card(store, "put").corrected
 
 
-def test_a_correction_of_a_name_that_is_gone_is_listed_and_dropped(store: Store) -> None:
+def test_correction_of_a_removed_name_is_listed_and_dropped(store: Store) -> None:
     document = upload(store, MANUAL)
     symbols.correct(store.catalog, card(store, "stt").id, {"limits": ["not twice"]}, "ana")
     upload(store, MANUAL + "\nMore.\n")
@@ -130,8 +128,8 @@ def test_a_correction_of_a_name_that_is_gone_is_listed_and_dropped(store: Store)
         assert corrections.unfit(connection, document) == []
 
 
-def test_a_correction_of_an_earlier_version_s_card_holds_now(store: Store) -> None:
-    """Somebody may have listed the cards before the next version came."""
+def test_correction_made_from_earlier_version_applies(store: Store) -> None:
+    """A user may list the cards before the next version is activated."""
     upload(store, MANUAL)
     listed_before = card(store, "ldt")
     upload(store, REVISED)
@@ -143,9 +141,7 @@ def test_a_correction_of_an_earlier_version_s_card_holds_now(store: Store) -> No
 @pytest.mark.parametrize(
     "fix", [{}, {"name": "x"}, {"limits": "one text"}, {"meaning": 3}, {"limits": [1]}]
 )
-def test_a_correction_that_says_nothing_sensible_is_refused(
-    store: Store, fix: dict[str, object]
-) -> None:
+def test_invalid_correction_is_refused(store: Store, fix: dict[str, object]) -> None:
     upload(store, MANUAL)
     load = card(store, "ldt")
     with pytest.raises(InvalidRequest):
@@ -153,7 +149,7 @@ def test_a_correction_that_says_nothing_sensible_is_refused(
     assert card(store, "ldt") == load
 
 
-def test_who_may_not_see_a_card_can_not_correct_it(store: Store) -> None:
+def test_card_of_another_scope_cannot_be_corrected(store: Store) -> None:
     upload(store, MANUAL)
     for identity, scope in (
         (card(store, "ldt").id, AccessScope("team-b")),
@@ -163,7 +159,7 @@ def test_who_may_not_see_a_card_can_not_correct_it(store: Store) -> None:
             symbols.correct(store.catalog, identity, {"meaning": "mine"}, "eve", access_scope=scope)
 
 
-def test_a_deleted_document_leaves_no_card(store: Store) -> None:
+def test_deleted_document_removes_its_cards(store: Store) -> None:
     document = upload(store, MANUAL)
     upload(store, OTHER, "comet.md", "mi300x")
     store.documents.delete(document)

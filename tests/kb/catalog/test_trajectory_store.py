@@ -1,4 +1,4 @@
-"""External trajectories as rows: results, summaries, and no change from another state."""
+"""External trajectories as rows: results, summaries, and allowed changes of state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kb.blobs import open_blobs
 from kb.catalog import Catalog
 from kb.catalog.trajectories import State, StoredTrajectory, Trajectories
 
-GONE = -1.0  # seconds: a lease that has run out
+GONE = -1.0  # seconds: an expired lease
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def added(store: Trajectories, name: str = "trj_1", state: State = "queued") -> 
     return store.find(name)
 
 
-def test_a_worker_ends_it_with_its_results(store: Trajectories) -> None:
+def test_worker_stores_results_at_end(store: Trajectories) -> None:
     row = added(store)
     assert store.take(row.id, "w1", 60) and not store.take(row.id, "w2", 60)
     assert not store.end(row.id, "w2", "failed", error={"code": "x"})
@@ -36,14 +36,14 @@ def test_a_worker_ends_it_with_its_results(store: Trajectories) -> None:
     assert store.find(row.id) == ended
 
 
-def test_a_lease_that_ran_out_queues_it_again(store: Trajectories) -> None:
+def test_expired_lease_requeues_trajectory(store: Trajectories) -> None:
     row, held = added(store), added(store, "trj_2")
     assert store.take(row.id, "w1", GONE) and store.take(held.id, "w1", 60)
     assert store.expire() == [row.id]
     assert (store.find(row.id).state, store.find(held.id).state) == ("queued", "running")
 
 
-def test_a_change_names_where_it_starts(store: Trajectories) -> None:
+def test_change_from_another_state_is_refused(store: Trajectories) -> None:
     row = added(store, state="unverified")
     assert not store.change(row.id, "queued", only_from=("failed",), reason="none")
     assert store.find(row.id) == row
@@ -53,8 +53,8 @@ def test_a_change_names_where_it_starts(store: Trajectories) -> None:
     assert not store.change("trj_0", "queued", only_from=("unverified",))
 
 
-def test_an_unbounded_interval_hinders_no_change(store: Trajectories) -> None:
-    """One pair of blocks has the bounds 0 and infinity."""
+def test_infinite_interval_bound_is_stored(store: Trajectories) -> None:
+    """A single pair of blocks has the bounds 0 and infinity."""
     row = added(store)
     assert store.take(row.id, "w1", 60)
     assert store.end(row.id, "w1", "failed", verdicts=[{"high": math.inf}])

@@ -1,4 +1,4 @@
-"""Words that stand in a source, and words that only seem to."""
+"""Quotations that occur in a source, and near misses."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ and vsyncall.f32 is something else. tl.load is dotted, std::move scoped."""
         (" \n", None),
     ],
 )
-def test_words_stand_whole_up_to_white_space(words: str, quoted: str | None) -> None:
+def test_quotation_matches_up_to_white_space(words: str, quoted: str | None) -> None:
     assert Source(TEXT).verbatim(words) == quoted
 
 
 @pytest.mark.parametrize("name", ["vsync", "vsyncall.f32", "tl.load", "std::move"])
-def test_a_name_of_the_source(name: str) -> None:
+def test_whole_name_is_found_in_source(name: str) -> None:
     assert Source(TEXT).names(name)
 
 
 @pytest.mark.parametrize("name", ["syn", "vsyncall", "f32", "load", "tl", "move", "std", ""])
-def test_a_part_of_a_name_is_none(name: str) -> None:
+def test_part_of_a_name_is_not_found(name: str) -> None:
     assert not Source(TEXT).names(name)
 
 
 @given(st.text(max_size=60), st.text(max_size=200))
-def test_what_is_quoted_is_in_the_text(words: str, text: str) -> None:
+def test_verbatim_text_is_a_substring_of_source(words: str, text: str) -> None:
     quoted = Source(text).verbatim(words)
     if quoted is not None:
         assert quoted in text and quoted.split() == words.split()
@@ -62,13 +62,13 @@ def proposed(**fields: object) -> ProposedCard:
     return ProposedCard(**card)  # type: ignore[arg-type]
 
 
-def test_fields_that_the_source_lacks_are_dropped_and_counted() -> None:
+def test_fields_missing_from_source_are_dropped_and_counted() -> None:
     card = proposed(
         signature="vsync lanes, mask",
         meaning="It is called as",
         operands=(("lanes", "how many"), ("mask", ""), ("bits", "")),
         limits=("waits for at most 128 lanes", "waits for at most 12"),
-        example="tl.load is dotted",  # in the source, but of another name
+        example="tl.load is dotted",  # in the source, but about another name
     )
     result = check_proposal(card, Source(TEXT))
     assert result.card == proposed(
@@ -96,6 +96,6 @@ def test_fields_that_the_source_lacks_are_dropped_and_counted() -> None:
         ({"signature": "vsync lanes", "limits": ("It is unsupported",)}, "a limit of it is not"),
     ],
 )
-def test_a_card_of_which_nothing_is_left_is_refused(fields: dict[str, object], reason: str) -> None:
+def test_card_without_remaining_fields_is_refused(fields: dict[str, object], reason: str) -> None:
     result = check_proposal(proposed(**fields), Source(TEXT))
     assert result.card is None and result.reason.startswith(reason)

@@ -1,4 +1,4 @@
-"""A version becomes current in one step, without duplicates and never out of order."""
+"""A version becomes current in one transaction, without duplicates and in order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found(store: Store, words: str) -> list[str]:
     return [passage.text for passage in store.by_words(words, "h100")]
 
 
-def test_the_new_text_replaces_the_old_in_one_step(store: Store) -> None:
+def test_activation_replaces_text_in_one_transaction(store: Store) -> None:
     document, first = staged(store, "one")
     activate(store, first, content("the plum clock runs at 1410 MHz"))
     _, second = staged(store, "two")
@@ -51,7 +51,7 @@ def test_the_new_text_replaces_the_old_in_one_step(store: Store) -> None:
     assert states == {1: "superseded", 2: "current"}
 
 
-def test_a_failure_in_the_middle_changes_nothing(store: Store) -> None:
+def test_failed_activation_changes_nothing(store: Store) -> None:
     document, first = staged(store, "one")
     activate(store, first, content("the plum clock"))
     _, second = staged(store, "two")
@@ -72,7 +72,7 @@ def test_activating_twice_leaves_no_duplicates(store: Store) -> None:
     assert found(store, "plum") == ["the plum clock"]
 
 
-def test_an_older_version_that_is_read_late_does_not_come_back(store: Store) -> None:
+def test_older_version_activated_late_stays_superseded(store: Store) -> None:
     document, first = staged(store, "one")
     _, second = staged(store, "two")
     activate(store, second, content("the quince clock"))
@@ -84,7 +84,7 @@ def test_an_older_version_that_is_read_late_does_not_come_back(store: Store) -> 
     assert states == {1: "superseded", 2: "current"}
 
 
-def test_a_version_that_cannot_be_read_leaves_the_current_one(store: Store) -> None:
+def test_unreadable_version_leaves_current_one(store: Store) -> None:
     document, first = staged(store, "one")
     activate(store, first, content("the plum clock"))
     _, second = staged(store, "two")
@@ -98,14 +98,14 @@ def test_a_version_that_cannot_be_read_leaves_the_current_one(store: Store) -> N
     assert states == {1: "current", 2: "failed"}
 
 
-def test_a_narrowed_section_is_not_found_for_the_document_scope(store: Store) -> None:
+def test_narrowed_section_is_not_found_in_document_scope(store: Store) -> None:
     _, first = staged(store, "one")
     activate(store, first, content("the plum clock", hardware=("h200",)))
     assert not found(store, "plum")
     assert [p.hardware for p in store.by_words("plum", "h200")] == [("h200",)]
 
 
-def test_a_search_is_over_exactly_the_live_rows(store: Store) -> None:
+def test_search_covers_exactly_live_rows(store: Store) -> None:
     def searched() -> tuple[int, int]:
         snapshot, words = store.snapshots.current(), tokenize("plum fig numbers")
         return snapshot.passages, len(snapshot.search("section", words, ScopeFilter(None), 10))

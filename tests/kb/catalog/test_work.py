@@ -1,4 +1,4 @@
-"""Leases: work of every kind has one owner at a time, until it ends or the lease expires."""
+"""Leases: each kind of work has one owner at a time, until it ends or the lease expires."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = (KIND, "evaluation", "trajectory", "run")
 
 @pytest.fixture(params=KINDS)
 def work(catalog: Catalog, request: pytest.FixtureRequest) -> Work:
-    """Work of one kind, in a catalog in which the same owner holds work of each other kind."""
+    """Work of one kind, in a catalog where the same owner also holds every other kind."""
     for other in KINDS:
         if other != request.param:
             added(Work(catalog, other), catalog, f"other_{other}")
@@ -37,7 +37,7 @@ def ended(work: Work, catalog: Catalog, job_id: str, owner: str) -> bool:
 
 
 def expired(work: Work, catalog: Catalog) -> list[str]:
-    """The ids of work of dead owners, which is queued again."""
+    """The ids of requeued work of dead owners."""
     with catalog.write() as connection:
         ids = [job.id for job in work.abandoned(connection, locked=True)]
         work.requeue(connection, ids)
@@ -61,7 +61,7 @@ def test_work_has_one_owner_until_it_ends(work: Work, catalog: Catalog) -> None:
     assert not work.renew("w1", 60, "a")
 
 
-def test_an_expired_lease_leaves_the_work_to_the_next_owner(work: Work, catalog: Catalog) -> None:
+def test_expired_lease_leaves_work_to_next_owner(work: Work, catalog: Catalog) -> None:
     added(work, catalog)
     assert work.take("w1", GONE)
     assert expired(work, catalog) == ["a"] and expired(work, catalog) == []
@@ -72,7 +72,7 @@ def test_an_expired_lease_leaves_the_work_to_the_next_owner(work: Work, catalog:
     assert expired(work, catalog) == []
 
 
-def test_a_renewed_lease_does_not_expire(work: Work, catalog: Catalog) -> None:
+def test_renewed_lease_does_not_expire(work: Work, catalog: Catalog) -> None:
     for job_id in ("a", "b"):
         added(work, catalog, job_id)
         assert work.take("w1", GONE)
@@ -82,8 +82,8 @@ def test_a_renewed_lease_does_not_expire(work: Work, catalog: Catalog) -> None:
     assert expired(work, catalog) == []
 
 
-def test_an_owner_that_says_that_it_lives_keeps_its_work(work: Work, catalog: Catalog) -> None:
-    """No clock decides then, which may jump."""
+def test_work_of_a_live_owner_is_not_expired(work: Work, catalog: Catalog) -> None:
+    """Liveness is checked instead of the clock, which may jump."""
     for job_id, seconds in (("a", GONE), ("b", 60.0)):
         added(work, catalog, job_id)
         assert work.take("w1", seconds)
@@ -92,7 +92,7 @@ def test_an_owner_that_says_that_it_lives_keeps_its_work(work: Work, catalog: Ca
         assert [job.id for job in work.abandoned(connection, lambda owner: False)] == ["a", "b"]
 
 
-def test_work_that_is_given_back_has_not_begun(work: Work, catalog: Catalog) -> None:
+def test_released_work_can_be_taken_again(work: Work, catalog: Catalog) -> None:
     for job_id in ("a", "b", "c"):
         added(work, catalog, job_id)
         assert work.take("w1", 60)
@@ -106,7 +106,7 @@ def test_work_that_is_given_back_has_not_begun(work: Work, catalog: Catalog) -> 
     assert again is not None and (again.id, again.attempts) == ("a", 1)
 
 
-def test_an_end_is_part_of_its_transaction(work: Work, catalog: Catalog) -> None:
+def test_end_is_part_of_transaction(work: Work, catalog: Catalog) -> None:
     added(work, catalog)
     assert work.take("w1", 60)
     with pytest.raises(RuntimeError), catalog.write() as connection:
@@ -120,7 +120,7 @@ def test_an_end_is_part_of_its_transaction(work: Work, catalog: Catalog) -> None
     assert work.find("b") is None
 
 
-def test_each_work_is_taken_by_one_of_many(work: Work, catalog: Catalog) -> None:
+def test_each_work_is_taken_by_one_of_many_threads(work: Work, catalog: Catalog) -> None:
     ids = {added(work, catalog, f"n{n:02}") for n in range(12)}
     taken: list[str] = []  # list.append is atomic
 
@@ -136,14 +136,14 @@ def test_each_work_is_taken_by_one_of_many(work: Work, catalog: Catalog) -> None
     assert sorted(taken) == sorted(ids)
 
 
-def test_a_lease_expires_with_time(work: Work, catalog: Catalog) -> None:
+def test_lease_expires_with_time(work: Work, catalog: Catalog) -> None:
     added(work, catalog)
     assert work.take("w1", 0.02)
     time.sleep(0.05)
     assert expired(work, catalog) == ["a"]
 
 
-def test_work_ends_only_where_it_ran() -> None:
+def test_allowed_transitions_of_work() -> None:
     for state in ENDED:
         assert [before for before, after in FOLLOWING.items() if state in after] == ["running"]
     check_transition("queued", "running")

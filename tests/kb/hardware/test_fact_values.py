@@ -28,17 +28,17 @@ from kb.hardware.schema import parse_hardware
         ("9.0", "text", "9.0"),
     ],
 )
-def test_a_value_is_readable(value: float | str, unit: str, text: str) -> None:
+def test_value_is_readable(value: float | str, unit: str, text: str) -> None:
     assert readable(value, unit) == text
 
 
-def test_a_readable_size_means_the_same_when_it_is_read_again() -> None:
+def test_readable_size_parses_to_same_value() -> None:
     number, unit = readable(12 * 2**30, "B").split()
     known = find_unit(unit)
     assert known is not None and float(number) * known.factor == 12 * 2**30
 
 
-def test_a_hint_states_a_size_exactly() -> None:
+def test_hint_states_exact_size() -> None:
     stated = 'key = "memory_size"\nvalue = 12\nunit = "GB"\nkind = "measured"\ntitle = "T"\n'
     with pytest.raises(InvalidKnowledge) as refused:
         parse_hardware(f'id = "x1"\n[[facts]]\n{stated}date = "2026-01-31"\n', "x1.toml")

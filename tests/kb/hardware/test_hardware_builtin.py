@@ -1,4 +1,4 @@
-"""The hardware descriptions that ship with the product keep their own rules."""
+"""The hardware descriptions that ship with the product are valid."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def shipped() -> dict[str, HardwareSpec]:
     return specs
 
 
-def test_shipped_descriptions_are_valid_and_hold_together() -> None:
+def test_shipped_descriptions_are_valid_and_round_trip() -> None:
     specs = shipped()
     assert registry_problems(specs) == []
     for name, spec in specs.items():
         assert parse_hardware(dump_hardware(spec), name) == spec
 
 
-def test_shipped_formulas_give_the_stated_values() -> None:
+def test_shipped_formulas_give_stated_values() -> None:
     specs = shipped()
     for name, spec in specs.items():
         effective = effective_facts(name, specs)
@@ -121,7 +121,9 @@ LINES = [
 
 
 @pytest.mark.parametrize(("hardware", "line", "signal"), LINES)
-def test_lines_of_a_chips_own_tools_are_known(hardware: str, line: str, signal: str) -> None:
+def test_lines_of_a_chips_own_tools_match_its_signatures(
+    hardware: str, line: str, signal: str
+) -> None:
     specs = shipped()
     chip: str | None = hardware
     known: list[SignatureSpec] = []

@@ -1,4 +1,4 @@
-"""Devices of this machine for real, and outputs recorded on machines that are not here."""
+"""Devices of this machine, and recorded output of other machines."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def resolver(name: str) -> str | None:
     return find(name, REGISTRY)
 
 
-def test_this_machine_has_a_cpu_and_detection_says_how_it_knows() -> None:
+def test_this_machine_has_detected_cpu() -> None:
     devices = detect_devices(resolver).devices
     cpus = [device for device in devices if device.kind == "cpu"]
     assert len(cpus) == 1
@@ -97,15 +97,13 @@ def test_this_machine_has_a_cpu_and_detection_says_how_it_knows() -> None:
         assert int(cpus[0].detail["logical_cpus"]) == os.cpu_count()
 
 
-def test_without_tools_only_the_cpu_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_tools_only_cpu_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [d.kind for d in detect_devices().devices if d.how != "KFD topology"] == ["cpu"]
     assert detect_devices().notes == ()
 
 
-def test_a_tool_that_fails_leaves_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tool_that_fails_leaves_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not reach'\nexit 9\n")
     tool.chmod(0o755)
@@ -115,7 +113,7 @@ def test_a_tool_that_fails_leaves_a_note(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
 
 
-def test_an_old_driver_is_asked_again_with_the_fields_it_knows(
+def test_old_driver_is_queried_with_fewer_fields(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tool = tmp_path / "nvidia-smi"
@@ -133,7 +131,7 @@ def test_an_old_driver_is_asked_again_with_the_fields_it_knows(
     )
 
 
-def test_a_recorded_h200() -> None:
+def test_recorded_h200() -> None:
     (device,) = parse_nvidia_smi(H200)
     hinted = with_hint(device, resolver)
     assert hinted.hardware_id_hint == "h200"
@@ -153,26 +151,26 @@ def test_a_recorded_h200() -> None:
         ("AMD Instinct MI300X OAM", "mi300x"),
     ],
 )
-def test_product_names_lead_to_ids(name: str, expected: str) -> None:
+def test_product_name_gives_hardware_id(name: str, expected: str) -> None:
     (device,) = parse_nvidia_smi(H200.replace("NVIDIA H200", name))
     assert with_hint(device, resolver).hardware_id_hint == expected
 
 
-def test_unregistered_devices_stay_without_hint() -> None:
+def test_unregistered_device_has_no_hardware_hint() -> None:
     (device,) = parse_nvidia_smi(H200.replace("NVIDIA H200", "NVIDIA L4").replace("9.0", "8.9"))
     assert with_hint(device, resolver) == device
     assert with_hint(device, None).hardware_id_hint is None
     assert "GeForce" not in shortened("NVIDIA GeForce RTX 4090")
 
 
-def test_nvidia_smi_without_values() -> None:
+def test_nvidia_smi_with_missing_values() -> None:
     (device,) = parse_nvidia_smi("0, NVIDIA X1, [N/A], 1.0, [Not Supported], 8.0, [N/A]\nnoise\n")
     assert device.uuid is None
     assert device.memory_bytes is None
     assert parse_nvidia_smi("No devices were found\n") == []
 
 
-def test_a_recorded_mi210() -> None:
+def test_recorded_mi210() -> None:
     (device,) = parse_rocm_smi(MI210)
     assert device.name == "Instinct MI210"
     assert device.memory_bytes == 68702699520
@@ -181,7 +179,7 @@ def test_a_recorded_mi210() -> None:
     assert parse_rocm_smi("not json") == []
 
 
-def test_amd_smi_in_both_its_shapes() -> None:
+def test_both_formats_of_amd_smi() -> None:
     row = (
         '{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "asic_serial": "0x6F1F", '
         '"target_graphics_version": "gfx942"}, "driver": {"name": "amdgpu", "version": "6.10.5"}, '
@@ -196,7 +194,7 @@ def test_amd_smi_in_both_its_shapes() -> None:
     assert parse_amd_smi('[{"gpu": 0, "asic": "N/A"}]') == []
 
 
-def test_kfd_nodes_without_any_tool(tmp_path: Path) -> None:
+def test_kfd_nodes_without_amd_tools(tmp_path: Path) -> None:
     for node, text in {"0": "cpu_cores_count 64\nsimd_count 0\n", "1": KFD}.items():
         (tmp_path / node).mkdir()
         (tmp_path / node / "properties").write_text(text)
@@ -210,14 +208,14 @@ def test_kfd_nodes_without_any_tool(tmp_path: Path) -> None:
     assert mi250.name == "gfx90a"
 
 
-def test_a_grace_cpu() -> None:
+def test_grace_cpu() -> None:
     cpu = with_hint(parse_cpuinfo(GRACE, "aarch64"), resolver)
     assert (cpu.name, cpu.hardware_id_hint) == ("neoverse-v2", "neoverse-v2")
     assert cpu.detail["vector_features"] == "asimd sve sve2 bf16 i8mm"
     assert cpu.detail["logical_cpus"] == "2"
 
 
-def test_an_unknown_arm_core_keeps_its_numbers() -> None:
+def test_unknown_arm_core_is_named_by_its_part_number() -> None:
     cpu = with_hint(parse_cpuinfo(GRACE.replace("0xd4f", "0xfff"), "aarch64"), resolver)
     assert cpu.hardware_id_hint is None
     assert (cpu.name, cpu.detail["part"]) == ("aarch64", "0xfff")

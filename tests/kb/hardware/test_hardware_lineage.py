@@ -63,11 +63,11 @@ def registry() -> dict[str, HardwareSpec]:
         ("amd instinct mi300x", "mi300x"),
     ],
 )
-def test_spellings_of_a_name_lead_to_its_id(name: str, expected: str) -> None:
+def test_spellings_of_a_name_resolve_to_its_id(name: str, expected: str) -> None:
     assert resolve(name, registry()) == expected
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest_ids() -> None:
+def test_unknown_name_error_lists_nearest_ids() -> None:
     with pytest.raises(UnknownHardware) as caught:
         resolve("h1000", registry())
     assert "h100" in caught.value.details["nearest"]
@@ -75,18 +75,18 @@ def test_an_unknown_name_is_an_error_with_the_nearest_ids() -> None:
     assert find("---", registry()) is None
 
 
-def test_an_id_wins_over_an_alias_of_another() -> None:
+def test_id_takes_precedence_over_alias() -> None:
     specs = {"a1": chip("a1", None, "b1"), "b1": chip("b1")}
     assert resolve("b1", specs) == "b1"
     assert registry_problems(specs) == []
 
 
-def test_an_alias_with_two_owners_is_a_problem() -> None:
+def test_alias_with_two_owners_is_a_problem() -> None:
     specs = {"a1": chip("a1", None, "x9"), "b1": chip("b1", None, "x9")}
     assert registry_problems(specs) == ["the name x9 belongs to a1, b1. Keep it in one of them."]
 
 
-def test_lineage_runs_from_the_chip_to_the_vendor() -> None:
+def test_lineage_runs_from_chip_to_vendor() -> None:
     assert lineage("h200", registry()) == ("h200", "hopper", "nvidia")
     assert lineage("nvidia", registry()) == ("nvidia",)
     assert descendants("nvidia", registry()) == {"hopper", "ampere", "h100", "h200", "a100"}
@@ -96,7 +96,7 @@ def test_lineage_runs_from_the_chip_to_the_vendor() -> None:
             ask("nothing", registry())
 
 
-def test_a_circle_or_a_missing_parent_is_invalid_knowledge() -> None:
+def test_circular_or_missing_parent_is_refused() -> None:
     circle = {"a": chip("a", "b"), "b": chip("b", "c"), "c": chip("c", "b")}
     with pytest.raises(InvalidKnowledge, match="circular: a -> b -> c -> b"):
         lineage("a", circle)
@@ -107,7 +107,7 @@ def test_a_circle_or_a_missing_parent_is_invalid_knowledge() -> None:
     assert registry_problems(registry()) == []
 
 
-def test_facts_are_inherited_and_the_nearest_statement_holds() -> None:
+def test_facts_are_inherited_from_nearest_ancestor() -> None:
     facts = effective_facts("h100", registry())
     assert (facts["l2_size"].fact.value, facts["l2_size"].owner) == (50, "h100")
     assert (facts["warp_size"].fact.value, facts["warp_size"].owner) == (32, "hopper")
@@ -146,17 +146,17 @@ def test_headings_name_registered_hardware(text: str, expected: set[str]) -> Non
     assert names_in(text, registry()) == expected
 
 
-def test_an_index_over_nothing_finds_nothing() -> None:
+def test_empty_name_index_finds_nothing() -> None:
     assert NameIndex({}).find("H100") == frozenset()
 
 
-def test_the_longest_name_counts_where_names_overlap() -> None:
+def test_longest_of_overlapping_names_counts() -> None:
     specs = {"m2": chip("m2", None, "Chip M2"), "m2-max": chip("m2-max", None, "Chip M2 Max")}
     assert names_in("On a Chip M2 Max", specs) == {"m2-max"}
     assert names_in("On a Chip M2", specs) == {"m2"}
 
 
-def test_the_narrowest_of_nested_names() -> None:
+def test_narrowest_of_nested_names() -> None:
     assert narrowest({"nvidia", "hopper", "h100", "amd"}, registry()) == {"h100", "amd"}
 
 

@@ -98,7 +98,7 @@ def problems(raw: str | dict[str, Any]) -> dict[str, SpecProblem]:
     return {p["path"]: SpecProblem(**p) for p in caught.value.details["problems"]}
 
 
-def test_a_full_description_is_read_and_written_back() -> None:
+def test_full_description_round_trips() -> None:
     spec = parse_hardware(H100, "h100")
     assert spec.facts[0] == FactSpec(
         "compute_capability",
@@ -115,7 +115,7 @@ def test_a_full_description_is_read_and_written_back() -> None:
     assert parse_hardware(dump_hardware(spec), "again") == spec
 
 
-def test_every_problem_of_a_file_is_reported_at_once() -> None:
+def test_all_problems_of_a_file_are_reported_together() -> None:
     fact = FACT | {"unit": "TB/s", "value": 3.35, "kind": "datashet"}
     found = problems({"id": "H 100", "nam": "x", "vendor": "acme", "facts": [FACT, fact]})
     assert set(found) == {"id", "nam", "name", "facts[1].kind", "facts[1].unit", "facts[1].key"}
@@ -125,16 +125,16 @@ def test_every_problem_of_a_file_is_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("good", ["h100", "tenstorrent_wormhole", "x86-64", "a.b", "9", "a" * 64])
-def test_ids_that_are_accepted(good: str) -> None:
+def test_accepted_ids(good: str) -> None:
     assert parse_hardware(base() | {"id": good}, "o").id == good
 
 
 @pytest.mark.parametrize("bad", ["", "H100", "-a", "_a", "a b", "a/b", "..", "ä", "a" * 65])
-def test_ids_that_are_refused(bad: str) -> None:
+def test_refused_ids(bad: str) -> None:
     assert "id" in problems(base() | {"id": bad})
 
 
-def test_not_toml_is_an_invalid_file_with_the_line() -> None:
+def test_invalid_toml_is_reported_with_its_line() -> None:
     assert "line 1" in problems("id = = 3")["(file)"].message
     assert "(file)" in problems("a = " + "[" * 5000)
 
@@ -161,13 +161,13 @@ def test_not_toml_is_an_invalid_file_with_the_line() -> None:
         ({"page": "3"}, "facts[0].page", "locator"),
     ],
 )
-def test_a_wrong_fact_says_what_to_write(change: dict[str, Any], path: str, fix: str) -> None:
+def test_invalid_fact_error_has_fix(change: dict[str, Any], path: str, fix: str) -> None:
     found = problems(base(facts=[FACT | change]))
     assert fix in found[path].fix
     assert len(found) == 1
 
 
-def test_facts_of_ones_own_are_accepted_and_new_number_formats_are_no_typing_errors() -> None:
+def test_custom_fact_keys_are_accepted_and_misspelt_ones_refused() -> None:
     for key in ("tensor_memory_per_unit", "peak_matrix_fp6", "l4_size", "x_memory_bandwith"):
         fact = FACT | {"key": key, "unit": "B"}
         assert parse_hardware(base(facts=[fact]), "o").facts[0].key == key
@@ -199,18 +199,18 @@ def test_command_templates_are_checked(toolchain: dict[str, Any], path: str, say
     assert says in found[path].message
 
 
-def test_a_toolchain_needs_its_language_listed() -> None:
+def test_toolchain_needs_listed_language() -> None:
     found = problems(base(languages=["triton"], toolchains={"c": {"builtin": "x"}}))
     assert found["toolchains.c"].fix == 'add "c" to languages'
 
 
 @pytest.mark.parametrize("pattern", ["(", "a" * 301, "(a+)+b", ".*", "", "a{99999999999}", "[[a]"])
-def test_patterns_that_are_broken_endless_or_match_everything_are_refused(pattern: str) -> None:
+def test_invalid_slow_or_match_all_patterns_are_refused(pattern: str) -> None:
     signature = {"pattern": pattern, "signal": "compile_error", "title": "t"}
     assert "signatures[0].pattern" in problems(base(signatures=[signature]))
 
 
-def test_the_template_is_valid_as_it_is_and_when_filled_in() -> None:
+def test_template_is_valid_empty_and_filled_in() -> None:
     text = hardware_template("my-chip-2")
     assert parse_hardware(text, "template").id == "my-chip-2"
     filled = "\n".join(re.sub(r"^#(?=\S)", "", line) for line in text.splitlines())
@@ -254,7 +254,7 @@ def test_formulas_are_evaluated_over_facts() -> None:
         "",
     ],
 )
-def test_what_is_not_arithmetic_is_left_alone(formula: str) -> None:
+def test_non_arithmetic_formula_is_not_checked(formula: str) -> None:
     assert formula_problem(derived(formula, value=2.0), {})
 
 
@@ -270,7 +270,7 @@ def test_what_is_not_arithmetic_is_left_alone(formula: str) -> None:
         ("1" * 301, "longer than 300"),
     ],
 )
-def test_an_unchecked_formula_says_why(formula: str, message: str) -> None:
+def test_unchecked_formula_gives_its_reason(formula: str, message: str) -> None:
     assert message in formula_problem(derived(formula), {})
 
 
@@ -293,7 +293,7 @@ _TABLES = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # on a loaded machine
 @given(st.dictionaries(_KEYS, _TABLES, max_size=6))
-def test_whatever_a_file_holds_only_one_kind_of_error_comes_out(raw: dict[str, Any]) -> None:
+def test_any_file_raises_only_invalid_knowledge(raw: dict[str, Any]) -> None:
     try:
         parse_hardware(raw, "fuzz")
     except InvalidKnowledge as error:
@@ -303,7 +303,7 @@ def test_whatever_a_file_holds_only_one_kind_of_error_comes_out(raw: dict[str, A
 UNITS = ("count", "threads", "B", "B/s", "bit", "Hz", "flop/s", "op/s", "W", "text")
 
 
-def test_each_known_key_has_a_canonical_unit_and_holds_its_range() -> None:
+def test_known_keys_have_canonical_unit_and_range() -> None:
     for key, known in fact_keys().items():
         assert known.unit in UNITS, key
         assert known.meaning
@@ -337,12 +337,12 @@ def test_spellings_of_units(spelled: str, canonical: str, factor: float) -> None
 
 
 @pytest.mark.parametrize("spelled", ["Gb/s", "Gbps", "GT/s", "Mb", "FLOPS/CLOCK/CU", "%", "", "x"])
-def test_unclear_units_are_unknown(spelled: str) -> None:
+def test_ambiguous_units_are_unknown(spelled: str) -> None:
     assert find_unit(spelled) is None
 
 
 @given(st.text(max_size=60), st.text(min_size=1, max_size=20))
-def test_the_writer_escapes_whatever_text_there_is(value: str, key: str) -> None:
+def test_writer_escapes_any_text(value: str, key: str) -> None:
     toolchain = ToolchainSpec(run="run", env={key: value})
     spec = HardwareSpec("chip", value or "name", "custom", toolchains={"lang": toolchain})
     written = tomllib.loads(dump_hardware(spec))
@@ -351,7 +351,7 @@ def test_the_writer_escapes_whatever_text_there_is(value: str, key: str) -> None
 
 
 @given(st.integers(-(2**62), 2**62) | st.floats(allow_nan=False, allow_infinity=False))
-def test_the_writer_keeps_every_digit(number: int | float) -> None:
+def test_writer_keeps_every_digit(number: int | float) -> None:
     fact = FactSpec("x_own", number, "count", "measured")
     spec = HardwareSpec("chip", "name", "custom", facts=(fact,))
     assert tomllib.loads(dump_hardware(spec))["facts"][0]["value"] == number

@@ -1,5 +1,6 @@
-"""What hardware.toml says of a chip's own toolchain: entry, interface, sample, arguments, scalars,
-and the rules over its counters."""
+"""A chip's own toolchain in hardware.toml: entry, interface, sample, arguments, scalars, and
+counter rules.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def read(text: str = WHOLE, *changes: tuple[str, str]) -> HardwareSpec:
     return parse_hardware(text, "toy.toml")
 
 
-def test_everything_is_read_and_written_back() -> None:
+def test_toolchain_description_round_trips() -> None:
     spec = read()
     chain = spec.toolchains["toyc"]
     assert (chain.entry, chain.sample_reference) == ("main", "torch.relu(x) * w")
@@ -99,18 +100,18 @@ def test_everything_is_read_and_written_back() -> None:
         ("scale = 64", "scale = 0", "metrics.toy.dram.bytes.scale", "positive number"),
     ],
 )
-def test_each_wrong_entry_says_what_to_write(old: str, new: str, place: str, fix: str) -> None:
+def test_invalid_entry_error_has_fix(old: str, new: str, place: str, fix: str) -> None:
     with pytest.raises(InvalidKnowledge) as refused:
         read(WHOLE, (old, new))
     assert place in refused.value.message and fix in refused.value.message
 
 
-def test_a_built_in_toolchain_has_its_own_interface() -> None:
+def test_built_in_toolchain_refuses_entry() -> None:
     with pytest.raises(InvalidKnowledge, match="entry: belongs to command templates"):
         read(WHOLE, ('run = "python {source} {input}"', 'builtin = "g++"'))
 
 
-def test_dtypes_are_those_of_the_interface() -> None:
+def test_dtypes_equal_those_of_interface() -> None:
     assert {*DTYPES} == {*DTYPE_CODES}
 
 
@@ -123,7 +124,7 @@ def test_dtypes_are_those_of_the_interface() -> None:
         ("norm.weight.shape[0] * eps", {"norm.weight.shape[0]": 2, "eps": 0.5}, 1.0),
     ],
 )
-def test_a_scalar_is_calculated(text: str, values: dict[str, float], result: float) -> None:
+def test_scalar_expression_is_computed(text: str, values: dict[str, float], result: float) -> None:
     formula = compile_scalar(text)
     assert {*formula.references} == {*values}
     assert formula.compute(values).value == result
@@ -133,7 +134,7 @@ def test_a_scalar_is_calculated(text: str, values: dict[str, float], result: flo
 @pytest.mark.parametrize(
     "text", ["", "x[y]", "x.shape[0:1]", "lambda: 1", "'a'", "f'{x}'", "x = 1"]
 )
-def test_what_is_no_arithmetic_is_refused(text: str) -> None:
+def test_non_arithmetic_scalar_is_refused(text: str) -> None:
     with pytest.raises(InvalidPredicate) as refused:
         compile_scalar(text)
     assert "x.shape[0]" in refused.value.hint

@@ -1,4 +1,4 @@
-"""The vector index is derived data: whatever happens to its files, it comes back unembedded."""
+"""The vector index is derived data: after any damage it is rebuilt without embedding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MANUAL = "# Manual\n\n" + "\n\n".join(
     for n, word in enumerate(("clock", "cache", "barrier", "register file", "power supply"))
 )
 QUERY = "which cache does the chip have"
-# Fills a directory and dies without closing anything.
+# Fills a directory and exits without closing anything.
 FILL_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
@@ -58,7 +58,7 @@ def texts(store: Store, index: ChromaIndex | NearIndex | None = None) -> list[st
 
 @pytest.fixture(scope="module")
 def filled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first test that needs one leaves a data directory with an index."""
+    """A data directory with an index, made once for the module."""
     return tmp_path_factory.mktemp("filled") / "data"
 
 
@@ -102,7 +102,7 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 
 
 @pytest.mark.parametrize("damage", [halve, empty, scribble, shutil.rmtree])
-def test_an_unreadable_directory_is_rebuilt_without_embedding(
+def test_unreadable_directory_is_rebuilt_without_embedding(
     filled: Store, damage: Callable[[Path], None], no_encoding: list[Sequence[str]]
 ) -> None:
     before = texts(filled)
@@ -117,10 +117,10 @@ def test_an_unreadable_directory_is_rebuilt_without_embedding(
     assert texts(filled, index) == before
     assert no_encoding == []
     index.close()
-    assert [p.name for p in filled.data_dir.glob("chroma*")] == ["chroma"]  # nothing left behind
+    assert [p.name for p in filled.data_dir.glob("chroma*")] == ["chroma"]  # no copy left over
 
 
-def test_the_probe_finds_the_damage(filled: Store) -> None:
+def test_probe_detects_damage(filled: Store) -> None:
     index = opened(filled)
     assert index.probe()
     index.close()
@@ -132,8 +132,8 @@ def test_the_probe_finds_the_damage(filled: Store) -> None:
     index.close()
 
 
-def test_a_damaged_graph_is_found_too(store: Store) -> None:
-    """Above a thousand entries Chroma keeps the graph in files of its own."""
+def test_probe_detects_damaged_graph(store: Store) -> None:
+    """Above a thousand entries Chroma stores the graph in separate files."""
     rows = np.random.default_rng(3).normal(size=(1200, store.embedder.dimension))
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     submitted = store.submit("many.md", "# Many\n", hardware=("h100",))
@@ -164,8 +164,8 @@ def test_a_damaged_graph_is_found_too(store: Store) -> None:
         index = opened(store)
         assert index.open_or_rebuild().added == len(rows), damage.__name__
         hits = list(index.query(("h100",), rows[7], 10, ALL_ACCESS))
-        # A graph is built by several threads, so the last of the nearest differ from build to
-        # build; each passage finds itself in all of them.
+        # Threads build the graph, so the last neighbours differ between builds; each passage finds
+        # itself in all of them.
         assert hits[0] == own[7] and len(set(hits) & nearest) >= 7, damage.__name__
         for n, passage in own.items():
             found = index.query(("h100",), rows[n], 10, ALL_ACCESS)
@@ -173,7 +173,7 @@ def test_a_damaged_graph_is_found_too(store: Store) -> None:
         index.close()
 
 
-def test_damage_under_a_running_service_heals_at_the_next_question(filled: Store) -> None:
+def test_damage_during_service_is_repaired_at_next_query(filled: Store) -> None:
     index = opened(filled)
     index.open_or_rebuild()
     before = texts(filled, index)
@@ -183,14 +183,14 @@ def test_damage_under_a_running_service_heals_at_the_next_question(filled: Store
     index.close()
 
 
-def test_opening_a_good_directory_changes_nothing(filled: Store) -> None:
+def test_opening_good_directory_changes_nothing(filled: Store) -> None:
     index = opened(filled)
     report = index.open_or_rebuild()
     assert (report.collections, report.added, report.removed) == (1, 0, 0)
     index.close()
 
 
-def test_what_came_while_no_service_ran_is_added_not_rebuilt(filled: Store) -> None:
+def test_passages_added_while_stopped_are_added_without_rebuild(filled: Store) -> None:
     filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h200",))
     index = opened(filled)
     assert index.probe()
@@ -198,7 +198,7 @@ def test_what_came_while_no_service_ran_is_added_not_rebuilt(filled: Store) -> N
     index.close()
 
 
-def test_a_service_that_was_killed_leaves_a_usable_index(store: Store) -> None:
+def test_killed_service_leaves_usable_index(store: Store) -> None:
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     arguments = [str(store.data_dir), store.embedder.fingerprint]
     died = subprocess.run([sys.executable, "-c", FILL_AND_DIE, *arguments], cwd=ROOT, check=False)
@@ -209,12 +209,12 @@ def test_a_service_that_was_killed_leaves_a_usable_index(store: Store) -> None:
     index.close()
 
 
-def test_nothing_is_opened_before_it_is_used(store: Store) -> None:
+def test_chroma_is_not_opened_before_first_use(store: Store) -> None:
     opened(store).close()
     assert not (store.data_dir / "chroma").exists()
 
 
-def test_an_empty_catalog_has_an_empty_index(store: Store) -> None:
+def test_empty_catalog_has_empty_index(store: Store) -> None:
     index = opened(store)
     assert index.open_or_rebuild().collections == 0
     assert texts(store, index) == []

@@ -1,4 +1,4 @@
-"""The vector index on a real Chroma server: shared, gone, slow, emptied, and back again."""
+"""The vector index on a real Chroma server: shared, unreachable, slow, emptied, and restored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def proxy(chroma_server: ChromaServer) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def url(chroma_server: ChromaServer, proxy: FaultyProxy) -> str:
-    """Of a database of its own, through the proxy."""
+    """The URL of a separate database, through the proxy."""
     return chroma_server.database(proxy.url)
 
 
@@ -51,11 +51,11 @@ def opened(store: Store, url: str) -> ChromaIndex:
 
 
 def near_of(store: Store, url: str, exact_up_to: int = 0) -> NearIndex:
-    """An index that needs Chroma for whatever it is asked, as a large store does."""
+    """An index that queries Chroma for every request, as a large store does."""
     return NearIndex(opened(store, url), exact_up_to)
 
 
-def test_it_finds_what_exact_search_finds(filled: Store, url: str) -> None:
+def test_chroma_results_equal_exact_search(filled: Store, url: str) -> None:
     index = opened(filled, url)
     report = index.open_or_rebuild()
     assert (report.collections, report.added) == (1, 5)
@@ -65,7 +65,7 @@ def test_it_finds_what_exact_search_finds(filled: Store, url: str) -> None:
     assert (again.added, again.removed) == (0, 0)
 
 
-def test_what_is_deleted_leaves_the_server(filled: Store, url: str) -> None:
+def test_deleted_passages_leave_server(filled: Store, url: str) -> None:
     index = opened(filled, url)
     index.open_or_rebuild()
     more = filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h100",))
@@ -89,7 +89,7 @@ def test_services_of_one_catalog_share_its_collections(
     assert near.away is None and texts(filled, second) == texts(filled)
 
 
-def test_another_catalog_on_the_server_is_left_alone(
+def test_other_catalogs_on_server_are_untouched(
     filled: Store,
     make_store: Callable[[Path], Store],
     tmp_path: Path,
@@ -106,7 +106,7 @@ def test_another_catalog_on_the_server_is_left_alone(
     assert len(chroma_server.collections(url)) == 2
 
 
-def test_a_copied_catalog_is_another_store(
+def test_copied_catalog_has_another_store_id(
     filled: Store, tmp_path: Path, make_store: Callable[[Path], Store]
 ) -> None:
     from kb.catalog import open_catalog
@@ -118,7 +118,7 @@ def test_a_copied_catalog_is_another_store(
     copied.close()
 
 
-def test_gone_and_back_nothing_is_lost_or_embedded_again(
+def test_unreachable_server_loses_no_vectors(
     filled: Store,
     url: str,
     chroma_server: ChromaServer,
@@ -132,7 +132,7 @@ def test_gone_and_back_nothing_is_lost_or_embedded_again(
         assert texts(filled, near) == before
         assert near.away is not None
         assert f"{url.partition('/?')[0]} does not answer" in near.away.message
-        near.sync(["h100"])  # does nothing until it has caught up
+        near.sync(["h100"])  # no effect until it has caught up
         with pytest.raises(StoreAway):
             near.catch_up()
         encoded = len(no_encoding)
@@ -146,7 +146,7 @@ def test_gone_and_back_nothing_is_lost_or_embedded_again(
     assert ingested > encoded and len(no_encoding) == ingested
 
 
-def test_answers_are_the_same_while_chroma_is_away(
+def test_answers_are_equal_while_chroma_is_unreachable(
     filled: Store, url: str, chroma_server: ChromaServer
 ) -> None:
     near = near_of(filled, url)
@@ -164,9 +164,7 @@ def test_answers_are_the_same_while_chroma_is_away(
     assert during.context == before.context and during.hints == before.hints
 
 
-def test_an_emptied_server_is_filled_again(
-    filled: Store, url: str, chroma_server: ChromaServer
-) -> None:
+def test_emptied_server_is_refilled(filled: Store, url: str, chroma_server: ChromaServer) -> None:
     near = near_of(filled, url)
     near.catch_up()
     assert chroma_server.entries(url) == 5
@@ -177,7 +175,7 @@ def test_an_emptied_server_is_filled_again(
 
 
 @pytest.mark.parametrize("mode", ["refuse", "silent", "cut"])
-def test_a_server_that_does_not_answer_costs_one_wait(
+def test_unresponsive_server_costs_one_timeout(
     filled: Store,
     url: str,
     proxy: FaultyProxy,
@@ -194,7 +192,7 @@ def test_a_server_that_does_not_answer_costs_one_wait(
     assert near.away is not None
     asked = proxy.connections
     assert texts(filled, near) == texts(filled)
-    assert proxy.connections == asked  # not asked again until it has caught up
+    assert proxy.connections == asked  # not queried again until it has caught up
     with pytest.raises(StoreAway):
         near.catch_up()
     proxy.set("pass")
@@ -203,24 +201,24 @@ def test_a_server_that_does_not_answer_costs_one_wait(
     assert near.away is None and texts(filled, near) == texts(filled)
 
 
-def test_a_slow_server_is_waited_for(filled: Store, url: str, proxy: FaultyProxy) -> None:
+def test_slow_server_answers_within_timeout(filled: Store, url: str, proxy: FaultyProxy) -> None:
     near = near_of(filled, url)
     near.catch_up()
     proxy.delay_seconds = 0.4
     assert texts(filled, near) == texts(filled) and near.away is None
 
 
-def test_who_asks_and_who_adds_have_limits_of_their_own(url: str) -> None:
+def test_reads_and_writes_have_separate_timeouts(url: str) -> None:
     server = ServedChroma(url)
     limits = [server.client(writing)._server._session.timeout.read for writing in (False, True)]
     assert limits == [chroma_client.READ_SECONDS, chroma_client.WRITE_SECONDS]
     server.disconnect()
 
 
-def test_a_closed_index_has_no_connection_left(filled: Store, url: str, proxy: FaultyProxy) -> None:
+def test_closed_index_has_no_open_connection(filled: Store, url: str, proxy: FaultyProxy) -> None:
     index = opened(filled, url)
     index.open_or_rebuild()
-    assert texts(filled, index)  # who asks and who adds are connected
+    assert texts(filled, index)  # the connections of reads and writes
     index.close()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ResourceWarning)
@@ -230,7 +228,7 @@ def test_a_closed_index_has_no_connection_left(filled: Store, url: str, proxy: F
     assert not [str(warning.message) for warning in seen if port in str(warning.message)]
 
 
-def test_a_database_that_is_not_there_is_named(filled: Store, chroma_server: ChromaServer) -> None:
+def test_missing_database_is_named(filled: Store, chroma_server: ChromaServer) -> None:
     with pytest.raises(StoreAway, match=r"Database \[nowhere\] not found"):
         opened(filled, f"{chroma_server.url}/?database=nowhere").open_or_rebuild()
 
@@ -262,7 +260,7 @@ def test_addresses(given: str) -> None:
     assert (address.host, address.port, address.ssl) == ADDRESSES[given]
 
 
-def test_credentials_go_into_a_header_and_nowhere_else() -> None:
+def test_credentials_are_sent_only_in_header() -> None:
     address = parse_address("https://me:se%40cret@db.example/?tenant=t&database=d")
     assert (address.tenant, address.database) == ("t", "d")
     pair = base64.b64encode(b"me:se@cret").decode()
@@ -274,7 +272,7 @@ BAD = ("ftp://me:secret@h", "http://me:secret@h:port", "http://me:secret@h/path"
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_url_that_names_no_server_is_refused(bad: str) -> None:
+def test_invalid_server_url_is_refused(bad: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_address(bad)
     assert "KERNLORE_CHROMA_URL" in refused.value.hint

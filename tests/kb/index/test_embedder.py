@@ -1,4 +1,4 @@
-"""The embedding model: unit vectors, nothing cut in silence, one space for passages and queries."""
+"""The embedding model: unit vectors, no silent truncation, one space for passages and queries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUERIES = [
 ]
 
 
-def test_texts_over_the_window_are_refused_not_cut(embedder: LocalEmbedder) -> None:
+def test_passages_over_window_are_refused(embedder: LocalEmbedder) -> None:
     fits = "tile " * (embedder.window - 2)
     assert embedder.count_tokens(fits) == embedder.window
     assert embedder.encode([fits]).shape == (1, embedder.dimension)
@@ -39,8 +39,8 @@ def test_texts_over_the_window_are_refused_not_cut(embedder: LocalEmbedder) -> N
     assert refused.value.details["first"].startswith("tile")
 
 
-def test_queries_and_few_passages_have_the_vectors_of_torch(model_cache: Path) -> None:
-    fresh = open_embedder.__wrapped__(DEFAULT_MODEL, model_cache)  # it has loaded nothing yet
+def test_onnx_vectors_equal_those_of_torch(model_cache: Path) -> None:
+    fresh = open_embedder.__wrapped__(DEFAULT_MODEL, model_cache)  # no model loaded yet
     many = [*QUERIES, *["tile"] * FEW]
     few, passages = fresh.encode(QUERIES), fresh.encode(many)[: len(QUERIES)]
     queries = np.stack([fresh.encode_query(query) for query in QUERIES])
@@ -48,26 +48,26 @@ def test_queries_and_few_passages_have_the_vectors_of_torch(model_cache: Path) -
     for vectors in (few, queries):
         assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
         assert ((passages * vectors).sum(1) > 0.999).all()
-    assert not np.array_equal(few, passages)  # sums in another order, on some CPUs in bfloat16
+    assert not np.array_equal(few, passages)  # another order, or bfloat16
 
 
-def test_a_long_query_is_cut_to_the_window(embedder: LocalEmbedder) -> None:
+def test_long_query_is_cut_to_window(embedder: LocalEmbedder) -> None:
     vector = embedder.encode_query("why is this slow? " * 300)
     assert vector.shape == (embedder.dimension,) and np.isfinite(vector).all()
 
 
-def test_nothing_to_encode_is_no_vectors(embedder: LocalEmbedder) -> None:
+def test_empty_input_gives_no_vectors(embedder: LocalEmbedder) -> None:
     assert embedder.encode([]).shape == (0, embedder.dimension)
 
 
-def test_the_fingerprint_names_model_dimension_and_weights(
+def test_fingerprint_names_model_dimension_and_weights(
     embedder: LocalEmbedder, tmp_path: Path
 ) -> None:
     assert embedder.fingerprint.startswith("all-minilm-l6-v2-384-")
     assert open_embedder(DEFAULT_MODEL, tmp_path).fingerprint == embedder.fingerprint
 
 
-def test_asking_and_a_few_passages_need_no_torch(
+def test_queries_and_few_passages_do_not_import_torch(
     embedder: LocalEmbedder, model_cache: Path
 ) -> None:
     embedder.encode_query("exports the model when it is not there yet")
@@ -102,23 +102,23 @@ assert "torch" not in sys.modules
 """
 
 
-def test_the_query_model_is_made_beside_whatever_comes_next(tmp_path: Path) -> None:
+def test_query_model_is_exported_next_to_other_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", PREPARED, str(tmp_path)], cwd=ROOT, check=True)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".onnx", ".weights"]
 
 
-def test_a_folder_that_is_no_model_is_refused_by_whoever_asks(tmp_path: Path) -> None:
+def test_folder_without_model_is_refused_at_first_use(tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "config.json").write_text('{"hidden_size": 8, "model_type": "none"}')
     embedder = LocalEmbedder(folder, tmp_path / "cache")
-    embedder.prepare()  # nobody has asked yet
+    embedder.prepare()  # not used yet
     with pytest.raises(Unavailable, match="the query model cannot be exported") as refused:
         embedder._run([[1, 2, 3]])
     assert "sentence-transformers folder" in (refused.value.hint or "")
 
 
-def test_an_unknown_model_names_the_one_that_works_offline(
+def test_unknown_model_error_names_offline_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -127,7 +127,7 @@ def test_an_unknown_model_names_the_one_that_works_offline(
     assert DEFAULT_MODEL in refused.value.hint
 
 
-def test_the_header_is_the_innermost_headings_and_bounded(embedder: LocalEmbedder) -> None:
+def test_header_has_innermost_headings_and_is_bounded(embedder: LocalEmbedder) -> None:
     assert header_text(("Manual", "Memory", "Shared", "Banks")) == "Memory > Shared > Banks"
     assert embedding_text((), "", "body") == "body"
     assert embedding_text(("A",), "| h |", "| 1 |") == "A. | h |\n| 1 |"

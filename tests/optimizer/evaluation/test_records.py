@@ -13,7 +13,7 @@ UNTIMED = CaseTiming(
 )
 
 
-def test_a_rough_ratio_has_two_digits_and_says_what_it_is() -> None:
+def test_rough_ratio_has_two_digits_and_label() -> None:
     said = "roughly 20x (not confirmed: the processors were busy)"
     assert rough_ratio([UNTIMED]) == rough_ratio([asdict(UNTIMED)]) == said
     twice = replace(UNTIMED, rough_us=24594.467 / 5)
@@ -21,7 +21,7 @@ def test_a_rough_ratio_has_two_digits_and_says_what_it_is() -> None:
     assert rough_ratio([CaseTiming("declared", "repeat", reason=NOISY)]) == ""
 
 
-def test_evaluate_prints_it_with_the_reason() -> None:
+def test_evaluate_prints_rough_ratio_with_its_reason() -> None:
     line = timing_text(asdict(UNTIMED))
     assert line == (
         "declared: roughly 20x (not confirmed: the processors were busy);"

@@ -7,7 +7,8 @@ import pytest
 from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
 from retrieval.profiles import neuron, proton
-from retrieval.profiles.torch_profile import read_events, read_json, read_table
+from retrieval.profiles.tables import read as read_table
+from retrieval.profiles.torch_profile import read_events, read_json
 
 
 def test_proton_sums_launches_of_a_kernel() -> None:
@@ -19,7 +20,7 @@ def test_proton_sums_launches_of_a_kernel() -> None:
     assert profile is not None and profile.kernel == "sum"
     assert profile.metrics == {"duration_us": 1.5}
     assert [(k.name, k.calls, k.us) for k in profile.kernels] == [("sum", 10, 15), ("add", 10, 10)]
-    # A root alone, and one without times.
+    # A root without children, and one without times.
     assert proton.read(root) == profile
     empty = proton.read([{"frame": {"name": "ROOT"}, "children": []}])
     assert empty is not None and empty.metrics == {}
@@ -28,7 +29,7 @@ def test_proton_sums_launches_of_a_kernel() -> None:
 @pytest.mark.parametrize(
     "other", [[], {}, [1], {"tree": "x"}, [{"frame": {"name": "x"}, "children": 3}]]
 )
-def test_other_json_is_no_tree(other: object) -> None:
+def test_other_json_is_not_a_proton_tree(other: object) -> None:
     assert proton.read(other) is None
 
 
@@ -36,7 +37,7 @@ def event(name: str, device: str, calls: int, us: float) -> dict[str, object]:
     return {"name": name, "device": device, "calls": calls, "cpu_us": us, "device_us": us}
 
 
-def test_events_of_a_gpu_and_the_share_of_copies() -> None:
+def test_gpu_events_and_share_of_copies() -> None:
     events = [
         event("aten::mul", "cpu", 10, 40.0),
         event("cudaLaunchKernel", "cpu", 20, 30.0),
@@ -55,7 +56,7 @@ def test_events_of_a_gpu_and_the_share_of_copies() -> None:
     assert read_events({"calls": 1, "events": []}, "cuda") == ({}, ())
 
 
-# Of a GPU: the operator repeats the time of its kernel, and so does the range `step`.
+# On a GPU, the operator repeats the time of its kernel, and so does the range `step`.
 GPU_TABLE = """\
 -------------------------  ------------  ------------  ------------  ------------  ------------
                      Name    Self CPU %      Self CPU     CPU total     Self CUDA    # of Calls
@@ -70,7 +71,7 @@ void vectorized_kernel...         0.00%       0.000us       0.000us       3.000m
 Self CPU time total: 1.250ms
 Self CUDA time total: 4.000ms
 """
-# Recorded with PyTorch on a CPU; the column "CPU time avg" is left out.
+# Recorded with PyTorch on a CPU, without the column "CPU time avg".
 CPU_TABLE = """\
 ----------------------  ------------  ------------  ------------  ------------  ------------
                   Name    Self CPU %      Self CPU   CPU total %     CPU total    # of Calls
@@ -84,17 +85,23 @@ Self CPU time total: 6.238ms
 """
 
 
-def test_the_table_of_a_gpu_counts_each_kernel_once() -> None:
+def test_gpu_table_counts_each_kernel_once() -> None:
     profile = read_table("compiled\n" + GPU_TABLE)
     assert profile is not None and profile.kernel == "void vectorized_kernel..."
-    assert profile.metrics == {"copies_pct": 25.0, "duration_us": 375.0, "kernel_runs": 8}
+    assert profile.metrics == {
+        "copies_pct": 25.0,
+        "duration_us": 375.0,
+        "kernel_runs": 8,
+        "launch_api_calls": 12.0,
+        "launch_api_pct": 100.0,
+    }
     assert [kernel.us for kernel in profile.kernels] == [3000, 1000]
 
 
-def test_the_table_of_a_cpu_has_operators() -> None:
+def test_cpu_table_has_operators() -> None:
     profile = read_table(CPU_TABLE)
     assert profile is not None and profile.kernel == "aten::_softmax"
-    assert profile.metrics == {"copies_pct": 10.48}
+    assert profile.metrics == {"copies_pct": 10.48, "products_pct": 15.43}
     assert [kernel.name for kernel in profile.kernels][1:] == ["aten::mm", "aten::copy_"]
 
 
@@ -111,7 +118,7 @@ Self CUDA time total: 23.104us
 """
 
 
-def test_a_device_that_waits_for_the_host_is_seen_in_the_totals() -> None:
+def test_idle_device_time_is_seen_in_totals() -> None:
     profile = read_table(HOST_BOUND_TABLE)
     assert profile is not None and profile.metrics["gpu_busy_pct"] == 1.0
     verdict = diagnose(normalise(profile.metrics), {}, {}, ("h100", "nvidia", "any"))
@@ -127,7 +134,7 @@ def span(category: str, name: str, start: float, us: float, **args: object) -> d
     return {**placed, "ts": start, "dur": us, "args": args}
 
 
-def test_a_trace_of_a_gpu_and_of_a_cpu() -> None:
+def test_gpu_and_cpu_traces() -> None:
     host = [
         span("cpu_op", "aten::contiguous", 0, 30),
         span("cpu_op", "aten::clone", 1, 28),
@@ -168,7 +175,7 @@ SUMMARY = {
 }
 
 
-def test_the_longest_program_of_a_neuron_summary() -> None:
+def test_longest_program_of_a_neuron_summary() -> None:
     profile = neuron.read({"a1b2": SUMMARY, "c3d4": {**SUMMARY, "total_time": 0.001}})
     assert profile is not None and profile.kernel == "a1b2"
     assert "instance_type" not in profile.metrics
@@ -180,11 +187,11 @@ def test_the_longest_program_of_a_neuron_summary() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [SUMMARY, {"summary": [SUMMARY], "instructions": []}])
-def test_a_summary_alone_and_within_the_whole_profile(wrapped: dict[str, object]) -> None:
+def test_neuron_summary_alone_and_within_profile(wrapped: dict[str, object]) -> None:
     profile = neuron.read(wrapped)
     assert profile is not None and profile.metrics["mbu_estimated_percent"] == 0.72
 
 
 @pytest.mark.parametrize("other", [[], {"total_time": 3}, {"a": {"total_time": 1}}])
-def test_other_json_is_no_summary(other: object) -> None:
+def test_other_json_is_not_a_neuron_summary(other: object) -> None:
     assert neuron.read(other) is None

@@ -27,8 +27,9 @@ COLUMNS = (
     *("stall_barrier", "stall_long_sb", "stall_selected", "stall_short_sb"),
     "stall_long_sb (Not Issued)",
 )
-# Samples, without an issue, executions, excess and all wavefronts, excess and all sectors, then
-# stalls: barrier, long scoreboard, selected, short scoreboard, long scoreboard (not issued).
+# Samples, not-issued samples, executions, excessive and total wavefronts, excessive and total
+# sectors, then stalls: barrier, long scoreboard, selected, short scoreboard, long scoreboard (not
+# issued).
 LOAD = (70, 60, "2,048", 0, 0, 28672, 32768, 0, 60, 4, 0, 55)
 ADD = (620, 590, "1,024", 0, 0, 0, 0, 0, 610, 5, 0, 580)
 STORE = (150, 20, "512", 15872, 16384, 0, 0, 0, 0, 20, 120, 0)
@@ -36,7 +37,7 @@ WAIT = (224, 200, "512", 0, 0, 0, 0, 210, 0, 8, 0, 0)
 
 
 def in_ncu(line: int, source: str, address: str, instruction: str, counts: Any) -> str:
-    """A source line and its instruction in the view of both."""
+    """A source line and its instruction in both views."""
     samples, idle, executed, *rest = counts
     numbers = [samples, idle, samples, executed, 32, *rest]
     rows = ([line, source, "-", "1 instruction"], ["", "", address, f"      {instruction} "])
@@ -67,7 +68,7 @@ def diagnosed(text: str, draft: str | None = None, hardware: str = "nvidia"):  #
     return Diagnoser(load_signals()).conclude(request, {}, lineage, ()).verdict
 
 
-def test_ncu_names_the_lines_with_shares_and_causes() -> None:
+def test_ncu_gives_lines_with_shares_and_causes() -> None:
     verdict = diagnosed(NCU, DRAFT)
     first, *rest = verdict.lines
     assert (first.place, first.first, first.last, first.share_pct) == (
@@ -91,7 +92,7 @@ def test_ncu_names_the_lines_with_shares_and_causes() -> None:
     assert diagnosed(coalesced).primary == "memory_latency"
 
 
-def test_a_shorter_draft_is_aligned_by_its_text_and_another_file_is_not_quoted() -> None:
+def test_shorter_draft_is_aligned_by_text_and_another_file_is_not_quoted() -> None:
     moved = "\n".join(DRAFT.splitlines()[30:])
     assert diagnosed(NCU, moved).lines[0].source[0] == "41:     float v = x[i * stride];"
     assert "__global__" not in " ".join(diagnosed(NCU, "__global__ void f() {}\n").lines[0].source)
@@ -193,7 +194,7 @@ PERF = """ Percent |   Source code & Disassembly of libk.so for cycles:u (12,953
         (PERF, "perf", "k.cpp line 4", "cpu-scalar-load"),
     ],
 )
-def test_each_tool_yields_its_hottest_line_and_cause(
+def test_each_tool_gives_its_hottest_line_and_cause(
     text: str, kind: str, place: str, cause: str
 ) -> None:
     profile = read_profile(text)
@@ -216,7 +217,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize(("name", "signal"), PLANTED.items())
-def test_faults_planted_on_an_h200_are_the_first_lines(name: str, signal: str) -> None:
+def test_faults_recorded_on_h200_are_first_lines(name: str, signal: str) -> None:
     """Views of ncu 2025.3.1 on kernels with one fault each, cut to their main columns and rows."""
     text = (Path(__file__).parent / "planted" / f"{name}.csv").read_text()
     fault = next(row for row in text.splitlines() if f"// FAULT {name}" in row)
@@ -228,12 +229,12 @@ def test_faults_planted_on_an_h200_are_the_first_lines(name: str, signal: str) -
     assert any(quoted.startswith(f"{line}: ") for quoted in first.source)
 
 
-def test_a_view_without_samples_says_which_one_has_them() -> None:
+def test_view_without_samples_error_names_right_view() -> None:
     with pytest.raises(InvalidRequest, match="cuda,sass"):
         read_profile('"File Path","k.cu"\n"Line No","Source"\n"1","int i;"\n')
 
 
-def test_sums_of_lines_are_metrics_of_the_kernel() -> None:
+def test_sums_of_lines_are_metrics_of_kernel() -> None:
     metrics = read_profile(NCU).metrics
     assert metrics["long_scoreboard_stall_share"] == pytest.approx(0.6297)
     assert metrics["load_efficiency_pct"] == pytest.approx(12.5)
@@ -241,7 +242,7 @@ def test_sums_of_lines_are_metrics_of_the_kernel() -> None:
     assert read_profile(ATT).metrics["waitcnt_sample_pct"] == pytest.approx(79.2, abs=0.1)
 
 
-def test_instructions_without_source_lines_come_with_advice() -> None:
+def test_instructions_without_source_lines_have_hint() -> None:
     _, read = with_known_counters(RetrieveRequest(profile=SASS))
     assert read is not None and any("-lineinfo" in note for note in read.notes)
 
@@ -269,7 +270,7 @@ def test_instructions_without_source_lines_come_with_advice() -> None:
         ("ldr s0, [x1, x2, lsl #2]", "load", 32),
     ],
 )
-def test_what_an_instruction_does(instruction: str, kind: str, bits: int) -> None:
+def test_memory_access_of_an_instruction(instruction: str, kind: str, bits: int) -> None:
     access = access_of(instruction)
     assert (access.kind, access.bits) == (kind, bits)
 
@@ -286,7 +287,7 @@ def test_stall_names_of_all_tools() -> None:
     assert stall_name("stall_long_sb (Not Issued)") is None and stall_name("Address") is None
 
 
-def test_causes_are_distinct_and_have_words_to_search_for() -> None:
+def test_causes_are_distinct_and_have_query_words() -> None:
     causes = load_causes()
     assert len({cause.id for cause in causes}) == len(causes)
     assert "data layout" in words_of(diagnosed(NCU).lines)

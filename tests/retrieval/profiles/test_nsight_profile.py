@@ -50,7 +50,7 @@ NCU_TEXT = "\n".join(
 )
 
 
-def test_units_several_kernels_and_noise() -> None:
+def test_units_several_kernels_and_other_lines() -> None:
     launches = read_launches(NCU_TEXT)
     assert [launch.kernel for launch in launches] == ["small", BIG, BIG]
     assert [launch.nanoseconds for launch in launches] == [4000, 90_500, 90_000]
@@ -77,7 +77,7 @@ WIDE = "\n".join(
 )
 
 
-def test_a_row_for_each_launch_with_its_row_of_units() -> None:
+def test_row_per_launch_with_row_of_units() -> None:
     small, big = read_launches(WIDE)
     assert small.metrics["launch__registers_per_thread"] == 18
     assert (big.kernel, big.nanoseconds) == (BIG, 1_090_500)
@@ -130,13 +130,13 @@ REPORT = """\
 """
 
 
-def test_the_text_report() -> None:
+def test_text_report() -> None:
     profile = read(REPORT)
     assert profile is not None
     assert profile.kernel == "void mm<float, 8>(const T1 *, T1 *)"
     values = normalise(profile.metrics).values
     assert values["duration_us"] == pytest.approx(3840)
-    # Its bytes a second in a later section do not replace the share.
+    # The bytes per second of a later section do not replace the share.
     assert values["memory_throughput_pct"] == 91.25
     assert (values["registers_per_thread"], values["waves_per_unit"]) == (38, 0.99)
     assert values["l2_hit_pct"] == 34.59
@@ -153,7 +153,7 @@ OLD_REPORT = """\
 """
 
 
-def test_a_report_of_an_older_version_has_scaled_units_and_no_times() -> None:
+def test_older_report_has_scaled_units_and_no_times() -> None:
     profile = read(OLD_REPORT)
     assert profile is not None and profile.kernel == "copy(float*, float*, int)"
     values = normalise(profile.metrics).values
@@ -162,13 +162,13 @@ def test_a_report_of_an_older_version_has_scaled_units_and_no_times() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "==ERROR== nothing", '"ID","Kernel Name"\n"0","x"', HEAD])
-def test_a_text_without_launches(text: str) -> None:
+def test_text_without_launches(text: str) -> None:
     assert read_launches(text) == []
 
 
-def test_the_real_capture_of_an_h200() -> None:
+def test_real_capture_of_an_h200() -> None:
     if not CAPTURE.is_file():
-        pytest.skip("the recorded ncu CSV is not beside this checkout")
+        pytest.skip("../shared has no recorded ncu CSV")
     text = CAPTURE.read_text()
     launches = read_launches(text)
     assert [launch.kernel for launch in launches] == ["add", "strided", "add"]

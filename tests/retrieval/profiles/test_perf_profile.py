@@ -1,5 +1,6 @@
-"""`perf stat` as text, CSV and JSON. What a machine without counters prints was recorded with
-perf 6.1."""
+"""`perf stat` as text, CSV and JSON. The output of a machine without counters was recorded with
+perf 6.1.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ COUNTS = {
 }
 
 
-def test_counts_and_what_was_not_counted() -> None:
+def test_counted_and_uncounted_events() -> None:
     counts = counts_of_csv(CSV)
     assert counts is not None and counts.metrics == COUNTS
     assert counts.missing == ["LLC-loads", "branches"]
@@ -75,7 +76,7 @@ JSON = """\
 
 
 @pytest.mark.parametrize("text", [CSV, TEXT, INTERVALS, JSON])
-def test_every_form_gives_the_same_counts(text: str) -> None:
+def test_every_format_gives_same_counts(text: str) -> None:
     profile = read(text)
     assert profile is not None and profile.metrics == COUNTS
     (note,) = profile.notes
@@ -95,7 +96,7 @@ TOP_DOWN = (
 
 
 @pytest.mark.parametrize("text", TOP_DOWN, ids=["text", "json", "csv"])
-def test_the_top_down_analysis_is_read_in_per_cent(text: str) -> None:
+def test_top_down_analysis_is_in_per_cent(text: str) -> None:
     profile = read(text)
     assert profile is not None
     assert profile.metrics["tma_backend_bound"] == 43.2
@@ -121,14 +122,14 @@ RECORDED = (
 
 
 @pytest.mark.parametrize("text", RECORDED)
-def test_a_machine_without_counters_measured_nothing(text: str) -> None:
+def test_machine_without_counters_gives_no_metrics(text: str) -> None:
     profile = read(text)
     assert profile is not None and profile.metrics == {}
     assert profile.notes == ("perf did not count cycles, branches",)
 
 
 @pytest.mark.parametrize("mark", ["\u2019", "'", "\u202f", "\u2009", "\xa0", ".", ","])
-def test_the_thousands_separator_of_any_locale(mark: str) -> None:
+def test_thousands_separators_of_locales(mark: str) -> None:
     profile = read(
         " Performance counter stats for './a.out':\n\n"
         f"  2{mark}725{mark}958{mark}586      cycles\n       17{mark}904{mark}419      LLC-loads\n"

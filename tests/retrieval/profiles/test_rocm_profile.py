@@ -30,7 +30,7 @@ def v3_row(dispatch: int, kernel: str, counter: str, value: float, end: int) -> 
     )
 
 
-def test_a_row_for_each_dispatch() -> None:
+def test_row_per_dispatch() -> None:
     profile = read("ROCProfiler: 2 contexts collected\n" + V1)
     assert profile is not None and profile.kind == "rocprof"
     assert profile.kernel == "mm(float*, float*) [clone .kd]"
@@ -42,12 +42,12 @@ def test_a_row_for_each_dispatch() -> None:
     assert not {"pid", "gpu-id", "grd", "obj", "wave_size"} & profile.metrics.keys()
 
 
-def test_a_row_for_each_counter_and_passes_that_counted_others() -> None:
+def test_row_per_counter_over_several_passes() -> None:
     rows = (
         v3_row(1, "hot(float*, int)", "OccupancyPercent", 62.5, 1_101_000),
         v3_row(1, "hot(float*, int)", "FetchSize", 100, 1_101_000),
         v3_row(2, "cold", "FetchSize", 7, 2000),
-        V3_HEAD,  # a second file behind the first
+        V3_HEAD,  # a second file appended to the first
         v3_row(3, "hot(float*, int)", "LDSBankConflict", 12.5, 1_001_000),
         v3_row(3, "hot(float*, int)", "FetchSize", 90, 1_001_000),
     )
@@ -60,7 +60,7 @@ def test_a_row_for_each_counter_and_passes_that_counted_others() -> None:
     assert [(k.name, k.calls) for k in profile.kernels] == [("hot(float*, int)", 2), ("cold", 1)]
 
 
-def test_a_kernel_trace_has_sizes_by_axis() -> None:
+def test_kernel_trace_has_sizes_by_axis() -> None:
     text = (
         '"Kind","Agent_Id","Queue_Id","Kernel_Id","Kernel_Name","Correlation_Id","Start_Timestamp",'
         '"End_Timestamp","Private_Segment_Size","Group_Segment_Size","Workgroup_Size_X",'
@@ -87,14 +87,14 @@ TOP_KERNELS = (
 
 
 @pytest.mark.parametrize("text", [STATS, TOP_KERNELS])
-def test_statistics_say_how_long_a_launch_takes(text: str) -> None:
+def test_statistics_give_time_of_a_launch(text: str) -> None:
     profile = read(text)
     assert profile is not None and profile.kernel.startswith("mm(float*")
     assert normalise(profile.metrics).values["duration_us"] == 100
     assert all(not kernel.name.startswith("hip") for kernel in profile.kernels)
 
 
-def test_calls_of_the_host_are_no_kernels() -> None:
+def test_host_calls_are_not_kernels() -> None:
     profile = read('"Name","Calls","TotalDurationNs"\n"hipMalloc",2,77\n"KERNEL_DISPATCH",3,9\n')
     assert profile is not None and profile.metrics == {}
 
@@ -147,7 +147,7 @@ ANALYZE = """
 """
 
 
-def test_the_text_of_analyze_has_kernels_and_the_share_of_memory() -> None:
+def test_text_of_analyze_has_kernels_and_share_of_memory() -> None:
     profile = read(ANALYZE)
     assert profile is not None and profile.kernel == "copy_kernel"
     assert [(k.name, k.calls, k.us) for k in profile.kernels] == [

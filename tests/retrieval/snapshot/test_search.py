@@ -1,4 +1,4 @@
-"""Search by words: names whole and by their parts, within the scope and nowhere else."""
+"""Search by words: whole names and their parts, within the scope only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def filled(module_store: Store) -> Store:
 
 
 def search(store: Store, query: str, scope: ScopeFilter = EVERYTHING) -> list[str]:
-    """The texts that are found, best first."""
+    """The found texts, best first."""
     snapshot = store.snapshots.current()
     hits = snapshot.search("passage", tokenize(query), scope, 20)
     loaded = snapshot.load(hits)
@@ -50,7 +50,7 @@ def search(store: Store, query: str, scope: ScopeFilter = EVERYTHING) -> list[st
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("cp.async.bulk", 0),  # the name before its parts
+        ("cp.async.bulk", 0),  # the whole name before its parts
         ("s_waitcnt vmcnt(0)", 1),
         ("s_waitcnt", 1),
         ("waitcnt", 1),
@@ -77,13 +77,13 @@ def test_names_are_found_whole_and_by_parts(filled: Store, query: str, expected:
         ScopeFilter(None, access_scope=AccessScope(hardware=frozenset({"mi300x", "any"}))),
     ],
 )
-def test_what_is_out_of_scope_is_not_found(filled: Store, scope: ScopeFilter) -> None:
+def test_passages_out_of_scope_are_not_found(filled: Store, scope: ScopeFilter) -> None:
     assert search(filled, "clocks") and search(filled, "clocks", ScopeFilter(("h100", "any")))
     for level in ("passage", "section"):
         assert filled.snapshots.current().search(level, tokenize("clocks"), scope, 9) == {}
 
 
-def test_a_language_admits_what_is_about_it_or_about_none(filled: Store) -> None:
+def test_language_admits_its_documents_and_general_ones(filled: Store) -> None:
     snapshot = filled.snapshots.current()
 
     def titles(scope: ScopeFilter) -> list[str]:
@@ -94,7 +94,7 @@ def test_a_language_admits_what_is_about_it_or_about_none(filled: Store) -> None
     assert titles(ScopeFilter(None, languages=("triton",))) == ["Rules 0", "Rules 1"]
 
 
-def test_a_word_of_a_heading_counts_more(filled: Store) -> None:
+def test_word_in_heading_weighs_more(filled: Store) -> None:
     snapshot = filled.snapshots.current()
     hits = snapshot.search("passage", tokenize("wombat"), EVERYTHING, 9)
     found = snapshot.load(hits)

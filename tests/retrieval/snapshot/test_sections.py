@@ -1,4 +1,4 @@
-"""Whole sections, and the documents of a chip, always within the scope."""
+"""Whole sections, and the documents of a chip, within the scope."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def comet(module_store: Store) -> str:
     return upload(module_store, "comet.md", COMET, "mi300x")
 
 
-def test_a_section_has_all_its_passages_in_order(module_store: Store, orbit: str) -> None:
+def test_section_has_all_passages_in_order(module_store: Store, orbit: str) -> None:
     every = sections(module_store, H100, orbit)
     assert [s.path[-1] for s in every] == ["Orbit manual", "Memory", "Banks", "Queues", "Language"]
     memory = every[1]
@@ -79,7 +79,7 @@ def test_a_section_has_all_its_passages_in_order(module_store: Store, orbit: str
     assert snapshot.passages_of_sections([memory.id]) == list(memory.passages)
 
 
-def test_nothing_of_another_chip_is_read(module_store: Store, orbit: str, comet: str) -> None:
+def test_sections_of_another_chip_are_not_read(module_store: Store, orbit: str, comet: str) -> None:
     assert sections(module_store, H100, comet) == []
     ids = [s.id for s in sections(module_store, ScopeFilter(None), comet)]
     snapshot = module_store.snapshots.current()
@@ -98,10 +98,10 @@ def test_nothing_of_another_chip_is_read(module_store: Store, orbit: str, comet:
     assert snapshot.languages_of("h100", ALL_ACCESS) == ("orbit",)
 
 
-def test_a_restricted_caller_reads_nothing_of_another_chip(
+def test_restricted_caller_reads_no_sections_of_another_chip(
     module_store: Store, orbit: str, comet: str
 ) -> None:
-    """Whatever it asks for: ids and scopes that it chooses give access to nothing."""
+    """Ids and scopes chosen by the caller give no access."""
     access = AccessScope(hardware=frozenset({"mi300x", "amd", ANY}))
     whole = ScopeFilter(None, access_scope=access)
     snapshot = module_store.snapshots.current()
@@ -120,7 +120,7 @@ def test_a_restricted_caller_reads_nothing_of_another_chip(
         assert not [d for d in snapshot.documents_about(hardware, asked) if d.id == orbit]
 
 
-def test_only_the_current_version_is_read(module_store: Store) -> None:
+def test_only_current_version_is_read(module_store: Store) -> None:
     scope = ScopeFilter(("a100", ANY))
     document = upload(module_store, "old.md", COMET, "a100")
     earlier = [s.id for s in sections(module_store, scope, document)]
@@ -130,7 +130,7 @@ def test_only_the_current_version_is_read(module_store: Store) -> None:
     assert module_store.snapshots.current().sections(earlier, scope) == {}
 
 
-def test_documents_come_in_the_given_order(module_store: Store) -> None:
+def test_documents_come_in_given_order(module_store: Store) -> None:
     scope = ScopeFilter(("h200", ANY))
     first = upload(module_store, "b.md", "# Second manual\n\nIt comes later.\n", "h200")
     second = upload(module_store, "a.md", "# First manual\n\nIt comes first.\n", "h200")

@@ -1,4 +1,4 @@
-"""What a process answers from is the catalog, whoever has changed it, and nothing that is gone."""
+"""Snapshots reflect every committed change of the catalog by any process, and nothing deleted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def manual(word: str, title: str = "Talon") -> str:
 
 
 def contents(snapshot: Snapshot) -> dict[str, Any]:
-    """All that answers may take from a snapshot, whatever its segments."""
+    """Everything that answers may read from a snapshot, independent of segments."""
     seqs = sorted(snapshot.load(range(10_000)))
     loaded = snapshot.load(seqs)
     sections = snapshot.sections({p.section_id for p in loaded.values()}, ALL)
@@ -75,14 +75,14 @@ def documents(snapshot: Snapshot) -> list[Any]:
 
 
 def anew(store: Store) -> Snapshot:
-    """A snapshot that is made from the catalog alone."""
+    """A snapshot made from the catalog alone."""
     return SnapshotStore(store.catalog, store.embedder.fingerprint).rebuild()
 
 
-def test_what_changes_is_published_as_if_everything_were_read_again(
+def test_incremental_snapshot_equals_full_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "SMALL", 4)  # passages: so that segments are merged
+    monkeypatch.setattr(store_module, "SMALL", 4)  # passages: enough to merge segments
     snapshots = store.snapshots
     one = store.ingest("one.md", manual("zephyrite"), hardware=("h100",))
     store.ingest("two.md", manual("quillon", "Orbit"), hardware=("mi300x",))
@@ -99,12 +99,12 @@ def test_what_changes_is_published_as_if_everything_were_read_again(
     store.documents.delete(one.document_id)
     assert contents(snapshots.current()) == contents(anew(store))
     assert len(snapshots.current().segments) < 8
-    # A reader goes on with what it has begun with.
+    # A reader continues with its first snapshot.
     assert one.document_id in kept.documents
     assert any("zephyrite" in p.text for p in kept.load(range(10_000)).values())
 
 
-def test_a_rare_word_finds_its_document_without_vectors(store: Store) -> None:
+def test_rare_word_finds_its_document_without_vectors(store: Store) -> None:
     store.submit("one.md", manual("zephyrite"))
     store.worker().read_all(threading.Event())
     snapshot = store.snapshots.current()
@@ -112,7 +112,7 @@ def test_a_rare_word_finds_its_document_without_vectors(store: Store) -> None:
     assert found("zephyrite", snapshot)
 
 
-def test_nothing_of_a_deleted_document_is_left_in_a_file(store: Store) -> None:
+def test_deleted_document_is_in_no_segment_file(store: Store) -> None:
     gone = store.ingest("one.md", manual("zephyrite"))
     store.ingest("two.md", manual("quillon", "Orbit"))
     store.ingest("one.md", manual("zephyrites"))  # its first version is in a segment too
@@ -126,7 +126,7 @@ def test_nothing_of_a_deleted_document_is_left_in_a_file(store: Store) -> None:
     assert any(b"quillon" in data for data in files.values())
 
 
-def test_no_process_answers_from_before_a_change_of_a_text(
+def test_no_process_answers_from_before_change(
     store: Store, make_store: Callable[[Path], Store]
 ) -> None:
     other = make_store(store.data_dir)
@@ -138,7 +138,7 @@ def test_no_process_answers_from_before_a_change_of_a_text(
         assert found("zephyrite", opened.snapshots.current()) == {}
 
 
-def test_a_snapshot_is_not_taken_for_a_version_that_another_thread_publishes(
+def test_snapshot_published_by_another_thread_has_its_own_version(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = store.ingest("manual.md", "# M\n\nThe quince unit.\n").document_id
@@ -155,7 +155,7 @@ def test_a_snapshot_is_not_taken_for_a_version_that_another_thread_publishes(
     assert store.by_words("quince") == []
 
 
-def test_another_process_maps_the_same_files(store: Store) -> None:
+def test_processes_map_same_files(store: Store) -> None:
     store.ingest("one.md", manual("zephyrite"))
     snapshot = store.snapshots.publish()
     folder = store.data_dir / store_module.FOLDER
@@ -178,7 +178,7 @@ def test_another_process_maps_the_same_files(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "manifest", "gone", "another model"])
-def test_what_cannot_be_read_is_built_anew(store: Store, damage: str) -> None:
+def test_unreadable_segments_are_rebuilt(store: Store, damage: str) -> None:
     store.ingest("one.md", manual("zephyrite"))
     expected = contents(store.snapshots.publish())
     folder = store.data_dir / store_module.FOLDER
@@ -197,14 +197,14 @@ def test_what_cannot_be_read_is_built_anew(store: Store, damage: str) -> None:
     assert contents(SnapshotStore(store.catalog, store.embedder.fingerprint).current()) == expected
 
 
-def test_a_folder_that_cannot_be_written_to_costs_no_answer(store: Store) -> None:
+def test_read_only_folder_does_not_prevent_answers(store: Store) -> None:
     store.ingest("one.md", manual("zephyrite"))
     (store.data_dir / store_module.FOLDER).write_text("a file where the folder belongs")
     snapshots = SnapshotStore(store.catalog, store.embedder.fingerprint)
     assert found("zephyrite", snapshots.current())
 
 
-def test_skills_and_facts_are_read_again_without_the_documents(store: Store) -> None:
+def test_skills_and_facts_are_reloaded_without_documents(store: Store) -> None:
     store.ingest("one.md", manual("zephyrite"))
     before = store.snapshots.current()
     with store.catalog.write() as connection:
@@ -217,13 +217,13 @@ def test_skills_and_facts_are_read_again_without_the_documents(store: Store) -> 
     assert store.snapshots.current().knowledge.facts is not before.knowledge.facts
 
 
-def test_an_answer_waits_for_a_change_of_skills_while_another_thread_publishes(
+def test_answer_waits_for_change_of_skills_published_by_another_thread(
     store: Store,
 ) -> None:
     before = store.snapshots.current()
     answers: list[Snapshot] = []
     asking = threading.Thread(target=lambda: answers.append(store.snapshots.current()))
-    with store.snapshots._lock:  # held by a thread that publishes
+    with store.snapshots._lock:  # held by a publishing thread
         with store.catalog.write() as connection:
             meta.bump_uses(connection)
         assert store.snapshots.current() is before
@@ -236,7 +236,7 @@ def test_an_answer_waits_for_a_change_of_skills_while_another_thread_publishes(
     assert answers[0].state.skills > before.state.skills
 
 
-def test_the_nearest_passages_are_exact(store: Store) -> None:
+def test_nearest_passages_are_exact(store: Store) -> None:
     for n in range(8):
         store.ingest(f"{n}.md", manual(f"word{n}", f"Chip {n}"), hardware=("h100",))
     store.ingest("other.md", manual("quillon"), hardware=("mi300x",))
@@ -251,7 +251,7 @@ def test_the_nearest_passages_are_exact(store: Store) -> None:
     assert np.allclose(list(found.values()), [cosines[seq] for seq in best], atol=1e-6)
 
 
-def test_several_threads_that_ask_at_once_get_what_is_there(store: Store) -> None:
+def test_concurrent_first_requests_get_answers(store: Store) -> None:
     submitted = [store.submit(f"{n}.md", manual(f"word{n}")) for n in range(4)]
     stop, failed = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""What passages are good for, and the terms that a manual defines."""
+"""The signals that passages help with, and the terms that a manual defines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Run the installer twice, then restart the machine.
         ("Each core has 2 MB of SRAM. This RAM is called L1.", {"L1": "on_chip_memory"}),
         ("The installer (see below) is a program for the scratchpad.", {}),
         ("Each PCBuf is a FIFO queue of 32-bit values.", {"PCBuf": "queue"}),
-        ("A Widget is a queue.", {}),  # an ordinary word would match everywhere
+        ("A Widget is a queue.", {}),  # a common word would match everywhere
     ],
 )
 def test_terms_are_read_from_definitions(text: str, terms: dict[str, str]) -> None:
@@ -46,7 +46,7 @@ def test_terms_are_read_from_definitions(text: str, terms: dict[str, str]) -> No
 
 
 @pytest.mark.slow(seconds=3)
-def test_a_passage_without_our_words_is_useful_for_its_signal(store: Store) -> None:
+def test_passage_with_own_terms_is_useful_for_its_signal(store: Store) -> None:
     store.submit("slab.md", MANUAL, hardware=("h100",))
     store.worker().drain()
     snapshot = store.snapshots.current()
@@ -64,7 +64,7 @@ def test_a_passage_without_our_words_is_useful_for_its_signal(store: Store) -> N
 
 
 @pytest.mark.slow(seconds=3)
-def test_uses_stay_with_their_passages_when_segments_are_merged(store: Store) -> None:
+def test_uses_stay_with_their_passages_in_merged_segments(store: Store) -> None:
     store.submit("slab.md", MANUAL, hardware=("h100",))
     store.worker().drain()
     segment = store.snapshots.current().segments[0].segment

@@ -1,4 +1,4 @@
-"""The word index of a snapshot gives what SQLite's FTS5 gives, however it is divided."""
+"""The word index of a snapshot equals SQLite's FTS5 for any division into segments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def by_fts5(rows: Sequence[LevelRow], tokens: Sequence[str]) -> dict[int, float]
 
 
 @pytest.mark.parametrize("tokens", [["w0"], ["w3", "w17"], ["w1", "w2", "w59", "absent"]])
-def test_scores_are_those_of_fts5(tokens: list[str]) -> None:
+def test_scores_equal_fts5(tokens: list[str]) -> None:
     rows = drawn_rows(300, seed=1)
     index = WordIndex.of([postings(rows, range(1, 301))])
     expected = by_fts5(rows, tokens)
@@ -66,7 +66,7 @@ def test_scores_are_those_of_fts5(tokens: list[str]) -> None:
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-9)
 
 
-def test_segments_and_rows_that_are_gone_change_no_score() -> None:
+def test_segments_and_deleted_rows_do_not_change_scores() -> None:
     rows, gone = drawn_rows(200, seed=2), drawn_rows(40, seed=3)
     whole = WordIndex.of([postings(rows, range(200))])
     first = postings([*gone[:10], *rows[:50]], range(-10, 50), dead=range(10))
@@ -77,7 +77,7 @@ def test_segments_and_rows_that_are_gone_change_no_score() -> None:
         assert list(searched(divided, tokens)) == list(searched(whole, tokens))
 
 
-def test_a_few_runs_are_searched_like_all() -> None:
+def test_search_in_some_runs_equals_search_in_all() -> None:
     rows = drawn_rows(400, seed=4)
     index = WordIndex.of([postings(rows, range(400))])
     runs = [np.array([3, 20, 100, 140, 399, 400])]
@@ -87,12 +87,12 @@ def test_a_few_runs_are_searched_like_all() -> None:
     assert list(index.search(["w1", "w4"], runs, 5)) == list(everywhere)[:5]
 
 
-def test_a_merged_index_is_that_of_the_rows_that_are_left() -> None:
+def test_merged_index_equals_index_of_remaining_rows() -> None:
     rows = drawn_rows(90, seed=5)
     parts = [index_words("passage", rows[:40], WEIGHT), index_words("passage", rows[40:], WEIGHT)]
     kept = [np.array([0, 2, 39]), np.array([1, 49])]
     left = [rows[0], rows[2], rows[39], rows[41], rows[89]]
-    order = [4, 1, 0, 2, 3]  # where each of these goes
+    order = [4, 1, 0, 2, 3]  # the segment of each row
     merged = merge_words("passage", list(zip(parts, kept, strict=True)), np.array(order))
     placed = [left[order.index(n)] for n in range(5)]
     anew = index_words("passage", placed, WEIGHT)

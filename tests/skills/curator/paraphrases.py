@@ -1,5 +1,6 @@
-"""Skills in two wordings each, and skills that only sound alike: the data on which the thresholds
-of `match` were chosen."""
+"""Skills in two wordings each, and similar but distinct skills: the data that the thresholds of
+`match` were chosen on.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ PAIRS: dict[str, tuple[Paraphrase, Paraphrase]] = {
     ),
 }  # fmt: skip
 
-# Beside one of the above, of the same operators, with many of its words.
+# Similar to one of the above: the same operators and many of its words.
 NEAR: dict[str, Paraphrase] = {
     "vector stores": Paraphrase(
         "stream-stores",

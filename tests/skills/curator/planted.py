@@ -110,7 +110,9 @@ def step(
     texts: tuple[str, ...] = (),
     **proposal: Any,
 ) -> TrajectoryStep:
-    """A change by the recipe synthesizer; the rest is of its proposal (plan, attributed, ...)."""
+    """A change by the recipe synthesizer; `rest` are fields of its proposal (plan, attributed,
+    ...).
+    """
     assert child.proposal is not None
     bundle = replace(child.proposal.bundle, origin="recipe")
     proposed = replace(child.proposal, bundle=bundle, **proposal)
@@ -124,7 +126,7 @@ def distil(
     roles: Roles | None = None,
     **other: Any,
 ) -> Distillation:
-    """One trajectory through the product's own orchestration; the record is kept in memory."""
+    """Distil one trajectory as the product does; the record is in memory only."""
     blobs = Blobs("memory://planted")
     return product_distil(catalog, blobs, [made], roles=roles or {}, **other).distillations[0]
 
@@ -137,7 +139,7 @@ def tuned(
     child: Mapping[str, Any] | None = None,
     **other: Any,
 ) -> TrajectoryStep:
-    """A recipe's values before and after; unroll from 1 to 4 where nothing else is said."""
+    """The values of a recipe before and after; unroll from 1 to 4 by default."""
     changed = after if after is not None else {**before, "unroll": 4}
     parent = MeasuredKernel(nodes[0], instance(before), measured(f"ev-{nodes[0]}", speedups[0]))
     evaluation = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
@@ -165,7 +167,7 @@ def trajectory(
 
 
 def at_random(seed: int) -> Trajectory:
-    """Several changes of one and two values with gains, losses and noise among them."""
+    """Several changes of one and two values: gains, losses and noise."""
     chance = random.Random(seed)
     values, steps, speedup = dict(VALUES), [], 1.0
     for node in range(2, 9):
@@ -180,7 +182,7 @@ def at_random(seed: int) -> Trajectory:
 
 
 def relabelled(made: Trajectory, run: str) -> Trajectory:
-    """The same changes as another run would tell them, with evaluations of its own."""
+    """The same changes as another run reports them, with other evaluations."""
 
     def side(old: MeasuredKernel) -> MeasuredKernel:
         if old.evaluation is None:

@@ -21,7 +21,7 @@ CPP = 'int f(int a) { return a + 1; } // add\n/* more\n lines */ const char *s =
 PYTHON = 'def f(x):\n    """Say."""\n    # why\n    return x + 1  # add\n'
 
 
-def test_comments_go_and_strings_stay() -> None:
+def test_comments_are_removed_and_strings_are_not() -> None:
     assert "add" not in code(CPP, python=False) and '"//kept"' in code(CPP, python=False)
     assert " ".join(without_comments(PYTHON, python=True).split()) == "def f(x): return x + 1"
     kept = 'source = """\n__global__ void k() {}  // inside\n"""\ncall(\n    """text"""\n)\n'
@@ -29,7 +29,7 @@ def test_comments_go_and_strings_stay() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_spacing_comments_and_generated_numbers_do_not_matter(seed: int) -> None:
+def test_kernel_key_ignores_spacing_comments_and_generated_numbers(seed: int) -> None:
     chance = random.Random(seed)
     lines = ["tmp0 = load(in_ptr0)", "tmp1 = tmp0 * 2", "buf0 = tmp1 + tmp0", "store(buf0)"]
     other = [line.replace("tmp", f"tmp{seed}") for line in lines]
@@ -44,12 +44,12 @@ def test_spacing_comments_and_generated_numbers_do_not_matter(seed: int) -> None
     )
 
 
-def test_depth_matters_in_python_and_not_in_c() -> None:
+def test_indentation_counts_in_python_but_not_in_c() -> None:
     assert code("if a:\n    b()\nc()", python=True) != code("if a:\n    b()\n    c()", python=True)
     assert code("if (a) {\n  b();\n}", python=False) == code("if (a) { b(); }", python=False)
 
 
-def test_figures_and_sources_of_a_text_do_not_matter() -> None:
+def test_prose_key_ignores_figures_and_sources() -> None:
     first = "## Steps\n\nTwo  words, {{ev:1.speedup}} times.\n\n## Sources\n\n- run a\n"
     second = "## steps\n\nTwo words, 1.52 times.\n\n## Sources\n\n- run b\n"
     assert body_key(first) == body_key(second) != body_key(first.replace("words", "other words"))
@@ -60,7 +60,7 @@ WORDS = [f"word{n}" for n in range(200)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_spans_of_eight_words_are_dropped_and_nothing_else(seed: int) -> None:
+def test_only_copied_spans_of_eight_words_are_dropped(seed: int) -> None:
     chance = random.Random(seed)
     stored = chance.sample(WORDS, 60)
     own = [f"own{n}" for n in range(30)]
@@ -72,13 +72,13 @@ def test_spans_of_eight_words_are_dropped_and_nothing_else(seed: int) -> None:
     assert share == pytest.approx(len(echo) / (30 + len(echo) + 7))
 
 
-def test_case_and_punctuation_hide_nothing() -> None:
+def test_copies_are_found_despite_case_and_punctuation() -> None:
     stored = ["Load a row once, keep it on the chip, then write."]
     assert without_copies("load A row once keep it ON the chip then write", stored)[0] == ""
     assert without_copies("Something else entirely, in other words than those.", stored)[1] == 0
 
 
-def test_code_is_traced_to_the_text_that_has_most_of_it() -> None:
+def test_code_is_attributed_to_text_that_shares_most() -> None:
     code = "for (int i = 0; i < n; i++) y[i] = a * x[i] + y[i];"
     shown = {"one": f"## Before\n{code}\nmore();", "two": "nothing of the kind at all here"}
     assert copied_from(code, shown) == ("one", 1.0)

@@ -30,7 +30,7 @@ def between(before: str, after: str, language: str = "cpp") -> KernelChange | No
     return changed(step(*sides))
 
 
-def test_values_of_a_recipe_have_the_roles_that_the_recipe_gives() -> None:
+def test_recipe_parameters_have_their_declared_roles() -> None:
     change = changed(tuned(after={**VALUES, "lanes": 16, "ahead": 2}))
     assert change is not None and change.transformation == "increase-prefetch-and-increase-vector"
     assert [(p.name, p.role, p.before, p.after) for p in change.parameters] == [
@@ -46,13 +46,13 @@ def test_more_than_two_causes_have_no_name() -> None:
     assert contrast(tuned(), USE, {})[0] is None
 
 
-def test_a_recipe_in_place_of_the_reference_is_adopted() -> None:
+def test_recipe_that_replaces_reference_is_adopted() -> None:
     made = step(
         MeasuredKernel(0, None, None), MeasuredKernel(1, instance(VALUES), measured("b", 1.5))
     )
     change = changed(made)
     assert change is not None and change.transformation == "use-recipe-cpp-row-resident-layernorm"
-    assert changed(made, AVOID) is None  # nothing says what about it failed
+    assert changed(made, AVOID) is None  # no reason for the failure is given
     assert changed(made, AVOID, attributed=True) is not None
 
 
@@ -73,7 +73,7 @@ def test_constants_of_free_code_are_parameters(
     assert [p.role for p in change.parameters] == [role]
 
 
-def test_lines_that_came_name_the_transformation() -> None:
+def test_added_lines_name_transformation() -> None:
     change = between(LOOP, LOOP.replace("  for", "#pragma omp parallel for\n  for"))
     assert change is not None and change.transformation == "parallelise"
     assert change.pattern == ("+#pragma omp parallel for",)
@@ -85,13 +85,13 @@ def test_lines_that_came_name_the_transformation() -> None:
     assert unknown is not None and unknown.transformation == UNNAMED
 
 
-def test_what_the_parent_had_already_names_nothing() -> None:
+def test_lines_of_parent_name_no_transformation() -> None:
     parallel = LOOP.replace("  for", "#pragma omp parallel for\n  for")
     change = between(parallel, parallel.replace("for\n", "for schedule(static)\n"))
     assert change is not None and change.transformation == UNNAMED
 
 
-def test_a_whole_kernel_has_nothing_to_compare_with() -> None:
+def test_kernel_without_parent_is_a_written_kernel() -> None:
     change = changed(
         step(MeasuredKernel(0, None, None), MeasuredKernel(1, free(LOOP), measured("b", 1.5)))
     )
@@ -107,7 +107,7 @@ def test_directions() -> None:
     assert [direction_of(False, True), direction_of("a", "b")] == ["add", "set"]
 
 
-def test_names_of_changes_are_read_back() -> None:
+def test_change_names_are_parsed() -> None:
     changes = (("vector", "decrease"), ("fuse", "add"))
     name = transformation_of(changes)
     assert name == "decrease-vector-and-add-fuse" and changes_named(name) == changes

@@ -1,5 +1,6 @@
-"""Errors that were mended in two stored runs on a drawn chip become a debugging skill, which
-/retrieve shows for a log with that error."""
+"""Errors repaired in two stored runs on a drawn chip become a debugging skill, which /retrieve
+shows for a log with that error.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ PROBLEMS = ("elementwise", "softmax", "matmul")
 
 @dataclass(frozen=True)
 class Place:
-    """A drawn chip, and a kernel of each problem with a slip in it."""
+    """A drawn chip, and a kernel of each problem with an error in it."""
 
     base: DrawnBase
     chip: Chip
@@ -56,15 +57,16 @@ class Place:
         return self.chip.good_kernel(problem).read_text(encoding="utf-8")
 
     def slip(self, problem: str) -> str:
-        """An instruction of the kernel, another for each problem, under a name that the chip has
-        not."""
+        """An instruction of the kernel, different for each problem, misspelt so that the chip lacks
+        it.
+        """
         loop = self.good(problem).partition("for ")[2]
         names = list(dict.fromkeys(re.findall(r"^ +(\w+) \w+, \w+", loop, re.M)))
         name = names[PROBLEMS.index(problem)]
         return self.good(problem).replace(f"{name} ", f"{name}q ")
 
     def log(self, problem: str, source: str) -> str:
-        """What the chip's own compiler says of a kernel."""
+        """The log of the chip's compiler for a kernel."""
         places = places_for(self.services, self.chip.id, LANGUAGE)
         view = problem_view(load_problem(self.chip.problem(problem)), "cpu")
         target = next(iter(places.values())).target
@@ -73,7 +75,7 @@ class Place:
         return tools.compile_draft(1, {"kernel.nv": source})
 
     def run(self, problem: str) -> str:
-        """A stored run: a kernel with the slip, then, from the same parent, the right one."""
+        """A stored run: a kernel with the error, then the corrected one from the same parent."""
         loaded = load_problem(self.chip.problem(problem))
         run, store_ = f"run_{problem}", run_store(self.services)
         nodes = [Node(0, None, "evaluated", None, None)]
@@ -88,7 +90,7 @@ class Place:
         return run
 
     def evaluated(self, key: str, kernel: Bundle, problem: Problem) -> Evaluation:
-        """A journalled evaluation with the compiler's own log."""
+        """A journalled evaluation with the log of the compiler."""
         log = self.log(problem.name, kernel.source)
         evaluation = Evaluation(
             key=key,
@@ -129,7 +131,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
 
 @pytest.fixture(scope="module")
 def looked(place: Place) -> tuple[MendedErrors, MendedErrors, MendedErrors]:
-    """After one run, after two, and once more."""
+    """Decisions after one run, two runs, and a repetition."""
     place.run("elementwise")
     first = distil_errors(place.services)
     place.run("softmax")
@@ -142,7 +144,7 @@ def skill_of(place: Place, mended: MendedErrors) -> SkillRow:
         return get_skill(connection, added.skill)
 
 
-def test_one_kernel_is_no_lesson_and_two_are(
+def test_debugging_skill_needs_repairs_of_two_kernels(
     looked: tuple[MendedErrors, MendedErrors, MendedErrors],
 ) -> None:
     first, second, third = looked
@@ -152,7 +154,7 @@ def test_one_kernel_is_no_lesson_and_two_are(
     assert any("has these mends already" in d.reason for _, d in third.decisions)
 
 
-def test_the_skill_says_when_why_and_how(
+def test_debugging_skill_has_condition_reason_and_repair(
     place: Place, looked: tuple[MendedErrors, MendedErrors, MendedErrors], tmp_path: Path
 ) -> None:
     skill = skill_of(place, looked[1])
@@ -176,7 +178,7 @@ def test_the_skill_says_when_why_and_how(
     assert place.services.skills.import_folder(folder, actor="ann").outcome == "unchanged"
 
 
-def test_it_is_shown_for_its_error_once_a_person_approved_it(
+def test_approved_debugging_skill_is_shown_for_its_error(
     place: Place, looked: tuple[MendedErrors, MendedErrors, MendedErrors]
 ) -> None:
     skill = skill_of(place, looked[1])
@@ -201,7 +203,7 @@ def test_it_is_shown_for_its_error_once_a_person_approved_it(
 # -- the command
 
 
-def test_from_the_shell(tmp_path: Path) -> None:
+def test_command_distils_repairs(tmp_path: Path) -> None:
     data = fresh_data_dir(tmp_path / "data")
     empty = kernlore("skills", "distill", "--errors", data=data)
     assert empty.code == 0 and "nothing new was stored" in empty.out

@@ -1,4 +1,4 @@
-"""The part of the library that a trajectory meets, and that no text is embedded twice."""
+"""Which skills of the library a trajectory is compared with; each text is embedded once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def met(catalog: Catalog, **fields: Any) -> list[str]:
     return [known.row.name for known in snapshot(catalog, trajectory(change)).known]
 
 
-def test_a_trajectory_meets_skills_of_its_family_of_any_and_those_it_names(
+def test_trajectory_is_compared_with_family_any_and_named_skills(
     catalog: Catalog,
 ) -> None:
     for name, op in (("a-norm", "rmsnorm"), ("b-other", "matmul"), ("c-far", "conv")):
@@ -61,7 +61,7 @@ def test_a_trajectory_meets_skills_of_its_family_of_any_and_those_it_names(
     assert library.taken == {"a-norm", "b-other", "c-far", "d-any"}
 
 
-def test_a_skills_move_names_the_skill(catalog: Catalog) -> None:
+def test_move_of_a_skill_gives_it_evidence(catalog: Catalog) -> None:
     put(catalog, "b-other", "matmul")
     assert met(catalog, attributed=("b-other#0",)) == ["b-other"]
     made = tuned()
@@ -70,7 +70,7 @@ def test_a_skills_move_names_the_skill(catalog: Catalog) -> None:
     assert [(d.operation, d.skill) for d in done.deltas] == [("ADD_EVIDENCE", "b-other")]
 
 
-def test_roles_are_those_of_the_librarys_recipes(catalog: Catalog) -> None:
+def test_roles_are_those_of_library_recipes(catalog: Catalog) -> None:
     SkillLibrary(catalog).sync_builtin(SHIPPED)
     with catalog.read() as connection:
         recipe = get_skill(connection, RECIPE).recipe
@@ -79,14 +79,14 @@ def test_roles_are_those_of_the_librarys_recipes(catalog: Catalog) -> None:
     assert roles and parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))[RECIPE] == roles
 
 
-def test_a_recipe_that_cannot_be_read_is_no_recipe_without_roles(catalog: Catalog) -> None:
+def test_unreadable_recipe_is_an_error(catalog: Catalog) -> None:
     put(catalog, "a-norm", "rmsnorm", recipe={"format": 1})
     with pytest.raises(InvalidKnowledge):
         parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))
 
 
 class Counting:
-    """A real embedder that tells what it was asked to embed."""
+    """A real embedder that records its input."""
 
     def __init__(self, inner: LocalEmbedder, fingerprint: str) -> None:
         self.inner, self.fingerprint = inner, fingerprint
@@ -117,7 +117,7 @@ def test_no_text_is_embedded_twice(catalog: Catalog, embedder: LocalEmbedder) ->
     assert len(set(counting.asked)) == len(counting.asked)
 
 
-def test_kept_vectors_are_the_models_own(catalog: Catalog, embedder: LocalEmbedder) -> None:
+def test_cached_vectors_equal_those_of_model(catalog: Catalog, embedder: LocalEmbedder) -> None:
     counting = Counting(embedder, embedder.fingerprint)
     kept = StoredVectors(catalog, counting)
     for _ in range(2):
@@ -125,14 +125,14 @@ def test_kept_vectors_are_the_models_own(catalog: Catalog, embedder: LocalEmbedd
     assert counting.asked == ["load wider"]
     other = Counting(embedder, "another-model")
     StoredVectors(catalog, other).encode_query("load wider")
-    assert other.asked == ["load wider"]  # never the vector of another model
+    assert other.asked == ["load wider"]  # a vector of another model is not reused
     similarity = TextSimilarity(StoredVectors(catalog, counting)).similarity(
         "load wider", "load wider"
     )
     assert similarity.cosine is not None and similarity.cosine > ALIKE_COSINE
 
 
-def test_a_text_is_normalised_once_for_all_drafts(
+def test_text_is_normalised_once_for_all_drafts(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(catalog, "a-norm", "rmsnorm")

@@ -1,5 +1,6 @@
-"""Texts drafted without a model: complete, backed by figures, accepted by every checker; and
-kernels that cannot become recipes, drafted as text."""
+"""Texts drafted without a model: complete, based on figures, accepted by every checker; and kernels
+that cannot become recipes, drafted as text.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def drafted(made: Trajectory, roles: dict[str, dict[str, str]] = ROLES) -> Draft
     return compose(made, change, rows_of(made, change, passed.evidence))
 
 
-def test_an_engineer_finds_everything_to_apply_it() -> None:
+def test_draft_is_complete() -> None:
     draft = drafted(told(tuned()))
     skill = draft.skill()
     assert all(f"## {part}\n" in skill.body for part in ("When to use", "Before", *PARTS))
@@ -74,7 +75,7 @@ def test_an_engineer_finds_everything_to_apply_it() -> None:
     assert (skill.tier, skill.origin, skill.origin_run_id) == ("learned", "run", "run_1")
 
 
-def test_the_precondition_holds_where_it_was_measured_and_not_far_from_it() -> None:
+def test_precondition_holds_near_measured_sizes_only() -> None:
     predicate = compile_predicate(drafted(told(tuned())).predicate)
 
     def holds(**problem: object) -> bool | None:
@@ -89,7 +90,7 @@ def test_the_precondition_holds_where_it_was_measured_and_not_far_from_it() -> N
 
 @pytest.mark.parametrize("role", sorted(KNOBS))
 @pytest.mark.parametrize("gain", [1.5, 0.5])
-def test_every_knob_gives_a_clean_draft_that_the_schema_takes(role: str, gain: float) -> None:
+def test_every_parameter_role_gives_valid_draft(role: str, gain: float) -> None:
     roles = {next(iter(ROLES)): {**dict.fromkeys(VALUES, "block"), "unroll": role}}
     draft = drafted(told(tuned(speedups=(1.0, gain))), roles)
     allowed = Allowed(frozenset({"1", "4"}), frozenset({"x86-64"}),
@@ -103,7 +104,7 @@ def test_every_knob_gives_a_clean_draft_that_the_schema_takes(role: str, gain: f
     assert bool(draft.moves) == (gain > 1)
 
 
-def test_a_figure_is_only_what_a_row_has() -> None:
+def test_figures_must_be_fields_of_a_row() -> None:
     rows = drafted(told(tuned())).evidence
     assert render("{{ev:1.n}} {{ev:all.speedup_low}}", rows) == "12 1.43"
     assert dangling("{{ev:2.n}} {{ev:1.beauty}} {{x}} {{ev:0.n}}", rows) == [
@@ -118,8 +119,8 @@ def test_bounds_are_rounded_outwards() -> None:
     assert render("{{ev:1.speedup_low}} {{ev:1.speedup_high}}", [row]) == "1.01 1.03"
 
 
-def test_a_model_is_told_how_the_child_did_on_each_case() -> None:
-    """What was faster over all cases together may have been slower on one of them."""
+def test_prompt_has_result_of_each_case() -> None:
+    """A kernel that is faster over all cases together may be slower on one."""
     made = told(tuned())
     passed, _ = gate(made, made.steps[0], {})
     assert passed is not None
@@ -135,13 +136,13 @@ def test_a_model_is_told_how_the_child_did_on_each_case() -> None:
         "faster than its parent", "slower than its parent", "not certainly faster or slower",
     ]  # fmt: skip
     assert "speedup_low" in sent["fields_of_each_row"]
-    # Every field that is told is told of.
+    # The prompt explains every field that it has.
     unexplained = {"dtype", "op", "language", "hardware", "parameters", "lines", "schema",
                    "nearest_skills"}  # fmt: skip
     assert all(f"`{name}`" in task.system for name in sent.keys() - unexplained)
 
 
-def test_names_are_those_of_the_format() -> None:
+def test_names_follow_format() -> None:
     assert slug("x86-64", "increase-tile_m", "layer_norm") == "x86-64-increase-tile-m-layernorm"
     assert slug("h100", "x" * 90, "matmul").endswith("x") and len(slug("h", "x" * 90, "m")) == 64
     assert slug("h100", "split-k", "GEMM", "avoid") == "h100-avoid-split-k-matmul"
@@ -153,9 +154,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow(seconds=5)
-def test_exports_pass_the_reference_validator_and_survive_the_round_trip(
-    catalog: Catalog, tmp_path: Path
-) -> None:
+def test_exports_pass_reference_validator_and_round_trip(catalog: Catalog, tmp_path: Path) -> None:
     for seed in SEEDS:
         distil(at_random(seed), catalog, roles=ROLES)
     first = every_skill(SkillLibrary(catalog), tmp_path / "one")
@@ -172,12 +171,12 @@ def test_exports_pass_the_reference_validator_and_survive_the_round_trip(
 
 
 def every_skill(library: SkillLibrary, parent: Path) -> list[Path]:
-    """Written as folders, candidates too."""
+    """Write all skills as folders, candidates too."""
     return [*library.export(parent, [row.name for row in library.list()])]
 
 
 def exported(folders: object, data: Path) -> list[Path]:
-    """The skills of some folders, through another catalog."""
+    """The skills of some folders, imported into another catalog and exported again."""
     other = catalog_in(data / "data")
     library = SkillLibrary(other)
     for folder in folders:  # type: ignore[attr-defined]
@@ -187,7 +186,7 @@ def exported(folders: object, data: Path) -> list[Path]:
     return folders
 
 
-# -- test kernel text: A right and faster kernel that cannot be a recipe is drafted as text.
+# -- text skills: a correct and faster kernel that cannot be a recipe is drafted as text
 
 REFUSAL = "it is a module of its own"
 LOOP = (
@@ -204,8 +203,9 @@ TWICE = LOOP.replace("y[i] = x[i] * 2;", "float a = x[i];\n    y[i] = a + a;")
 def written(
     *kernels: tuple[str, float], origin: str = "llm", parents: tuple[int, ...] = ()
 ) -> Trajectory:
-    """Kernels with their speed-up over the reference; each from the reference unless `parents`
-    names the node that it changes."""
+    """A trajectory of kernels with their speed-ups over the reference; each changes the reference
+    unless `parents` names another node.
+    """
     root = MeasuredKernel(0, None, measured("ev-0", 1.0, toolchain="torch"))
     sides = [root]
     steps = []
@@ -232,7 +232,7 @@ def text_skill(catalog: Catalog, made: Distillation) -> SkillRow:
         return get_skill(connection, added.skill)
 
 
-def test_a_kernel_that_cannot_be_lifted_is_a_text_skill(catalog: Catalog) -> None:
+def test_kernel_that_cannot_be_lifted_becomes_a_text_skill(catalog: Catalog) -> None:
     made = distil(written((LOOP, 3.0)), catalog, lift=refuses)
     skill = text_skill(catalog, made)
     assert (skill.state, skill.tier, skill.recipe) == ("candidate", "learned", None)
@@ -240,7 +240,7 @@ def test_a_kernel_that_cannot_be_lifted_is_a_text_skill(catalog: Catalog) -> Non
     reasons = [d.reason for d in made.decisions if d.stage == "draft"]
     assert any(REFUSAL in reason and "drafted as a text skill" in reason for reason in reasons)
     for part in (
-        "```cpp\n" + LOOP.strip(),  # whole, for it is short
+        "```cpp\n" + LOOP.strip(),  # whole, because it is short
         "Structures of the kernel that the reference has not: `parallelise`.",
         "Right in the cases under Expected effect and in float32 on x86-64",
         "main on x86-64",
@@ -257,35 +257,35 @@ def test_a_kernel_that_cannot_be_lifted_is_a_text_skill(catalog: Catalog) -> Non
         (written((LOOP, 1.0)), "no certain difference"),
     ],
 )
-def test_what_no_model_wrote_and_what_is_not_faster_teach_no_text(
+def test_only_faster_kernels_of_models_become_text_skills(
     catalog: Catalog, made: Trajectory, reason: str
 ) -> None:
     judged = distil(made, catalog, lift=refuses)
     assert judged.stored == () and any(reason in d.reason for d in judged.decisions)
 
 
-def test_the_fastest_kernel_of_a_run_is_the_one(catalog: Catalog) -> None:
+def test_only_fastest_kernel_of_a_run_becomes_a_text_skill(catalog: Catalog) -> None:
     other = LOOP.replace("* 2", "+ x[i]")
     made = distil(written((other, 2.0), (LOOP, 3.0)), catalog, lift=refuses)
     assert "node 2 against node 0" in text_skill(catalog, made).body
     assert any("this run teaches node 2" in d.reason for d in made.decisions if d.node == 1)
 
 
-def test_a_change_without_a_name_is_shown_before_and_after(catalog: Catalog) -> None:
+def test_unnamed_change_is_shown_before_and_after(catalog: Catalog) -> None:
     made = distil(written((LOOP, 1.0), (TWICE, 2.0), parents=(0, 1)), catalog)
     skill = text_skill(catalog, made)
     assert "## Before\n\n```cpp\ny[i] = x[i] * 2;\n```" in skill.body
     assert "float a = x[i];" in skill.body and "its parent" in skill.body
 
 
-def test_two_kernels_of_one_operator_are_two_texts(catalog: Catalog) -> None:
+def test_two_kernels_of_one_operator_are_two_text_skills(catalog: Catalog) -> None:
     first = distil(written((LOOP, 3.0)), catalog, lift=refuses)
     second = distil(replace(written((TWICE, 3.0)), id="run_2"), catalog, lift=refuses)
     names = {made.stored[0].skill for made in (first, second)}
     assert len(names) == 2 and second.stored[0].operation == "ADD"
 
 
-def test_key_lines_are_bounded_and_say_where_lines_are_left_out() -> None:
+def test_key_lines_are_bounded_with_ellipses() -> None:
     filler = "".join(f"int a{n} = {n};\n" for n in range(60))
     [step] = written((filler + LOOP + filler, 3.0)).steps
     lines = [f"+{line}" for line in step.proposal.bundle.source.splitlines()]

@@ -45,7 +45,7 @@ def lifted(problem: Problem, source: str = KERNEL, **changed: object) -> LiftedR
     return KernelLifter(problem, "cpu", bench_of).lift(whole, change)
 
 
-def test_a_right_kernel_is_a_recipe_with_the_values_that_were_tested(tmp_path: Path) -> None:
+def test_correct_kernel_becomes_a_recipe_with_tested_values(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     made = lifted(problem)
     assert isinstance(made, LiftedRecipe), made
@@ -67,7 +67,7 @@ def test_a_right_kernel_is_a_recipe_with_the_values_that_were_tested(tmp_path: P
     assert "CHUNK = 8;" in wider.files["kernel.cpp"]
 
 
-def test_a_kernel_for_its_own_sizes_alone_is_refused(tmp_path: Path) -> None:
+def test_kernel_for_fixed_sizes_is_refused(tmp_path: Path) -> None:
     fixed = KERNEL.replace("cols = t[0].shape[1]", "cols = 1024")
     reason = lifted(problem_in(tmp_path), fixed)
     assert isinstance(reason, str) and reason.startswith(
@@ -75,7 +75,7 @@ def test_a_kernel_for_its_own_sizes_alone_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_value_that_breaks_it_is_not_in_its_domain(tmp_path: Path) -> None:
+def test_failing_value_is_excluded_from_its_domain(tmp_path: Path) -> None:
     narrow = KERNEL.replace("double part[LANES]", "double part[LANES > 8 ? 0 : LANES]").replace(
         "y[i] = (float)sum", "y[i] = LANES > 8 ? 0.f : (float)sum"
     )
@@ -97,14 +97,14 @@ def test_a_value_that_breaks_it_is_not_in_its_domain(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_no_recipe_can_be_is_refused_at_once(
+def test_unliftable_kernel_is_refused_at_once(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     reason = lifted(problem_in(tmp_path), **changed)
     assert isinstance(reason, str) and message in reason
 
 
-def test_constants_are_named_numbers_with_a_role_that_stand_once() -> None:
+def test_constants_are_numbers_with_role_and_one_definition() -> None:
     constants = constants_of(kernel())
     assert [(c.name, c.role, c.value) for c in constants] == [
         ("LANES", "vector", 8),

@@ -1,4 +1,4 @@
-"""Whether the library already has a draft, and what separates opposite effects."""
+"""Whether the library has a draft already, and what separates opposite effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}
 
 
 def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
-    """A draft about a layer norm on x86-64 in these words, with no knob that tells it apart."""
+    """A draft about a layer norm on x86-64 in these words, without a distinguishing parameter."""
     words = SkillSentences(
         paraphrase.description, ("Rows.",), ("Else.",), paraphrase.steps, ("Time.",), ("Slower.",)
     )
@@ -45,7 +45,7 @@ def as_known(paraphrase: Paraphrase) -> LibrarySkill:
     return LibrarySkill(skill_row(draft.skill()), draft.evidence)
 
 
-def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
+def test_paraphrases_match_and_near_misses_do_not(embedder: LocalEmbedder) -> None:
     texts = TextSimilarity(embedder)
     for name, (first, other) in PAIRS.items():
         library = [as_known(two) for key, pair in PAIRS.items() if key != name for two in pair]
@@ -59,7 +59,7 @@ def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) 
         assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
 
 
-def test_words_decide_nothing_about_other_knobs_operators_or_chips(
+def test_other_parameters_operators_or_chips_never_match(
     embedder: LocalEmbedder,
 ) -> None:
     first, other = PAIRS["prefetch"]
@@ -90,7 +90,7 @@ def evidence(catalog: Catalog, name: str) -> Sequence[EvidenceRow]:
         return evidence_of(connection, get_skill(connection, name, ALL_ACCESS).id)
 
 
-def test_the_same_claim_on_a_sibling_and_another_type_widens_a_candidate(
+def test_same_claim_on_sibling_chip_and_dtype_widens_candidate(
     catalog: Catalog,
 ) -> None:
     distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
@@ -107,10 +107,10 @@ def test_the_same_claim_on_a_sibling_and_another_type_widens_a_candidate(
     holds = compile_predicate(row.predicate).evaluate(Bindings(("memory_bound",), problem=large))
     assert holds.value is True
     distil(trajectory(tuned(), hardware="a100", run="run_3"), catalog, roles=ROLES)
-    assert len(rows(catalog)) == 2  # another family is another claim
+    assert len(rows(catalog)) == 2  # another family is a separate claim
 
 
-def test_a_skill_in_use_keeps_its_claim(catalog: Catalog) -> None:
+def test_claim_of_an_active_skill_is_not_widened(catalog: Catalog) -> None:
     distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
     (name,) = rows(catalog)
     with catalog.write() as connection:
@@ -130,7 +130,7 @@ def test_a_skill_in_use_keeps_its_claim(catalog: Catalog) -> None:
     ],
 )
 @pytest.mark.parametrize("failure", [False, True])
-def test_opposite_effects_narrow_both_by_what_differs(
+def test_opposite_effects_narrow_both_skills(
     catalog: Catalog,
     other: dict[str, Any],
     inside: dict[str, Any],
@@ -160,7 +160,7 @@ def test_opposite_effects_narrow_both_by_what_differs(
     assert [e.details["polarity"] for e in evidence(catalog, use.name)] == ["use"]
 
 
-def test_a_contested_effect_is_held_against_the_skill_and_no_average_is_made(
+def test_opposite_evidence_is_recorded_without_averaging(
     catalog: Catalog,
 ) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
@@ -172,7 +172,7 @@ def test_a_contested_effect_is_held_against_the_skill_and_no_average_is_made(
     assert sorted(figures) == [0.7, 1.5] and row.version == 1
 
 
-def test_a_knob_of_another_recipe_is_another_claim(catalog: Catalog) -> None:
+def test_parameter_of_another_recipe_is_a_separate_claim(catalog: Catalog) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
     made = tuned(speedups=(1.0, 0.7))
     sides = {}
@@ -186,7 +186,7 @@ def test_a_knob_of_another_recipe_is_another_claim(catalog: Catalog) -> None:
         assert [links_of(connection, name) for name in rows(catalog)] == [[], []]
 
 
-def test_what_a_person_took_out_is_not_learned_again(catalog: Catalog) -> None:
+def test_skill_retired_by_person_is_not_learned_again(catalog: Catalog) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
     (name,) = rows(catalog)
     with catalog.write() as connection:

@@ -1,4 +1,4 @@
-"""From a trajectory to stored candidates, and the candidates that are refused on the way."""
+"""From a trajectory to stored candidates, and the reasons for refused ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def reasons(made: Any, stage: str) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_stored_distillation_is_judged_again_to_the_same_word(
+def test_replay_of_a_stored_distillation_is_equal(
     catalog: Catalog, embedder: LocalEmbedder, seed: int
 ) -> None:
     distil(at_random(seed + 100), catalog, roles=ROLES, embedder=embedder)
@@ -87,7 +87,7 @@ def test_a_stored_distillation_is_judged_again_to_the_same_word(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_distilling_twice_changes_nothing_and_another_run_adds_evidence(
+def test_repeated_distillation_changes_nothing_and_another_run_adds_evidence(
     catalog: Catalog, seed: int
 ) -> None:
     first = distil(at_random(seed), catalog, roles=ROLES)
@@ -100,7 +100,7 @@ def test_distilling_twice_changes_nothing_and_another_run_adds_evidence(
     assert set(stored(catalog)) == set(known)
 
 
-def test_a_library_that_changed_meanwhile_is_a_conflict_and_nothing_is_stored(
+def test_library_changed_during_distillation_is_a_conflict(
     catalog: Catalog,
 ) -> None:
     made = trajectory(tuned(), tuned(after={**VALUES, "lanes": 16}, nodes=(1, 3)))
@@ -114,7 +114,7 @@ def test_a_library_that_changed_meanwhile_is_a_conflict_and_nothing_is_stored(
     assert stored(catalog) == before
 
 
-def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) -> None:
+def test_dependent_passes_are_stored_together(catalog: Catalog) -> None:
     first, second = (trajectory(tuned(), run=run) for run in ("run_1", "run_2"))
     library = snapshot(catalog, first)
     learned = propose_deltas(first, library, context_of(catalog, roles=ROLES))
@@ -137,10 +137,10 @@ def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) 
     assert events_of_skill[0].details["record"] == "ab" * 32
 
 
-# -- what is kept of a run
+# -- stored data of a run
 
 
-def test_evidence_and_events_tell_where_it_comes_from(catalog: Catalog) -> None:
+def test_evidence_and_events_name_their_run(catalog: Catalog) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
     (row,) = stored(catalog).values()
     with catalog.read() as connection:
@@ -154,7 +154,7 @@ def test_evidence_and_events_tell_where_it_comes_from(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("validity", ["not_compiled", "incorrect", "crashed", "timed_out"])
-def test_an_informative_failure_is_something_to_avoid(catalog: Catalog, validity: str) -> None:
+def test_informative_failure_becomes_an_avoid_skill(catalog: Catalog, validity: str) -> None:
     failed = {"validity": validity, "checks": (0, 6), "cases": ()}
     distil(trajectory(tuned(speedups=(1.0, None), child=failed)), catalog, roles=ROLES)
     (row,) = stored(catalog).values()
@@ -166,13 +166,13 @@ def test_an_informative_failure_is_something_to_avoid(catalog: Catalog, validity
     assert distil(vague, catalog, roles=ROLES).deltas == ()
 
 
-def test_a_certain_loss_is_something_to_avoid(catalog: Catalog) -> None:
+def test_significant_loss_becomes_an_avoid_skill(catalog: Catalog) -> None:
     distil(trajectory(tuned(speedups=(1.5, 1.0))), catalog, roles=ROLES)
     (row,) = stored(catalog).values()
     assert row.polarity == "avoid" and "made the kernel slower" in row.description
 
 
-def test_simulated_cycles_stay_apart_from_time(catalog: Catalog) -> None:
+def test_simulated_cycles_are_stored_apart_from_time(catalog: Catalog) -> None:
     made = tuned(child={"timing": "simulator"})
     parent = replace(made.parent, evaluation=measured("ev-1", 1.0, timing="simulator"))
     distil(trajectory(replace(made, parent=parent)), catalog, roles=ROLES)
@@ -182,11 +182,11 @@ def test_simulated_cycles_stay_apart_from_time(catalog: Catalog) -> None:
     assert evidence.kind == "simulator" and "no wall time" in row.body
 
 
-# -- what must not come in
+# -- excluded content
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_what_a_proposer_tells_reaches_no_text(catalog: Catalog, text: str) -> None:
+def test_proposer_text_reaches_no_skill(catalog: Catalog, text: str) -> None:
     noted = f"// {text}\n{PARALLEL}"
     made = kernels(f"/* {text} */\n{LOOP}", noted, plan=text, texts=(text, "It is 9 x faster."))
     distil(made, catalog, roles=ROLES)
@@ -197,16 +197,17 @@ def test_what_a_proposer_tells_reaches_no_text(catalog: Catalog, text: str) -> N
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_an_order_in_the_code_itself_keeps_the_change_out(catalog: Catalog, text: str) -> None:
+def test_instruction_in_code_refuses_change(catalog: Catalog, text: str) -> None:
     hidden = PARALLEL.replace("{\n", f'{{\n  const char *note = "{text}";\n', 1)
     made = distil(kernels(LOOP, hidden), catalog, roles=ROLES)
     assert stored(catalog) == {} and any("instruction" in r for r in reasons(made, "lint"))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_stored_text_never_comes_back_as_a_new_skill(catalog: Catalog, seed: int) -> None:
-    """A kernel that is a shown skill's own snippet counts as its use, on another chip too, where no
-    other tier finds the skill."""
+def test_stored_text_is_not_learned_again(catalog: Catalog, seed: int) -> None:
+    """A kernel equal to the snippet of a shown skill counts as its use, also on another chip, where
+    no other tier finds the skill.
+    """
     distil(kernels(LOOP, PARALLEL.replace("y[i] = x[i]", f"y[i] = x[i] * {seed} + x[i] / 2")),
            catalog, roles=ROLES)  # fmt: skip
     (row,) = stored(catalog).values()
@@ -221,7 +222,7 @@ def test_stored_text_never_comes_back_as_a_new_skill(catalog: Catalog, seed: int
     assert [delta.operation for delta in other.deltas] == ["ADD"]
 
 
-def test_code_of_a_shown_passage_is_left_out(catalog: Catalog) -> None:
+def test_code_of_a_shown_passage_is_removed(catalog: Catalog) -> None:
     shown = {"psg_1": f"The manual says:\n{PARALLEL}"}
     made = kernels(LOOP.replace("long", "int"), PARALLEL, shown={"excerpts": ("psg_1",)})
     distil(made, catalog, roles=ROLES, shown=shown)
@@ -229,7 +230,7 @@ def test_code_of_a_shown_passage_is_left_out(catalog: Catalog) -> None:
     assert "```" not in row.body and "- passage psg_1" in row.body
 
 
-def test_the_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
+def test_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
     library = SkillLibrary(catalog)
     library.sync_builtin(SHIPPED)
     shipped = set(stored(catalog))
@@ -251,12 +252,12 @@ def test_the_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
     assert stored(catalog)[RECIPE].tier == "curated"
 
 
-# -- whoever drafts
+# -- drafting models
 
 
 @dataclass
 class Says:
-    """Answers what the test gives, in turn."""
+    """Answers from a list, in order."""
 
     answers: list[Any]
     name: str = "scripted"
@@ -281,7 +282,7 @@ def text(**other: Any) -> dict[str, Any]:
     }
 
 
-def test_a_model_writes_the_sentences_and_nothing_else(catalog: Catalog) -> None:
+def test_model_writes_only_sentences(catalog: Catalog) -> None:
     drafter = Says([text()])
     distil(kernels(LOOP, PARALLEL), catalog, roles=ROLES, drafter=drafter)
     (row,) = stored(catalog).values()
@@ -309,7 +310,7 @@ def test_a_model_writes_the_sentences_and_nothing_else(catalog: Catalog) -> None
         ({"operation": "ADD_EVIDENCE", "skill": "no-such-skill"}, "none of the nearest"),
     ],
 )
-def test_a_bad_answer_is_mended_once_or_left_out_in_the_open(
+def test_invalid_answer_is_repaired_once_or_recorded_as_dropped(
     catalog: Catalog, answer: Any, why: str
 ) -> None:
     mended = Says([answer, text()])
@@ -327,7 +328,7 @@ def test_a_bad_answer_is_mended_once_or_left_out_in_the_open(
     assert replay(record).as_json()["decisions"] == record["decisions"]
 
 
-def test_a_model_may_name_what_no_rule_names(catalog: Catalog) -> None:
+def test_model_may_name_change_without_rule(catalog: Catalog) -> None:
     made = kernels(LOOP, UNKNOWN)
     assert distil(made, catalog, roles=ROLES).deltas == ()
     unnamed = Says([text(), text()])
@@ -337,7 +338,7 @@ def test_a_model_may_name_what_no_rule_names(catalog: Catalog) -> None:
     assert set(stored(catalog)) == {"x86-64-load-into-register-layernorm"}
 
 
-def test_a_model_cannot_retire_or_turn_a_skill_around(catalog: Catalog) -> None:
+def test_model_cannot_retire_or_invert_skill(catalog: Catalog) -> None:
     distil(kernels(LOOP, PARALLEL), catalog, roles=ROLES)
     (name,) = stored(catalog)
     for operation in ("DEPRECATE", "CONTRADICT"):
@@ -349,7 +350,7 @@ def test_a_model_cannot_retire_or_turn_a_skill_around(catalog: Catalog) -> None:
     assert stored(catalog)[name].state == "candidate"
 
 
-def test_a_model_may_say_that_a_skill_says_it_or_put_it_better(catalog: Catalog) -> None:
+def test_model_may_match_or_rewrite_skill(catalog: Catalog) -> None:
     distil(kernels(LOOP, PARALLEL), catalog)
     (name,) = stored(catalog)
     same = Says([{"operation": "ADD_EVIDENCE", "skill": name}])
@@ -368,7 +369,7 @@ def test_a_model_may_say_that_a_skill_says_it_or_put_it_better(catalog: Catalog)
     assert stored(catalog)[name].description == text()["description"]
 
 
-def test_what_a_model_was_shown_is_not_its_own_sentence(catalog: Catalog) -> None:
+def test_sentence_copied_from_prompt_is_refused(catalog: Catalog) -> None:
     distil(kernels(LOOP, PARALLEL), catalog, drafter=Says([text()]))
     (name,) = stored(catalog)
     echo = text(transformation="load-into-register")
@@ -379,7 +380,7 @@ def test_what_a_model_was_shown_is_not_its_own_sentence(catalog: Catalog) -> Non
     )
 
 
-def test_the_schema_that_is_sent_refuses_what_the_checks_refuse() -> None:
+def test_answer_schema_refuses_same_as_the_checks() -> None:
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(DELTA_SCHEMA)
@@ -393,7 +394,7 @@ def lift(trajectory: Trajectory, change: object) -> LiftedRecipe | str:
                   {"references/k.cpp": "int main() {}\n"})  # fmt: skip
 
 
-def test_a_whole_kernel_is_kept_only_as_a_recipe(catalog: Catalog) -> None:
+def test_whole_kernel_is_stored_only_as_a_recipe(catalog: Catalog) -> None:
     sides = (
         MeasuredKernel(0, None, None),
         MeasuredKernel(1, free(PARALLEL), measured("ev-1", 2.0)),
@@ -406,9 +407,10 @@ def test_a_whole_kernel_is_kept_only_as_a_recipe(catalog: Catalog) -> None:
     assert row.metadata["files"] == {"references/k.cpp": "int main() {}\n"}
 
 
-def test_records_of_an_earlier_version_are_judged_again_to_the_same_word() -> None:
-    """Two records that were stored when the curator had records of its own: one with a person's
-    answer to a flag, one over a library with skills."""
+def test_records_of_earlier_releases_replay_equally() -> None:
+    """Two stored records in the former format of the curator: one with a person's answer to a flag,
+    one over a library with skills.
+    """
     path = Path(__file__).with_name("stored_distillations.json")
     records = json.loads(path.read_text(encoding="utf-8"))
     assert len(records) == 2 and all(record["deltas"] for record in records)

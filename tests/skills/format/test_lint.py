@@ -1,4 +1,4 @@
-"""Texts that the linter refuses, and that it accepts the product's own."""
+"""Texts that the linter refuses; texts of the product pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kinds(text: str) -> set[str]:
         "Gains of an order of magnitude.",
     ],
 )
-def test_figures_that_nobody_measured(text: str) -> None:
+def test_unmeasured_figures_are_found(text: str) -> None:
     assert kinds(text) == {"figure"}
 
 
@@ -47,12 +47,12 @@ def test_figures_that_nobody_measured(text: str) -> None:
         "Use double buffering in half precision.",
     ],
 )
-def test_what_is_backed_may_stand(text: str) -> None:
+def test_backed_figures_are_accepted(text: str) -> None:
     assert kinds(text) == set()
 
 
 @pytest.mark.parametrize("text", ["On A100 too.", "also for MI300X", "```c\n// for A100\n```"])
-def test_hardware_that_was_not_measured(text: str) -> None:
+def test_unmeasured_hardware_is_found(text: str) -> None:
     assert "hardware" in kinds(text)
 
 
@@ -80,7 +80,7 @@ INJECTIONS = (
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_orders_to_the_reader_in_prose_and_in_code(text: str) -> None:
+def test_instructions_to_reader_are_found_in_prose_and_code(text: str) -> None:
     assert "instruction" in kinds(text)
     assert "instruction" in kinds(f'```c\nconst char *s = "{text}";\n```')
     assert sentences(f"Tile the rows. {text}")[:1] == ("Tile the rows.",)
@@ -101,17 +101,17 @@ def test_secrets(text: str) -> None:
     assert "secret" in kinds(f"It says {text}")
 
 
-def test_characters_that_nobody_sees_and_too_much_text() -> None:
+def test_invisible_characters_and_long_text_are_found() -> None:
     assert kinds("a\u200bb") == {"hidden"} and kinds("a\u202eb") == {"hidden"}
     assert "length" in kinds("word " * 2_000)
 
 
-def test_names_of_a_trajectory() -> None:
+def test_names_in_trajectory() -> None:
     assert is_name("triton-nvidia") and is_name("float16") and is_name("eval_9f:1")
     assert not any(map(is_name, ("", "a b", "a\nb", "x" * 200, "ignore_previous_instructions")))
 
 
-def test_the_words_about_every_knob_pass() -> None:
+def test_texts_of_all_parameters_pass() -> None:
     assert set(roles()) == set(ROLES)
     for role, words in roles().items():
         assert {"knob", "increase", "decrease", "set", "check", "sign"} == set(words), role

@@ -43,7 +43,7 @@ def front(*lines: str) -> str:
     return "\n".join(["---", *lines, "---", "", "Do it.", ""])
 
 
-def test_written_then_read_is_the_same_and_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_skill_file_round_trips_byte_for_byte(tmp_path: Path) -> None:
     without_scripts = {n: d for n, d in SKILL.files.items() if not n.startswith("scripts/")}
     first = write_skill(SKILL, tmp_path / "a")
     again = read_skill(first)
@@ -58,19 +58,19 @@ def test_scripts_are_not_written(tmp_path: Path) -> None:
     assert "scripts/run.sh" not in read_skill(write_skill(SKILL, tmp_path)).files
 
 
-def test_scopes_have_one_spelling() -> None:
+def test_scopes_are_normalised() -> None:
     assert SKILL.scopes.dtypes == ("bfloat16", "float16")
     assert SKILL.scopes.hardware == ()
     assert SKILL.scopes.signals == ("bank_conflict", "memory_bound")
 
 
-def test_the_checksum_is_of_the_advice_not_of_its_state() -> None:
+def test_checksum_covers_advice_not_the_state() -> None:
     retired = SkillFile(**{**vars(SKILL), "metadata": {**SKILL.metadata, "kb.status": "retired"}})
     other = SkillFile(**{**vars(SKILL), "body": "Other."})
     assert content_sha256(retired) == content_sha256(SKILL) != content_sha256(other)
 
 
-def test_windows_line_ends_and_hand_written_yaml_are_read(tmp_path: Path) -> None:
+def test_crlf_and_hand_written_yaml_are_read(tmp_path: Path) -> None:
     text = front(
         "name: pad-rows", "description: >-", "  Use when rows", "  collide.", "license: MIT"
     )
@@ -113,21 +113,21 @@ NAME, ABOUT = "name: pad-rows", 'description: "Use when rows collide."'
         (front(NAME, ABOUT) + "x" * 20_001, "characters"),
     ],
 )
-def test_what_the_format_forbids_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_format_violation_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(InvalidKnowledge) as error:
         read_skill(folder(tmp_path, text))
     assert complaint in error.value.message
     assert error.value.hint
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidKnowledge, match=r"(?s)3 problems.*colour.*name.*description.*or empty"
     ):
         read_skill(folder(tmp_path, front("name: A", 'colour: "red"')))
 
 
-def test_a_folder_without_the_exact_file_says_what_to_rename(tmp_path: Path) -> None:
+def test_folder_without_exact_file_name_has_hint(tmp_path: Path) -> None:
     made = folder(tmp_path, front(NAME, ABOUT))
     (made / "SKILL.md").rename(made / "skill.md")
     with pytest.raises(NotFound) as error:
@@ -135,7 +135,7 @@ def test_a_folder_without_the_exact_file_says_what_to_rename(tmp_path: Path) -> 
     assert error.value.hint == "Rename skill.md to SKILL.md."
 
 
-def test_links_and_oversize_files_are_refused(tmp_path: Path) -> None:
+def test_links_and_large_files_are_refused(tmp_path: Path) -> None:
     made = folder(tmp_path, front(NAME, ABOUT))
     (made / "big.txt").write_bytes(b"x" * (256 * 1024 + 1))
     with pytest.raises(KernloreError, match="over"):
@@ -146,7 +146,7 @@ def test_links_and_oversize_files_are_refused(tmp_path: Path) -> None:
         read_skill(made)
 
 
-def test_a_file_cannot_be_written_outside(tmp_path: Path) -> None:
+def test_path_outside_folder_is_refused(tmp_path: Path) -> None:
     bad = SkillFile(**{**vars(SKILL), "files": {"../escaped.txt": b"x"}})
     with pytest.raises(InvalidKnowledge, match="leaves"):
         write_skill(bad, tmp_path)
@@ -161,7 +161,7 @@ _TEXT = st.text(
 
 
 @given(description=_TEXT, value=_TEXT, body=_TEXT)
-def test_any_text_survives_and_the_reference_reader_agrees(
+def test_arbitrary_text_round_trips_in_reference_reader(
     tmp_path_factory: pytest.TempPathFactory, description: str, value: str, body: str
 ) -> None:
     from skills_ref.parser import parse_frontmatter
@@ -174,7 +174,7 @@ def test_any_text_survives_and_the_reference_reader_agrees(
     assert fields["metadata"]["note"] == value
 
 
-def test_the_reference_validator_accepts_what_is_written(tmp_path: Path) -> None:
+def test_reference_validator_accepts_written_files(tmp_path: Path) -> None:
     made = write_skill(SKILL, tmp_path)
     command = Path(sys.executable).with_name("agentskills")
     done = subprocess.run([command, "validate", made], capture_output=True, text=True, check=False)

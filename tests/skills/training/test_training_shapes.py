@@ -32,7 +32,7 @@ from skills.training.export import (
 from skills.training.samples import Licences, TrainingPrompt, stated_licence, trainable
 from tests.skills.training.judged import SAMPLES, TYPE, WRONG, proposal, reward, sample
 
-# Names that TRL 1.16 reads or passes to reward functions, besides the columns of a type.
+# Names that TRL 1.16 reads or passes to reward functions, in addition to the columns of a type.
 RESERVED = {
     "text",
     "messages",
@@ -50,7 +50,7 @@ RESERVED = {
 }
 
 
-def test_only_what_is_faster_for_certain_is_imitated() -> None:
+def test_only_significantly_faster_candidates_are_imitated() -> None:
     rows, left_out = shaped(SAMPLES, "sft")
     assert [row["id"] for row in rows] == ["run_1/1", "run_1/2", "run_1/6"]
     assert sum(left_out.values()) + len(rows) == len(SAMPLES)
@@ -66,7 +66,7 @@ def test_only_what_is_faster_for_certain_is_imitated() -> None:
     assert (provenance["harness"], provenance["device"], provenance["flags"]) == ("3", "cpu", [])
 
 
-def test_pairs_are_of_one_parent_and_certain() -> None:
+def test_pairs_share_parent_and_are_significant() -> None:
     pairs = {(r["id"], r["rejected_id"]): r for r in shaped(SAMPLES, "dpo")[0]}
     assert set(pairs) == {
         ("run_1/2", "run_1/1"),
@@ -77,10 +77,10 @@ def test_pairs_are_of_one_parent_and_certain() -> None:
         ("run_1/1", "run_1/4"),
         ("run_1/2", "run_1/4"),
         ("run_1/6", "run_1/4"),
-    }  # 2 and 6 overlap; 5 is unknown; 7 has another parent; 3 is right but slow
+    }  # 2 and 6 overlap; 5 is unknown; 7 has another parent; 3 is correct but slow
     by_time, by_check = pairs["run_1/2", "run_1/1"], pairs["run_1/6", "run_1/4"]
     assert (by_time["preferred_by"], by_check["preferred_by"]) == ("speed-up", "validity")
-    # Of the earlier proposal: the later one may have been shown the other.
+    # The row of the earlier proposal: the later one may have seen the other.
     assert by_time["prompt"][1]["content"] == "user 1"
     assert by_check["prompt"][1]["content"] == "user 4"
     assert by_check["rejected_reward"] == 0.0
@@ -119,7 +119,7 @@ def read_back(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_written_is_read_back(shape: Shape, format: Format, tmp_path: Path) -> None:
+def test_written_files_round_trip(shape: Shape, format: Format, tmp_path: Path) -> None:
     rows = shaped(SAMPLES, shape)[0]
     path = write_rows(rows, shape, format, tmp_path / "out")
     assert read_back(path) == list(rows) and rows
@@ -133,7 +133,7 @@ def test_what_is_written_is_read_back(shape: Shape, format: Format, tmp_path: Pa
         write_rows(rows, shape, format, tmp_path / "out")
 
 
-def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
+def test_file_without_rows_has_its_columns(tmp_path: Path) -> None:
     path = write_rows((), "dpo", "parquet", tmp_path / "out")
     parquet = pytest.importorskip("pyarrow.parquet")
     assert parquet.read_table(path).column_names == ["prompt", "chosen", "rejected"]
@@ -161,14 +161,14 @@ def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
         ({"proposal": proposal(1)}, "the same bundle as another"),
     ],
 )
-def test_what_may_not_be_trained_on(changes: dict[str, Any], reason: str) -> None:
+def test_untrainable_samples_are_dropped_with_reason(changes: dict[str, Any], reason: str) -> None:
     other = replace(sample(2, reward(1.5)), **changes)
     usable, left_out = trainable((sample(1, reward(1.5)), other))
     assert [s.node for s in usable] == [1]
     assert left_out == Counter({reason: 1})
 
 
-def test_an_unchanged_sample_is_kept() -> None:
+def test_unchanged_sample_is_trainable() -> None:
     usable, left_out = trainable((sample(1, reward(1.5)), sample(2, WRONG)))
     assert len(usable) == 2 and not left_out
 
@@ -181,11 +181,11 @@ def test_an_unchanged_sample_is_kept() -> None:
         ("// licensed to nobody", None),
     ],
 )
-def test_a_licence_that_a_source_states(text: str, licence: str | None) -> None:
+def test_licence_stated_by_source(text: str, licence: str | None) -> None:
     assert stated_licence(text) == licence
 
 
-# -- the words of an answer
+# -- text of an answer
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_licence_that_a_source_states(text: str, licence: str | None) -> None:
         ("// kernlore_run\n/*\n```\nFile: other.cpp\n```\n*/\n", "kernlore_run"),
     ],
 )
-def test_an_answer_is_read_back_as_the_same_bundle(text: str, entry: str) -> None:
+def test_answer_parses_back_to_same_bundle(text: str, entry: str) -> None:
     bundle = Bundle({"kernel.cpp": text}, "kernel.cpp", "cpp", entry, {"tile": 8, "fast": True})
     problem = load_problem(Path("map_id"))
     view = problem_view(problem, "cpu")

@@ -11,10 +11,10 @@ import torch
 from skills.training.export import FORMATS, SHAPES, Format, Shape, shaped
 from tests.skills.training.judged import SAMPLES, TYPE
 
-# A reward is worked out of these.
+# Rewards are computed from these.
 REWARDED = ("problem_source", "best_known", "language", "hardware")
 
-# TRL asks for options by names that transformers has given new ones.
+# TRL passes options by names that transformers has renamed.
 pytestmark = [pytest.mark.slow(seconds=30), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
@@ -28,9 +28,7 @@ def _repeatable() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_files_are_loaded_as_they_were_written(
-    shape: Shape, format: Format, tmp_path: Path
-) -> None:
+def test_files_load_as_written(shape: Shape, format: Format, tmp_path: Path) -> None:
     from trl.data_utils import is_conversational
 
     from tests.skills.training.trainers import exported
@@ -46,7 +44,7 @@ def test_the_files_are_loaded_as_they_were_written(
     ("trainer", "config", "shape", "format"),
     [("SFTTrainer", "SFTConfig", "sft", "jsonl"), ("DPOTrainer", "DPOConfig", "dpo", "parquet")],
 )
-def test_a_step_is_made_over_the_files(
+def test_trainer_makes_step_with_files(
     trainer: str, config: str, shape: Shape, format: Format, tmp_path: Path
 ) -> None:
     import trl
@@ -65,8 +63,8 @@ def test_a_step_is_made_over_the_files(
     assert changed(net, before)
 
 
-def test_rewards_are_told_what_they_need(tmp_path: Path) -> None:
-    """A reward function gets columns by name: the problem to evaluate on, the best known."""
+def test_reward_functions_get_their_columns(tmp_path: Path) -> None:
+    """A reward function gets columns by name: the problem to evaluate on, the best known kernel."""
     from trl import GRPOConfig, GRPOTrainer
 
     from tests.skills.training.trainers import changed, copied, exported, model, settings, tokenizer

@@ -1,6 +1,5 @@
-"""A tiny random model and the other inputs of TRL's trainers.
-
-Tests import this when they run, because transformers and TRL take seconds to import.
+"""A tiny random model and the other inputs of TRL's trainers. Tests import this inside functions,
+because transformers and TRL take seconds to import.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def exported(shape: Shape, format: Format, folder: Path) -> Dataset:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, so that any text is in it."""
+    """A byte-level tokenizer, so that it covers any text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE({token: at for at, token in enumerate([*MARKS, *alphabet])}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,7 +41,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(folder: Path) -> LlamaForCausalLM:
-    """From a folder, as users have theirs: a trainer loads the reference model from there again."""
+    """From a folder, as users have it: a trainer loads the reference model from there again."""
     drawn = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(MARKS) + 256,

@@ -41,7 +41,7 @@ def step(number: int = 1, parent: int = 0, text: str = "int a;", **more: Any) ->
     return ExternalStep(number, parent, bundle(text), **more)
 
 
-def test_it_survives_storing() -> None:
+def test_external_trajectory_round_trips() -> None:
     external = ExternalTrajectory(
         MAP_ID,
         "x86-64",
@@ -53,7 +53,7 @@ def test_it_survives_storing() -> None:
     assert again == external and again.id == external.id
 
 
-def test_the_same_is_the_same_whoever_tells_it() -> None:
+def test_id_depends_only_on_content() -> None:
     first, other = (ExternalTrajectory(MAP_ID, "x86-64", (step(),), actor) for actor in ("a", "b"))
     assert first.id == other.id
     assert first.id != ExternalTrajectory(MAP_ID, "h100", (step(),)).id
@@ -76,7 +76,7 @@ def test_the_same_is_the_same_whoever_tells_it() -> None:
         ((ExternalStep(1, 0, bundle(files={"k.cpp": "", "k.cpp/a.h": ""})),), "k.cpp"),
     ],
 )
-def test_what_is_refused(steps: tuple[ExternalStep, ...], message: str) -> None:
+def test_invalid_trajectories_are_refused(steps: tuple[ExternalStep, ...], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         ExternalTrajectory(MAP_ID, "x86-64", steps)
     assert message in refused.value.message and refused.value.hint
@@ -90,7 +90,7 @@ def test_sizes_have_limits() -> None:
         ExternalTrajectory(MAP_ID, "x86-64", many)
 
 
-def test_a_language_without_a_file_name_asks_for_files() -> None:
+def test_language_without_file_name_needs_files() -> None:
     assert file_name("cuda") == "kernel.cu"
     with pytest.raises(InvalidRequest, match="fortran"):
         file_name("fortran")
@@ -114,8 +114,8 @@ def evaluation(of: Bundle) -> Evaluation:
     )
 
 
-def test_a_tree_of_what_was_measured() -> None:
-    """The claim of 10 is in no node; an equal bundle is a duplicate; one may be missing."""
+def test_tree_has_only_measured_values() -> None:
+    """The claim of 10 is in no node; an equal bundle is a duplicate; one bundle may be missing."""
     steps = (
         step(1, 0, "int a;", claimed_speedup=10.0),
         step(2, 1, "int b;"),
@@ -129,7 +129,7 @@ def test_a_tree_of_what_was_measured() -> None:
     assert "10.0" not in json.dumps([node.as_json()["proposal"] for node in tree])
 
 
-# -- our own export
+# -- exports of Kernlore
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_lines_of_an_export_are_claims(rows: list[dict[str, Any]]) -> None:
     first, second = run.steps
     assert (first.number, first.parent, first.plan, first.claimed_speedup) == (1, 0, "one", 0.5)
     assert (second.parent, second.claimed, second.claimed_speedup) == (1, ("mv_1", "sk_1"), None)
-    assert second.bundle.parameters == {"tile": 8}  # found again by the bundle's hash
+    assert second.bundle.parameters == {"tile": 8}  # matched by the hash of the bundle
     assert first.bundle.origin == second.bundle.origin == "external"
 
 
@@ -182,7 +182,7 @@ def test_lines_of_an_export_are_claims(rows: list[dict[str, Any]]) -> None:
         (lambda rows: rows[1].update(parent="0"), "parent"),
     ],
 )
-def test_broken_lines(rows: list[dict[str, Any]], change: Any, message: str) -> None:
+def test_invalid_lines_are_refused(rows: list[dict[str, Any]], change: Any, message: str) -> None:
     change(rows)
     with pytest.raises(InvalidRequest) as refused:
         read_lines(rows)

@@ -1,4 +1,4 @@
-"""A catalog and a small problem to try skills on."""
+"""A catalog and a small problem for trials of skills."""
 
 from __future__ import annotations
 

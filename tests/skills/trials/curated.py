@@ -54,7 +54,7 @@ name = "held_out"
 constants = {rows = 33, cols = 2048}
 held_out = true
 """
-# Sums `LANES` at a time; what is left over at the end of a row is summed by itself.
+# Sums `LANES` elements at a time; the remainder of a row is summed element by element.
 KERNEL = """
 #include "kernlore_abi.h"
 #define LANES 8
@@ -77,7 +77,7 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
   return 0;
 }
 """
-# What is tested here are verdicts; a busy test machine has no timing to offer.
+# These tests are about verdicts; a busy machine has no quiet time for measurements.
 QUICK = EvaluationSettings(
     seeds=1,
     threads=1,
@@ -98,11 +98,12 @@ def problem_in(folder: Path) -> Problem:
 
 
 class KeptPool(RunnerPool):
-    """Serves one bench after another: what runners are forked from takes seconds to import torch.
-    Every runner is still a fresh process."""
+    """Serves several benches in turn, because the process that runners are forked from takes
+    seconds to import torch. Every runner is still a fresh process.
+    """
 
     def close(self) -> None:
-        """The next bench goes on with it; the last fixture ends it."""
+        """Keeps the processes for the next bench; the last fixture ends them."""
 
 
 class KeptDevice(LocalDevice):
@@ -131,7 +132,7 @@ def bench_of(problem: Problem) -> Iterator[LocalBench]:
 
 
 def skill_in(catalog: Catalog, folder: Path, template: str, **changed: Any) -> SkillRow:
-    """A candidate whose recipe has this template, by way of a folder as anybody would bring it."""
+    """A candidate whose recipe has this template, imported from a folder."""
     body: dict[str, Any] = {
         "format": 1,
         "language": "cpp",

@@ -41,7 +41,7 @@ def ablation(
     return Ablation([problem], bench_of, recipes, NoKnowledge(), HERE, seen)
 
 
-def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
+def test_recipe_without_rivals_is_compared_with_reference(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = skill_in(catalog, tmp_path, TEMPLATE)
@@ -52,12 +52,12 @@ def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
     assert trial.device == "cpu" or trial.device
     if trial.gain is not None:  # the machine was quiet enough to measure the winner again
         assert trial.gain.low <= trial.gain.value <= trial.gain.high
-    # What these small kernels take here and now is the machine's to say; not even a gain is enough.
+    # The times of these small kernels depend on the machine; a gain is not guaranteed.
     verdict = classify_trials([replace(trial, gain=Interval(1.5, 1.4, 1.6, 1), end=None)])
     assert not verdict.helps and "2 are needed" in verdict.reason
 
 
-def test_a_wrong_recipe_is_told_as_wrong_and_does_not_help(
+def test_wrong_recipe_is_reported_and_does_not_help(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = skill_in(catalog, tmp_path, WRONG)
@@ -68,7 +68,7 @@ def test_a_wrong_recipe_is_told_as_wrong_and_does_not_help(
     assert not verdict.helps and "not correct" in verdict.reason
 
 
-def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
+def test_trials_exclude_source_problems_and_have_their_own_seeds(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = skill_in(catalog, tmp_path, TEMPLATE)
@@ -80,7 +80,7 @@ def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
     assert [trial.unseen for trial in trials] == ["held out", "other sizes", "other sizes"]
     assert [trial.seed for trial in trials] == [0, 1, 2]
     assert {trial.case for trial in trials}.isdisjoint({"main", "odd"})
-    for trial in trials:  # the same recipe under two names: the same winner, measured once
+    for trial in trials:  # the same recipe under two names has the same winner, measured once
         assert (trial.with_skill.tried, trial.without.tried) == (1, 1)
         if trial.gain is not None:
             assert (trial.gain.low, trial.gain.value, trial.gain.high) == (1.0, 1.0, 1.0)
@@ -88,7 +88,7 @@ def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
     assert not classify_trials(trials).helps
 
 
-def test_moves_alone_are_a_trial_where_a_recipe_follows_them(
+def test_skill_of_moves_is_tried_where_recipe_uses_them(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     recipe = recipe_of(skill_in(catalog, tmp_path, TEMPLATE))
@@ -104,7 +104,7 @@ def moving(catalog: Catalog, folder: Path) -> SkillRow:
     return skill_in(catalog, folder, "", name="any-wider-lanes", files=files)
 
 
-def test_what_cannot_be_left_out_is_said(
+def test_impossible_ablation_is_an_error(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     avoid = skill_in(catalog, tmp_path, TEMPLATE, name="avoid", metadata={"kb.polarity": "avoid"})
@@ -114,14 +114,14 @@ def test_what_cannot_be_left_out_is_said(
         (avoid, "does not name the change to avoid"),
         (words, "neither a recipe nor moves"),
         (other, "no unseen problem or case"),
-        # No recipe here that it could move.
+        # No recipe has this parameter.
         (moving(catalog, tmp_path), "made no candidate in searches of 1 on row_total main$"),
     ):
         with pytest.raises(Unavailable, match=message):
             list(ablation(problem).trials(skill, 1))
 
 
-def test_a_skill_that_takes_no_part_is_given_up_after_as_many_searches_as_trials(
+def test_unused_skill_is_given_up_after_as_many_searches_as_trials(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     seen = frozenset((problem.sha256, case.name) for case in problem.searched)
@@ -143,7 +143,7 @@ class Remembered(NoKnowledge):
         return ShownKnowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
 
 
-def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) -> None:
+def test_knowledge_with_and_without_skill(catalog: Catalog, tmp_path: Path) -> None:
     skill = moving(catalog, tmp_path)
     source = Remembered(skill)
     query = RetrieveRequest(op="reduction", language="cpp", run_id="run_1")
@@ -153,4 +153,4 @@ def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) ->
     assert [skill_of(r.id) for r in with_it.moves] == [skill.name]
     without = WithSkill(source, None, skill.name).consult(query)
     assert without.skills == () and without.moves == ()
-    assert [query.run_id for query in source.asked] == [None, None]  # nothing is withheld by chance
+    assert [query.run_id for query in source.asked] == [None, None]  # nothing is withheld randomly

@@ -15,7 +15,7 @@ SPREAD = 1.1
 
 
 def walk(*speeds: int) -> list[Node]:
-    """Candidates of these speed-ups, in their order. The same speed-up is the same kernel."""
+    """Candidates of these speed-ups in order. Equal speed-ups are equal kernels."""
     return [candidate(number, speed) for number, speed in enumerate(speeds, 1)]
 
 
@@ -35,22 +35,22 @@ def stand(ours: list[Node], theirs: list[Node], budget: int) -> tuple[Interval |
     return ahead.over, ahead.end
 
 
-def test_the_best_after_each_candidate() -> None:
+def test_best_after_each_candidate() -> None:
     stood = standings(walk(2, 1, 4), 4)
     assert [node.number if node else 0 for node in stood] == [1, 1, 3, 3]
     assert standings([], 2) == [None, None]
 
 
-def test_sooner_is_an_advantage_though_both_end_at_one_kernel() -> None:
+def test_faster_search_for_same_kernel_has_advantage() -> None:
     over, end = stand(walk(4, 2), walk(2, 4), 2)
     assert over is not None and end is not None
-    assert over.value == pytest.approx(math.sqrt(2.0))  # twice as far for half of the budget
-    # Two independent figures, each with half a share: their errors add as squares.
+    assert over.value == pytest.approx(math.sqrt(2.0))  # twice the speed for half of the budget
+    # Two independent figures, each with half the weight: their errors add as squares.
     assert over.high / over.value == pytest.approx(math.exp(math.hypot(0.5, 0.5) * math.log(1.1)))
     assert (end.low, end.value, end.high) == (1.0, 1.0, 1.0)
 
 
-def test_what_both_stand_at_for_as_long_is_not_measured() -> None:
+def test_time_with_equal_standings_is_not_measured() -> None:
     asked: list[int] = []
 
     def counted(node: Node) -> Interval | None:
@@ -58,26 +58,26 @@ def test_what_both_stand_at_for_as_long_is_not_measured() -> None:
         return measured(node)
 
     ahead = advantage(standings(walk(2, 4), 2), standings(walk(2, 2), 2), counted)
-    assert len(asked) == 2  # the better one, and the one that it replaced
+    assert len(asked) == 2  # the better kernel and the one that it replaced
     again = advantage(standings(walk(2, 4), 2), standings(walk(2, 4), 2), counted)
     assert len(asked) == 2
     assert ahead.over is not None and ahead.over.value == pytest.approx(math.sqrt(2.0))
     assert again.over == again.end == Interval(1.0, 1.0, 1.0, 1)
 
 
-def test_at_the_end_it_may_be_worse_than_over_the_budget() -> None:
+def test_search_may_be_worse_at_end_than_over_budget() -> None:
     over, end = stand(walk(2, 2, 2), walk(1, 1, 4), 3)
     assert over is not None and end is not None
     assert over.value == pytest.approx((2 * 2 / 2) ** (1 / 3)) and end.value == pytest.approx(0.5)
     assert end.high < 1.0
 
 
-def test_a_search_without_a_candidate_stands_at_the_reference() -> None:
+def test_search_without_candidate_has_speed_of_reference() -> None:
     over, end = stand(walk(4), [], 2)
     assert over is not None and end is not None
     assert over.value == pytest.approx(4.0) and end.value == pytest.approx(4.0)
 
 
-def test_without_a_figure_nothing_is_known() -> None:
+def test_unmeasured_kernel_gives_no_advantage() -> None:
     ahead = advantage(standings(walk(4), 1), standings(walk(2), 1), lambda node: None)
     assert ahead.over is None and ahead.end is None

@@ -1,4 +1,4 @@
-"""Trials of warnings: the change to avoid is made on purpose, on unseen cases."""
+"""Trials of warnings: the change to avoid is made deliberately, on unseen cases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow(seconds=10)
 
 HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
 SPREAD = 0.02
-# With four lanes it is wrong, with more it is right.
+# Wrong with four lanes, correct with more.
 NARROW_IS_WRONG = TEMPLATE.replace("(float)sum", "(float)sum + (LANES < 8 ? 1 : 0)")
 Speed = Callable[[Mapping[str, Value]], float | str]
 
@@ -39,7 +39,8 @@ Speed = Callable[[Mapping[str, Value]], float | str]
 @dataclass
 class KnownBench:
     """A bench with a planted speed or failure for each kernel. `confirmed` holds the values of
-    kernels that are measured again."""
+    repeated measurements.
+    """
 
     problem: Problem
     speed: Speed
@@ -86,7 +87,7 @@ def lanes(values: Mapping[str, Value]) -> float:
 
 
 def ablation(problem: Problem, bench: Any, *recipes: Recipe) -> Ablation:
-    """Of a skill that was made of everything that the problem searches."""
+    """The ablation of a skill that was learned from everything that the problem searches."""
     seen = frozenset((problem.sha256, case.name) for case in problem.searched)
     return Ablation([problem], bench, recipes, NoKnowledge(), HERE, seen)
 
@@ -122,7 +123,7 @@ def history(catalog: Catalog, name: str) -> tuple[str, list[EvidenceRow], list[S
 # -- true warnings, false ones, and open ones
 
 
-def test_a_true_warning_becomes_active_with_the_slow_change_as_evidence(
+def test_true_warning_becomes_active_with_slow_change_as_evidence(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "decrease-vector")
@@ -132,7 +133,7 @@ def test_a_true_warning_becomes_active_with_the_slow_change_as_evidence(
     assert done.state == "active" and done.verdict.helps
     assert "by leaving it out" in done.verdict.reason
     assert [trial.unseen for trial in done.trials] == ["held out", "other sizes", "other sizes"]
-    for trial in done.trials:  # the default has 8 lanes, the step down 4: half the speed
+    for trial in done.trials:  # the default has 8 lanes, one step down 4: half the speed
         assert trial.gain is not None and trial.gain.value == pytest.approx(2.0)
         assert trial.note == "cpp-row-total: LANES from 8 to 4"
         assert (trial.with_skill.tried, trial.without.tried, trial.wrong) == (1, 1, 0)
@@ -140,7 +141,7 @@ def test_a_true_warning_becomes_active_with_the_slow_change_as_evidence(
     assert [bench.confirmed for bench in benches] == [both] * MAX_TRIALS
     state, rows, events = history(catalog, skill.name)
     assert state == "active" and [row.kind for row in rows] == ["ablation"] * MAX_TRIALS
-    for row in rows:  # as evidence has it: the speed-up by what the skill is about
+    for row in rows:  # as in evidence: the speed-up of the skill's subject
         assert row.speedup == pytest.approx(0.5)
         assert row.speedup_low is not None and row.speedup_high is not None
         assert row.speedup_low < 0.5 < row.speedup_high < 1.0
@@ -149,7 +150,7 @@ def test_a_true_warning_becomes_active_with_the_slow_change_as_evidence(
     assert (last.event, last.to_state, last.actor) == ("state", "active", "ann")
 
 
-def test_a_false_warning_stays_a_candidate_and_says_where_it_is_wrong(
+def test_false_warning_stays_candidate_with_counterexamples(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "increase-vector")
@@ -166,7 +167,7 @@ def test_a_false_warning_stays_a_candidate_and_says_where_it_is_wrong(
     )
 
 
-def test_a_change_that_makes_no_difference_proves_nothing(
+def test_change_without_effect_confirms_nothing(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "decrease-vector")
@@ -176,7 +177,7 @@ def test_a_change_that_makes_no_difference_proves_nothing(
     assert "on 0 of 3 unseen cases, 2 are needed" in done.verdict.reason
 
 
-def test_the_best_that_the_search_finds_is_what_is_changed(
+def test_best_kernel_of_search_is_changed(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "decrease-vector")
@@ -184,7 +185,7 @@ def test_the_best_that_the_search_finds_is_what_is_changed(
     assert {trial.note for trial in trials} == {"cpp-row-total: LANES from 16 to 8"}
 
 
-def test_where_the_change_cannot_be_made_each_trial_says_why_and_nothing_is_kept(
+def test_impossible_change_is_reported_and_not_stored(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     own = recipe(catalog, tmp_path)
@@ -211,10 +212,10 @@ def test_where_the_change_cannot_be_made_each_trial_says_why_and_nothing_is_kept
     ("validity", "state", "message"),
     [
         ("incorrect", "active", "it fails on row_total held_out"),
-        ("rejected", "candidate", "it was rejected"),  # nothing is known of the kernel
+        ("rejected", "candidate", "it was rejected"),  # no measurement of the kernel
     ],
 )
-def test_a_change_that_fails_bears_the_warning_out_where_the_kernel_is_to_blame(
+def test_failure_of_changed_kernel_confirms_warning(
     catalog: Catalog, problem: Problem, tmp_path: Path, validity: str, state: str, message: str
 ) -> None:
     def speed(values: Mapping[str, Value]) -> float | str:
@@ -230,7 +231,7 @@ def test_a_change_that_fails_bears_the_warning_out_where_the_kernel_is_to_blame(
     assert validities == [validity if state == "active" else None] * MAX_TRIALS
 
 
-def test_an_active_warning_that_turns_out_false_becomes_suspect(
+def test_active_warning_that_is_false_becomes_suspect(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill, own = warning(catalog, tmp_path, "decrease-vector"), recipe(catalog, tmp_path)
@@ -241,7 +242,7 @@ def test_an_active_warning_that_turns_out_false_becomes_suspect(
     assert verify(catalog, skill.name, narrower, budget=1).state == "suspect"
 
 
-def test_what_names_no_direction_cannot_be_done_on_purpose(
+def test_warning_without_direction_cannot_be_tried(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     for transformation in ("set-dtype", "use-recipe-row-total", "vectorize-loads"):
@@ -253,7 +254,7 @@ def test_what_names_no_direction_cannot_be_done_on_purpose(
 # -- a real bench
 
 
-def test_a_kernel_that_the_change_breaks_is_compiled_run_and_found_wrong(
+def test_change_that_breaks_kernel_is_compiled_and_found_wrong(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "decrease-vector")
@@ -264,7 +265,7 @@ def test_a_kernel_that_the_change_breaks_is_compiled_run_and_found_wrong(
     assert done.state == "active"
 
 
-def test_a_kernel_that_the_change_leaves_right_is_measured_on_both_sides(
+def test_change_that_leaves_kernel_correct_is_measured_on_both_sides(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "increase-vector")
@@ -278,7 +279,7 @@ def test_a_kernel_that_the_change_leaves_right_is_measured_on_both_sides(
 # -- verdicts, and the parameters that a warning names
 
 
-def test_one_wide_figure_takes_the_certainty_of_all_together() -> None:
+def test_one_wide_interval_makes_verdict_uncertain() -> None:
     def trial(value: float, spread: float) -> Trial:
         gain = Interval(value, value / spread, value * spread, 12)
         arm = Arm(1, 1, None)
@@ -291,7 +292,7 @@ def test_one_wide_figure_takes_the_certainty_of_all_together() -> None:
     assert not classify_trials(certain[:1], "avoid").helps
 
 
-def test_the_transformation_names_the_knobs(catalog: Catalog, tmp_path: Path) -> None:
+def test_transformation_names_parameters(catalog: Catalog, tmp_path: Path) -> None:
     skill = warning(catalog, tmp_path, "decrease-tile_m-and-add-fuse")
     assert knobs_of(skill) == (Knob("tile_m", "decrease"), Knob("fuse", "add"))
     assert knobs_of(replace(skill, polarity="use")) == ()

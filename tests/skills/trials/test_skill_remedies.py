@@ -1,4 +1,4 @@
-"""A skill as a proposer sees it: moves, or a step that comes last."""
+"""A skill as a proposer receives it: moves, or a last step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
-    catalog: Catalog, tmp_path: Path
-) -> None:
+def test_avoid_skill_is_a_warning_without_role(catalog: Catalog, tmp_path: Path) -> None:
     metadata = {
         "kb.polarity": "avoid",
         "kb.transformation": "decrease-vector",
@@ -38,4 +36,4 @@ def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
     assert avoided(remedy) == (Knob("vector", "decrease"),)
     assert remedies_of(replace(skill, transformation="set-dtype")) == ()
     again = knowledge_from_json(ShownKnowledge("ret_1", moves=(remedy,)).as_json())
-    assert again.moves == (remedy,)  # as a portable session carries it
+    assert again.moves == (remedy,)  # as in a portable session

@@ -25,7 +25,7 @@ def first_cases(
     return list(islice(held_out_cases(problem, device, seed, known), count))
 
 
-def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path) -> None:
+def test_held_out_cases_come_first_each_timed_alone(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     cases = first_cases(problem, "cpu", 4, seed=0)
     assert [target.why for target in cases] == ["held out", *["other sizes"] * 3]
@@ -40,7 +40,7 @@ def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path
     assert shapes == [(size["rows"], size["cols"]) for size in sizes]
 
 
-def test_the_same_seed_draws_the_same_sizes_and_known_ones_are_left_out(tmp_path: Path) -> None:
+def test_equal_seeds_draw_equal_sizes_without_known_ones(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     names = [target.case.name for target in first_cases(problem, "cpu", 4, seed=3)]
     assert names == [target.case.name for target in first_cases(problem, "cpu", 4, seed=3)]
@@ -48,8 +48,8 @@ def test_the_same_seed_draws_the_same_sizes_and_known_ones_are_left_out(tmp_path
     assert [target.case.name for target in left] == names[1:]
 
 
-def test_names_tell_sizes_apart(tmp_path: Path) -> None:
-    """An evaluation is stored by the names of its cases: two sizes never share one."""
+def test_case_names_distinguish_sizes(tmp_path: Path) -> None:
+    """An evaluation is stored by the names of its cases, so two sizes must differ in name."""
     problem = problem_in(tmp_path)
     by_name: dict[str, Mapping[str, Any]] = {}
     for seed in range(6):
@@ -59,7 +59,7 @@ def test_names_tell_sizes_apart(tmp_path: Path) -> None:
     assert len(by_name) > 6
 
 
-def test_sizes_that_the_problem_cannot_do_are_no_cases(tmp_path: Path) -> None:
+def test_sizes_that_fail_in_problem_are_not_cases(tmp_path: Path) -> None:
     path = tmp_path / "square.py"
     path.write_text(
         "import torch\nimport torch.nn as nn\nrows = 64\ncols = 64\n"
@@ -76,7 +76,7 @@ def test_sizes_that_the_problem_cannot_do_are_no_cases(tmp_path: Path) -> None:
     assert cases and {target.case.constants["cols"] for target in cases} == {64}
 
 
-def test_a_case_for_another_device_is_no_case_here(tmp_path: Path) -> None:
+def test_case_for_another_device_is_excluded(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     cases = tuple(replace(case, devices=("cuda",)) for case in problem.cases)
     assert first_cases(replace(problem, cases=cases), "cpu", 3, seed=0) == []
@@ -84,10 +84,10 @@ def test_a_case_for_another_device_is_no_case_here(tmp_path: Path) -> None:
     assert only.problem.cases == (only.case,) and not only.case.held_out
 
 
-# -- test scope: Sizes of a case in the words of predicates, and whether a skill could be offered
+# -- sizes of a case in the terms of predicates, and whether a skill applies
 
 FACTS = {"cores": 8}
-BYTES = (96 * 1024 + 96) * 4  # the input once and a sum for each row
+BYTES = (96 * 1024 + 96) * 4  # the input once, and a sum for each row
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def problem(tmp_path: Path) -> Problem:
     return problem_in(tmp_path / "problem")
 
 
-def test_what_it_moves_and_how_long_its_sums_are(problem: Problem) -> None:
+def test_moved_bytes_and_reduction_length_of_a_case(problem: Problem) -> None:
     main = problem.cases[0]
     assert case_sizes(problem, main) == {"compulsory_bytes": BYTES, "reduction_length": 1024}
     broken = replace(main, constants={**main.constants, "rows": -1})
@@ -110,15 +110,15 @@ def test_what_it_moves_and_how_long_its_sums_are(problem: Problem) -> None:
         ("problem.op in ['softmax']", False),
         (f"problem.compulsory_bytes > {BYTES}", False),
         ("problem.dtype == 'float16'", False),
-        ("problem.language == 'triton'", False),  # it is about C++
+        ("problem.language == 'triton'", False),  # the skill is about C++
         ("facts.cores > 8", False),
-        # Nothing ran yet: a verdict may have a signal, or lack it.
+        # Nothing has run yet: a verdict may have a signal, or lack it.
         ("signals.memory_bound and problem.op in ['reduction']", True),
         ("not signals.memory_bound and metrics.ipc < 1", True),
         ("signals.memory_bound and problem.reduction_length < 64", False),
     ],
 )
-def test_a_precondition_leaves_a_case_in_unless_it_is_certainly_out(
+def test_precondition_excludes_case_only_if_certainly_false(
     problem: Problem, tmp_path: Path, predicate: str, offered: bool
 ) -> None:
     catalog = open_catalog(fresh_data_dir(tmp_path / "data"))

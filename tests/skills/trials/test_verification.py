@@ -1,4 +1,4 @@
-"""The outcome of trials: a skill becomes active, narrowed or suspect, or stays as it is."""
+"""The outcome of trials: a skill becomes active, narrowed or suspect, or stays unchanged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SAME = Interval(1.0, 1.0, 1.0, 1)  # both searches end at one kernel
 
 
 class Planted(Ablation):
-    """Trials whose outcome is known."""
+    """Trials with a known outcome."""
 
     def __init__(self, *trials: Trial, missing: str = "") -> None:
         self.made, self.missing = trials, missing
@@ -87,14 +87,14 @@ class Planted(Ablation):
         ([], False, "2 are needed"),
     ],
 )
-def test_a_skill_helps_where_all_trials_together_say_so(
+def test_skill_helps_if_all_trials_together_show_gain(
     trials: list[Trial], helps: bool, message: str
 ) -> None:
     verdict = classify_trials(trials)
     assert verdict.helps is helps and message in verdict.reason
 
 
-def test_trials_together_are_their_geometric_mean_and_narrower() -> None:
+def test_combined_interval_is_the_narrower_geometric_mean() -> None:
     first, other = ratio(1.2), ratio(1.8)
     both = together([first, other])
     assert both.value == pytest.approx((1.2 * 1.8) ** 0.5) and both.n == 24
@@ -102,7 +102,7 @@ def test_trials_together_are_their_geometric_mean_and_narrower() -> None:
     assert together([first]).low == pytest.approx(first.low, rel=2e-3)
 
 
-def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path: Path) -> None:
+def test_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     name = skill_in(catalog, tmp_path, TEMPLATE).name
     helpful = Planted(trial(ratio(1.5)), trial(ratio(1.4), case="odd"))
@@ -130,7 +130,7 @@ def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path
     assert moves == [("verified", "candidate"), ("not_verified", "candidate"), ("state", "active")]
     assert all(e.actor == "ann" and e.reason for e in events if e.event != "created")
     still = verify(catalog, name, hopeless, actor="ann")
-    assert still.state == "active"  # one trial too few takes nothing away
+    assert still.state == "active"  # one trial too few changes no state
     harmful = Planted(trial(ratio(0.5)), trial(ratio(1.5), case="odd"))
     assert verify(catalog, name, harmful, actor="ann").state == "suspect"
     assert verify(catalog, name, helpful, actor="ann").state == "active"
@@ -138,7 +138,7 @@ def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path
 
 
 class Rounds(Planted):
-    """One set of trials first, and another for untried cases."""
+    """One set of trials first, then another for untried cases."""
 
     def __init__(self, first: Sequence[Trial], then: Sequence[Trial]) -> None:
         super().__init__()
@@ -166,14 +166,14 @@ def sized(gain: float, case: str, **sizes: float) -> Trial:
          "candidate"),
     ],
 )  # fmt: skip
-def test_what_harms_on_some_sizes_is_narrowed_and_tried_again_on_others(
+def test_skill_harmful_on_some_sizes_is_narrowed_and_tried_on_others(
     tmp_path: Path, then: Sequence[Trial], state: str
 ) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     name = skill_in(catalog, tmp_path, TEMPLATE).name
     first = [
         sized(1.4, "large", compulsory_bytes=16e6, reduction_length=64),
-        sized(1.0, "middle", compulsory_bytes=5e6, reduction_length=64),  # it says nothing
+        sized(1.0, "middle", compulsory_bytes=5e6, reduction_length=64),  # no information
         sized(0.8, "small", compulsory_bytes=1e6, reduction_length=64),
     ]
     rounds = Rounds(first, then)
@@ -192,7 +192,7 @@ def test_what_harms_on_some_sizes_is_narrowed_and_tried_again_on_others(
     catalog.close()
 
 
-def test_only_sizes_that_tell_help_from_harm_narrow() -> None:
+def test_only_sizes_that_separate_help_from_harm_narrow() -> None:
     def part(harmed: list[float], helped: list[float]) -> ScopePart | None:
         sides = ([{"flops": n, "same": 1.0} for n in side] for side in (harmed, helped))
         return losing_part(*sides)
@@ -205,7 +205,7 @@ def test_only_sizes_that_tell_help_from_harm_narrow() -> None:
     assert both == ScopePart("b", below=3.0)  # further apart
 
 
-def test_a_skill_that_is_out_of_use_is_not_verified(tmp_path: Path) -> None:
+def test_retired_skill_is_not_verified(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     name = skill_in(catalog, tmp_path, TEMPLATE).name
     with catalog.write() as connection:

@@ -1,0 +1,88 @@
+"""A passage that quotes the message of a log comes before text that only resembles it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrieval.request import RetrieveRequest
+from retrieval.search import by_names as quoted
+from retrieval.service import Retriever
+from tests.fixtures import Store
+
+pytestmark = pytest.mark.slow(seconds=5)
+
+GUIDE = """\
+# Reading errors
+
+## Triton: types and loops
+
+Loop-carried variable y has initial type fp32 but is re-assigned to fp16 in loop! Cast inside it.
+
+## Dots
+
+`Input shapes should have M >= 1, N >= 1 and K >= 32` names the smallest tile.
+
+## Shuffles
+
+| Text | Cure |
+| --- | --- |
+| The mask must be a 64-bit integer | Write the mask as 0xffffffffffffffffull. |
+"""
+CHIP = "\n\n".join(
+    f"## Compile error {n} of this chip: variable, type, shape, mask and loop\n\nThe type of a"
+    f" variable in a loop, an input shape with M, N and K, and an integer mask of {n} bits must fit"
+    " the target; the compiler names the operand, the type and the shape that it refuses."
+    for n in range(30)
+)
+
+
+@pytest.fixture(scope="module")
+def retriever(module_store: Store) -> Iterator[Retriever]:
+    module_store.submit("guide.md", GUIDE, category="guidance")
+    module_store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
+    module_store.worker().drain()
+    opened = module_store.retriever()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("hardware", ["h100", None])
+@pytest.mark.parametrize(
+    ("log", "section"),
+    [
+        (
+            "AssertionError: Loop-carried variable acc has initial type <['64'], fp32> but is"
+            " re-assigned to <['64'], fp16> in loop! Please make sure that the type stays the same",
+            "Triton: types and loops",
+        ),
+        ("ValueError: Input shapes should have M >= 1, N >= 1 and K >= 16", "Dots"),
+        (
+            "k.hip:9: error: static assertion failed: The mask must be a 64-bit integer\n"
+            "    9 | v += __shfl_down_sync(0xffffffff, v, 16)",
+            "Shuffles",
+        ),
+    ],
+)
+def test_passage_that_quotes_message_is_first(
+    retriever: Retriever, hardware: str | None, log: str, section: str
+) -> None:
+    answer = retriever.retrieve(RetrieveRequest(hardware=hardware, log=log))
+    assert answer.excerpts[0].section.endswith(section)
+
+
+def test_scattered_common_words_are_not_a_quotation(retriever: Retriever) -> None:
+    log = "error: the type of the operand is not one that the compiler takes in this place"
+    answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
+    assert answer.excerpts[0].document.title == "The chip"
+
+
+def test_words_of_a_message_are_searched_in_text() -> None:
+    message, text = (
+        "the mask must be a 64-bit integer",
+        "Text: The mask must be a 32-bit integer, 7 8 9",
+    )
+    wanted = quoted._runs(message)
+    assert quoted._runs_in(wanted, text) == wanted & quoted._runs(text)
+    assert ("be", "a", "#") in quoted._runs_in(wanted, text)
