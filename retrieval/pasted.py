@@ -10,8 +10,8 @@ from typing import Any
 
 from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
+from retrieval.diagnose.given_profile import is_profile
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
-from retrieval.profiles.reader import read_profile
 
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
 _METRIC = re.compile(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
@@ -40,7 +40,7 @@ def pasted(text: str) -> tuple[str, Any]:
     """
     stripped = text.strip()
     lines = [line for line in stripped.splitlines() if line.strip()]
-    if _is_profile(stripped):
+    if is_profile(stripped):
         return "profile", text
     metrics = _json_metrics(stripped)
     if metrics is not None:
@@ -107,14 +107,6 @@ def metrics_of(text: str) -> dict[str, Any]:
         value = match[2].strip().removesuffix("%").strip()
         metrics[match[1].rstrip(":=,")] = value
     return metrics
-
-
-def _is_profile(text: str) -> bool:
-    try:
-        read_profile(text)
-    except InvalidRequest:
-        return False
-    return True
 
 
 def _json_metrics(text: str) -> Mapping[str, Any] | None:

@@ -7,18 +7,25 @@ thousand counters, whose names would dominate the search. Does not know profiler
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 from kb.answers import ProfileRead
 from kb.errors import InvalidRequest
 from kb.hardware.spec import HardwareSpec
-from retrieval.diagnose.metrics import MAX_NAME, load_metrics
+from kb.predicates import Bindings, Predicate, compile_predicate
+from retrieval.diagnose.hot_lines import filled
+from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.own_rules import rules_of
-from retrieval.profiles.profile import Profile, time_shares
+from retrieval.diagnose.signals import DATA
+from retrieval.profiles.counters import counters, growths, rates, sweep
+from retrieval.profiles.profile import Metric, Profile, time_shares
 from retrieval.profiles.reader import read_profile
-from retrieval.profiles.tables import pairs
+from retrieval.profiles.tables import NO_UNIT
 from retrieval.request import RetrieveRequest
 
 BY_ADDRESS = (
@@ -68,24 +75,22 @@ def with_known_counters(
     try:
         profile = _read(request.profile, own_counters)
     except InvalidRequest as error:
-        if not any(word.isalpha() for word in request.profile.split()):
+        if not re.search(r"[A-Za-z]{3}", request.profile):
             raise
         return _as_log(request, error)
-    unknown = {*load_metrics().normalise(profile.metrics).unrecognised} - {*own_counters}
-    known = {n: v for n, v in profile.metrics.items() if n[:MAX_NAME] not in unknown}
-    if (
-        not known
-        and not profile.lines
-        and not any(kernel.us or kernel.pct for kernel in profile.kernels)
-    ):
+    known = _known(profile.metrics, own_counters)
+    timed = any(row.us or row.pct for row in (*profile.kernels, *profile.functions))
+    if not known and not profile.lines and not timed and not profile.notes:
         raise _nothing_known(profile)
+    said = readings(known)
     read = ProfileRead(
         kind=profile.kind,
         kernel=profile.kernel,
         metrics=known,
         unread=len(profile.metrics) - len(known),
         kernels=tuple(time_shares(profile.kernels)[:MAX_KERNELS]),
-        notes=(*profile.notes, *_advice(profile, known)),
+        functions=tuple(time_shares(profile.functions)[:MAX_KERNELS]),
+        notes=(*said, *profile.notes, *_advice(profile, known)),
     )
     metrics = {**known, **(request.metrics or {})}
     return (
@@ -98,7 +103,7 @@ def with_known_counters(
 
 def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:
     """The request with the text of a profile that cannot be read in its log, where known messages
-    and the prose of people are still found; the summary says what was not read.
+    and the prose of people are still found; the summary names the unread profile.
     """
     log = "\n".join(filter(None, (request.log, request.profile)))
     note = f"{error.message}: its lines were read as those of a log. {error.hint}"
@@ -108,26 +113,92 @@ def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRe
     return replace(request, profile=None, log=log), read
 
 
-def _read(text: str, own_counters: Collection[str]) -> Profile:
-    """The profile; for a text of an unknown profiler, the lines with a counter that is known here
-    and its value. Raises InvalidRequest.
+def _known(metrics: Mapping[str, Metric], own: Collection[str]) -> dict[str, Metric]:
+    """The metrics that a rule may read."""
+    unknown = {*load_metrics().normalise(metrics).unrecognised} - {*own}
+    return {name: value for name, value in metrics.items() if name[:MAX_NAME] not in unknown}
+
+
+# Profiles whose counters are listed by name, so that any layout of them can be read.
+_LISTED = ("perf", "counters", "table", "nvprof", "ggml")
+
+
+def _read(text: str, own: Collection[str]) -> Profile:
+    """The profile, with the counters that its text lists in any layout. Raises InvalidRequest for a
+    text without a profile and without a counter that is known here.
+    """
+    refused = None
+    try:
+        profile = read_profile(text)
+    except InvalidRequest as error:
+        profile, refused = Profile("counters"), error
+    timed = any(row.us for row in (*profile.kernels, *profile.functions))
+    if profile.lines or profile.kind not in _LISTED:
+        return profile
+    if timed or profile.functions:
+        beside = _known(counters(text, columns=False), own) if profile.kind == "table" else {}
+        return replace(profile, metrics={**beside, **profile.metrics})
+    listed = {**_known(counters(text), own), **_growths(text), **rates(text)}
+    least = 1 if NO_UNIT in profile.notes else len(profile.kernels) / 2
+    if len(listed) < least:
+        return profile
+    if profile.kernels:  # shares of names that are counters
+        profile = Profile("counters")
+    swept = sweep(text) if refused is not None and len(listed) < 2 else None
+    if swept is not None:
+        return Profile("table", metrics={**listed, **swept.metrics}, notes=swept.notes)
+    if refused is not None and not listed:
+        raise refused
+    return replace(profile, metrics={**listed, **profile.metrics})
+
+
+LEAST_COUNTERS = 2  # different known counters of a text that is a list of them
+
+
+def is_profile(text: str) -> bool:
+    """Whether a text of an unknown kind is a profile: by the tables and lines of one form in it, or
+    because known counters fill a good part of its lines.
     """
     try:
-        return read_profile(text)
+        return bool(read_profile(text, loose=False))
     except InvalidRequest:
-        listed = pairs(text)
-        unknown = {*load_metrics().normalise(listed).unrecognised} - {*own_counters}
-        known = {name: value for name, value in listed.items() if name[:MAX_NAME] not in unknown}
-        if not known:
-            raise
-        return Profile("counters", metrics=known)
+        lines = sum(1 for line in text.splitlines() if line.strip())
+        known = normalise(_known(counters(text), ())).sources  # one states that none is implausible
+        return len(known) - 1 >= max(LEAST_COUNTERS, lines / 5)
+
+
+def _growths(text: str) -> dict[str, Metric]:
+    """How counters change from the first column of a table to the second, where they are known."""
+    changed = growths(text)
+    canonical = normalise(dict.fromkeys(changed, 1.0)).sources
+    named = {
+        f"{metric}_growth": changed[raw] for metric, raw in canonical.items() if raw in changed
+    }
+    return {name: round(ratio, 3) for name, ratio in named.items() if name in load_metrics()}
+
+
+MOST_READINGS = 3
+
+
+def readings(metrics: Mapping[str, Metric]) -> tuple[str, ...]:
+    """A summary of the metrics, also if no rule concludes a signal."""
+    values = normalise(metrics).values
+    bindings = Bindings(metrics=values)
+    said = [filled(text, values) for when, text in _readings() if when.evaluate(bindings).value]
+    return tuple(said[:MOST_READINGS])
+
+
+@lru_cache(maxsize=1)
+def _readings() -> tuple[tuple[Predicate, str], ...]:
+    data = tomllib.loads((DATA / "diagnosis.toml").read_text(encoding="utf-8"))
+    return tuple((compile_predicate(row["when"]), row["text"]) for row in data["readings"])
 
 
 def _advice(profile: Profile, known: Mapping[str, Any]) -> tuple[str, ...]:
-    """How to measure what the profile lacks."""
+    """How to measure the missing counters."""
     if profile.lines and not any(row.line for row in profile.lines):
         return (BY_ADDRESS,)
-    return () if known or profile.lines else (TIMES_ONLY,)
+    return () if known or profile.lines or not profile.kernels else (TIMES_ONLY,)
 
 
 def _nothing_known(profile: Profile) -> InvalidRequest:

@@ -30,9 +30,11 @@ WANTED = {
     "share": "a number from 0 to 1",
     "us": 'a number of microseconds, or a text such as "12 ms"',
     "B": 'a number of bytes, or a text such as "12 Mbyte"',
+    "B/s": 'a number of bytes per second, or a text such as "12 GB/s"',
     "1": "a number",
 }
 UNITS = tuple(WANTED)
+SHARES_OF_ONE = ("occupancy_pct", "theoretical_occupancy_pct")
 NO_VALUE = frozenset({"", "n/a", "na", "nan", "inf", "-inf", "-", "--", "none", "null", "(null)"})
 MAX_WRONG = 20  # metrics in the details of an error
 
@@ -106,7 +108,7 @@ class MetricRegistry:
 
     @cached_property
     def _counters(self) -> Mapping[str, Metric]:
-        """A metric of each counter of which several statistics exist, such as `c.avg`, `c.max`."""
+        """A metric of each counter with several statistics, such as `c.avg`, `c.max`."""
         return {_counter(name): entry[0] for name, entry in self._aliases.items() if "." in name}
 
     def __iter__(self) -> Iterator[Metric]:
@@ -139,7 +141,7 @@ class MetricRegistry:
 
     def check_numbers(self, raw: Mapping[str, float | str]) -> None:
         """Raises MetricNotANumber for texts that are no number where the name is that of a metric.
-        Texts with which profilers say that they have no value are accepted.
+        Placeholders of profilers for missing values are accepted.
         """
         wrong = {}
         for name, value in raw.items():
@@ -201,6 +203,9 @@ class MetricRegistry:
             return None
         metric, _, alias = entry
         written = _unit_in_name(name)
+        if metric.name in SHARES_OF_ONE and (number := parse_quantity(value, "1")) is not None:
+            # Written as a share of 1 or in per cent; one warp of the fewest is more than 1 %.
+            return 100 * number if 0 <= number <= 1 else number
         if written and isinstance(value, (int, float, str)) and not isinstance(value, bool):
             value = f"{value} {written}"
         return parse_quantity(value, metric.unit, alias.scale if alias else 1.0)
@@ -248,9 +253,10 @@ def _unit_in_name(name: str) -> str | None:
 
 
 def _fold(name: str) -> str:
-    """Profilers differ in case and white space, and some append "[unit]" to the name."""
+    """Profilers differ in case, white space and joints, and some append "[unit]" to the name."""
     match = _NAME_UNIT.match(name[:MAX_NAME])
-    return " ".join((match["name"] if match else name[:MAX_NAME]).lower().split())
+    folded = (match["name"] if match else name[:MAX_NAME]).lower()
+    return " ".join(re.sub(r"(?<=[a-z0-9])-(?=[a-z0-9])", "_", folded).split())
 
 
 def _counter(name: str) -> str:
@@ -270,9 +276,11 @@ def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
         metrics[metric.name] = metric
         for rank, alias in enumerate((None, *metric.aliases)):
             key = _fold(alias.name if alias else metric.name)
-            if key in aliases and aliases[key][0] is not metric:
-                raise _broken(origin, f"{key!r} names two metrics")
-            aliases.setdefault(key, (metric, rank, alias))
+            # toplev prints the nodes of the top-down tree without perf's prefix.
+            for name in dict.fromkeys((key, key.removeprefix("tma_"))):
+                if name in aliases and aliases[name][0] is not metric:
+                    raise _broken(origin, f"{name!r} names two metrics")
+                aliases.setdefault(name, (metric, rank, alias))
     for metric in metrics.values():
         for formula in metric.derived:
             _check_formula(formula, metric, metrics, origin)
@@ -388,6 +396,9 @@ def _unit_factor(written: str, unit: str, scale: float) -> float | None:
         return ({"%": 1.0} if unit == "%" else {"%": 0.01}).get(name)
     if unit == "us":
         return _TIME.get(name.removesuffix("s") if len(name) > 3 else name)
+    if unit == "B/s":
+        size, _, per = name.partition("/")
+        return _SIZE.get(size.rstrip("s").strip()) if per in ("s", "sec", "second") else None
     if unit == "B":
         size, _, per = name.partition("/")
         return _SIZE.get(size.rstrip("s").strip()) if per in ("", *_PER) else None

@@ -17,6 +17,7 @@ from kb.predicates import Predicate, compile_predicate
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 
+OF_PROCESSORS = "perf"  # the collector whose counters no accelerator has
 Confidence = Literal["A", "B", "C"]
 
 _REQUIRED = frozenset({"id", "when", "confidence", "source"})
@@ -60,13 +61,15 @@ class RuleTable:
 
     def for_hardware(self, lineage: frozenset[str], collectors: frozenset[str]) -> tuple[Rule, ...]:
         """The enabled rules for a lineage. Without a lineage, the reporting profilers determine the
-        vendor; without either, the rules of every vendor apply, except those for single chips.
+        vendor, and counters of perf a processor; without either, the rules of every vendor apply,
+        except those for single chips.
         """
         vendors = lineage - {"any"}
         if not vendors:
             known = self.metrics.collectors
             vendors = frozenset(v for c in collectors for v in known.get(c, ()))
-            vendors = vendors or frozenset(v for row in known.values() for v in row)
+            if not vendors and OF_PROCESSORS not in collectors:
+                vendors = frozenset(v for row in known.values() for v in row)
         return tuple(
             rule
             for rule in self

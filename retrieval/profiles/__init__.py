@@ -1,17 +1,17 @@
 """Readers of profiler output: pure functions from text to metrics by the profilers' names.
 
     profile       the typed result, and functions shared by the readers
-    tables        CSV tables within other output
+    tables        rows of names with times or shares, of any tool
+    program       what such rows show: launches, waits, copies, builds and kernels
+    counters      names and values of counters in any layout; sweeps over sizes
     nsight        NVIDIA Nsight Compute: CSV by metric or by launch, and the text report
+    nsys          the database of Nsight Systems
     rocm          rocprof, rocprofv3 and rocprof-compute
-    linux_perf    perf stat: text, CSV, JSON
+    linux_perf    perf stat, annotate and report
     lines         rows of profiles by line, and what an instruction does
-    nsys          Nsight Systems and nvprof
-    intel         unitrace and VTune
     xla           XProf: op profile and HLO statistics
-    xcode         counters of Apple's GPUs
     proton        Triton's Proton
-    torch_profile PyTorch's profiler: table, trace, events
+    torch_profile PyTorch's profiler: trace, events
     neuron        neuron-profile and neuron-explorer: summary as JSON
     reader        recognises the kind from the text
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from retrieval.profiles.lines import TIME_UNIT, LineRow, of_leading
 from retrieval.profiles.profile import Kernel, Metric, Profile, number
+from retrieval.profiles.program import RUNTIMES, WAITS
 
 KIND = "perf"
 # With more events than counters, perf multiplexes; below this share of the time a count is a guess.
@@ -241,12 +242,6 @@ _REPORTED = re.compile(
 
 
 LEAST_ROWS = 3  # of a table without its header; a text that only quotes some has more other lines
-# Functions in which threads wait for others, and run times of OpenMP, which spin in theirs.
-_WAITS = re.compile(
-    r"barrier|futex|spin_?(?:lock|wait)|mutex|sched_yield|__schedule$|_wait\b|wait_\w*|pthread_cond",
-    re.IGNORECASE,
-)
-_RUNTIMES = re.compile(r"lib[gi]?i?omp\d*\.|vcomp|libtbb")
 
 
 def _report(text: str) -> Profile | None:
@@ -261,7 +256,7 @@ def _report(text: str) -> Profile | None:
     waits = [
         share
         for row, share in zip(rows, shares, strict=True)
-        if _WAITS.search(row["name"]) or _RUNTIMES.match(row["object"])
+        if WAITS.search(row["name"]) or RUNTIMES.match(row["object"])
     ]
     metrics: dict[str, Metric] = {"sync_sample_pct": round(sum(waits), 2)} if waits else {}
     note = "shares of samples: `perf stat -d` adds counters, `perf annotate --stdio -l` lines"

@@ -34,9 +34,9 @@ from retrieval.profiles.profile import (
     Profile,
     choice_note,
     number,
-    program_metrics,
     total_times,
 )
+from retrieval.profiles.program import of_program
 
 KIND = "rocprof"
 COMPUTE_KIND = "rocprof-compute"
@@ -87,33 +87,6 @@ class _Dispatch:
     kernel: str
     nanoseconds: float
     metrics: dict[str, Metric] = field(default_factory=dict)
-
-
-_GROUP = re.compile(r"\{(\d+),\s?(\d+),\s?(\d+)\}")
-# Counters of rocprof, CodeXL and the Radeon GPU Profiler; so many make a list of counters theirs.
-_COUNTERS_OF_AMD = frozenset(
-    (
-        *("VALUBusy", "SALUBusy", "VALUUtilization", "FetchSize", "WriteSize", "MemUnitBusy"),
-        *("MemUnitStalled", "WriteUnitStalled", "LDSBankConflict", "L2CacheHit", "Wavefronts"),
-        *("VALUInsts", "SALUInsts", "LDSInsts", "ScratchRegs"),
-    )
-)
-LEAST_COUNTERS = 3
-
-
-def read_pairs(pairs: Mapping[str, str]) -> Profile | None:
-    """A list of counters and their values; None if too few are of AMD."""
-    named = {re.sub(r"\s*\(%\)\s*$", "", name).strip(): value for name, value in pairs.items()}
-    if len(_COUNTERS_OF_AMD & named.keys()) < LEAST_COUNTERS:
-        return None
-    metrics: dict[str, Metric] = {
-        name: value for name, text in named.items() if (value := number(text)) is not None
-    }
-    sizes = [_GROUP.fullmatch(named.get(n, "")) for n in ("GlobalWorkSize", "WorkGroupSize")]
-    if sizes[0] and sizes[1]:
-        grid, group = (prod(map(int, size.groups())) for size in sizes if size)
-        metrics["workgroup_count"] = float(grid // max(1, group))
-    return Profile(KIND, metrics=metrics)
 
 
 def read(text: str) -> Profile | None:
@@ -219,12 +192,7 @@ def _statistics(table: CsvTable) -> Profile:
             if name and number(total) is not None and not _NO_KERNEL.match(name)
         ]
     )
-    if not kernels or not kernels[0].calls:
-        return Profile(KIND)
-    leading = kernels[0]
-    average: dict[str, Metric] = {"DurationNs": leading.us * 1e3 / leading.calls}
-    average |= {n: v for n, v in program_metrics(kernels).items() if n != "duration_us"}
-    return Profile(KIND, leading.name, average, kernels, choice_note(kernels))
+    return of_program(KIND, kernels)
 
 
 # -- rocprof-compute

@@ -1,8 +1,13 @@
-"""Tables of names with times or shares of the time, as any profiler prints them.
+"""Rows of names with times or shares of the time, as any profiler prints them.
 
-A table has a header with a column of names and a column of times or shares; cells are separated by
+A table with a header has a column of names and a column of times or shares; cells are separated by
 bars, by commas, by tabs or by two blanks. Times have the unit of their cell ("3.4ms") or of their
-column ("Time (ns)", "DurationNs"). Rows that only continue a name belong to the row above.
+column ("Time (ns)", "DurationNs"). Rows that only continue a name belong to the row above. A row
+with times of host and device becomes two rows.
+
+Lines without a header are a name and quantities in any order ("gemm: 8.7ms / 73 = 0.12ms, 64%").
+Which of them is the total, the number of calls and the time of one call follows from their product;
+without one, the first time is the total unless words such as "avg" or "per" are next to it.
 """
 
 from __future__ import annotations
@@ -10,102 +15,249 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
 
-from retrieval.profiles.profile import (
-    Kernel,
-    Profile,
-    choice_note,
-    elementwise_pct,
-    number,
-    program_metrics,
-    total_times,
-)
+from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
+from retrieval.profiles.program import is_host, of_program, totals_of
 
 KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
 UNITS |= {"nsec": 1e-3, "usec": 1.0, "msec": 1e3, "seconds": 1e6, "secs": 1e6, "min": 6e7}
 MAX_LINE = 4_000
-MAX_HEADER = 300  # characters; a longer line is no header
+LEAST_PART = 0.4  # of the lines, from which on names with numbers alone are a table
+LEAST_LINES = 4  # of names and times, and their part of a text of an unknown kind
+STRICT_PART = 0.6
+MAX_HEADER = 400  # characters; a longer line is no header
+# Tools whose tables are read here, by their marks.
+_TOOLS = (
+    ("nvprof", re.compile(r"NVPROF|GPU activities:|^ *API calls:", re.MULTILINE)),
+    ("torch_profiler", re.compile(r"Self CPU|# of Calls|(?:^|\s)aten::", re.MULTILINE)),
+    ("nsys", re.compile(r"Total Time \(ns\)|Total Time:|\w_sum\)|\w+sum\.py|CUDA API Stat")),
+    ("unitrace", re.compile(r"Device Timing Summary|Backend ==|API Timing Results|L0 Backend")),
+    ("rocprof", re.compile(r"TotalDurationNs|^0\.1 Top Kernels", re.MULTILINE)),
+    ("vtune", re.compile(r"^Function +Module +CPU Time", re.MULTILINE)),
+    ("xprof", re.compile(r"HLO op name", re.IGNORECASE)),
+    ("xcode", re.compile(r"ALU Limiter|Kernel Occupancy|Buffer Read Limiter")),
+    ("ggml", re.compile(r"^\w* ?Timings:$|ggml_|llama_p|test-backend-ops|us/run", re.MULTILINE)),
+)
 
 _NAME = re.compile(
     r"(?:[a-z]+[ _]){0,2}(?:names?|functions?|kernels?|operators?|operations?|ops?|op type|symbols?"
-    r"|regions?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?|op code|nodes?"
-    r"|activity|stage|pass|primitive|description|dispatch|command|filename:lineno\(function\))",
+    r"|modules?|regions?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?|op code"
+    r"|nodes?|activity|stage|pass|labels?|primitive|description|dispatch|command|node type"
+    r"|filename:lineno\(function\)|\[node[ \n]type\]|\[name\]|type)|hlo op name|test|case"
+    r"|benchmark|input_shape",
     re.IGNORECASE,
 )
+_EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
 _COUNT = re.compile(
-    r"(?:num(?:ber)?[ _.]?(?:of[ _])?|#[ _]?(?:of[ _])?|n[ _]?)?"
-    r"(?:calls?|counts?|instances?|invocations?|launches|occurrences|hits|runs|times called)",
+    r"\[?(?:num(?:ber)?[ _.]?(?:of[ _])?|#[ _]?(?:of[ _])?|n[ _]?)?"
+    r"(?:calls?|counts?|instances?|invocations?|launches|occurrences|hits|runs|times called"
+    r"|computed)(?:/step)?\]?",
     re.IGNORECASE,
 )
-_TIME = re.compile(r"time|duration|total|sum|self|elapsed|latency|device|cuda|gpu|xpu", re.I)
-_SHARE = re.compile(r"%|\bpct\b|percent|share|fraction", re.IGNORECASE)
+_TIME = re.compile(r"time|duration|total|sum|self|elapsed|latency|device|cuda|gpu|xpu|/step", re.I)
+_SHARE = re.compile(r"%|\bpct\b|percent|share|fraction|\bratio\b", re.IGNORECASE)
+_MEAN = re.compile(r"avg|average|mean|median", re.IGNORECASE)
 _OF_ONE = re.compile(
-    r"avg|average|mean|min|max|med|std|dev\b|per[ _]call|/call|first|last|distribution|start|end\b",
+    r"avg|average|mean|min|max|med|std|dev\b|per[ _]call|/call|first|last|distribution|start|end\b"
+    r"|mem|byte|cumulative|cdf|device$|aic |aiv ",
     re.I,
 )
+_STATISTIC = re.compile(
+    r"time|duration|total|sum\b|self|avg|average|mean|min|max|med|std|first|last|start|end\b", re.I
+)
+_OF_HOST = re.compile(r"\bcpu\b|\bhost\b", re.IGNORECASE)
 _UNIT = re.compile(
     r"[(\[/, _]\s?(?P<unit>ns|us|[µμ]s|ms|s|nsec|usec|msec|sec|secs|seconds)\s?[)\]]?$"
-    r"|(?P<suffix>(?<=[a-z])(?:Ns|Us|Ms))$"
+    r"|(?P<suffix>(?<=[a-z])(?:Ns|Us|Ms))$|(?:^|\()(?P<bare>[µμ]s|seconds)(?:/step|\))?"
 )
-_CELL = re.compile(r"(?P<number>[\d.,]+)\s?(?P<unit>ns|us|[µμ]s|ms|s|sec|m)?(?P<share>\s?%)?")
-_RULE = re.compile(r"[\s|+:=╒╤╕╞╪╡├┼┤└┴┘┌┬┐╘╧╛─═-]*")
+_CELL = re.compile(
+    r"(?P<number>-?[\d.,]+(?:e[+-]?\d+)?)\s?(?P<unit>ns|us|[µμ]s|ms|s|sec|m)?(?P<share>\s?%)?"
+)
+_RULE = re.compile(r"[\s|+:=╒╤╕╞╪╡├┼┤└┴┘┌┬┐╘╧╛─═⎺⎼-]*")
 _BARS = re.compile("[│┃|]")
-_ALL = re.compile(r"(?:grand )?totals?\b|sum$|all$", re.IGNORECASE)
+_DRAWN = " ├└─│↳"  # of trees, before names
+_WITH_UNIT = re.compile(r"[A-Za-z]\((?:[nuµm]?s|[KMGT]B(?:/s)?|%)\)(?:\s|$)")
+_ALL = re.compile(
+    r"(?:grand )?totals?\b|sum$|all$|.*time total$|wall ?time|profiler ran"
+    r"|(?:host|device)-side activity|.*\btrace\)$",
+    re.IGNORECASE,
+)
 # The preferred column of times: of the device, of a row alone, of all calls.
 _RANKS = (
-    re.compile(r"self (?:cuda|xpu|hip|device|gpu)", re.IGNORECASE),
-    re.compile(r"(?:cuda|xpu|hip|device|gpu)\b.{0,10}(?:total|time)", re.IGNORECASE),
+    re.compile(r"self (?:cuda|xpu|hip|device|gpu|npu)", re.IGNORECASE),
+    re.compile(r"(?:cuda|xpu|hip|device|gpu|npu)\b.{0,10}(?:total|time)", re.IGNORECASE),
     re.compile(r"\bself\b|exclusive", re.IGNORECASE),
-    re.compile(r"total|sum", re.IGNORECASE),
+    re.compile(r"total|sum|/step", re.IGNORECASE),
 )
 
 
-def read(text: str) -> Profile | None:
-    """The rows of all tables of names with times; None if the text has none."""
-    rows = total_times(list(_rows(text)))
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table: `us` are microseconds on the device, or of a tool that does not say; `host`
+    those of the host in the same row.
+    """
+
+    name: str
+    calls: float
+    us: float
+    pct: float
+    host: float | None = None
+    rounded: bool = False  # a time was printed, and is 0
+    beside: bool = False  # times of host and device in one row, for the same calls
+    relative: bool = False  # `pct` is a share of the sum of numbers without a unit
+    counters: Mapping[str, str] = field(default_factory=dict)  # other columns
+
+
+def read(text: str, loose: bool = True) -> Profile | None:
+    """The rows of all tables of names with times; None if the text has none. Not `loose` requires a
+    header, or several lines of one form.
+    """
+    rows = list(_rows(text, loose))
     if not rows:
         return None
-    metrics = program_metrics(rows)
-    if share := elementwise_pct(rows):
-        metrics["elementwise_pct"] = share
-    return Profile(KIND, rows[0].name, metrics, rows, choice_note(rows))
+    kind = next((name for name, mark in _TOOLS if mark.search(text)), KIND)
+    if all(row.rounded for row in rows):
+        note = "the times are rounded to 0: print them in microseconds, or run more often"
+        return Profile(kind, notes=(note,))
+    of_both = [row for row in rows if row.host is not None and not row.beside]
+    if of_both and not any(row.us or row.pct for row in of_both):
+        return _without_device(kind, of_both)
+    kernels = _kernels(rows, of_both)
+    functions = [
+        Kernel(row.name, row.calls, row.host) for row in of_both if row.host and is_host(row.name)
+    ]
+    if not kernels and not functions:
+        return _of_rates(kind, rows)
+    more: dict[str, Metric] = dict(totals_of(text))
+    leading = max(rows, key=lambda row: (row.us, row.pct))
+    for row in rows:
+        if row.name == leading.name:
+            more = {**row.counters, **more}
+    beside = [row for row in rows if row.beside]
+    if beside and (us := sum(row.us for row in beside)):
+        more["host_per_device_pct"] = round(100 * sum(row.host or 0.0 for row in beside) / us, 1)
+    notes = (NO_UNIT,) if any(row.relative for row in rows) else ()
+    return of_program(kind, kernels, functions, more, notes)
 
 
-def _rows(text: str) -> Iterator[Kernel]:
+NO_UNIT = "the numbers have no unit: the shares are of their sum, if these are times"
+
+
+def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kernel]:
+    """The rows with times of the device. Next to rows of kernels, an operator repeats the time of
+    its kernels, and so does a range, which also has a row of the host.
+    """
+    apart = any(row.us and not row.host for row in of_both)
+    repeated = {row.name for row in of_both if row.host} if apart else set()
+    return [
+        Kernel(row.name, row.calls, row.us, row.pct)
+        for row in rows
+        if (row.us or row.pct) and row.name not in repeated and not _IDLE.search(row.name)
+    ]
+
+
+def _of_rates(kind: str, rows: Sequence[TableRow]) -> Profile | None:
+    """Names with rates and no times, as STREAM prints them."""
+    rated = [row for row in rows if _RATES & row.counters.keys()]
+    if not rated:
+        return None
+    # Equal times: each row is one measurement.
+    metrics: dict[str, Metric] = {**of_program(kind, [Kernel(r.name, 1, 1) for r in rated]).metrics}
+    metrics = {name: value for name, value in metrics.items() if name == "elementwise_pct"}
+    for name in _RATES:
+        values = [row.counters[name] for row in rated if name in row.counters]
+        if values:
+            metrics[name] = max(values, key=lambda text: float(text.split()[0].replace(",", "")))
+    return Profile(
+        kind, metrics=metrics, notes=("rates without times: compare them with the peak",)
+    )
+
+
+_RATES = frozenset(("achieved_bytes_per_s", "achieved_flops"))
+
+
+def _without_device(kind: str, rows: Sequence[TableRow]) -> Profile | None:
+    """The operators of a table that has the times of the host alone, by these."""
+    timed = [row for row in rows if row.host and not _IDLE.search(row.name)]
+    if not timed:
+        return None
+    operators = [Kernel(row.name, row.calls, row.host or 0.0) for row in timed]
+    profile = of_program(kind, operators, notes=(NO_DEVICE,))
+    kept = ("copies_pct", "products_pct")
+    return replace(profile, metrics={n: v for n, v in profile.metrics.items() if n in kept})
+
+
+NO_DEVICE = (
+    "the table has the host's times and no column of the device: record the device too"
+    " (ProfilerActivity.CUDA) to see its kernels"
+)
+# Allocations and views without work.
+_IDLE = re.compile(
+    r"^aten::(?:empty\w*|as_strided|view|_?unsafe_view|reshape|resize_|t|expand|select|slice|detach\w*"
+    r"|transpose|unsqueeze|squeeze|permute|item|_local_scalar_dense|lift_fresh|result_type"
+    r"|resolve_conj|resolve_neg)$"
+)
+
+
+def _rows(text: str, loose: bool) -> Iterator[TableRow]:
     columns: _TableColumns | None = None
-    last: Kernel | None = None
-    for line in text.splitlines():
+    last: TableRow | None = None
+    free: list[_Free] = []
+    before = ""
+    for line in map(without_prefix, text.splitlines()):
         if not line.strip() or len(line) > MAX_LINE or _RULE.fullmatch(line):
             continue
-        cells = _cells(line)
-        if (found := _columns(cells, line)) is not None:
+        cells = _cells(line, columns)
+        found, row = _columns(cells, before, line), None
+        before = line
+        if found is not None:
             columns = found
-        elif columns is not None and last is not None and columns.continues(cells):
-            last = Kernel(last.name + cells[columns.name], last.calls, last.us, last.pct)
+            continue
+        if columns is not None and last is not None and columns.continues(cells):
+            last = replace(last, name=last.name + cells[columns.name])
         elif columns is not None and (row := columns.read(cells)) is not None:
             if last is not None:
                 yield last
             last = row
+        elif (parsed := _free(line)) is not None:
+            free.append(parsed)
     if last is not None:
         yield last
+    if not _METRICS.search(text):
+        yield from _of_free(free, text, loose and columns is None)
+
+
+_METRICS = re.compile(r"Metric (?:Name|Description|result)", re.IGNORECASE)
 
 
 class _TableColumns:
     """The places of a table's columns in the cells of its rows, which may lack the last ones."""
 
-    def __init__(self, heads: Sequence[str], name: int, time: int | None) -> None:
+    def __init__(self, heads: Sequence[str], name: int, times: Sequence[int]) -> None:
         self._heads = heads
         self.name = name
-        self._time = time
+        self.count = len(heads)
+        self.times = bool(times)
+        ranked = sorted(times, key=lambda i: _rank(heads[i]))
+        of_device = [i for i in ranked if not _OF_HOST.search(heads[i])]
+        of_host = [i for i in ranked if _OF_HOST.search(heads[i])]
+        self._host = next(iter(of_host), None)
+        self._time = next(iter(of_device), None)
         share = [i for i, head in enumerate(heads) if _SHARE.search(head) and i != name]
         # The share of the chosen times has a name like theirs: "CUDA total %" of "CUDA total".
-        base = _plain(heads[time]) if time is not None else ""
+        base = _plain(heads[self._time]) if self._time is not None else ""
         like = [i for i in share if base and _plain(heads[i]) == base]
+        if self._host is not None:
+            share = [i for i in share if not _OF_HOST.search(heads[i])]
         self._share = next(iter(like or share), None)
         self._calls = next(
             (i for i, h in enumerate(heads) if _COUNT.fullmatch(h) and i != name), None
         )
+        means = [i for i, h in enumerate(heads) if _MEAN.search(h) and _unit(h) and i != name]
+        self._mean = next(iter(means), None)
 
     def continues(self, cells: Sequence[str]) -> bool:
         """Whether a row holds only the further text of a name."""
@@ -113,39 +265,67 @@ class _TableColumns:
             return False
         return not any(cell for i, cell in enumerate(cells) if i != self.name)
 
-    def read(self, cells: Sequence[str]) -> Kernel | None:
+    def read(self, cells: Sequence[str]) -> TableRow | None:
         """The name, calls, time and share of a row; None for a row of another form."""
         surplus = len(cells) - len(self._heads)
         if surplus > 0 and self.name in (0, len(self._heads) - 1):
             end = self.name + surplus + 1  # a name with the separator in it
             cells = [*cells[: self.name], " ".join(cells[self.name : end]), *cells[end:]]
+        elif surplus < 0 and self.name == len(self._heads) - 1 and len(cells) > 2:
+            # Columns of calls are empty for functions that were only sampled.
+            cells = [*cells[:-1], *[""] * -surplus, cells[-1]]
         elif surplus > 0 or self.name >= len(cells):
             return None
-        name = cells[self.name].strip()
-        us, pct = self._us(cells), self._pct(cells)
+        name = cells[self.name].strip(" `*:")
+        us, pct, host = self._us(cells, self._time), self._pct(cells), self._us(cells, self._host)
         if not name or _ALL.match(name) or number(name.rstrip("%")) is not None:
             return None
-        if not us and not pct:
+        if us is None and self._host is None and self._mean is not None:
+            mean, calls = self._us(cells, self._mean), number(_cell(cells, self._calls))
+            us = mean * (calls or 1.0) if mean is not None else None
+        counters = self._counters(cells)
+        if us is None and pct is None and host is None and not (self.times is False and counters):
             return None
         calls = number(_cell(cells, self._calls)) or 1.0
-        return Kernel(name, calls, us or 0.0, pct or 0.0)
+        rounded = not us and not pct and not host and us is not None
+        return TableRow(name, calls, us or 0.0, pct or 0.0, host, rounded, counters=counters)
 
-    def _us(self, cells: Sequence[str]) -> float | None:
-        match = _CELL.fullmatch(_cell(cells, self._time))
-        if match is None or match["share"]:
+    def _counters(self, cells: Sequence[str]) -> dict[str, str]:
+        """The numbers in columns that are no times, shares of the time or calls."""
+        found: dict[str, str] = {}
+        for head, cell in zip(self._heads, cells, strict=False):
+            rate = _RATE.search(head)
+            if rate and _CELL.fullmatch(cell):
+                found.setdefault(_rate_name(rate[0]), f"{cell} {rate[0]}")
+            elif (
+                _CELL.fullmatch(cell) and not _STATISTIC.search(head) and not _COUNT.fullmatch(head)
+            ):
+                found[re.sub(r"\s*[(\[]%[)\]]", "", head).strip()] = cell
+        return found
+
+    def _us(self, cells: Sequence[str], place: int | None) -> float | None:
+        match = _CELL.fullmatch(_cell(cells, place))
+        if match is None or match["share"] or place is None:
             return None
-        value, unit = number(match["number"]), match["unit"] or self._unit
-        return value * UNITS[unit] if value is not None and unit else None
-
-    @property
-    def _unit(self) -> str:
-        found = _UNIT.search(self._heads[self._time]) if self._time is not None else None
-        return (found["unit"] or found["suffix"].lower()) if found else ""
+        value, unit = number(match["number"]), match["unit"] or _unit(self._heads[place])
+        return max(0.0, value * UNITS[unit]) if value is not None and unit else None
 
     def _pct(self, cells: Sequence[str]) -> float | None:
         match = _CELL.fullmatch(_cell(cells, self._share))
         value = number(match["number"]) if match else None
-        return value if value is not None and value <= 100 else None
+        return value if value is not None and 0 <= value <= 100 else None
+
+
+_RATE = re.compile(r"[KMGT]i?B/s(?:ec)?|[KMGT]FLOPS?(?:/s)?", re.IGNORECASE)
+
+
+def _rate_name(unit: str) -> str:
+    return "achieved_bytes_per_s" if "B/" in unit.upper() else "achieved_flops"
+
+
+def _unit(head: str) -> str:
+    found = _UNIT.search(head)
+    return (found["unit"] or found["bare"] or found["suffix"].lower()) if found else ""
 
 
 def _cell(cells: Sequence[str], place: int | None) -> str:
@@ -156,63 +336,403 @@ def _plain(head: str) -> str:
     return re.sub(r"[^a-z]+", "", _UNIT.sub("", head).lower().replace("pct", ""))
 
 
-def _columns(cells: Sequence[str], line: str) -> _TableColumns | None:
+def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | None:
     """The columns of a header with names and with times or shares; None for another line."""
     if len(line) > MAX_HEADER or len(cells) < 2 or any(c[:1].isdigit() for c in cells):
         return None
     heads = [cell.strip(' *`"') for cell in cells]
-    name = next((i for i, head in enumerate(heads) if _NAME.fullmatch(head)), None)
-    if name is None:
+    if any(head in UNITS for head in heads):  # units below the words of two lines
+        heads = _joined(before, line, heads)
+    named = [i for i, head in enumerate(heads) if _NAME.fullmatch(head)]
+    if not named:
         return None
+    name = next((i for i in named if heads[i].lower() in _EXACT), named[0])
+    if heads[name].lower() == "type" and len(heads) > 4:
+        return None  # nvprof prints the type in some rows only; they are read without the header
     times = [
         i
         for i, head in enumerate(heads)
         if i != name and _is_time(head) and not _COUNT.fullmatch(head)
     ]
-    shares = any(_SHARE.search(head) for i, head in enumerate(heads) if i != name)
-    if not times and not shares:
-        return None
-    ranked = sorted(times, key=lambda i: _rank(heads[i]))
-    return _TableColumns(heads, name, ranked[0] if ranked else None)
+    return _TableColumns(heads, name, times)
+
+
+def _joined(before: str, line: str, heads: Sequence[str]) -> list[str]:
+    """The heads of two lines, words above and units below, by their places in the lines."""
+    words = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+(?: \S+)*", before)]
+    below, place = [], 0
+    for head in heads:
+        start = line.index(head, place)
+        place = start + len(head)
+        below.append((start, place, head))
+    upper, lower = (words, below) if len(words) > len(below) else (below, words)
+    joined = []
+    for start, end, text in upper:
+        other = next((t for a, b, t in lower if a < end + 2 and b > start - 2), "")
+        joined.append(f"{text} {other}".strip() if upper is words else f"{other} {text}".strip())
+    return joined
 
 
 def _is_time(head: str) -> bool:
-    return bool(_TIME.search(head)) and not _SHARE.search(head) and not _OF_ONE.search(head)
+    if _OF_ONE.search(head) and not re.search(r"device (?:time|total)|gpu time", head, re.I):
+        return False
+    return bool(_TIME.search(head)) and not _SHARE.search(head)
 
 
 def _rank(head: str) -> int:
     return next((i for i, pattern in enumerate(_RANKS) if pattern.search(head)), len(_RANKS))
 
 
-def _cells(line: str) -> list[str]:
-    """The cells of a line by its separator."""
+def _cells(line: str, columns: _TableColumns | None) -> list[str]:
+    """The cells of a line by its separator; by single blanks where these give as many as the header
+    has, or where a header has several units in brackets.
+    """
+    cells, words = _separated(line), line.split()
+    if columns is not None and len(cells) != columns.count == len(words):
+        return words
+    return words if len(cells) < len(words) and len(_WITH_UNIT.findall(line)) > 2 else cells
+
+
+def _separated(line: str) -> list[str]:
     if _BARS.search(line):
         text = line.strip()
+        bars = re.compile(r"\|") if text.count("|") > 1 else _BARS  # next to a drawn tree
         edges = (text[:1] in "│┃|", text[-1:] in "│┃|")
-        cells = [cell.strip() for cell in _BARS.split(text)]
-        return cells[edges[0] : len(cells) - edges[1]]
+        cells = [cell.strip(_DRAWN) for cell in bars.split(text)]
+        return cells[(edges[0] and bars is _BARS) or text[:1] == "|" : len(cells) - edges[1]]
     if "\t" in line.strip():
         return [cell.strip() for cell in line.strip().split("\t")]
     if line.count(",") >= 2 and not re.search(r"\S\s{2,}\S+\s{2,}", line.replace(", ", ",")):
         return [cell.strip() for cell in next(csv.reader([line.strip()], skipinitialspace=True))]
-    if line.count(",") >= 2 and re.match(r"\s*[^,]+,\s+\S", line):
+    if line.count(",") >= 2 and re.match(r"\s*\S(?:[^,\s]|\s(?!\s))*,\s+\S", line):
         return [cell.strip() for cell in next(csv.reader([line.strip()], skipinitialspace=True))]
     return [cell.strip() for cell in re.split(r"\s{2,}", line.strip())]
 
 
-def pairs(text: str) -> Mapping[str, str]:
-    """Lines of a counter's name and its value, with the value's unit; the first of a name."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        match = _PAIR.fullmatch(line[:MAX_LINE])
-        if match is not None:
-            unit = f" {match['unit']}" if match["unit"] else ""
-            found.setdefault(match["name"].strip(" |│*-"), match["value"] + unit)
-    return found
+# -- lines without a header
 
 
-_PAIR = re.compile(
-    r"[\s|│*-]{0,40}(?P<name>[A-Za-z_][\w.:/%()-]{1,80}(?: [\w.:/%()-]{1,40}){0,6}?)"
-    r"(?:\s{0,80}[=:|│]\s{0,80}|\s{2,80}|\t)(?P<value>-?[\d.,]{1,30})\s?"
-    r"(?P<unit>%|[A-Za-z]{1,12}(?:/[A-Za-z]{1,12})?)?[\s|│]{0,40}"
+@dataclass(frozen=True)
+class _Quantity:
+    kind: str  # time, share, number, both (of the device and of the host), rate, other
+    value: float
+    mean: bool = False  # adjacent words mark it as the time of one call
+    label: str = ""  # the word before it
+
+
+@dataclass(frozen=True)
+class _Free:
+    name: str
+    quantities: tuple[_Quantity, ...]
+
+    @property
+    def form(self) -> str:
+        return "".join(q.kind[0] for q in self.quantities)  # both: b, rate: r, other: o
+
+
+_QUANTITY = re.compile(
+    r"(?P<label>[A-Za-z][\w.]*[=:])?(?P<number>-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
+    r"(?:e[+-]?\d+)?)(?P<unit>%|[A-Za-zµμ][A-Za-z/]*)?"
 )
+_OTHER_UNITS = re.compile(
+    r"[KMGT]?i?[Bb](?:/s|ytes?)?|[kKMGTP]?FLOPS?(?:/s|/run)?|[KMG]?[hH]z|M/sec|cycles?|GB|kB", re.I
+)
+_PER = re.compile(r"(?P<unit>ns|us|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?")
+_JOINT = re.compile(
+    r"[x\u00d7=/|:±,-]+|\+/-|in|of|runs?|calls?|tokens?|samples?|per|for|cost|‥|[│┃]|average|mean|avg|min|max"
+    r"|median|total|took"
+)
+_CLOCK = re.compile(r"\b0:(\d\d):(\d\d\.\d+)")
+_STRIP = "()[],;:|│┃*"
+_BOTH = re.compile(
+    r"\s*(?P<name>.*?)\s*CPU:\s*(?P<host>[\d.]+)\s?(?P<host_unit>[nuµm]?s)\b.*?"
+    r"GPU(?:-0)?:\s*(?P<device>[\d.]+)\s?(?P<device_unit>[nuµm]?s)\b.*"
+)
+
+
+def _free(line: str) -> _Free | None:
+    """The name and the quantities of a line; None without both."""
+    if both := _BOTH.fullmatch(line):
+        times = (float(both[unit]) * UNITS[both[f"{unit}_unit"]] for unit in ("device", "host"))
+        return _Free(both["name"].strip(" :-"), tuple(_Quantity("both", us) for us in times))
+    line = _CLOCK.sub(lambda m: f"{60 * int(m[1]) + float(m[2])}s ", line)
+    tokens = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+", line)]
+    classes = [_class(text) for _, _, text in tokens]
+    for place in range(1, len(tokens)):  # "1.83 ms", "18 %"
+        bare = tokens[place][2].strip(_STRIP)
+        if (
+            classes[place - 1] == "number"
+            and bare
+            and (bare == "%" or _PER.fullmatch(bare) or _OTHER_UNITS.fullmatch(bare))
+        ):
+            classes[place] = "unit"
+    zone = _zone(classes, [text for _, _, text in tokens])
+    if zone is None:
+        alone = re.fullmatch(r"\s*(?P<name>\S.*?)[:=,;]\s*(?P<number>\d+(?:\.\d+)?)\s*", line)
+        named = alone is not None and re.search("[A-Za-z]", alone["name"])
+        quantity = _Quantity("number", float(alone["number"])) if alone else None
+        return _Free(alone["name"], (quantity,)) if alone and quantity and named else None
+    first, last = zone
+    front = line[: tokens[first][0]].strip(" \t:=|-([") if first else ""
+    back = line[tokens[last][1] :].strip() if last + 1 < len(tokens) else ""
+    section = front.endswith(("activities", "calls")) or not re.search(r"[A-Za-z_]", front)
+    label = re.match(r"([A-Za-z][\w.]*)[=:]", tokens[first][2])
+    name = front if front and not section else label[1] if label and not front else back
+    if _ALL.match(name):
+        return None
+    name = _LABELS.sub("", name).strip(" |│@(:├└─")
+    if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS:
+        return None
+    quantities = tuple(_quantities(tokens, classes, first, last, line))
+    return _Free(name, quantities) if quantities else None
+
+
+_LABELS = re.compile(
+    r"^\w+:\s{2,}|(?:\s+\(?(?:total|time|avg|run|min|max|mean|realTime|id)\s*[=:]?)+$", re.I
+)
+
+
+def _class(text: str) -> str:
+    bare = text.strip(_STRIP)
+    if _QUANTITY.fullmatch(bare):
+        return "number"
+    return (
+        "joint"
+        if not bare or _JOINT.fullmatch(bare) or re.fullmatch(r"[A-Za-z]+[=:]", bare + text[-1:])
+        else "word"
+    )
+
+
+def _zone(classes: Sequence[str], texts: Sequence[str]) -> tuple[int, int] | None:
+    """The first and the last token of the run with most quantities."""
+    best: tuple[int, int, int] | None = None
+    start = None
+    for place, kind in enumerate([*classes, "word"]):
+        if kind == "number" and start is None:
+            start = place
+        elif kind == "word" and start is not None:
+            last = max(i for i in range(start, place) if classes[i] in ("number", "unit"))
+            count = classes[start : last + 1].count("number")
+            if best is None or count > best[0]:
+                best = (count, start, last)
+            start = None
+    return best[1:] if best else None
+
+
+def _quantities(
+    tokens: Sequence[tuple[int, int, str]], classes: Sequence[str], first: int, last: int, line: str
+) -> Iterator[_Quantity]:
+    for place in range(first, last + 1):
+        if classes[place] != "number":
+            continue
+        match = _QUANTITY.fullmatch(tokens[place][2].strip(_STRIP))
+        if match is None:
+            continue
+        unit = match["unit"] or ""
+        if not unit and place + 1 < len(tokens) and classes[place + 1] == "unit":
+            unit = tokens[place + 1][2].strip(_STRIP)
+        value = _value(match["number"], bool(unit))
+        beside = line[max(0, tokens[place][0] - 14) : tokens[place][1] + 12]
+        word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[: tokens[place][0]])
+        label = (match["label"] or (word[1] if word else "")).strip("=:").lower()
+        per = _PER.fullmatch(unit)
+        if unit == "%":
+            yield _Quantity("share", value)
+        elif per:
+            of_one = "/" in unit or bool(re.search(r"avg|average|mean|\bper\b", beside, re.I))
+            yield _Quantity("time", value * UNITS[per["unit"]], of_one)
+        elif not unit or unit == "b":
+            yield _Quantity("number", value, label=label)
+        else:
+            rate = _RATE.fullmatch(unit)
+            yield _Quantity("rate" if rate else "other", value, label=unit)
+
+
+def _value(text: str, with_unit: bool) -> float:
+    if (
+        re.fullmatch(r"-?\d+,\d{1,3}", text)
+        and with_unit
+        and not re.fullmatch(r"-?\d{1,3},\d{3}", text)
+    ):
+        text = text.replace(",", ".")  # a decimal comma
+    return float(text.replace(",", ""))
+
+
+def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRow]:
+    """The rows of lines of one form, if these are times or shares."""
+    forms: dict[str, list[_Free]] = {}
+    for line in lines:
+        forms.setdefault(line.form, []).append(line)
+    known = any(mark.search(text) for _, mark in _TOOLS)
+    unit = _unit_of_text(text)
+    several = any(len(group) > 1 for group in forms.values())
+    lines_of_text = sum(1 for line in text.splitlines() if line.strip())
+    for form, group in forms.items():
+        whole = {"t", "s", "n"} <= {*form} or form == "bb"
+        if len(group) < 2 and not whole and (several or not loose):
+            continue
+        part = len(group) >= max(LEAST_LINES, STRICT_PART * lines_of_text) and "t" in form
+        if not loose and not known and not part and form.count("n") + form.count("t") < 3:
+            continue
+        if {*form} <= {"n", "o", "r"} and (not loose or len(group) < LEAST_PART * lines_of_text):
+            continue  # numbers in a text that is no table
+        roles = _roles(group, unit)
+        for line in group:
+            if roles is not None and (row := roles.row(line)) is not None:
+                yield row
+
+
+def _unit_of_text(text: str) -> float:
+    """The unit of times without one: named before the table, or nanoseconds as in nsys."""
+    named = re.search(r"\bin (nano|micro|milli)?seconds|\((ns|us|ms|s)\)", text, re.IGNORECASE)
+    if named is None:
+        return 1e-3 if re.search(r"\b(?:cuda|cu)[A-Z]\w+", text) else 0.0
+    factors = {
+        "nano": 1e-3,
+        "micro": 1.0,
+        "milli": 1e3,
+        "": 1e6,
+        "ns": 1e-3,
+        "us": 1.0,
+        "ms": 1e3,
+        "s": 1e6,
+    }
+    return factors[(named[1] or named[2] or "").lower()]
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """Places of the quantities of a form; `scale` is the unit of numbers that are times."""
+
+    total: int | None
+    calls: int | None
+    mean: int | None
+    share: int | None
+    host: int | None
+    scale: float
+    whole: float = 0.0  # the sum of the shares, where these are numbers without a unit
+
+    def row(self, line: _Free) -> TableRow | None:
+        values = line.quantities
+        us = self._us(values, self.total)
+        mean = self._us(values, self.mean)
+        calls = values[self.calls].value if self.calls is not None else 1.0
+        if us is None and mean is not None:
+            us = mean * max(calls, 1.0)
+        pct = values[self.share].value if self.share is not None else 0.0
+        pct = 100 * pct / self.whole if self.whole else pct
+        rates = {_rate_name(q.label): f"{q.value} {q.label}" for q in values if q.kind == "rate"}
+        if us is None and not pct:
+            return TableRow(line.name, 1.0, 0.0, 0.0, counters=rates) if rates else None
+        host = self._us(values, self.host)
+        if (us or 0.0) < 0 or not 0 <= pct <= 100:
+            return None
+        return TableRow(
+            line.name,
+            calls or 1.0,
+            us or 0.0,
+            pct,
+            host,
+            rounded=not us and not pct and not host,
+            beside=line.form == "bb",
+            relative=bool(self.whole),
+        )
+
+    def _us(self, values: Sequence[_Quantity], place: int | None) -> float | None:
+        if place is None:
+            return None
+        quantity = values[place]
+        return quantity.value * (self.scale if quantity.kind == "number" else 1.0)
+
+
+def _roles(group: Sequence[_Free], unit: float) -> _Roles | None:
+    """Which quantity is what, from the product of calls and the time of one."""
+    kinds = [q.kind for q in group[0].quantities]
+    if kinds == ["both", "both"]:
+        return _Roles(0, None, None, None, 1, 1.0)
+    times = [i for i, kind in enumerate(kinds) if kind == "time"]
+    numbers = [i for i, kind in enumerate(kinds) if kind == "number"]
+    shares = [i for i, kind in enumerate(kinds) if kind == "share"]
+    timed = times or (numbers if unit else [])
+    products = (
+        [
+            (total, calls, mean)
+            for total, calls, mean in permutations([*timed, *numbers] if times else numbers, 3)
+            if total in timed
+            and mean in timed
+            and calls in numbers
+            and _agree(group, total, calls, mean)
+        ]
+        if len(timed) >= 2 and numbers
+        else []
+    )
+    if not times and numbers and not products and not shares:
+        return _of_numbers(group, numbers, unit)
+    if not times and not numbers and "rate" in kinds:
+        return _Roles(None, None, None, None, None, 1.0)
+    share = _share_place(group, shares)
+    if products:
+        # The number of calls precedes the time of one.
+        products = [p for p in products if p[1] < p[2]] or products
+        total, calls, mean = products[-1]
+        totals = list(dict.fromkeys(product[0] for product in products))
+        both = len(totals) > 1 and len(shares) > 1
+        share = shares[-1] if both else share
+        if share is None and kinds and kinds[0] == "number" and 0 not in (total, calls, mean):
+            share = 0  # nsys prints the share first, without a sign
+        return _Roles(
+            total, calls, mean, share, totals[0] if both else None, 1.0 if times else unit
+        )
+    if times:
+        of_one = [i for i in times if any(line.quantities[i].mean for line in group)]
+        calls_at = next((i for i in numbers if _whole(group, i)), None)
+        if len(of_one) == len(times):
+            return _Roles(None, calls_at, of_one[0], share, None, 1.0)
+        total = next(i for i in times if i not in of_one)
+        return _Roles(total, calls_at, next(iter(of_one), None), share, None, 1.0)
+    return _Roles(None, None, None, share, None, 1.0) if share is not None else None
+
+
+def _of_numbers(group: Sequence[_Free], numbers: Sequence[int], unit: float) -> _Roles | None:
+    """Roles of numbers alone: the one that a word calls a time or a mean, else the only one; of a
+    minimum, a median, a maximum and a mean the mean. Without a unit they have shares of their sum.
+    """
+    labels = [group[0].quantities[i].label for i in numbers]
+    called = [i for i, label in zip(numbers, labels, strict=True) if _CALLED_TIME.search(label)]
+    called += [i for i, label in zip(numbers, labels, strict=True) if _CALLED_MEAN.search(label)]
+    if called or len(numbers) == 1:
+        place, calls = (called or [*numbers])[0], None
+    elif unit and len(numbers) > 2 and _whole(group, numbers[0]):
+        place, calls = numbers[-2], numbers[0]
+    else:
+        return None
+    if unit:
+        return _Roles(None, calls, place, None, None, unit)
+    whole = sum(line.quantities[place].value for line in group)
+    return _Roles(None, None, None, place, None, 1.0, whole) if whole > 0 else None
+
+
+_CALLED_TIME = re.compile(r"time|elapsed|latency|duration|total", re.IGNORECASE)
+_CALLED_MEAN = re.compile(r"avg|average|mean", re.IGNORECASE)
+
+
+def _agree(group: Sequence[_Free], total: int, calls: int, mean: int) -> bool:
+    """Whether a total is calls times a mean, in most lines and with more than one call in one."""
+    agreed, several = 0, False
+    for line in group:
+        t, n, m = (line.quantities[i].value for i in (total, calls, mean))
+        if n < 1 or n != int(n):
+            return False
+        close = abs(t - n * m) <= 0.02 * max(t, n * m) if t or m else True
+        agreed += close
+        several = several or (close and n > 1 and t > 0)
+    return agreed >= 0.8 * len(group) and (several or len(group) == 1 or agreed == len(group))
+
+
+def _whole(group: Sequence[_Free], place: int) -> bool:
+    values = [line.quantities[place].value for line in group]
+    return all(value >= 1 and value == int(value) for value in values)
+
+
+def _share_place(group: Sequence[_Free], shares: Sequence[int]) -> int | None:
+    return next((i for i in shares if all(0 <= g.quantities[i].value <= 100 for g in group)), None)

@@ -1,20 +1,17 @@
-"""PyTorch's profiler: the printed table of `key_averages()`, an exported trace, and the events that
-the optimizer's own driver writes.
+"""PyTorch's profiler: an exported trace, and the events that the optimizer's own driver writes.
 
 On a GPU the rows are kernels and their device time. On a CPU they are operators, and dispatched
 operators count as launches. A table or a trace covers an unknown number of calls, so it yields
 shares and the time of one launch, but not launches per call.
 
-Formats, from torch.autograd.profiler_util and recorded tables: columns are separated by two or more
-blanks; "Self CUDA" (XPU, HPU, ...) is the device's time, which for operators includes the time of
-the kernels that they launch. In a trace, {traceEvents: [{ph, cat, name, ts, dur, args}]}, times are
-in microseconds.
+In a trace, {traceEvents: [{ph, cat, name, ts, dur, args}]}, times are in microseconds.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from retrieval.profiles.profile import (
@@ -22,18 +19,13 @@ from retrieval.profiles.profile import (
     Metric,
     Profile,
     choice_note,
-    elementwise_pct,
     number,
-    program_metrics,
     time_shares,
     total_times,
 )
+from retrieval.profiles.program import MOVES, of_program
 
 KIND = "torch_profiler"
-MOVES = re.compile(
-    r"copy|memcpy|contiguous|aten::_?to\b|_to_copy|direct_copy|cat\b|CatArray|transpose_",
-    re.IGNORECASE,
-)
 # Allocations and views without work, and the profiler's own rows.
 IDLE = re.compile(
     r"^aten::(?:empty\w*|as_strided|view|_?unsafe_view|reshape|resize_|t|expand|select|slice|detach\w*"
@@ -41,10 +33,6 @@ IDLE = re.compile(
     r"|^Profiler|^\[memory\]|^cuda[A-Z]|^cu[A-Z]|^hip[A-Z]|^Activity Buffer|^Runtime"
 )
 Device = Literal["cuda", "cpu"]
-_UNITS = {"us": 1.0, "μs": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>us|[μµ]s|ms|s)")
-_TOTAL = re.compile(r"^Self (?P<device>\w+) time total: *(?P<time>\S+)", re.MULTILINE)
-_DEVICE_TIME = re.compile(r"Self (?!CPU)[A-Za-z0-9]+")
 _ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
 _ON_HOST = frozenset(("cpu_op", "operator"))
 _ARGUMENTS = {
@@ -88,57 +76,6 @@ def _launches(profile: Mapping[str, Any], kernels: Sequence[Kernel], device: Dev
 def _copies(kernels: Sequence[Kernel]) -> float:
     shares = {row["name"]: float(row["pct"]) for row in time_shares(kernels)}
     return round(sum(share for name, share in shares.items() if MOVES.search(name)), 2)
-
-
-# -- the table
-
-
-def read_table(text: str) -> Profile | None:
-    """The kernels or operators of a printed table; None if the text has no such table."""
-    if "# of Calls" not in text or "Self CPU" not in text:
-        return None
-    rows = _table_rows(text.splitlines())
-    device = next((name for row in rows for name in row if _DEVICE_TIME.fullmatch(name)), None)
-    runs = _kernel_rows(rows, device) if device else []
-    runs = runs or [Kernel(row["Name"], _calls(row), _us(row.get("Self CPU"))) for row in rows]
-    shown = [run for run in runs if run.us > 0 and not IDLE.search(run.name)]
-    totals = {match["device"]: _us(match["time"]) for match in _TOTAL.finditer(text)}
-    host = totals.pop("CPU", 0.0)
-    return _profile(shown, bool(device), max(totals.values(), default=0.0), host)
-
-
-def _table_rows(lines: Sequence[str]) -> list[dict[str, str]]:
-    """Column to cell for each row of every table."""
-    header: list[str] = []
-    rows: list[dict[str, str]] = []
-    for line in lines:
-        cells = re.split(r"\s{2,}", line.lstrip("#").strip())
-        if cells[0] == "Name" and "# of Calls" in cells:
-            header = cells
-        elif len(cells) == len(header) and cells[0].strip("-"):
-            rows.append(dict(zip(header, cells, strict=True)))
-    return rows
-
-
-def _kernel_rows(rows: Sequence[Mapping[str, str]], device: str) -> list[Kernel]:
-    """Rows without host time: an operator repeats the time of its kernels, and so does a named
-    range, which also has a row for the host.
-    """
-    of_host = {row["Name"] for row in rows if _us(row.get("CPU total", row.get("Self CPU")))}
-    return [
-        Kernel(row["Name"], _calls(row), _us(row.get(device)))
-        for row in rows
-        if row["Name"] not in of_host
-    ]
-
-
-def _calls(row: Mapping[str, str]) -> float:
-    return number(row["# of Calls"]) or 0.0
-
-
-def _us(cell: str | None) -> float:
-    match = _DURATION.fullmatch(cell or "")
-    return float(match["number"]) * _UNITS[match["unit"]] if match else 0.0
 
 
 # -- JSON
@@ -218,13 +155,7 @@ def _profile(
     if not kernels:
         return Profile(KIND)
     metrics: dict[str, Metric] = {"copies_pct": _copies(kernels)}
-    leading = kernels[0]
-    if on_device and leading.calls:
-        metrics["duration_us"] = leading.us / leading.calls
-    if on_device and (share := elementwise_pct(kernels)):
-        metrics["elementwise_pct"] = share
-    if on_device:
-        metrics = {**program_metrics(kernels), **metrics}
     if on_device and 0 < device_us < whole_us:
         metrics["gpu_busy_pct"] = round(100 * device_us / whole_us, 2)
-    return Profile(KIND, leading.name, metrics, kernels, choice_note(kernels))
+    profile = of_program(KIND, kernels, (), metrics)
+    return profile if on_device else replace(profile, metrics=metrics)

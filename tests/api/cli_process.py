@@ -1,5 +1,6 @@
-"""Running the command line for its tests: in this process, or in one of its own where that is the
-subject (start-up, locks, signals, what is imported); its answer; a directory of documents."""
+"""Running the command line in tests: in this process, or in a separate one where that is tested
+(start-up, locks, signals, imports); its answer; a directory of documents.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        """The document on the last line of standard output, which holds nothing else."""
+        """The JSON document on the last line of standard output."""
         lines = self.out.splitlines()
         assert len(lines) == 1, self.out
         return json.loads(lines[0])
@@ -72,12 +73,12 @@ def kernlore(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
-    """One command line in this process: it saves the second that an interpreter and imports cost.
-    `environment` is added to what is there without settings of this product, except those that
-    name the servers of all tests.
+    """Run one command line in this process, which saves the second of interpreter start and
+    imports.
 
-    Standard output and standard error are caught at their file descriptors, so that what a child
-    process or a library prints there counts as well.
+    `environment` is added to the present one, without settings of Kernlore except those that name
+    the servers of all tests. Standard output and standard error are captured at their file
+    descriptors, so the output of child processes and libraries counts as well.
     """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         for name in filter(_is_setting, list(os.environ)):
@@ -106,7 +107,7 @@ def kernlore(
 
 
 def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: str = "") -> Ran:
-    """One command line in an interpreter of its own, as a shell starts it."""
+    """Run one command line in a new interpreter, as a shell does."""
     environment = {k: v for k, v in os.environ.items() if not _is_setting(k)}
     if data is not None:
         environment |= environment_of(data)
@@ -124,7 +125,7 @@ def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: st
 
 
 def _is_setting(name: str) -> bool:
-    """How evaluations are timed stays as the whole suite has it."""
+    """Timing of evaluations keeps the setting of the whole suite."""
     return name.startswith("KERNLORE_") and name != "KERNLORE_TIMING"
 
 
@@ -133,22 +134,22 @@ def _data_option(data: Path | None) -> list[str]:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """What `run` would end the process with."""
+    """The exit code with which `run` would end the process."""
     try:
         return main(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except Exception:  # as the interpreter ends a process: a traceback and exit code 1
+    except Exception:  # as the interpreter does: a traceback and exit code 1
         traceback.print_exc()
         return 1
 
 
 @contextmanager
 def _redirected(descriptor: int, name: str, file: Path) -> Iterator[None]:
-    """Lets a file take what is written to a descriptor and to the stream of this name in `sys`."""
+    """Redirect a descriptor and the stream of this name in `sys` to a file."""
     stream: IO[str] = getattr(sys, name)
     stream.flush()
-    kept = os.dup(descriptor)
+    stored = os.dup(descriptor)
     with file.open("w", encoding="utf-8") as target:
         os.dup2(target.fileno(), descriptor)
         setattr(sys, name, os.fdopen(os.dup(descriptor), "w", encoding="utf-8"))
@@ -157,8 +158,8 @@ def _redirected(descriptor: int, name: str, file: Path) -> Iterator[None]:
         finally:
             getattr(sys, name).close()
             setattr(sys, name, stream)
-            os.dup2(kept, descriptor)
-            os.close(kept)
+            os.dup2(stored, descriptor)
+            os.close(stored)
 
 
 @pytest.fixture(scope="session")
@@ -174,7 +175,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory, files: Path, model_cache: Path) -> Path:
-    """A data directory that the command line itself filled, without a service."""
+    """A data directory filled by the command line, without a service."""
     folder = tmp_path_factory.mktemp("cli") / "data"
     place_models(folder, model_cache)
     sent = kernlore("ingest", files, "--hardware", "h100", "--json", data=folder)
@@ -202,8 +203,9 @@ def serving(
     options: Sequence[str] = (),
 ) -> Iterator[str]:
     """The URL of a real service on a data directory, with the built-in knowledge of a folder. It is
-    stopped at the end; what it prints lies beside the directory. With `ready` it has made all that
-    it has to, else it only accepts requests. `command` is `kernlore` as this test starts it.
+    stopped at the end; its output is in a file next to the directory. With `ready`, all start-up
+    work is done; otherwise it only accepts requests. `command` is `kernlore` as this test starts
+    it.
     """
     port = free_port()
     with (

@@ -1,4 +1,4 @@
-"""One running application for all tests of the HTTP door: real store, real models, real Chroma."""
+"""One running application for all HTTP tests: real store, real models, real Chroma."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCUMENTS = (
     "hardware/mi300x/tuning.md",
 )
 FILE_LIMIT = 2 * MIB
-URL = "http://127.0.0.1:8321"  # a name of its own: others are refused
+URL = "http://127.0.0.1:8321"  # a host name that is allowed
 
 
 def small_knowledge(folder: Path) -> Path:
@@ -52,22 +52,22 @@ def settings(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Set
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
     with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
-        hold_to_description(running)
+        validate_answers(running)
         wait_until_ready(running)
         yield running
 
 
 @pytest.fixture(scope="session")
 def keyed(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[KeyedService]:
-    """A service with keys, on its own port."""
+    """A service with keys, on a separate port."""
     from tests.api.keyed_service import keyed_service
 
     with keyed_service(tmp_path_factory.mktemp("keys"), model_cache) as running:
         yield running
 
 
-def hold_to_description(client: TestClient) -> None:
-    """From now on every JSON answer to this client is held against the interface description."""
+def validate_answers(client: TestClient) -> None:
+    """Validate every later JSON answer to this client against openapi.json."""
     description = client.get("/openapi.json").json()
     routes = [
         (method.upper(), re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), operation["responses"])
@@ -92,7 +92,7 @@ def hold_to_description(client: TestClient) -> None:
 
 
 def wait_until_ready(client: Client, seconds: float = 400) -> dict[str, Any]:
-    """The state once it is ready."""
+    """The readiness once it is ready."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         state: dict[str, Any] = client.get("/readyz").json()
@@ -107,7 +107,7 @@ def upload(client: Client, name: str, content: bytes, **fields: Any) -> Response
 
 
 def finished(client: Client, job_id: str, seconds: float = 400) -> dict[str, Any]:
-    """The job once it has ended, however it ended."""
+    """The job once it has ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
@@ -118,7 +118,7 @@ def finished(client: Client, job_id: str, seconds: float = 400) -> dict[str, Any
 
 
 def assert_error(response: Response, status: int, code: str | None = None) -> dict[str, Any]:
-    """The one shape, without anything of the inside."""
+    """Assert the common error shape without internals."""
     assert response.status_code == status, response.text[:500]
     assert response.headers["content-type"].startswith("application/json")
     body: dict[str, Any] = response.json()

@@ -1,4 +1,4 @@
-"""A running service with keys of every role, and one of everything about h100."""
+"""A running service with keys of every role, and one record of every kind about h100."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Planted:
     document: str
     version: str
     passage: str
-    elsewhere: str  # a passage of the same document that is about the other chip
+    elsewhere: str  # a passage of the same document about the other chip
     section: str
     job: str
     fact: str
@@ -96,7 +96,7 @@ class KeyedService:
 
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
-    """The URL of an application that is served by a thread of this process."""
+    """The URL of an application served by a thread of this process."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -136,7 +136,7 @@ def keyed_service(base: Path, model_cache: Path) -> Iterator[KeyedService]:
 
 
 def plant(client: httpx2.Client, services: Services) -> Planted:
-    """One of everything about h100, before there is a key."""
+    """Store one record of every kind about h100, before the first key."""
     sent = upload(client, "zanzibar.md", MANUAL.encode(), hardware="h100").json()
     assert finished(client, sent["job_id"])["state"] == "ready"
     document = sent["document_id"]
@@ -144,8 +144,8 @@ def plant(client: httpx2.Client, services: Services) -> Planted:
     elsewhere = next(p for p in passages if "other chips" in p["text"])
     client.patch(f"/passages/{elsewhere['id']}", json={"hardware": ["mi300x"]})
     facts = client.get("/hardware/h100/facts?status=all").json()["facts"]
-    asked = client.post("/retrieve", json={"query": SECRET_WORDS, "hardware": "h100"}).json()
-    assert SECRET_WORDS in asked["context"]
+    requested = client.post("/retrieve", json={"query": SECRET_WORDS, "hardware": "h100"}).json()
+    assert SECRET_WORDS in requested["context"]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("zanzibar-tiles/SKILL.md", SKILL)
@@ -160,7 +160,7 @@ def plant(client: httpx2.Client, services: Services) -> Planted:
         section=passages[0]["section"]["id"],
         job=sent["job_id"],
         fact=facts[0]["id"],
-        retrieval=asked["retrieval_id"],
+        retrieval=requested["retrieval_id"],
         run="run_0123456789abcdef",
         trajectory="trj_0123456789abcdef",
         evaluation=evaluation,

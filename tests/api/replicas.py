@@ -1,5 +1,6 @@
-"""Real services over one PostgreSQL database and one folder of blobs, each with a data directory of
-its own, and a client that takes turns among them as a load balancer does."""
+"""Real services over one PostgreSQL database and one folder of blobs, each with its data directory,
+and a client that alternates between them like a load balancer.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ START_SECONDS = 120.0
 
 
 class Replica:
-    """One service in a process of its own."""
+    """One service in a separate process."""
 
     def __init__(
         self, folder: Path, environment: Mapping[str, str], model_cache: Path | None = None
     ) -> None:
-        """`model_cache` has the exported query model; without it the service makes its own."""
+        """`model_cache` has the exported query model; without it the service exports one."""
         self.folder = folder
         self.data = folder / "data"
         if model_cache is not None:
@@ -37,11 +38,11 @@ class Replica:
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()
-        self.client: Any = httpx.Client()  # its answers are checked as those of a TestClient are
+        self.client: Any = httpx.Client()  # its answers are validated like those of a TestClient
 
     @property
     def url(self) -> str:
-        """Of the service, also after it was started again."""
+        """The URL of the service, also after a restart."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -58,11 +59,11 @@ class Replica:
             )
 
     def await_ready(self, seconds: float = START_SECONDS) -> dict[str, Any]:
-        """What /readyz says once nothing is left to do."""
+        """The answer of /readyz once no start-up work is left."""
         return self._await(lambda status, state: bool(state.get("ready")), seconds)
 
     def await_answers(self) -> dict[str, Any]:
-        """What /readyz says once questions are answered; something may be left to do."""
+        """The answer of /readyz once queries are answered; start-up work may continue."""
         return self._await(lambda status, state: status == 200, START_SECONDS)
 
     def _await(self, done: Callable[[int, dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
@@ -81,23 +82,23 @@ class Replica:
         raise AssertionError(f"not ready:\n{self.log()}")
 
     def log(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def signal(self, number: int) -> None:
-        """Send a signal to the service and to all that it has started."""
+        """Send a signal to the service and all its descendants."""
         assert self._process is not None
         os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """As when its machine loses power: with all that it has started, runs too."""
+        """Kill the service with all its descendants, runs too, as in a power failure."""
         assert self._process is not None
         kill_tree(self._process.pid)
         self._process.wait()
         self._process = None
 
     def stop(self) -> None:
-        """End it, however it is."""
+        """Stop it in any state."""
         self.client.close()
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
@@ -115,7 +116,7 @@ class RoundRobin:
         self._next = cycle(replicas)
 
     def request(self, method: str, path: str, **options: Any) -> Any:
-        """The answer of whose turn it is."""
+        """The answer of the next replica."""
         return next(self._next).client.request(method, path, **options)
 
     def get(self, path: str, **options: Any) -> Any:
@@ -131,7 +132,7 @@ class RoundRobin:
 def replicas_of(
     folder: Path, catalog: str, knowledge: Path, model_cache: Path, count: int, **settings: str
 ) -> Iterator[list[Replica]]:
-    """So many services, started together and ready. `settings` are those of the product."""
+    """This many services, started together and ready. `settings` are those of the product."""
     blobs = folder / "blobs"
     blobs.mkdir()
     environment = {

@@ -1,4 +1,4 @@
-"""Retrievals take turns: what is too much is refused at once, and nothing else fails."""
+"""Concurrent retrievals are limited: excess requests are refused at once, others succeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def admission(at_once: int, waiting: int) -> Admission:
     return Admission(Settings(retrievals_at_once=at_once, retrievals_waiting=waiting))
 
 
-def test_who_comes_first_works_who_waits_follows_and_more_are_refused() -> None:
+def test_requests_run_wait_or_are_refused_in_order() -> None:
     async def scene() -> list[str]:
         turns, order = admission(1, 1), ["first"]
         await turns.enter()
@@ -37,13 +37,13 @@ def test_who_comes_first_works_who_waits_follows_and_more_are_refused() -> None:
         turns.leave()
         await waiting
         turns.leave()
-        await turns.enter()  # all places are free again
+        await turns.enter()  # all slots are free again
         return order
 
     assert asyncio.run(scene()) == ["first", "refused", "second"]
 
 
-def test_who_gives_up_waiting_takes_no_place() -> None:
+def test_abandoned_request_takes_no_slot() -> None:
     async def scene() -> None:
         turns = admission(1, 2)
         await turns.enter()
@@ -57,14 +57,14 @@ def test_who_gives_up_waiting_takes_no_place() -> None:
     asyncio.run(scene())
 
 
-def test_a_refusal_says_when_to_come_back() -> None:
+def test_refusal_has_retry_after() -> None:
     answer = _known(None, _refused("many"))  # type: ignore[arg-type]
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
     assert json.loads(bytes(answer.body))["code"] == "overloaded"
     assert "Retry-After" not in respond(Overloaded("x")).headers
 
 
-def test_many_at_once_are_all_answered(service_url: str) -> None:
+def test_many_concurrent_requests_are_answered(service_url: str) -> None:
     def ask(number: int) -> int:
         query = f"signal=memory_bound&hardware=h100&k={5 + number % 7}"
         with urllib.request.urlopen(f"{service_url}/retrieve?{query}", timeout=60) as answer:

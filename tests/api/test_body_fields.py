@@ -1,4 +1,4 @@
-"""An unknown field gets the one that is meant, wherever it stands; a hardware may be left out."""
+"""Unknown fields get a suggestion at any depth; `hardware` is optional."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "said"),
+    ("model", "body", "expected"),
     [
         (RunBody, {"problem": "softmax", "candidates": 3}, "did you mean goal.candidates?"),
         (RunBody, {"problem": "softmax", "hardwares": "h100"}, "did you mean hardware?"),
@@ -30,14 +30,14 @@ KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}
         (RunBody, {"problem": "softmax", "zzzz": 3}, "zzzz: unknown field"),
     ],
 )
-def test_an_unknown_field_gets_the_one_that_is_meant(
-    model: type[BaseModel], body: dict[str, Any], said: str
+def test_unknown_field_has_suggestion(
+    model: type[BaseModel], body: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(InvalidRequest) as error:
         validated(model, body)
-    assert said in error.value.message
+    assert expected in error.value.message
 
 
-def test_an_evaluation_is_on_this_machine_unless_it_says_where() -> None:
+def test_evaluation_hardware_defaults_to_this_machine() -> None:
     body = evaluate_candidate.checked({"problem": "x", "candidate": KERNEL})
     assert body["hardware"] == "auto"

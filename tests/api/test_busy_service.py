@@ -1,5 +1,5 @@
-"""One service under several clients at once (`benchmarks/knowledge/mixed_load.py` does it for
-longer and with more), and under sequences of calls that are drawn from its own description.
+"""One service under several concurrent clients (`benchmarks/knowledge/mixed_load.py` does it for
+longer and with more), and under random sequences of calls from openapi.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=20)
 
-# Without what starts searches and evaluations, which are processes of their own.
+# Without operations that start searches and evaluations in separate processes.
 DRAWN = r"^/(documents|passages|hardware|skills|jobs|retrieve|retrievals|signals|knowledge)"
 
 
@@ -41,9 +41,7 @@ def service(data_dir: Path) -> Iterator[Service]:
             yield running
 
 
-def test_no_client_fails_or_sees_what_another_has_replaced_or_deleted(
-    service: Service, data_dir: Path
-) -> None:
+def test_concurrent_clients_see_no_errors_or_deleted_data(service: Service, data_dir: Path) -> None:
     plan = Plan(3, uploading=1, deleting=1, commands=1, seconds=2.0, manuals=5, seed=1)
     outcome = run(plan, data_dir)
     assert outcome.good, outcome
@@ -51,8 +49,8 @@ def test_no_client_fails_or_sees_what_another_has_replaced_or_deleted(
     assert sum(outcome.commands.values())
 
 
-def test_no_sequence_of_calls_makes_an_error_of_the_service(service: Service) -> None:
-    """Ids that one call answers are used by the next; deleted ones too."""
+def test_random_call_sequences_cause_no_server_error(service: Service) -> None:
+    """Ids from one answer are used by the next call; deleted ones too."""
     schema = schemathesis.openapi.from_url(f"{service.http.url}/openapi.json")
     machine: Any = schema.include(path_regex=DRAWN).as_state_machine()
     checks = [not_a_server_error, response_schema_conformance, use_after_free]

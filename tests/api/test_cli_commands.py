@@ -1,4 +1,4 @@
-"""The command line as people and programs use it, on a real data directory."""
+"""The command line as users and programs run it, on a real data directory."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ HEAVY = (
 )
 
 
-# -- what it costs and how it refuses
+# -- cost, and refusals
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_no_heavy_modules() -> None:
     code = (
         "import sys\nfrom api.cli.main import main\ncode = main(sys.argv[1:])\n"
         f"print(sorted({{m.partition('.')[0] for m in sys.modules}} & set({HEAVY!r})))\n"
@@ -69,8 +69,8 @@ def test_help_loads_nothing_heavy() -> None:
     assert time.monotonic() - started < 5
 
 
-def test_help_takes_less_than_a_third_of_a_second() -> None:
-    """Of CPU time, the best of three; it is about 0.09 s, of which 0.03 s are Python's start."""
+def test_help_takes_less_than_300_ms() -> None:
+    """CPU time, the best of three; about 0.09 s, of which 0.03 s are Python's start."""
     command = [sys.executable, "-m", "api.cli.main", "--help"]
     seconds = []
     for _ in range(3):
@@ -108,19 +108,19 @@ def pages(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...]
 ALL_PAGES = list(pages(("kernlore",), kernlore_group()))
 
 
-def test_the_list_of_commands_says_what_each_command_says() -> None:
+def test_command_list_has_summary_of_each_command() -> None:
     for name in COMMANDS:
         shown, own = LazyCommand(name), LazyCommand(name).load()
         assert shown.get_short_help_str(200) == own.get_short_help_str(200)
 
 
 @pytest.mark.parametrize(("path", "command"), ALL_PAGES, ids=[" ".join(p) for p, _ in ALL_PAGES])
-def test_help_is_complete_sentences_that_fit_a_terminal(
+def test_help_is_complete_sentences_within_terminal_width(
     path: tuple[str, ...], command: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*path[1:], "--help"]) == 0
     page = capsys.readouterr().out
-    assert "..." not in page.partition("Commands:")[2]  # a first sentence that was cut
+    assert "..." not in page.partition("Commands:")[2]  # a truncated first sentence
     assert "Data directory ." not in page
     for parameter in command.params:
         text = parameter.help
@@ -140,7 +140,7 @@ def test_help_is_complete_sentences_that_fit_a_terminal(
         (["ingest", "no-such-file"], "invalid_request"),
     ],
 )
-def test_a_wrong_request_is_one_error_shape_and_exit_code_2(
+def test_invalid_request_has_error_shape_and_exit_code_2(
     data: Path, arguments: list[str], code: str
 ) -> None:
     assert_refused(kernlore(*arguments, "--json", data=data), code)
@@ -154,7 +154,7 @@ def assert_refused(ran: Ran, code: str) -> None:
     assert ran.json["message"] in ran.err
 
 
-def test_a_process_answers_and_ends_as_the_tests_in_this_process_do(data: Path) -> None:
+def test_separate_process_answers_as_in_process(data: Path) -> None:
     for arguments in (("signals",), ("documents", "list"), ("retrieve", "--q", "wombat stall")):
         ran = kernlore_process(*arguments, "--json", data=data)
         here = kernlore(*arguments, "--json", data=data)
@@ -163,19 +163,19 @@ def test_a_process_answers_and_ends_as_the_tests_in_this_process_do(data: Path) 
     assert_refused(kernlore_process("documents", "show", "doc_0", "--json", data=data), "not_found")
 
 
-def test_a_setting_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_invalid_setting_is_named(tmp_path: Path) -> None:
     ran = kernlore_process("serve", "--port", "70000", data=tmp_path)
     assert ran.code == 2
     assert "port" in ran.err
 
 
-def test_asking_an_empty_directory_says_how_to_fill_it(tmp_path: Path) -> None:
+def test_empty_directory_has_hint_on_loading(tmp_path: Path) -> None:
     ran = kernlore("retrieve", "--signal", "memory_bound", "--json", data=tmp_path / "new")
     assert ran.code == 1
     assert "--builtin" in ran.json["hint"]
 
 
-def test_a_taken_port_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_used_port_is_refused_before_loading(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -186,7 +186,7 @@ def test_a_taken_port_is_refused_before_anything_is_loaded(tmp_path: Path) -> No
     assert not (tmp_path / "data" / "catalog.sqlite").exists()
 
 
-def test_an_unreachable_service_is_said(tmp_path: Path) -> None:
+def test_unreachable_service_is_reported(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     ran = kernlore("documents", "list", "--url", url, "--json")
     assert ran.code == 1
@@ -196,7 +196,7 @@ def test_an_unreachable_service_is_said(tmp_path: Path) -> None:
 # -- in process
 
 
-def test_every_file_is_accounted_for(data: Path, files: Path, tmp_path: Path) -> None:
+def test_every_ingested_file_is_reported(data: Path, files: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("")
     again = files / "memory.md"
@@ -212,7 +212,7 @@ def test_every_file_is_accounted_for(data: Path, files: Path, tmp_path: Path) ->
     assert "most useful to add:" in text.out
 
 
-def test_a_signal_a_log_and_metrics_find_the_manual(data: Path, tmp_path: Path) -> None:
+def test_signal_log_and_metrics_find_manual(data: Path, tmp_path: Path) -> None:
     about = ("--hardware", "h100", "--json", "-k", "20")
     by_signal = kernlore("retrieve", "--signal", "memory_bound", *about, data=data).json
     printed = kernlore("retrieve", "--signal", "memory_bound", *about[:2], data=data).out
@@ -234,7 +234,7 @@ def test_a_signal_a_log_and_metrics_find_the_manual(data: Path, tmp_path: Path) 
     assert by_profile["profile"]["metrics"] == {"cycles": 4000.0, "instructions": 9000.0}
 
 
-def test_an_answer_reads_well_and_its_context_stands_alone(data: Path) -> None:
+def test_answer_text_and_context(data: Path) -> None:
     text = kernlore("retrieve", "--signal", "memory_bound", "--hardware", "h100", data=data)
     assert "h100 > hopper > nvidia" in text.out
     assert "psg_" in text.out
@@ -243,16 +243,16 @@ def test_an_answer_reads_well_and_its_context_stands_alone(data: Path) -> None:
     assert "--context" not in packed.out
 
 
-def test_an_outcome_is_recorded_against_an_answer(data: Path) -> None:
+def test_outcome_is_recorded_for_answer(data: Path) -> None:
     answer = kernlore("retrieve", "--q", "barrier", "--json", data=data).json
     used = answer["excerpts"][0]["id"]
-    said = ("--used", used, "--correct", "--speedup", "1.5", "--json")
-    ran = kernlore("outcome", answer["retrieval_id"], *said, data=data)
+    output = ("--used", used, "--correct", "--speedup", "1.5", "--json")
+    ran = kernlore("outcome", answer["retrieval_id"], *output, data=data)
     assert ran.code == 0, ran.err
     assert ran.json["retrieval_id"] == answer["retrieval_id"]
 
 
-def test_a_passage_is_given_to_another_chip(data: Path, tmp_path: Path) -> None:
+def test_passage_is_assigned_to_another_chip(data: Path, tmp_path: Path) -> None:
     copied = tmp_path / "data"
     copy_data_dir(data, copied)
     document_id = document_of(copied, "Wombat")
@@ -265,7 +265,7 @@ def test_a_passage_is_given_to_another_chip(data: Path, tmp_path: Path) -> None:
     assert passage["id"] in found["excerpts"][0]["passages"]
 
 
-def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
+def test_deleted_document_is_not_found(data: Path, tmp_path: Path) -> None:
     copied = tmp_path / "data"
     copy_data_dir(data, copied)
     document_id = document_of(copied, "Wombat")
@@ -276,7 +276,7 @@ def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "n\n"])
-def test_without_a_yes_nothing_is_deleted(data: Path, answer: str) -> None:
+def test_deletion_needs_confirmation(data: Path, answer: str) -> None:
     document_id = document_of(data, "Wombat")
     ran = kernlore("documents", "delete", document_id, data=data, stdin=answer)
     assert ran.code == 1
@@ -284,7 +284,7 @@ def test_without_a_yes_nothing_is_deleted(data: Path, answer: str) -> None:
     assert kernlore("documents", "show", document_id, data=data).code == 0
 
 
-def test_input_that_ends_too_early_is_no_traceback(
+def test_truncated_input_is_an_error_without_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ended(*_: Any, **__: Any) -> Any:
@@ -295,9 +295,7 @@ def test_input_that_ends_too_early_is_no_traceback(
     assert "the input ended too early" in capsys.readouterr().err
 
 
-def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
-    data: Path, files: Path
-) -> None:
+def test_ingested_file_does_not_replace_built_in_knowledge(data: Path, files: Path) -> None:
     key = "./Builtin/guidance/memory-bound.md"
     ran = kernlore("ingest", files / "memory.md", "--source-key", key, "--json", data=data)
     assert ran.code == 1
@@ -306,7 +304,7 @@ def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
     assert "built-in knowledge" in refused["error"]["message"] and refused["error"]["hint"]
 
 
-def test_two_files_of_one_command_are_no_versions_of_each_other(data: Path, tmp_path: Path) -> None:
+def test_equal_names_in_one_command_are_refused(data: Path, tmp_path: Path) -> None:
     for folder, words in (("a", "Quartz alpha guide"), ("b", "Quartz beta notes")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "guide.md").write_text(f"# {words}\n\nAll about {words}.\n")
@@ -314,15 +312,13 @@ def test_two_files_of_one_command_are_no_versions_of_each_other(data: Path, tmp_
     assert ran.code == 2 and "would be two versions of guide.md" in ran.err
 
 
-def test_what_an_unrelated_file_replaces_is_said_on_the_terminal(
-    data: Path, tmp_path: Path
-) -> None:
+def test_replacement_by_unrelated_file_is_reported(data: Path, tmp_path: Path) -> None:
     copied = tmp_path / "data"
     copy_data_dir(data, copied)
     for folder, words in (("a", "Quartz alpha guide"), ("b", "Onyx notes of links")):
         (tmp_path / folder).mkdir()
-        said = " ".join(f"{word} {n} of {words}" for n, word in enumerate(words.split() * 4))
-        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\n{said}.\n")
+        output = " ".join(f"{word} {n} of {words}" for n, word in enumerate(words.split() * 4))
+        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\n{output}.\n")
     first = kernlore("ingest", tmp_path / "a" / "guide.md", "--hardware", "h100", data=copied)
     assert "replaces" not in first.out
     onyx = tmp_path / "b" / "guide.md"
@@ -333,7 +329,7 @@ def test_what_an_unrelated_file_replaces_is_said_on_the_terminal(
     assert "replaces 'Quartz alpha guide', with which it shares" in third.out
 
 
-def test_links_that_lead_out_of_a_folder_are_named_and_not_read(
+def test_links_out_of_a_folder_are_named_and_not_read(
     data: Path, files: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -350,17 +346,17 @@ def test_links_that_lead_out_of_a_folder_are_named_and_not_read(
     kernlore("documents", "delete", ran.json["files"][0]["document_id"], "--yes", data=data)
 
 
-def test_the_terminal_shows_of_a_log_what_the_json_has(data: Path, tmp_path: Path) -> None:
+def test_terminal_shows_log_signatures_of_json(data: Path, tmp_path: Path) -> None:
     log = tmp_path / "build.log"
     log.write_text(
         "compiling k.cu\n"
         "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)\n"
         "RuntimeError: CUDA error: an illegal memory access was encountered\n"
     )
-    asked = ("retrieve", "--log", log, "--hardware", "h100")
-    known = kernlore(*asked, "--json", data=data).json["diagnosis"]["signatures"]
+    request = ("retrieve", "--log", log, "--hardware", "h100")
+    known = kernlore(*request, "--json", data=data).json["diagnosis"]["signatures"]
     assert {signature["line_number"] for signature in known} == {2, 3}
-    shown = kernlore(*asked, data=data).out
+    shown = kernlore(*request, data=data).out
     for signature in known:
         assert signature["line"] in log.read_text() and signature["remedy"]
         assert (
@@ -369,7 +365,7 @@ def test_the_terminal_shows_of_a_log_what_the_json_has(data: Path, tmp_path: Pat
         ) in shown
 
 
-def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
+def test_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "chip.toml"
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 0
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 2  # never overwritten
@@ -384,7 +380,7 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     kernlore("hardware", "facts", "acme-x1", *change, data=data)
     facts = kernlore("hardware", "facts", "acme-x1", "--json", data=data).json["facts"]
     assert facts[0]["value"] == 12.0
-    # What a person set stays when the description comes again, and can be taken back.
+    # A value set by a person survives a repeated import of the description, and can be withdrawn.
     file.write_text(f'{text}\nsummary = "New."\n[[facts]]\n{stated}{source}')
     assert kernlore("hardware", "add", file, "--json", data=data).json["outcome"] == "updated"
     shown = kernlore("hardware", "facts", "acme-x1", data=data).out
@@ -394,7 +390,7 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     assert (fact["value"], fact["origin"]) == (8.0, "spec")
 
 
-def test_only_an_id_is_required_of_a_chip(data: Path, tmp_path: Path) -> None:
+def test_chip_needs_only_id(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "bare.toml"
     file.write_text('id = "acme-bare"\nlanguages = ["acasm"]\n')
     assert kernlore("hardware", "add", file, "--json", data=data).json["outcome"] == "created"
@@ -433,18 +429,18 @@ def test_detection_names_devices(data: Path) -> None:
     assert any(d["kind"] == "cpu" for d in kernlore("hardware", "detect", "--json", data=data).json)
 
 
-def test_settings_name_their_source(tmp_path: Path) -> None:
+def test_settings_have_their_source(tmp_path: Path) -> None:
     shown = kernlore("config", "show", "--json", data=tmp_path).json
     assert shown["data_dir"] == shown["data_dir"] | {"value": str(tmp_path), "source": "--data-dir"}
     assert shown["port"]["source"] == "default"
 
 
-def test_the_knowledge_tree_counts_documents(data: Path) -> None:
+def test_knowledge_tree_counts_documents(data: Path) -> None:
     tree = kernlore("knowledge", "tree", "hardware", "--json", data=data).json
     assert {child["path"] for child in tree["children"]} >= {"hardware/h100", "hardware/h200"}
 
 
-def test_the_index_is_rebuilt_and_the_doctor_agrees(data: Path) -> None:
+def test_index_is_rebuilt_and_passes_doctor(data: Path) -> None:
     report = kernlore("reindex", "--json", data=data).json
     assert report["added"] > 0
     ran = kernlore("doctor", "--json", data=data)
@@ -454,9 +450,7 @@ def test_the_index_is_rebuilt_and_the_doctor_agrees(data: Path) -> None:
 
 
 @pytest.mark.embedded
-def test_the_doctor_finds_a_lost_original_and_rebuilds_a_lost_snapshot(
-    data: Path, tmp_path: Path
-) -> None:
+def test_doctor_finds_lost_original_and_rebuilds_lost_snapshot(data: Path, tmp_path: Path) -> None:
     broken = tmp_path / "data"
     copy_data_dir(data, broken)
     shutil.rmtree(broken / FOLDER)

@@ -1,4 +1,4 @@
-"""`kernlore jobs` and what `kernlore ingest` shows while it waits."""
+"""`kernlore jobs`, and the progress output of `kernlore ingest`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def counts(**given: int) -> dict[str, int]:
     return dict.fromkeys((*names, "passages"), 0) | given
 
 
-# -- figures, without a clock
+# -- estimates, without a clock
 
 
-def test_the_bar_moves_as_soon_as_a_document_is_read() -> None:
+def test_bar_moves_once_document_is_read() -> None:
     pace = Pace(10)
     start = pace.at(counts(queued=9, running=1), 10, 0.0)
     assert (start.stage, start.share, start.documents) == ("reading", 0.0, "0/10 files")
@@ -41,7 +41,7 @@ def test_the_bar_moves_as_soon_as_a_document_is_read() -> None:
     assert (read.rate, read.seconds_left) == (None, None)
 
 
-def test_time_left_is_named_with_evidence_and_goes_by_the_documents_not_read_yet() -> None:
+def test_time_left_needs_evidence_and_counts_unread_documents() -> None:
     pace = Pace(4)
     half_read = {"queued": 2, "running": 2, "embedding": 2, "passages": 200}
     pace.at(counts(**half_read), 4, 0.0)
@@ -49,26 +49,26 @@ def test_time_left_is_named_with_evidence_and_goes_by_the_documents_not_read_yet
     early = pace.at(counts(**half_read, passages_done=20), 4, 2.0)
     assert early.rate == pytest.approx(10) and early.seconds_left is None
     later = pace.at(counts(**half_read, passages_done=110), 4, 11.0)
-    # 400 passages are expected of four documents, 290 of them are left.
+    # Four documents give 400 passages; 290 of them are left.
     assert later.seconds_left == pytest.approx(29)
     assert later.text == "0/4 files, 110/200+ passages, 10/s, 0:29 left"
     assert pace.at(counts(ready=4, passages=400, passages_done=400), 0, 40.0).share == 1.0
 
 
-def test_the_rate_is_that_of_late_and_the_bar_never_goes_back() -> None:
+def test_rate_is_recent_and_bar_never_decreases() -> None:
     pace = Pace(2)
     first = counts(running=2, embedding=1, passages=100, passages_done=80)
     share = pace.at(first, 2, 0.0).share
     slow = pace.at(counts(running=2, embedding=2, passages=9000, passages_done=90), 2, 100.0)
     assert slow.share >= share
-    assert slow.rate is None  # nothing was seen within the last seconds to compare with
+    assert slow.rate is None  # no sample within the last seconds
 
 
 # -- against a data directory
 
 
 class Counting(CommandTarget):
-    """Counts its requests, as a service would get them."""
+    """Counts its requests as a service would receive them."""
 
     def __init__(self, data: Path) -> None:
         super().__init__(read_settings(data))
@@ -102,7 +102,7 @@ def entries_of(target: CommandTarget, folder: Path, group: str, number: int) -> 
     return entries
 
 
-def test_one_request_asks_for_all_files(
+def test_all_files_are_sent_in_one_request(
     target: Counting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = entries_of(target, tmp_path / "manuals", "upl_1", 12)
@@ -114,16 +114,14 @@ def test_one_request_asks_for_all_files(
     assert sorted(lines) == sorted(f"ready        {n}.md  (1 passages)" for n in range(12))
 
 
-def test_files_that_another_upload_took_over_are_still_watched(
-    target: Counting, tmp_path: Path
-) -> None:
+def test_files_of_another_upload_are_still_watched(target: Counting, tmp_path: Path) -> None:
     mine = entries_of(target, tmp_path / "manuals", "upl_1", 3)
     entries_of(target, tmp_path / "manuals", "upl_2", 2)
     wait_for_jobs(target, mine, group="upl_1", quiet=True)
     assert {entry.state for entry in mine} == {"ready"}
 
 
-def test_a_document_deleted_meanwhile_ends_with_a_reason(target: Counting, tmp_path: Path) -> None:
+def test_document_deleted_meanwhile_ends_with_reason(target: Counting, tmp_path: Path) -> None:
     entries = entries_of(target, tmp_path / "manuals", "upl_1", 2)
     target.call(documents.delete_document, str(entries[0].document_id))
     wait_for_jobs(target, entries, group="upl_1", quiet=True)
@@ -132,7 +130,7 @@ def test_a_document_deleted_meanwhile_ends_with_a_reason(target: Counting, tmp_p
 
 
 def test_jobs_are_listed(data: Path) -> None:
-    # Other tests of this module may have added some, for this chip and for others.
+    # Other tests of this module may have added jobs, for this chip and others.
     everything = kernlore("jobs", "list", "--hardware", "h100", "--json", data=data).json
     ready = everything["counts"]["ready"]
     assert ready == len(everything["jobs"]) >= 3
@@ -149,7 +147,7 @@ def test_jobs_are_listed(data: Path) -> None:
     assert (wrong.code, wrong.json["code"]) == (2, "invalid_request")
 
 
-def test_a_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> None:
+def test_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> None:
     own = tmp_path / "data"
     copy_data_dir(data, own)
     (tmp_path / "nothing.md").write_text("---\ntitle: Nothing\n---\n")
@@ -174,7 +172,7 @@ The memory of the chip is refreshed by its own controller while kernels run besi
 """
 
 
-def test_a_new_version_says_what_it_leaves_to_decide(tmp_path: Path, model_cache: Path) -> None:
+def test_undecided_items_of_a_new_version_are_reported(tmp_path: Path, model_cache: Path) -> None:
     data, sheet = place_models(tmp_path / "data", model_cache), tmp_path / "sheet.md"
     (tmp_path / "orbis.toml").write_text('id = "orbis-3"\nname = "Orbis-3"\n')
 
@@ -192,11 +190,11 @@ def test_a_new_version_says_what_it_leaves_to_decide(tmp_path: Path, model_cache
     said("documents", "correct", vexp, "--text", "The vexp instruction takes 12 cycles.")
     said("hardware", "facts", "orbis-3", "--accept-all")
     sheet.write_text(SHEET.replace("14 cycles", "15 cycles").replace("820", "860"))
-    told = said("ingest", sheet, "--hardware", "orbis-3")
+    reported = said("ingest", sheet, "--hardware", "orbis-3")
     unfit = "1 correction no longer fits this version: text 'The vexp instruction takes 12 cycles.'"
     accepted = "the accepted 820 GB/s is from version 1 of 'Orbis-3 sheet'; version 2 says 860 GB/s"
     job = kernlore("jobs", "list", "--json", data=data).json["jobs"][0]["id"]
-    for text in (told, said("jobs", "list"), said("jobs", "show", job)):
+    for text in (reported, said("jobs", "list"), said("jobs", "show", job)):
         assert unfit in text and f"memory_bandwidth of orbis-3: {accepted}" in text
         assert "{" not in text
     shown = said("documents", "show", document["id"])
@@ -221,7 +219,7 @@ def test_a_new_version_says_what_it_leaves_to_decide(tmp_path: Path, model_cache
     assert "1 of the accepted values hold still: another source states them" in deleted
 
 
-def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) -> None:
+def test_terminal_gets_bar_and_permanent_lines(tmp_path: Path, data: Path) -> None:
     own = tmp_path / "data"
     copy_data_dir(data, own)
     manual = tmp_path / "manual.md"
@@ -239,7 +237,7 @@ def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) ->
     try:
         while part := os.read(leader, 65_536):
             shown += part
-    except OSError:  # Linux: the other side is closed
+    except OSError:  # Linux: the other end is closed
         pass
     os.close(leader)
     assert process.wait(timeout=60) == 0
@@ -248,7 +246,7 @@ def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) ->
     assert "ready        manual.md  (60 passages)" in text
 
 
-def test_the_state_that_is_shown_begins_with_the_word_that_can_be_asked_for() -> None:
+def test_shown_state_starts_with_its_filter_name() -> None:
     job: dict[str, Any] = dict.fromkeys(("document", "passages", "started_at", "seconds", "error"))
     job |= {"id": "job_1", "state": "running", "stage": "embedding"}
     assert jobs._row(job)[1] == "running: embedding"

@@ -42,7 +42,7 @@ BODIES = {
 }
 
 
-def test_the_exit_code_is_the_verdict(tmp_path: Path) -> None:
+def test_exit_code_is_the_verdict(tmp_path: Path) -> None:
     task, key = tmp_path / "doubled_relu.py", tmp_path / "key"
     task.write_text(TASK)
     key.write_text("a secret of the judge\n")
@@ -65,7 +65,7 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path) -> None:
             assert hidden["validity"] == "correct"
 
 
-def test_a_submission_for_one_shape_is_reported(tmp_path: Path) -> None:
+def test_submission_for_one_shape_is_reported(tmp_path: Path) -> None:
     task, submission = tmp_path / "doubled_relu.py", tmp_path / "fixed.py"
     task.write_text(TASK)
     submission.write_text(SUBMISSION.format(body="assert len(x) == 64; return x.clamp(min=0) * 2"))
@@ -77,7 +77,7 @@ def test_a_submission_for_one_shape_is_reported(tmp_path: Path) -> None:
     assert (strict.code, strict.json["verdict"]) == (3, "incorrect")
 
 
-def test_mistakes_of_the_caller_are_exit_code_2(tmp_path: Path) -> None:
+def test_invalid_input_has_exit_code_2(tmp_path: Path) -> None:
     submission = tmp_path / "submission.py"
     submission.write_text("")
     ran = kernlore("judge", submission, data=tmp_path / "data")
@@ -86,7 +86,7 @@ def test_mistakes_of_the_caller_are_exit_code_2(tmp_path: Path) -> None:
     assert ran.code == 2 and "the format of the task" in ran.err
 
 
-def test_a_folder_of_tasks_is_judged(tmp_path: Path) -> None:
+def test_folder_of_tasks_is_judged(tmp_path: Path) -> None:
     tasks, submissions = tmp_path / "level1", tmp_path / "run"
     for folder in (tasks, submissions):
         folder.mkdir()

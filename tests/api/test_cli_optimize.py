@@ -128,7 +128,7 @@ def model() -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="module")
 def ran(place: Path, model: ModelServer) -> Ran:
-    """One run of a recipe and, where litellm is installed, of a model."""
+    """One run of a recipe and, if litellm is installed, of a model."""
     options = [*OPTIONS, "-o", str(place / "out")]
     if LITELLM:
         options += ["--models", MODEL]
@@ -142,7 +142,7 @@ def ran(place: Path, model: ModelServer) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def told(ran: Ran) -> dict[str, Any]:
+def run_answer(ran: Ran) -> dict[str, Any]:
     answer: dict[str, Any] = ran.json
     return answer
 
@@ -153,19 +153,19 @@ def run_json(place: Path, *arguments: str | Path, data: str = "data") -> Any:
     return done.json
 
 
-def test_the_answer_and_the_module(place: Path, told: dict[str, Any], bare: Path) -> None:
-    assert told["ended"] == "2 candidates were tried" and told["correct"] is True
-    gain = told["outcome"]["gain"]
-    stays = 1.0 if told["outcome"]["measured"] else None
-    assert told["speedup"] == (gain["value"] if gain else stays)
-    module = Path(told["module"])
+def test_answer_and_module(place: Path, run_answer: dict[str, Any], bare: Path) -> None:
+    assert run_answer["ended"] == "2 candidates were tried" and run_answer["correct"] is True
+    gain = run_answer["outcome"]["gain"]
+    stays = 1.0 if run_answer["outcome"]["measured"] else None
+    assert run_answer["speedup"] == (gain["value"] if gain else stays)
+    module = Path(run_answer["module"])
     assert module.name == "map_id_kernel" and module.parent == place / "out"
     done = on_bare_machine(bare, "-c", CALL, cwd=place, path=module.parent)
     assert done.stdout == "[1, 3, 0]\n[]\n", done.stderr
 
 
-def test_what_is_stored_is_shown(place: Path, told: dict[str, Any]) -> None:
-    run = told["run"]
+def test_stored_run_is_shown(place: Path, run_answer: dict[str, Any]) -> None:
+    run = run_answer["run"]
     assert [(r["run"], r["problem"], r["state"]) for r in run_json(place, "list")] == [
         (run, PROBLEM, "finished")
     ]
@@ -178,12 +178,12 @@ def test_what_is_stored_is_shown(place: Path, told: dict[str, Any]) -> None:
     assert sum(shown["verdicts"].values()) == 2 and shown["goal"]["language"] == "cpp"
     compared = run_json(place, "compare", run, run)
     assert compared[run]["knowledge"] == "off" and compared[run]["candidates"] == "2"
-    report = Path(told["report"]).read_text(encoding="utf-8")
+    report = Path(run_answer["report"]).read_text(encoding="utf-8")
     assert PROBLEM in report and run in report
 
 
 def refused(done: Ran) -> tuple[str, int]:
-    """Code of the error and of the process; message and hint are on standard error too."""
+    """Error code and exit code; message and hint are on standard error too."""
     error = done.json
     assert set(error) == ERROR_KEYS and error["message"] and error["hint"]
     assert f"error: {error['message']}" in done.err and f"hint: {error['hint']}" in done.err
@@ -191,20 +191,20 @@ def refused(done: Ran) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("command", ["show", "tree", "resume", "cancel"])
-def test_a_run_that_is_not_there(place: Path, command: str) -> None:
+def test_unknown_run_is_an_error(place: Path, command: str) -> None:
     assert refused(kernlore("runs", command, "run_0", "--json", data=place / "data")) == (
         "not_found",
         2,
     )
 
 
-def test_a_run_that_has_ended_is_not_resumed(place: Path, told: dict[str, Any]) -> None:
-    done = kernlore("runs", "resume", told["run"], "--json", data=place / "data")
+def test_finished_run_is_not_resumed(place: Path, run_answer: dict[str, Any]) -> None:
+    done = kernlore("runs", "resume", run_answer["run"], "--json", data=place / "data")
     assert refused(done) == ("conflict", 2) and "Start a new run" in done.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "expected"),
     [
         (("optimize", "softmaxx"), "not_found", "softmax"),
         (("optimize", "nowhere/problem.py"), "not_found", "nowhere"),
@@ -229,17 +229,17 @@ def test_a_run_that_has_ended_is_not_resumed(place: Path, told: dict[str, Any]) 
         ),
     ],
 )
-def test_bad_requests_say_what_to_do(
-    place: Path, arguments: tuple[str, ...], code: str, said: str
+def test_invalid_requests_have_hints(
+    place: Path, arguments: tuple[str, ...], code: str, expected: str
 ) -> None:
     done = kernlore(*arguments, "--json", data=place / "data")
-    assert refused(done) == (code, 2) and said in done.err
+    assert refused(done) == (code, 2) and expected in done.err
 
 
-def test_a_session_is_packed_run_elsewhere_and_imported(
+def test_session_is_packed_run_elsewhere_and_imported(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """On a data directory that is new: the built-in knowledge has its vectors at once."""
+    """In a new data directory: the built-in knowledge has its vectors at once."""
     session = packed_session(tmp_path_factory, tmp_path)
     home, out = session.home, session.results
     assert "by words and tags alone" not in session.warnings
@@ -265,29 +265,29 @@ def test_a_session_is_packed_run_elsewhere_and_imported(
     with catalog.read() as connection:
         outcomes = connection.exec_driver_sql("SELECT count(*) FROM outcomes").scalar()
     catalog.close()
-    told = [n for n in brought.nodes(run) if n.shown.retrieval_id and n.state != "duplicate"]
-    assert outcomes == len(told)
+    run_answer = [n for n in brought.nodes(run) if n.shown.retrieval_id and n.state != "duplicate"]
+    assert outcomes == len(run_answer)
     twice = kernlore("runs", "import", out, "--json", data=home)
     assert refused(twice) == ("conflict", 2) and "imported before" in twice.err
     full = kernlore("runs", "export", run, "-o", out, "--json", data=home)
     assert refused(full) == ("conflict", 2) and "not empty" in full.err
 
 
-def test_builtin_knowledge_is_read_once_and_found_by_words(
+def test_built_in_knowledge_is_read_once_and_found_by_words(
     place: Path, settings: Settings, model_cache: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     unembedded = copy_knowledge(place / "knowledge", DOCUMENTS, vectors=False)
     own = settings.model_copy(update={"data_dir": place / "words", "knowledge_dir": unembedded})
     place_models(own.data_dir, model_cache)
     for _ in range(2):
         local = CommandTarget(own)
-        local.load_knowledge(said.append)
+        local.load_knowledge(messages.append)
         request = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
         found = local.services.retriever.retrieve(request)
         acting = local.services.retriever.moves_and_skills(request)
         local.close()
-    assert [line.split()[0] for line in said] == ["reading", "0", "0"]
+    assert [line.split()[0] for line in messages] == ["reading", "0", "0"]
     assert found.excerpts and "words alone" in " ".join(found.hints)
     assert {score for e in found.excerpts for score in [e.channels["dense"]]} == {0.0}
     assert found.moves and (acting.moves, acting.skills) == (found.moves, found.skills)
@@ -301,8 +301,8 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
     services.close()
 
 
-def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
-    """Hardly any time: there may be no candidate at all, and the module is there all the same."""
+def test_run_ends_with_three_lines(place: Path, bare: Path) -> None:
+    """With almost no time: there may be no candidate, but the module is written."""
     out = place / "no-time"
     done = kernlore(
         "optimize", PROBLEM, *OPTIONS, "--minutes", "0.00001", "-o", out, data=place / "x"
@@ -318,12 +318,12 @@ def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
     assert imported.returncode == 0, imported.stderr
 
 
-def test_problems_of_a_folder_are_searched_one_after_another(
+def test_problems_of_a_folder_are_searched_in_turn(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No recipe fits the first, which gets a traced kernel without an option, timed as users'
-    candidates are. No proposer has a candidate for the second: the message names those asked, and
-    those that would have one.
+    """No recipe fits the first problem, which gets a traced kernel without an option, timed like
+    users' candidates. No proposer has a candidate for the second: the message names those tried,
+    and those that would have one.
     """
     monkeypatch.setenv(TIMING, "full")
     folder = place / "several"
@@ -351,22 +351,22 @@ def test_problems_of_a_folder_are_searched_one_after_another(
 
 
 @pytest.mark.skipif(not LITELLM, reason="the extra `llm` is not installed")
-def test_a_model_proposes_and_is_measured(
-    place: Path, ran: Ran, told: dict[str, Any], model: ModelServer
+def test_model_proposal_is_measured(
+    place: Path, ran: Ran, run_answer: dict[str, Any], model: ModelServer
 ) -> None:
-    run, asked = told["run"], len(model.requests)
+    run, requested = run_answer["run"], len(model.requests)
     assert "kernlore_abi.h" in prompt_of(model.requests[0])
     tree = run_json(place, "tree", run)
     by_model = [node for node in tree if node["synthesizer"] == "llm"]
     assert [node["plan"] for node in by_model] == ["a binary search for each id"]
     assert by_model[0]["verdict"] in ("correct", "unmeasured"), by_model
-    cost = told["models"][MODEL]
+    cost = run_answer["models"][MODEL]
     assert cost["candidates"] == 1 and cost["usd"] > 0
-    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * asked, 20 * asked)
+    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * requested, 20 * requested)
     shown = kernlore("runs", "show", run, data=place / "data")
     assert MODEL in shown.out and '"tokens_in": 100' in shown.out
     transcripts = list((place / "data" / "transcripts" / run).glob("*.json"))
-    assert len(transcripts) == asked
+    assert len(transcripts) == requested
     out = [path for path in (place / "out").rglob("*") if path.is_file()]
     written = "".join(path.read_text(errors="replace") for path in (*transcripts, *out))
     assert KEY not in ran.out + ran.err + shown.out + written

@@ -1,5 +1,5 @@
 """`kernlore runs propose`: a scripted model here, the evaluation in another process that sees only
-a zip, and the next round from what was measured.
+a zip, and the next round from its measurements.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ def propose(home: Path, model: ModelServer, target: str | Path, batch: Path, *mo
 
 
 def evaluated(batch: Path, out: Path) -> Path:
-    """What the machine with the device does."""
+    """The steps on the machine with the device."""
     out.mkdir()
     (out / CEILINGS).write_text(json.dumps(known_ceilings().as_json()), encoding="utf-8")
-    kept = ("PATH", "HOME", "TMPDIR", TIMING)
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    stored = ("PATH", "HOME", "TMPDIR", TIMING)
+    environment = {name: os.environ[name] for name in stored if name in os.environ}
     command = [sys.executable, str(batch), "--out", str(out), "--finalists", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out / "results.zip"
 
 
-def test_the_second_round_starts_from_what_the_first_measured(
+def test_second_round_starts_from_measured_results(
     home: Path, model: ModelServer, tmp_path: Path
 ) -> None:
     new = ("--hardware", "x86-64", "--language", "cpp", "--knowledge", "off")
@@ -117,7 +117,7 @@ def test_the_second_round_starts_from_what_the_first_measured(
     assert tree[1]["verdict"] in RIGHT and tree[2]["verdict"] == "not_compiled"
 
     more = ("-o", tmp_path / "two.zip", "--drafts", "2", "--json")
-    second = kernlore("runs", "propose", run, *more, data=home)  # the models that it asked before
+    second = kernlore("runs", "propose", run, *more, data=home)  # the models of the first round
     assert second.code == 0, second.err
     shown = prompt_of(model.requests[2])
     assert "BEGIN verdict" in shown and "the device is on another machine" not in shown
@@ -132,7 +132,7 @@ def test_the_second_round_starts_from_what_the_first_measured(
     assert len(kernlore("runs", "tree", run, "--json", data=home).json) == 5
 
 
-def test_a_folder_stands_for_the_problems_in_it(home: Path, tmp_path: Path) -> None:
+def test_folder_means_its_problems(home: Path, tmp_path: Path) -> None:
     model = ModelServer(lambda body, number: answer(BODIES[number % len(BODIES)]))
     folder, batch = tmp_path / "set", tmp_path / "b.zip"
     inner = folder / "tripled"
@@ -154,7 +154,7 @@ def test_a_folder_stands_for_the_problems_in_it(home: Path, tmp_path: Path) -> N
     }
 
 
-def test_answers_outlive_a_process_that_is_killed(home: Path, tmp_path: Path) -> None:
+def test_answers_survive_killed_process(home: Path, tmp_path: Path) -> None:
     never = threading.Event()
 
     def script(body: Mapping[str, Any], number: int) -> Answered:
@@ -174,16 +174,16 @@ def test_answers_outlive_a_process_that_is_killed(home: Path, tmp_path: Path) ->
         while not batch.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         process.kill()
-        said = process.communicate()[0].decode()
+        output = process.communicate()[0].decode()
     never.set()
     server.close()
-    assert batch.exists(), said
+    assert batch.exists(), output
     with zipfile.ZipFile(batch) as packed:
         problems = json.loads(packed.read(SESSION))["problems"]
     assert [Path(problem["known_as"]).name for problem in problems] == ["mine.py"]
 
 
-def test_without_a_model_a_batch_says_what_is_missing(home: Path, tmp_path: Path) -> None:
+def test_batch_without_model_is_refused(home: Path, tmp_path: Path) -> None:
     options = ("--hardware", "x86-64", "--knowledge", "off", "-o", tmp_path / "b.zip", "--json")
     refused = kernlore("runs", "propose", tmp_path / "mine.py", *options, data=home)
     assert refused.code == 2 and refused.json["message"] == "no model is named"
@@ -199,7 +199,7 @@ def test_without_a_model_a_batch_says_what_is_missing(home: Path, tmp_path: Path
         ("mine.py", ("--hardware", "h200", "--language", "cpp"), "runs no cpp"),
     ],
 )
-def test_a_batch_that_cannot_be_says_what_is_missing(
+def test_invalid_batch_has_hint(
     home: Path,
     model: ModelServer,
     tmp_path: Path,
@@ -214,7 +214,7 @@ def test_a_batch_that_cannot_be_says_what_is_missing(
     assert not (tmp_path / "b.zip").exists()
 
 
-def test_models_that_say_nothing_leave_no_batch_and_no_run(home: Path, tmp_path: Path) -> None:
+def test_models_without_answer_leave_no_batch_and_no_run(home: Path, tmp_path: Path) -> None:
     silent = ModelServer(lambda body, number: Answered("I would rather not."))
     new = ("--hardware", "x86-64", "--language", "cpp", "--knowledge", "off")
     done = propose(home, silent, tmp_path / "mine.py", tmp_path / "b.zip", *new)

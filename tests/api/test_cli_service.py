@@ -1,4 +1,6 @@
-"""The command line beside a running service: the same answers both ways, and who owns what."""
+"""The command line next to a running service: equal answers both ways, and ownership of the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ pytestmark = pytest.mark.slow(seconds=30)
 
 OTHER = "---\ntitle: Other\nlanguages: []\nsources: []\n---\n# Other\n\nIt counts its cycles.\n"
 
-# -- beside a running service
+# -- with a running service
 
 
 @pytest.fixture(scope="module")
 def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same documents behind a real service, beside a built-in one about another chip."""
+    """The same documents in a real service, next to a built-in one about another chip."""
     folder = tmp_path_factory.mktemp("served") / "data"
     copy_data_dir(data, folder)
     knowledge = folder.parent / "knowledge"
@@ -53,7 +55,7 @@ def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         ("--log", "-", "--hardware", "h100"),
     ],
 )
-def test_both_ways_give_the_same_excerpts(
+def test_excerpts_with_and_without_service_are_equal(
     service: Path, data: Path, question: tuple[str, ...]
 ) -> None:
     log = (
@@ -88,14 +90,16 @@ def shape(value: Any) -> Any:
         ("skills", "list"),
     ],
 )
-def test_both_ways_answer_in_one_shape(service: Path, data: Path, command: tuple[str, ...]) -> None:
+def test_answers_with_and_without_service_have_one_shape(
+    service: Path, data: Path, command: tuple[str, ...]
+) -> None:
     alone = kernlore(*command, "--json", data=data)
     served = kernlore(*command, "--json", data=service)
     assert (alone.code, served.code) == (0, 0), served.err
     assert shape(served.json) == shape(alone.json)
 
 
-def test_a_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) -> None:
+def test_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) -> None:
     file = tmp_path / "quokka.md"
     file.write_text("# Quokka\n\nThe quokka pipeline drains before it fills.\n")
     ran = kernlore("ingest", file, "--hardware", "h100", "--json", data=service)
@@ -110,7 +114,7 @@ def test_a_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) 
     assert (job["state"], job["document_id"]) == ("ready", document_id)
 
 
-def test_a_corrected_text_is_found_by_its_words(service: Path) -> None:
+def test_corrected_text_is_found_by_its_words(service: Path) -> None:
     document_id = document_of(service, "Wombat")
     passage = kernlore("documents", "passages", document_id, "--json", data=service).json[0]
     right = passage["text"] + " The zebrafish counter says so."
@@ -120,7 +124,7 @@ def test_a_corrected_text_is_found_by_its_words(service: Path) -> None:
     assert found["excerpts"][0]["passages"] == [passage["id"]]
 
 
-def test_what_the_service_owns_is_not_touched(service: Path) -> None:
+def test_directory_of_a_service_is_not_written(service: Path) -> None:
     ran = kernlore("reindex", "--json", data=service)
     assert (ran.code, ran.json["code"]) == (2, "conflict")
     second = kernlore_process("serve", "--port", str(free_port()), data=service)
@@ -129,7 +133,7 @@ def test_what_the_service_owns_is_not_touched(service: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ("gone", "empty"))
-def test_without_built_in_knowledge_no_service_starts_and_nothing_is_lost(
+def test_service_without_built_in_knowledge_does_not_start(
     data: Path, tmp_path: Path, state: str
 ) -> None:
     store, wrong = tmp_path / "data", tmp_path / "unmounted"
@@ -147,7 +151,7 @@ def test_without_built_in_knowledge_no_service_starts_and_nothing_is_lost(
     assert fresh.code == 2 and "unmounted" in fresh.err
 
 
-def test_the_greeting_has_three_lines_to_try(service: Path) -> None:
+def test_greeting_has_three_example_commands(service: Path) -> None:
     lines = (service.parent / "out.txt").read_text().splitlines()
     tries = [line for line in lines if line.startswith("curl ")]
     assert len(tries) == 3
@@ -160,9 +164,7 @@ def test_the_greeting_has_three_lines_to_try(service: Path) -> None:
         assert json.loads(answer.stdout)["diagnosis"]["signals"]
 
 
-def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
-    tmp_path: Path, model_cache: Path
-) -> None:
+def test_interrupted_ingestion_resumes_when_repeated(tmp_path: Path, model_cache: Path) -> None:
     folder = tmp_path / "manuals"
     folder.mkdir()
     count = 60
@@ -178,7 +180,7 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What a shell starts in the background ignores the signal, and passes that on.
+        # A shell makes background processes ignore the signal, and they pass that on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert first.stdout is not None
@@ -205,8 +207,8 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
     assert [document["job_state"] for document in listed] == ["ready"] * count
 
 
-def test_who_is_interrupted_while_texts_are_embedded_ends_in_order(model_cache: Path) -> None:
-    """Not by SIGABRT, though the thread that embeds goes on for longer than it is waited for."""
+def test_interrupt_during_embedding_ends_cleanly(model_cache: Path) -> None:
+    """Not with SIGABRT, though the embedding thread runs longer than the timeout."""
     script = (
         "import sys, threading\n"
         "from pathlib import Path\n"

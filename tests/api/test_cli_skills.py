@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_was_imported_is_found(place: Path) -> None:
+def test_imported_skill_is_found(place: Path) -> None:
     data = place / "data"
     listed = kernlore("skills", "list", "--state", "candidate", "--json", data=data)
     assert [row["name"] for row in listed.json] == ["gnu-rows"]
@@ -54,7 +54,7 @@ def test_what_was_imported_is_found(place: Path) -> None:
     assert listed.code == 0 and "nki-" not in listed.out
 
 
-def test_a_skill_that_says_nothing_of_when_it_holds_is_warned_of(place: Path) -> None:
+def test_skill_without_scope_gives_warning(place: Path) -> None:
     (place / "talon-wait").mkdir()
     page = "---\nname: talon-wait\ndescription: Use when a talon waits.\n---\nWait.\n"
     (place / "talon-wait" / "SKILL.md").write_text(page, encoding="utf-8")
@@ -67,7 +67,7 @@ def test_a_skill_that_says_nothing_of_when_it_holds_is_warned_of(place: Path) ->
         assert done.code == 0 and "Warning: talon-wait: It names neither hardware" in done.err
 
 
-def test_a_skill_in_use_is_revised_beside_itself(place: Path) -> None:
+def test_active_skill_has_separate_revision(place: Path) -> None:
     data = place / "data"
     text = place / "text.md"
     text.write_text("Wait twice.\n", encoding="utf-8")
@@ -84,7 +84,7 @@ def test_a_skill_in_use_is_revised_beside_itself(place: Path) -> None:
     assert nothing.code == 2
 
 
-def test_every_word_of_a_person_is_in_the_history(place: Path) -> None:
+def test_every_decision_is_in_history(place: Path) -> None:
     data = place / "data"
     unmeasured = kernlore("skills", "approve", "gnu-rows", "--reason", "I like it", data=data)
     assert unmeasured.code == 2 and "no measurement" in unmeasured.err
@@ -95,8 +95,8 @@ def test_every_word_of_a_person_is_in_the_history(place: Path) -> None:
     assert without.code == 2 and "--reason" in without.err
     own = kernlore("skills", "retire", SHIPPED, "--reason", "a test", "--json", data=data)
     assert own.json["event"]["actor"] and own.json["state"] == "retired"
-    told = kernlore("skills", "history", "gnu-rows", "--json", data=data).json
-    assert [(e["to_state"], e["actor"], e["reason"]) for e in told][1:] == [
+    reported = kernlore("skills", "history", "gnu-rows", "--json", data=data).json
+    assert [(e["to_state"], e["actor"], e["reason"]) for e in reported][1:] == [
         ("quarantined", "ann", "to quarantine"),
         ("candidate", "ann", "to restore"),
         ("retired", "ann", "to retire"),
@@ -104,10 +104,10 @@ def test_every_word_of_a_person_is_in_the_history(place: Path) -> None:
     ]
 
 
-def test_an_exported_library_is_valid_and_comes_back(place: Path) -> None:
+def test_exported_library_is_valid_and_imports(place: Path) -> None:
     out = place / "out"
     done = kernlore(
-        "skills", "export", out, "gnu-rows", "cpp-in-register-scan", data=place / "data"
+        "skills", "export", "gnu-rows", "cpp-in-register-scan", "-o", out, data=place / "data"
     )
     assert done.code == 0, done.err
     command = Path(sys.executable).with_name("agentskills")
@@ -122,7 +122,7 @@ def test_an_exported_library_is_valid_and_comes_back(place: Path) -> None:
     assert nothing.code == 2 and "SKILL.md" in nothing.err
 
 
-def test_a_service_carries_out_the_same(place: Path, service_url: str) -> None:
+def test_commands_work_over_service(place: Path, service_url: str) -> None:
     def remote(*arguments: str | Path) -> Any:
         done = kernlore("skills", *arguments, "--url", service_url, "--json")
         assert done.code == 0, done.err
@@ -136,34 +136,34 @@ def test_a_service_carries_out_the_same(place: Path, service_url: str) -> None:
     events = remote("history", "gnu-rows")
     assert [e["to_state"] for e in events] == ["candidate", "retired"]
     out = place / "from-service"
-    remote("export", out, "gnu-rows", SHIPPED)
+    remote("export", "gnu-rows", SHIPPED, "-o", out)
     assert (out / "gnu-rows" / "SKILL.md").is_file()
-    narrowed = remote("export", place / "nki", "--hardware", "trainium2", "--language", "nki")
+    narrowed = remote("export", "-o", place / "nki", "--hardware", "trainium2", "--language", "nki")
     kinds = {Path(path).name.partition("-")[0] for path in narrowed}
     assert "nki" in kinds and not kinds & {"triton", "cpp", "cuda"}
     shutil.rmtree(out / "gnu-rows")
-    again = kernlore("skills", "export", out, "nobody", "--url", service_url)
-    assert again.code == 2 and not (out / "nobody").exists()
+    again = kernlore("skills", "export", "absent", "-o", out, "--url", service_url)
+    assert again.code == 2 and not (out / "absent").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("distill",), "needs a run or a trajectory"),
         (("distill", "run_0"), "no run run_0"),
         (("distill", "--trajectory", "trj_0"), "trj_0"),
         (("verify",), "one of NAME"),
         (("verify", "gnu-rows", "--queued"), "one of NAME"),
-        (("ablate", "nobody"), "nobody"),
-        (("lift", "nobody"), "nobody"),
+        (("ablate", "absent"), "absent"),
+        (("lift", "absent"), "absent"),
         (("replay", "0" * 64), "no stored file"),
     ],
 )
-def test_bad_requests_say_what_to_do(place: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_requests_have_hints(place: Path, arguments: tuple[str, ...], message: str) -> None:
     done = kernlore("skills", *arguments, "--json", data=place / "data")
-    assert done.code == 2 and said in done.err, done.err
+    assert done.code == 2 and message in done.err, done.err
 
 
-def test_lift_of_a_skill_that_nobody_was_shown(place: Path) -> None:
+def test_lift_of_an_unshown_skill_is_unknown(place: Path) -> None:
     done = kernlore("skills", "lift", "gnu-rows", "--json", data=place / "data")
     assert done.json["lift"] is None and "no lift" in done.json["reason"]

@@ -1,4 +1,4 @@
-"""What commands print of an answer, where a line could be empty or say too little."""
+"""Printed text of answers where a line could be empty or incomplete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def excerpt(title: str, section: str) -> dict[str, Any]:
     return {"document": {"title": title}, "section": section}
 
 
-def test_what_to_read_has_the_title_of_its_document() -> None:
+def test_excerpt_line_has_document_title() -> None:
     excerpts = [
         excerpt("orbis3_errors", ""),
         excerpt("ISA", "ISA"),
@@ -41,7 +41,7 @@ def test_what_to_read_has_the_title_of_its_document() -> None:
     assert knowledge_lines({"signals": [], "moves": [], "excerpts": []}) == []
 
 
-def test_a_module_without_a_kernel_says_so() -> None:
+def test_module_without_kernel_is_stated() -> None:
     outcome = {
         "gain": None,
         "over": "the reference",
@@ -65,11 +65,11 @@ def test_a_module_without_a_kernel_says_so() -> None:
     ]
 
 
-def test_no_recipes_say_where_they_come_from() -> None:
+def test_empty_recipe_list_names_their_sources() -> None:
     assert "code samples of uploaded manuals" in _recipe_lines([])
 
 
-def test_the_screen_of_a_search_stays_one_screen() -> None:
+def test_search_screen_is_bounded() -> None:
     live, tree = _Live(Goal(candidates=50)), Tree([])
     tree.add(Node(0, None, "evaluated", None, evaluation(None, 1.0)))
     for number in range(1, 41):

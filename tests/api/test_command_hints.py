@@ -1,4 +1,4 @@
-"""Hints of commands name commands, and settings that are none are named."""
+"""Hints of commands name commands, and unknown settings are named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.api.cli_process import kernlore
 
 ROOT = Path(__file__).parents[2]
 ROUTE = re.compile(r"\b(?:GET|POST|PATCH|DELETE) /\S*")
-# What only a service can do.
+# Only a service has these.
 OF_SERVICES = ("POST /runs", "POST /evaluations", "GET /readyz")
 
 
@@ -39,7 +39,7 @@ def _text(value: ast.expr) -> str:
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "ID" for part in parts)
 
 
-def test_every_hint_that_names_a_route_names_a_command_to_who_uses_commands() -> None:
+def test_every_route_in_hint_becomes_a_command() -> None:
     named = [hint for hint in hints() if ROUTE.search(hint)]
     assert len(named) > 8
     left = [
@@ -50,7 +50,7 @@ def test_every_hint_that_names_a_route_names_a_command_to_who_uses_commands() ->
     assert left == []
 
 
-def test_the_sentences_read_well() -> None:
+def test_hints_with_commands_are_sentences() -> None:
     chip = in_commands(UnknownHardware("h10", ["h100"]).hint)
     assert "`kernlore hardware list` lists every id; register a new chip with `kernlore" in chip
     assert "`kernlore signals` lists every signal" in in_commands(UnknownSignal("x", []).hint)
@@ -60,17 +60,15 @@ def test_the_sentences_read_well() -> None:
 
 
 @pytest.mark.slow(seconds=3)
-def test_a_command_says_it_so(tmp_path: Path) -> None:
-    done = kernlore("skills", "show", "nobody", "--json", data=tmp_path / "data")
+def test_command_error_names_command(tmp_path: Path) -> None:
+    done = kernlore("skills", "show", "absent", "--json", data=tmp_path / "data")
     assert "kernlore skills list" in done.err and "GET /" not in done.err
     assert "kernlore skills list" in done.json["hint"]
 
 
-def test_a_mistyped_setting_is_named_with_the_nearest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (said,) = unknown_settings({"KERNLORE_PROT": "9000", "KERNLORE_PORT": "1", "HOME": "/"})
-    assert said == "KERNLORE_PROT is set but is not a setting; did you mean KERNLORE_PORT?"
+def test_mistyped_setting_has_suggestion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (message,) = unknown_settings({"KERNLORE_PROT": "9000", "KERNLORE_PORT": "1", "HOME": "/"})
+    assert message == "KERNLORE_PROT is set but is not a setting; did you mean KERNLORE_PORT?"
     of_a_cluster = {"KERNLORE_SERVICE_HOST": "x", "KERNLORE_PORT_8321_TCP": "x"}
     assert unknown_settings({**of_a_cluster, "KERNLORE_KEY": "k"}) == ()
     monkeypatch.setenv("KERNLORE_PROT", "9000")
@@ -79,7 +77,7 @@ def test_a_mistyped_setting_is_named_with_the_nearest(
     assert not settings.ok and "KERNLORE_PORT?" in settings.detail
 
 
-def test_hints_about_settings_name_only_options_that_exist(
+def test_hints_about_settings_name_existing_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(InvalidRequest) as error:

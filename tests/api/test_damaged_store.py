@@ -1,5 +1,6 @@
-"""Damage in a data directory: noticed at the start, mended from the catalog, or refused with the
-way out."""
+"""Damage in a data directory: detected at the start, repaired from the catalog, or refused with a
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ QUESTION = {"query": "coalesce the accesses of a memory bound kernel", "hardware
 
 @pytest.fixture
 def settings(data: Path, tmp_path: Path) -> Settings:
-    """A copy of the directory that the command line filled."""
+    """A copy of the directory filled by the command line."""
     folder = tmp_path / "data"
     shutil.copytree(data, folder, symlinks=True)
     knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
@@ -33,7 +34,7 @@ def settings(data: Path, tmp_path: Path) -> Settings:
 
 
 def served(settings: Settings) -> list[tuple[str, float]]:
-    """Texts and scores of the excerpts that a service started now answers with."""
+    """Texts and scores of the excerpts from a newly started service."""
     with TestClient(create_app(settings), URL) as client:
         wait_until_ready(client)
         answer = client.post("/retrieve", json=QUESTION | {"k": 20}).json()
@@ -41,7 +42,9 @@ def served(settings: Settings) -> list[tuple[str, float]]:
 
 
 def truncate_all(folder: Path) -> None:
-    """Cut every file in half, as a new file: this process may still map the old one."""
+    """Truncate every file to half, as a new file, because this process may still map the old
+    one.
+    """
     for path in folder.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
@@ -55,11 +58,11 @@ def overwrite(path: Path, offset: int, count: int) -> None:
         file.write(os.urandom(count))
 
 
-def test_a_lost_or_damaged_snapshot_is_made_again_with_the_same_answers(settings: Settings) -> None:
+def test_lost_or_damaged_snapshot_is_rebuilt_with_equal_answers(settings: Settings) -> None:
     ask = ("retrieve", "--query", QUESTION["query"], "-k", "20", "--hardware", "h100", "--json")
     expected = served(settings)
     assert expected
-    told = kernlore(*ask, data=settings.data_dir).json["excerpts"]
+    reported = kernlore(*ask, data=settings.data_dir).json["excerpts"]
     folder = settings.data_dir / FOLDER
     shutil.rmtree(folder)
     assert served(settings) == expected
@@ -67,13 +70,13 @@ def test_a_lost_or_damaged_snapshot_is_made_again_with_the_same_answers(settings
     truncate_all(folder)
     assert served(settings) == expected
     truncate_all(folder)
-    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == told
+    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == reported
     truncate_all(folder)
     assert kernlore("reindex", data=settings.data_dir).code == 0
-    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == told
+    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == reported
 
 
-def test_a_catalog_with_a_damaged_page_is_refused_with_the_way_out(settings: Settings) -> None:
+def test_catalog_with_damaged_page_is_refused_with_remedy(settings: Settings) -> None:
     catalog = settings.data_dir / "catalog.sqlite"
     with sqlite3.connect(catalog) as connection:
         page = connection.execute(

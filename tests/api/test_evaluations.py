@@ -1,4 +1,4 @@
-"""Evaluations over HTTP: real compilers, real processes, and who may ask for them."""
+"""Evaluations over HTTP: real compilers, real processes, and who may start them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def get_inputs():
 rows = 32
 """
 TOML = 'name = "doubled"\n[[cases]]\nname = "small"\nconstants = {rows = 8}\ntimed = false\n'
-# Timed, and long enough for that: calls of microseconds need most pairs of blocks for a figure.
+# Timed cases must be long enough: calls of microseconds need most pairs of blocks for a figure.
 TIMED = {"source": PROBLEM, "toml": TOML.replace("timed = false\n", "").replace("8", "8192")}
 KERNEL = """#include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
@@ -60,13 +60,13 @@ def body(source: str = KERNEL, **changes: Any) -> dict[str, Any]:
     return {**given, **changes}
 
 
-def sent(client: TestClient, told: Any) -> Response:
-    return client.post("/evaluations", json=told, headers=HERE)
+def sent(client: TestClient, sent_body: Any) -> Response:
+    return client.post("/evaluations", json=sent_body, headers=HERE)
 
 
-def evaluated(client: TestClient, told: Any, seconds: float = 400) -> dict[str, Any]:
-    """The request once it has ended, however it ended."""
-    answer = sent(client, told)
+def evaluated(client: TestClient, sent_body: Any, seconds: float = 400) -> dict[str, Any]:
+    """The request once it has ended."""
+    answer = sent(client, sent_body)
     assert answer.status_code == 202, answer.text
     assert answer.json()["state"] == "queued" and answer.json()["result"] is None
     deadline = time.monotonic() + seconds
@@ -85,9 +85,7 @@ def evaluated(client: TestClient, told: Any, seconds: float = 400) -> dict[str, 
         ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed"),
     ],
 )
-def test_a_candidate_gets_its_verdict(
-    client: TestClient, old: str, new: str, validity: str
-) -> None:
+def test_candidate_gets_its_verdict(client: TestClient, old: str, new: str, validity: str) -> None:
     run = evaluated(client, body(KERNEL.replace(old, new)))
     assert run["state"] == "ready" and run["error"] is None, run
     result = run["result"]
@@ -97,13 +95,13 @@ def test_a_candidate_gets_its_verdict(
     assert run["created_at"] <= run["started_at"] <= run["finished_at"]
 
 
-def test_the_answer_is_that_of_the_command(
+def test_answer_equals_that_of_command(
     client: TestClient, settings: Settings, tmp_path: Path
 ) -> None:
-    """The second asks the same data directory for the same key: nothing is evaluated anew."""
+    """The second request uses the same data directory and key: nothing is evaluated again."""
     broken = KERNEL.replace("2 * x", "twice * x")
-    told = body(broken, problem="elementwise_chain", cases=["odd"])
-    over_http = evaluated(client, told)["result"]
+    sent_body = body(broken, problem="elementwise_chain", cases=["odd"])
+    over_http = evaluated(client, sent_body)["result"]
     assert over_http["validity"] == "not_compiled"
     file = tmp_path / "kernel.cpp"
     file.write_text(broken)
@@ -118,7 +116,7 @@ def test_the_answer_is_that_of_the_command(
     assert [e["id"] for e in known["excerpts"]] == [e["id"] for e in also["excerpts"]]
 
 
-def test_what_was_found_is_kept_under_its_key(client: TestClient) -> None:
+def test_result_is_stored_under_its_key(client: TestClient) -> None:
     found = evaluated(client, body(KERNEL.replace("2 * x", "4 * x")))["result"]
     assert (found["validity"], found["correct"]) == ("incorrect", False)
     again = client.get(f"/evaluations/{found['key']}").json()
@@ -126,7 +124,7 @@ def test_what_was_found_is_kept_under_its_key(client: TestClient) -> None:
     assert {**again["result"], "knowledge": {}} == {**found, "knowledge": {}}
 
 
-def test_a_problem_that_cannot_run_is_a_failure_that_says_why(client: TestClient) -> None:
+def test_failing_problem_has_reason(client: TestClient) -> None:
     problem = {"source": PROBLEM.replace("torch.randn(rows", "torch.nonsense(rows")}
     run = evaluated(client, body(problem=problem))
     assert run["state"] == "failed" and run["result"] is None
@@ -134,7 +132,7 @@ def test_a_problem_that_cannot_run_is_a_failure_that_says_why(client: TestClient
     assert sorted(run["error"]) == ["code", "details", "hint", "message"]
 
 
-def test_a_problem_that_ends_its_process_leaves_the_service(client: TestClient) -> None:
+def test_problem_that_kills_its_process_leaves_service(client: TestClient) -> None:
     problem = {"source": "import os\n" + PROBLEM.replace("return [", "os._exit(3)\n    return [")}
     run = evaluated(client, body(problem=problem))
     assert run["state"] == "failed" and "without an answer" in run["error"]["message"]
@@ -142,7 +140,7 @@ def test_a_problem_that_ends_its_process_leaves_the_service(client: TestClient) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "code", "told"),
+    ("changes", "status", "code", "expected"),
     [
         ({"problem": "elementwise_chan"}, 404, "not_found", "elementwise_chain"),
         ({"problem": "/etc/passwd"}, 404, "not_found", "problem list"),
@@ -177,20 +175,20 @@ def test_a_problem_that_ends_its_process_leaves_the_service(client: TestClient) 
         ({"candidat": {}}, 400, "invalid_request", "candidat"),
     ],
 )
-def test_bad_requests(
-    client: TestClient, changes: dict[str, Any], status: int, code: str, told: str
+def test_invalid_requests_are_refused(
+    client: TestClient, changes: dict[str, Any], status: int, code: str, expected: str
 ) -> None:
     error = assert_error(sent(client, {**body(), **changes}), status, code)
-    assert told in error["message"] + error["hint"], error
+    assert expected in error["message"] + error["hint"], error
 
 
-def test_an_unknown_id(client: TestClient) -> None:
+def test_unknown_id(client: TestClient) -> None:
     assert_error(client.get("/evaluations/evj_0123456789abcdef"), 404, "not_found")
 
 
 @pytest.fixture
 def bound_to(client: TestClient, settings: Settings) -> Iterator[Any]:
-    """Makes the running service believe that it listens elsewhere."""
+    """Make the running service believe that it listens on another address."""
     app = client.app
     assert isinstance(app, FastAPI)
 
@@ -202,7 +200,7 @@ def bound_to(client: TestClient, settings: Settings) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "", "gpu-box"])
-def test_a_service_that_others_reach_runs_nothing(
+def test_service_on_public_address_runs_no_code(
     client: TestClient, bound_to: Any, host: str
 ) -> None:
     bound_to(host=host)
@@ -213,15 +211,16 @@ def test_a_service_that_others_reach_runs_nothing(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
-def test_a_service_on_loopback_evaluates(client: TestClient, bound_to: Any, host: str) -> None:
+def test_service_on_loopback_evaluates(client: TestClient, bound_to: Any, host: str) -> None:
     bound_to(host=host)
     assert_error(sent(client, body(problem="nothing")), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/evaluations", "/runs", "/trajectories"])
-def test_what_a_proxy_passes_on_is_refused(settings: Settings, path: str) -> None:
-    """The service may be called by the proxy's name, but callers behind it are not on this machine.
-    Nothing is opened, which the refusal does not need."""
+def test_proxied_calls_run_no_code(settings: Settings, path: str) -> None:
+    """The service is called by the proxy's name, but callers behind the proxy are not on this
+    machine. Nothing is opened, because the refusal does not need it.
+    """
     behind = settings.model_copy(update={"allowed_hosts": "kernels.example"})
     client = TestClient(create_app(behind, open_services(behind)), "http://kernels.example")
     assert client.get("/healthz").status_code == 200

@@ -1,7 +1,7 @@
-"""A disk that is full: a clear error, true states, answers as before, and nothing lost.
+"""A full disk: a clear error, correct states, equal answers, and nothing lost.
 
-The service's directory is a small tmpfs in a mount namespace of its own, which needs root. Where
-that cannot be had, a catalog that may not grow stands for it: SQLite refuses with the same error.
+The directory of the service is a small tmpfs in a separate mount namespace, which needs root.
+Without root, a catalog with a page limit replaces it: SQLite reports the same error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def namespaces() -> bool:
 
 @dataclass
 class Served:
-    """A service whose data directory `folder`, as this process reaches it, is 48 MiB."""
+    """A service whose data directory `folder`, as seen by this process, is 48 MiB."""
 
     url: str
     folder: Path
@@ -71,12 +71,12 @@ class Served:
         raise AssertionError(f"{path} is still {answer}")
 
     def texts(self) -> list[str]:
-        asked = {"query": "loads of the persimmon unit", "hardware": "h100", "k": 9}
-        answer = httpx.post(f"{self.url}/retrieve", json=asked, timeout=30)
+        request = {"query": "loads of the persimmon unit", "hardware": "h100", "k": 9}
+        answer = httpx.post(f"{self.url}/retrieve", json=request, timeout=30)
         return [excerpt["text"] for excerpt in answer.raise_for_status().json()["excerpts"]]
 
     def fill(self, left: int) -> None:
-        """Leave so many bytes free."""
+        """Leave this many bytes free."""
         with (self.folder / "filler").open("ab", buffering=0) as file:
             block = b"x" * 4096
             while True:
@@ -90,7 +90,7 @@ class Served:
 @pytest.fixture
 def served(tmp_path: Path, model_cache: Path) -> Iterator[Served]:
     if not namespaces():
-        pytest.skip("no mount namespace of our own")
+        pytest.skip("mount namespaces are unavailable")
     mount, port = tmp_path / "disk", free_port()
     mount.mkdir()
     knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",), vectors=False)
@@ -113,13 +113,13 @@ def served(tmp_path: Path, model_cache: Path) -> Iterator[Served]:
         process.wait()
 
 
-def test_a_service_on_a_full_disk_answers_and_goes_on_when_there_is_space(served: Served) -> None:
+def test_service_on_full_disk_answers_and_resumes(served: Served) -> None:
     first = served.upload("first.md", MANUAL).json()
     served.until(f"/jobs/{first['job_id']}", lambda job: job["state"] == "ready")
     expected = served.texts()
     assert any("persimmon" in text for text in expected)
 
-    served.fill(left=2 << 20)  # enough to accept a file, not to read it
+    served.fill(left=2 << 20)  # enough to accept a file, but not to read it
     small = served.upload("small.md", MANUAL.replace("persimmon", "quince"))
     assert small.status_code == 202
     state = served.until("/readyz", lambda state: state["note"])
@@ -141,8 +141,8 @@ def test_a_service_on_a_full_disk_answers_and_goes_on_when_there_is_space(served
     assert not list((served.folder / "blobs").rglob("*.part_*"))
 
 
-def test_a_job_that_finds_no_space_fails_with_what_to_do_and_can_be_retried(store: Store) -> None:
-    """SQLite itself refuses here: its file may have no more pages than it has."""
+def test_job_without_disk_space_fails_with_hint_and_can_be_retried(store: Store) -> None:
+    """SQLite itself refuses: the number of pages of its file is limited."""
     lines = "".join(f"## Part {n}\n\nUnit {n} of the chip has {n} lanes.\n\n" for n in range(200))
     submitted = store.submit("manual.md", f"# Manual\n\n{lines}")
     bounded = True
@@ -164,11 +164,11 @@ def test_a_job_that_finds_no_space_fails_with_what_to_do_and_can_be_retried(stor
     assert store.job(submitted).state == "ready" and store.rows("passages") >= 200
 
 
-def test_space_is_kept_for_the_last_word(tmp_path: Path) -> None:
+def test_space_is_reserved_for_final_state(tmp_path: Path) -> None:
     fill_reserve(tmp_path)
-    kept = tmp_path / "reserve"
-    assert kept.stat().st_blocks * 512 >= 4 << 20
+    stored = tmp_path / "reserve"
+    assert stored.stat().st_blocks * 512 >= 4 << 20
     fill_reserve(tmp_path)
     free_reserve(tmp_path)
     free_reserve(tmp_path)
-    assert not kept.exists()
+    assert not stored.exists()

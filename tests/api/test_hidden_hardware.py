@@ -1,4 +1,4 @@
-"""A key that is restricted to one chip learns no id of another one."""
+"""A key for one chip learns no id of another chip."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def service(
         yield keyed, sent["document_id"]
 
 
-def test_what_is_about_two_chips_names_only_the_own_one(service: tuple[KeyedService, str]) -> None:
+def test_record_about_two_chips_shows_only_own_one(service: tuple[KeyedService, str]) -> None:
     keyed, document = service
     job = keyed.ask("mi300x", "GET", f"/documents/{document}").json()["job_id"]
     paths = (
@@ -78,7 +78,7 @@ def test_what_is_about_two_chips_names_only_the_own_one(service: tuple[KeyedServ
         )
 
 
-def test_an_exported_skill_names_only_the_own_chip(service: tuple[KeyedService, str]) -> None:
+def test_exported_skill_shows_only_own_chip(service: tuple[KeyedService, str]) -> None:
     keyed, _ = service
     for key, chips in (("mi300x", "mi300x"), ("admin", "h100,mi300x")):
         answer = keyed.ask(key, "GET", "/skills/shared-tiles/export")
@@ -87,7 +87,7 @@ def test_an_exported_skill_names_only_the_own_chip(service: tuple[KeyedService, 
         assert f"kb.hardware: {chips}\n" in text.replace(", ", ",").replace('"', "")
 
 
-def test_a_source_key_does_not_tell_whether_another_document_has_it(
+def test_source_key_does_not_reveal_other_documents(
     service: tuple[KeyedService, str],
 ) -> None:
     keyed, _ = service
@@ -107,7 +107,7 @@ def test_a_source_key_does_not_tell_whether_another_document_has_it(
     assert keys[0] == keys[1]
 
 
-def test_an_alias_of_a_hidden_chip_is_taken_and_no_more(service: tuple[KeyedService, str]) -> None:
+def test_alias_of_a_hidden_chip_is_only_reported_as_used(service: tuple[KeyedService, str]) -> None:
     keyed, _ = service
     secret = keyed.ask("admin", "GET", "/hardware/h100").json()
     alias = secret["aliases"][0]
@@ -115,5 +115,5 @@ def test_an_alias_of_a_hidden_chip_is_taken_and_no_more(service: tuple[KeyedServ
         changed = {"id": "mi300x", "name": "X", "vendor": "amd", "aliases": [name]}
         refused = keyed.ask("mi300x", "POST", "/hardware", json=changed)
         assert refused.status_code in (400, 403, 409), refused.text
-        told = refused.text.replace(name, "")
-        assert "h100" not in told and secret["name"] not in told
+        reported = refused.text.replace(name, "")
+        assert "h100" not in reported and secret["name"] not in reported

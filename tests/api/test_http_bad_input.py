@@ -1,4 +1,4 @@
-"""Hostile and broken requests: a refusal in the one shape, or a job that ends with a reason."""
+"""Hostile and malformed requests: the common error shape, or a job that ends with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.api.conftest import FILE_LIMIT, assert_error, finished, upload
 
 JSON = {"content-type": "application/json"}
 MARKDOWN = b"# Harmattan\n\nA dry wind of the west.\n"
-# A file name and a field name that a well-behaved client would have escaped.
+# A file name and a field name without the escapes of a well-behaved client.
 RAW = (
     b'--x\r\nContent-Disposition: form-data; name="file"; filename="%b"\r\n\r\n# Bora\n\nBlows.\n'
     b'\r\n--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\nBora\r\n--x--\r\n'
@@ -40,7 +40,7 @@ def encrypted() -> bytes:
 
 
 def without_bytes(value: object) -> str | None:
-    """The id of a parameter: bytes may differ from worker to worker, and are long."""
+    """The id of a parameter: bytes may differ between workers, and are long."""
     return "bytes" if isinstance(value, bytes) else None
 
 
@@ -63,7 +63,7 @@ def without_bytes(value: object) -> str | None:
         ({}, 400, "invalid_request", "signal"),
     ],
 )
-def test_bad_questions(
+def test_invalid_queries_are_refused(
     client: TestClient, params: dict[str, str], status: int, code: str, hint: str
 ) -> None:
     body = assert_error(client.get("/retrieve", params=params), status, code)
@@ -108,18 +108,18 @@ def test_bad_questions(
     ],
     ids=lambda body: body[:40].decode("latin-1"),
 )
-def test_bad_bodies(client: TestClient, body: bytes) -> None:
+def test_invalid_bodies_are_refused(client: TestClient, body: bytes) -> None:
     assert_error(client.post("/retrieve", content=body, headers=JSON), 400, "invalid_request")
 
 
-def test_wrong_fields_are_named(client: TestClient) -> None:
-    asked = {"signal": "memory_bound", "k": "ten", "metrics": {"dram": []}}
-    body = assert_error(client.post("/retrieve", json=asked), 400)
+def test_unknown_fields_have_suggestion(client: TestClient) -> None:
+    request = {"signal": "memory_bound", "k": "ten", "metrics": {"dram": []}}
+    body = assert_error(client.post("/retrieve", json=request), 400)
     assert {p["path"] for p in body["details"]["problems"]} == {"k", "metrics.dram"}
     assert any(path in body["message"] for path in ("k: ", "metrics.dram: "))
     for wrong, right in (("hardwear", "hardware"), ("q", "query")):
-        asked = {"signal": "memory_bound", wrong: "h100"}
-        body = assert_error(client.post("/retrieve", json=asked), 400)
+        request = {"signal": "memory_bound", wrong: "h100"}
+        body = assert_error(client.post("/retrieve", json=request), 400)
         assert body["message"] == f"{wrong}: unknown field; did you mean {right}?"
 
 
@@ -145,7 +145,7 @@ def test_too_large_bodies(client: TestClient) -> None:
     assert_error(chunked, 413, "payload_too_large")
 
 
-def test_binary_as_log(client: TestClient) -> None:
+def test_binary_log_is_accepted(client: TestClient) -> None:
     answer = client.post("/retrieve", content=b"\x00\x01", headers={"content-type": "text/plain"})
     assert_error(answer, 400)
     foreign = "Fehler: ungültig".encode("latin-1")
@@ -153,13 +153,13 @@ def test_binary_as_log(client: TestClient) -> None:
     assert answer.status_code == 200
 
 
-def test_query_beside_a_json_body(client: TestClient) -> None:
+def test_query_with_json_body_is_refused(client: TestClient) -> None:
     answer = client.post("/retrieve?hardware=h100", json={"signal": "memory_bound"})
     assert "hardware" in assert_error(answer, 400)["hint"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
-def test_unbounded_numbers_elsewhere(client: TestClient, number: str) -> None:
+def test_unbounded_numbers_are_refused(client: TestClient, number: str) -> None:
     fact = client.patch("/facts/f", content=f'{{"number": {number}}}', headers=JSON)
     assert_error(fact, 400)
     outcome = client.post("/retrievals/r/outcome", content=f'{{"speedup": {number}}}', headers=JSON)
@@ -183,12 +183,12 @@ def test_unbounded_numbers_elsewhere(client: TestClient, number: str) -> None:
         "/hardware/h100/facts?status=nice",
     ],
 )
-def test_bad_parameters(client: TestClient, path: str) -> None:
+def test_invalid_parameters_are_refused(client: TestClient, path: str) -> None:
     assert_error(client.get(path), 400, "invalid_request")
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "stored"),
     [
         ("../../etc/passwd.md", "etc/passwd.md"),
         ("/etc/cron.d/x.md", "etc/cron.d/x.md"),
@@ -201,16 +201,16 @@ def test_bad_parameters(client: TestClient, path: str) -> None:
         ("日本語 🚀.md", "日本語 🚀.md"),
     ],
 )
-def test_hostile_names_become_labels(client: TestClient, name: str, kept: str | None) -> None:
+def test_hostile_names_become_labels(client: TestClient, name: str, stored: str | None) -> None:
     answer = upload(client, name, MARKDOWN, hardware="mi300x", category="hardware")
     assert answer.status_code == 202, answer.text
     label = answer.json()["name"]
     assert ".." not in label.split("/") and not label.startswith("/") and len(label) <= 200
-    assert kept is None or label == kept
+    assert stored is None or label == stored
 
 
 @pytest.mark.parametrize("name", ["..", "/", "...", "\\", "a" * 50_000])
-def test_names_without_a_name(client: TestClient, name: str) -> None:
+def test_empty_file_names_are_refused(client: TestClient, name: str) -> None:
     assert_error(upload(client, name, MARKDOWN), 400)
 
 
@@ -227,7 +227,9 @@ def test_names_without_a_name(client: TestClient, name: str) -> None:
     ],
     ids=without_bytes,
 )
-def test_refused_at_the_door(client: TestClient, name: str, data: bytes, status: int) -> None:
+def test_uploads_refused_before_parsing(
+    client: TestClient, name: str, data: bytes, status: int
+) -> None:
     assert_error(upload(client, name, data, hardware="h100"), status)
 
 
@@ -241,7 +243,7 @@ def test_refused_at_the_door(client: TestClient, name: str, data: bytes, status:
     ],
     ids=without_bytes,
 )
-def test_unreadable_files_end_with_a_reason(client: TestClient, name: str, data: bytes) -> None:
+def test_unreadable_files_end_with_reason(client: TestClient, name: str, data: bytes) -> None:
     answer = upload(client, name, data, hardware="h100")
     if answer.status_code != 202:
         assert_error(answer, answer.status_code)
@@ -255,7 +257,7 @@ def test_unreadable_files_end_with_a_reason(client: TestClient, name: str, data:
         assert job["result"]["warnings"] or job["result"]["pages_failed"]
 
 
-def test_a_wrong_extension_is_read_for_what_it_is(client: TestClient) -> None:
+def test_wrong_extension_is_read_by_content(client: TestClient) -> None:
     answer = upload(client, "guide.docx", pdf("The foehn unit adds."), hardware="h100").json()
     assert finished(client, answer["job_id"])["state"] == "ready"
     document = client.get(f"/documents/{answer['document_id']}").json()
@@ -275,11 +277,13 @@ def test_a_wrong_extension_is_read_for_what_it_is(client: TestClient) -> None:
         ({"category": ["guidance", "constraint"]}, 400, "once"),
     ],
 )
-def test_bad_fields(client: TestClient, fields: dict[str, Any], status: int, hint: str) -> None:
+def test_invalid_upload_fields_are_refused(
+    client: TestClient, fields: dict[str, Any], status: int, hint: str
+) -> None:
     assert hint in assert_error(upload(client, "a.md", MARKDOWN, **fields), status)["hint"]
 
 
-def test_uploads_that_are_none(client: TestClient) -> None:
+def test_non_uploads_are_refused(client: TestClient) -> None:
     wrong = [
         client.post("/documents", files=[("files", ("a.md", MARKDOWN))]),
         client.post("/documents", files=[("file", (None, "text"))]),
@@ -309,19 +313,21 @@ def test_uploads_that_are_none(client: TestClient) -> None:
         ("multipart/form-data; boundary=x", b"--x\r\nContent-Type: a\r\n\r\nb\r\n--x--\r\n", 400),
     ],
 )
-def test_broken_multipart(client: TestClient, kind: str, body: bytes, status: int) -> None:
+def test_malformed_multipart_is_refused(
+    client: TestClient, kind: str, body: bytes, status: int
+) -> None:
     answer = client.post("/documents", content=body, headers={"content-type": kind})
     assert_error(answer, status)
 
 
-def test_control_characters_in_a_name(client: TestClient) -> None:
+def test_control_characters_in_file_name_are_replaced(client: TestClient) -> None:
     headers = {"content-type": "multipart/form-data; boundary=x"}
     body = RAW % (b"a\x01\tb.md", b"title")
     answer = client.post("/documents", content=body, headers=headers)
     assert answer.status_code == 202 and answer.json()["name"] == "a__b.md"
 
 
-def test_a_file_over_the_limit_spoils_no_other(client: TestClient) -> None:
+def test_oversized_file_does_not_affect_others(client: TestClient) -> None:
     files = [("file", ("big.md", b"x" * (FILE_LIMIT + 1))), ("file", ("small.md", MARKDOWN))]
     answer = client.post("/documents", files=files, data={"hardware": "h200"})
     assert answer.status_code == 202
@@ -339,7 +345,7 @@ def test_a_file_over_the_limit_spoils_no_other(client: TestClient) -> None:
         "gpu__time_duration.sum [ns]",
     ],
 )
-def test_a_metric_that_is_no_number_names_what_is_wanted(client: TestClient, name: str) -> None:
+def test_non_numeric_metric_is_reported(client: TestClient, name: str) -> None:
     body = assert_error(client.post("/retrieve", json={"metrics": {name: "high"}}), 422)
     assert name in body["message"] and "'high'" in body["message"]
     assert "a number" in body["hint"] and name in body["details"]["metrics"]

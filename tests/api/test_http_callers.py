@@ -1,4 +1,4 @@
-"""Who may call the service: by which names and from which pages, over HTTP to a real service."""
+"""Which host names and pages may call the service, over HTTP to a real service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served(service_url: str) -> Iterator[httpx2.Client]:
 
 @pytest.fixture(scope="module")
 def requests(served: httpx2.Client) -> list[tuple[str, str]]:
-    """Method and path of every route, and of the pages that the description leaves out."""
+    """Method and path of every route, and of the pages that openapi.json omits."""
     paths: dict[str, Any] = served.get("/openapi.json").json()["paths"]
     routes = [
         (method.upper(), re.sub(r"\{\w+\}", "1", path))
@@ -52,10 +52,12 @@ def requests(served: httpx2.Client) -> list[tuple[str, str]]:
     "name",
     ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil", "0.0.0.0", "10.0.0.7", "[::2]"],
 )
-def test_no_route_answers_to_a_foreign_name(
+def test_foreign_host_name_is_refused_on_every_route(
     served: httpx2.Client, requests: list[tuple[str, str]], name: str
 ) -> None:
-    """A page can make its own name mean 127.0.0.1: then the browser sees no foreign page."""
+    """A page can resolve its host name to 127.0.0.1: the browser then sees a same-origin
+    request.
+    """
     for method, path in requests:
         answer = served.request(method, path, headers={"host": name, "origin": f"http://{name}"})
         body = assert_error(answer, 421, "unknown_host")
@@ -63,7 +65,7 @@ def test_no_route_answers_to_a_foreign_name(
 
 
 @pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "http://[", ""])
-def test_no_route_answers_to_a_foreign_page(
+def test_foreign_origin_is_refused_on_every_route(
     served: httpx2.Client, requests: list[tuple[str, str]], origin: str
 ) -> None:
     for method, path in requests:
@@ -71,7 +73,7 @@ def test_no_route_answers_to_a_foreign_page(
         assert_error(answer, 403, "foreign_page")
 
 
-def test_a_foreign_page_uploads_nothing(served: httpx2.Client) -> None:
+def test_foreign_origin_cannot_upload(served: httpx2.Client) -> None:
     before = served.get("/documents").json()["total"]
     files = {"file": ("planted.md", b"# Planted\n\nA page planted this.\n")}
     for headers in ({"origin": EVIL}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
@@ -80,7 +82,7 @@ def test_a_foreign_page_uploads_nothing(served: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_of_a_foreign_page_only_links_are_followed(served: httpx2.Client, site: str) -> None:
+def test_only_links_from_foreign_origin_are_served(served: httpx2.Client, site: str) -> None:
     marked = {"sec-fetch-site": site}
     link = {**marked, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     assert served.get("/docs", headers=link).status_code == 200
@@ -92,14 +94,14 @@ def test_of_a_foreign_page_only_links_are_followed(served: httpx2.Client, site: 
 
 
 @pytest.mark.parametrize("name", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]", "[::1]:80"])
-def test_own_names_and_own_pages_are_answered(served: httpx2.Client, name: str) -> None:
+def test_own_names_and_origins_are_served(served: httpx2.Client, name: str) -> None:
     for headers in ({}, {"origin": f"http://{name}"}, {"sec-fetch-site": "same-origin"}):
         answer = served.get("/signals", headers={"host": name, **headers})
         assert answer.status_code == 200, (name, headers)
 
 
 class Bound:
-    """A service with other settings, of which nothing is opened."""
+    """A service with other settings and nothing opened."""
 
     def __init__(self, settings: Settings, **changes: str) -> None:
         self.client = TestClient(create_app(settings.model_copy(update=changes)), URL)
@@ -122,9 +124,7 @@ MACHINE = socket.gethostname()
         ("fd00::1", ["[fd00::1]:8321"]),
     ],
 )
-def test_names_of_a_service_that_others_reach(
-    settings: Settings, host: str, own: list[str]
-) -> None:
+def test_host_names_of_a_public_service(settings: Settings, host: str, own: list[str]) -> None:
     bound = Bound(settings, host=host)
     assert [name for name in own if not bound.answers_to(name)] == []
     strangers = ["evil.example", "192.168.1.7.evil.example", "", "user@evil.example"]
@@ -132,29 +132,27 @@ def test_names_of_a_service_that_others_reach(
     assert [name for name in strangers if bound.answers_to(name)] == []
 
 
-def test_names_that_were_allowed(settings: Settings) -> None:
+def test_allowed_host_names(settings: Settings) -> None:
     bound = Bound(settings, allowed_hosts="kernels.example, *.corp.example,fd00::2")
     for name in ("kernels.example", "a.corp.example:443", "[fd00::2]", "127.0.0.1:8321"):
         assert bound.answers_to(name), name
     for name in ("other.kernels.example", "corp.example.evil", "10.0.0.7"):
         assert not bound.answers_to(name), name
-    # A proxy may call the service by its address, for a page that it has served by its own name.
+    # A proxy may call the service by its address for a page served under the proxy's name.
     assert bound.answers_to("127.0.0.1:8321", origin="https://kernels.example")
     assert not bound.answers_to("127.0.0.1:8321", origin="https://evil.example")
 
 
 @pytest.mark.parametrize("name", ["http://kernels.example", "kernels.example:8321", "a*b", "a b"])
-def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_host_name_is_refused(tmp_path: Path, name: str) -> None:
     ran = kernlore("serve", "--allowed-host", "good.example", "--allowed-host", name, data=tmp_path)
     assert ran.code == 2
     assert "allowed_hosts" in ran.err and "without scheme and port" in ran.err
 
 
-def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
-    tmp_path: Path, model_cache: Path
-) -> None:
+def test_public_service_without_keys_warns_at_start(tmp_path: Path, model_cache: Path) -> None:
     data = place_models(tmp_path / "data", model_cache)
-    data.chmod(0o700)  # else there is a warning about that too
+    data.chmod(0o700)  # otherwise it warns about that too
     few = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
     options = ("--host", "0.0.0.0", "--port", str(free_port()), "--allowed-host", "kernels.example")
     with subprocess.Popen(
@@ -169,21 +167,21 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
-            said = [process.stdout.readline() for _ in range(7)]
+            output = [process.stdout.readline() for _ in range(7)]
             warning = process.stderr.readline()
-            (url,) = re.findall(r"http://\S+", said[0])
-            # It waits in the socket's queue until the application is loaded.
+            (url,) = re.findall(r"http://\S+", output[0])
+            # The request waits in the socket's queue until the application is loaded.
             with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
                 assert json.load(answer)["status"] == "alive"
             assert status_of(f"{url}/healthz", "kernels.example") == 200
             assert status_of(f"{url}/healthz", "evil.example") == 421
-            # What runs on this machine finds it by the directory.
+            # Local commands find it through the directory.
             listed = kernlore("hardware", "list", "--json", data=data)
             assert listed.code == 0, listed.err
         finally:
             process.terminate()
             _, rest = process.communicate(timeout=60)
-    assert "127.0.0.1" not in "".join(said)
+    assert "127.0.0.1" not in "".join(output)
     assert warning.startswith("Warning: it listens on 0.0.0.0 and needs no key")
     assert "needs no key" not in rest
 
@@ -196,6 +194,6 @@ def status_of(url: str, host: str) -> int:
         return error.code
 
 
-def test_a_service_on_loopback_warns_of_nothing(service_folder: Path, service_url: str) -> None:
-    said = (service_folder / "service.log").read_text(encoding="utf-8")
-    assert service_url in said and "needs no key" not in said
+def test_service_on_loopback_does_not_warn(service_folder: Path, service_url: str) -> None:
+    output = (service_folder / "service.log").read_text(encoding="utf-8")
+    assert service_url in output and "needs no key" not in output

@@ -45,7 +45,7 @@ def found(client: TestClient, words: str, hardware: str) -> list[str]:
     return [excerpt["text"] for excerpt in answer["excerpts"]]
 
 
-def test_two_files_of_one_name_are_no_versions_of_each_other(client: TestClient) -> None:
+def test_unrelated_files_of_one_name_are_not_versions(client: TestClient) -> None:
     texts = (b"# Umber one\n\nText of one.\n", b"# Sienna two\n\nAnother.\n")
     files = [("file", ("same.md", text)) for text in texts]
     answer = client.post("/documents", files=files, data={"hardware": "h100"})
@@ -60,11 +60,11 @@ def test_two_files_of_one_name_are_no_versions_of_each_other(client: TestClient)
     apart = client.post(decide, json={"decision": "separate"}).json()
     assert apart["document_id"] != first["document_id"]
     assert finished(client, apart["id"])["state"] == "ready"
-    kept = client.get(f"/documents/{first['document_id']}").json()
-    assert kept["title"] == "Umber one" and kept["job_state"] == "ready"
+    remaining = client.get(f"/documents/{first['document_id']}").json()
+    assert remaining["title"] == "Umber one" and remaining["job_state"] == "ready"
     again = upload(client, "same.md", texts[1] + b".", hardware="h100", replace="true").json()
-    [said] = finished(client, again["job_id"])["result"]["remarks"]
-    assert said.startswith("replaces 'Umber one', with which it shares no text; ")
+    [output] = finished(client, again["job_id"])["result"]["remarks"]
+    assert output.startswith("replaces 'Umber one', with which it shares no text; ")
     restored = client.post(f"/documents/{first['document_id']}/restore", json={"version": 1})
     assert finished(client, restored.json()["job_id"])["state"] == "ready"
     assert client.get(f"/documents/{first['document_id']}").json()["title"] == "Umber one"
@@ -73,7 +73,7 @@ def test_two_files_of_one_name_are_no_versions_of_each_other(client: TestClient)
         client.delete(f"/documents/{document}")
 
 
-def test_files_of_one_name_in_several_folders_stay_apart(client: TestClient) -> None:
+def test_equal_names_in_folders_are_separate_documents(client: TestClient) -> None:
     """Twelve files of a documentation, five of them README.md: in one request, in requests of one
     group, and as an archive.
     """
@@ -91,8 +91,8 @@ def test_files_of_one_name_in_several_folders_stay_apart(client: TestClient) -> 
     assert len(documents) == 12
     for answer in accepted:
         assert finished(client, answer["job_id"])["state"] == "ready"
-    # Without their folders, the second of one name is refused although it comes with a request of
-    # its own, as the page sends it.
+    # Without folders, the second file of one name is refused although it comes in a separate
+    # request, as the page sends it.
     bare = [("README.md", texts[name]) for name in names[:2]]
     about = {"hardware": "h100", "group": "upl_ochre", "category": "guidance"}
     first, second = [upload(client, name, text.encode(), **about) for name, text in bare]
@@ -105,7 +105,22 @@ def test_files_of_one_name_in_several_folders_stay_apart(client: TestClient) -> 
         client.delete(f"/documents/{document}")
 
 
-def test_an_upload_can_be_read(client: TestClient) -> None:
+def test_included_files_are_parts_of_one_document(client: TestClient) -> None:
+    packed = BytesIO()
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("spec/tiles.adoc", "== Tiles\n\nA sienna tile has sixteen rows.\n")
+        archive.writestr("spec/main.adoc", "= Sienna\n\ninclude::tiles.adoc[]\n")
+    sent = upload(client, "sienna.zip", packed.getvalue(), hardware="h100")
+    main, tiles = sent.json()["documents"]
+    assert (main["outcome"], tiles["outcome"]) == ("created", "included")
+    assert tiles["document_id"] == main["document_id"] and tiles["job_id"] is None
+    assert finished(client, main["job_id"])["state"] == "ready"
+    sections = client.get(f"/documents/{main['document_id']}/sections").json()["sections"]
+    assert [section["heading"] for section in sections] == ["Sienna", "Tiles"]
+    client.delete(f"/documents/{main['document_id']}")
+
+
+def test_upload_can_be_read(client: TestClient) -> None:
     submitted = ingested(client, "zephyr.md", MANUAL, hardware="H100 SXM5", languages="triton,cuda")
     assert submitted["outcome"] == "created"
     path = f"/documents/{submitted['document_id']}"
@@ -127,7 +142,7 @@ def test_an_upload_can_be_read(client: TestClient) -> None:
     assert_error(client.get(f"{path}/sections?version=7"), 404, "not_found")
 
 
-def test_the_original_comes_back_safely(client: TestClient) -> None:
+def test_original_is_served_safely(client: TestClient) -> None:
     name = 'gui"de; é.md'
     submitted = ingested(client, name, MANUAL + "\nAbout originals.\n", hardware="x86-64")
     answer = client.get(f"/documents/{submitted['document_id']}/file")
@@ -143,7 +158,7 @@ def test_the_original_comes_back_safely(client: TestClient) -> None:
     assert "sandbox" in saved.headers["content-security-policy"]
 
 
-def test_row_1_deleted_documents_do_not_answer(client: TestClient) -> None:
+def test_row_1_deleted_documents_are_not_found(client: TestClient) -> None:
     text = MANUAL.replace("zephyr", "mistral").replace("quagmire", "brambleweed")
     submitted = ingested(client, "mistral.md", text, hardware="h100")
     assert any("brambleweed" in t for t in found(client, "brambleweed banks", "h100"))
@@ -159,7 +174,7 @@ def test_row_1_deleted_documents_do_not_answer(client: TestClient) -> None:
     assert_error(client.get(f"/jobs/{submitted['job_id']}"), 404, "not_found")
 
 
-def test_rows_6_and_7_a_revision_takes_the_place_of_the_old_text(client: TestClient) -> None:
+def test_rows_6_and_7_revision_replaces_old_text(client: TestClient) -> None:
     fields = {"hardware": "mi300x", "source_key": "sirocco-guide", "title": "Sirocco guide"}
     first = ingested(
         client, "v1.md", "# Sirocco\n\nThe sirocco bus is oldensteel wide.\n", **fields
@@ -184,7 +199,7 @@ def test_rows_6_and_7_a_revision_takes_the_place_of_the_old_text(client: TestCli
     assert b"oldensteel" in client.get(f"{path}/file", params={"version": 1}).content
 
 
-def test_many_files_are_judged_one_by_one(client: TestClient) -> None:
+def test_several_files_have_separate_outcomes(client: TestClient) -> None:
     files = [
         ("file", ("isa/tramontane.md", b"# Tramontane\n\nIts adders are fast.\n")),
         ("file", ("isa/empty.md", b"")),
@@ -201,7 +216,7 @@ def test_many_files_are_judged_one_by_one(client: TestClient) -> None:
     assert len(refused["details"]["documents"]) == 2
 
 
-def test_a_correction_holds_at_once(client: TestClient) -> None:
+def test_correction_applies_at_once(client: TestClient) -> None:
     text = "# Ostro\n\nThe ostro cache has vermilion ways.\n"
     submitted = ingested(client, "ostro.md", text, hardware="h100")
     passages = client.get(f"/documents/{submitted['document_id']}/passages").json()["passages"]
@@ -226,12 +241,12 @@ def test_a_correction_holds_at_once(client: TestClient) -> None:
     assert client.get(path).json()["hardware"] == []
 
 
-def test_retry_is_for_failed_jobs(client: TestClient) -> None:
+def test_only_failed_jobs_can_be_retried(client: TestClient) -> None:
     submitted = ingested(client, "levanter.md", "# Levanter\n\nIt blows.\n", hardware="h100")
     assert_error(client.post(f"/jobs/{submitted['job_id']}/retry"), 409, "conflict")
 
 
-def test_a_failed_job_says_why_and_can_be_retried(client: TestClient) -> None:
+def test_failed_job_has_reason_and_can_be_retried(client: TestClient) -> None:
     cut = b"%PDF-1.7\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n"
     submitted = upload(client, "cut.pdf", cut, hardware="h100").json()
     job = finished(client, submitted["job_id"])
@@ -242,16 +257,14 @@ def test_a_failed_job_says_why_and_can_be_retried(client: TestClient) -> None:
     assert finished(client, job["id"])["attempts"] == 2
 
 
-def test_deleting_built_in_knowledge_says_that_it_returns(client: TestClient) -> None:
+def test_deletion_of_built_in_knowledge_has_note(client: TestClient) -> None:
     listed = client.get("/documents", params={"hardware": "mi300x"}).json()["documents"]
     built_in = next(d for d in listed if d["origin"] == "builtin")
     assert "next start" in client.delete(f"/documents/{built_in['id']}").json()["note"]
 
 
-def test_a_deleted_document_is_in_no_file_of_the_service(
-    client: TestClient, settings: Settings
-) -> None:
-    """No question is asked about it: a question is kept, as what somebody wanted to know."""
+def test_deleted_document_is_in_no_file_of_service(client: TestClient, settings: Settings) -> None:
+    """No query mentions it, because queries are stored in the journal."""
     text = MANUAL.replace("zephyr", "zyxomistral").replace("Zephyr", "Zyxomistral")
     submitted = ingested(client, "zyxo.md", text, hardware="h100")
 

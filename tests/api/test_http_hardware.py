@@ -1,4 +1,4 @@
-"""Chips over HTTP: registration, facts, decisions about them."""
+"""Chips over HTTP: registration, facts, and decisions about them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = b"""# Acme X3 datasheet
 """
 
 
-def test_an_id_is_enough(client: TestClient) -> None:
+def test_chip_needs_only_id(client: TestClient) -> None:
     made = client.post("/hardware", json={"id": "acme-x1"})
     assert made.status_code == 201
     assert made.json() == {"id": "acme-x1", "outcome": "created", "lineage": ["acme-x1"]}
@@ -37,11 +37,11 @@ def test_an_id_is_enough(client: TestClient) -> None:
     assert again.status_code == 200 and again.json()["outcome"] == "unchanged"
     shown = client.get("/hardware/acme-x1").json()
     assert shown["name"] == "acme-x1" and shown["vendor"] == "unknown"
-    asked = {"signal": "memory_bound", "hardware": "acme-x1"}
-    assert client.get("/retrieve", params=asked).status_code == 200
+    request = {"signal": "memory_bound", "hardware": "acme-x1"}
+    assert client.get("/retrieve", params=request).status_code == 200
 
 
-def test_a_child_inherits(client: TestClient) -> None:
+def test_child_inherits_facts(client: TestClient) -> None:
     body = {"id": "h100-pcie-96", "parent": "Hopper", "facts": [BANDWIDTH]}
     made = client.post("/hardware", json=body).json()
     assert made["lineage"] == ["h100-pcie-96", "hopper", "nvidia"]
@@ -67,7 +67,7 @@ def test_toml(client: TestClient) -> None:
     assert_error(broken, 400, "invalid_knowledge")
 
 
-def test_what_is_wrong_is_listed(client: TestClient) -> None:
+def test_all_problems_are_listed(client: TestClient) -> None:
     body = {"id": "acme z!", "langauges": ["c"], "facts": [{**BANDWIDTH, "unit": "TB/s"}]}
     problems = assert_error(client.post("/hardware", json=body), 400, "invalid_knowledge")
     paths = [problem["path"] for problem in problems["details"]["problems"]]
@@ -84,16 +84,16 @@ def test_what_is_wrong_is_listed(client: TestClient) -> None:
     assert_error(clash, 400, "invalid_knowledge")
 
 
-def test_a_built_in_chip_is_not_replaced(client: TestClient) -> None:
+def test_built_in_chip_is_not_replaced(client: TestClient) -> None:
     before = client.get("/hardware/h100").json()
     error = assert_error(client.post("/hardware", json={"id": "h100"}), 409, "conflict")
     assert 'parent = "h100"' in error["hint"]
     assert client.get("/hardware/h100").json() == before
-    # Its names lead documents of its own into those that are built in.
+    # Its names would map its documents to built-in ones.
     assert_error(client.post("/hardware", json={"id": "builtin"}), 400, "invalid_knowledge")
 
 
-def test_proposed_facts_wait_for_a_person(client: TestClient) -> None:
+def test_proposed_facts_wait_for_decision(client: TestClient) -> None:
     client.post("/hardware", json={"id": "acme-x3"})
     submitted = upload(client, "x3.md", TABLE, hardware="acme-x3").json()
     assert finished(client, submitted["job_id"])["result"]["facts_proposed"] == 2
@@ -160,7 +160,7 @@ def test_proposals_are_filtered_and_decided_in_bulk(client: TestClient) -> None:
     assert {fact["key"] for fact in effective} == {"l1_size", "memory_size"}
 
 
-def test_what_is_unclear_or_disputed_is_not_accepted_in_bulk_unasked(client: TestClient) -> None:
+def test_unclear_or_conflicting_facts_need_explicit_acceptance(client: TestClient) -> None:
     client.post("/hardware", json={"id": "acme-x8"})
     rows = b"| Property | Mode A |\n|---|---|\n| L2 cache | 4 MB |\n\n"
     sizes = b"| Property | Value |\n|---|---|\n| Memory size | %d GB |\n"
@@ -173,12 +173,12 @@ def test_what_is_unclear_or_disputed_is_not_accepted_in_bulk_unasked(client: Tes
     assert answer["facts"] == []
     reasons = {left["key"]: left["reason"] for left in answer["left"]}
     assert "not clear" in reasons["l2_size"] and "different values" in reasons["memory_size"]
-    asked = client.patch(path, json={**bulk, "include_unclear": True}).json()
-    assert [fact["key"] for fact in asked["facts"]] == ["l2_size"]
+    request = client.patch(path, json={**bulk, "include_unclear": True}).json()
+    assert [fact["key"] for fact in request["facts"]] == ["l2_size"]
     ids = [left["id"] for left in answer["left"] if left["key"] == "memory_size"]
     chosen = client.patch(path, json={"status": "accepted", "ids": ids[:1]}).json()
     assert [fact["id"] for fact in chosen["facts"]] == ids[:1]
-    # "Mode A" is no name of the chip: the fact is kept and does not hold for it.
+    # "Mode A" is not a name of the chip: the fact is stored but does not apply to it.
     assert [f["key"] for f in client.get(path).json()["facts"]] == ["memory_size"]
     both: dict[str, Any] = {"ids": ids, "where": {}}
     refused: list[dict[str, Any]] = [{}, both, {"ids": []}, {"where": {"keys": "l2_size"}}]
@@ -199,20 +199,20 @@ def test_conflicts_between_sources_are_shown(client: TestClient) -> None:
     assert {v["value"] for v in conflicts[0]["values"]} == {3.0e12, 2.5e12}
 
 
-def test_signatures_that_retrieval_refuses_are_refused_here(client: TestClient) -> None:
+def test_unsafe_signatures_are_refused(client: TestClient) -> None:
     good = {
         "pattern": "ACME-0042: .{0,80} does not fit",
         "signal": "shared_memory_limit",
         "title": "Scratchpad too small",
         "remedy": "Use smaller tiles.",
     }
-    asked = {"log": "ACME-0042: tile 3 does not fit", "hardware": "acme-x5"}
+    request = {"log": "ACME-0042: tile 3 does not fit", "hardware": "acme-x5"}
     for change in ({"pattern": "(.*)(.*)(.*)x"}, {"signal": "nonesuch"}, {"remedy": ""}):
         body = {"id": "acme-x5", "signatures": [{**good, **change}]}
         assert_error(client.post("/hardware", json=body), 400, "invalid_knowledge")
     made = client.post("/hardware", json={"id": "acme-x5", "signatures": [good]})
     assert made.status_code == 201
-    found = client.post("/retrieve", json=asked).json()["diagnosis"]["signals"]
+    found = client.post("/retrieve", json=request).json()["diagnosis"]["signals"]
     assert found[0]["id"] == "shared_memory_limit"
 
 
@@ -222,7 +222,7 @@ def test_coverage(client: TestClient) -> None:
     assert_error(client.get("/hardware/nonesuch/coverage"), 404, "unknown_hardware")
 
 
-def test_a_term_of_the_lexicon_is_corrected_and_exported(client: TestClient) -> None:
+def test_lexicon_term_is_corrected_and_exported(client: TestClient) -> None:
     client.post("/hardware", json={"id": "acme-x6"})
     manual = (
         b"# Acme X6\n\nThe Fast Store (FST) is the scratchpad of a core. The SRAM is external.\n"
@@ -252,12 +252,12 @@ def test_a_term_of_the_lexicon_is_corrected_and_exported(client: TestClient) -> 
     assert "decided here" in page and "off chip memory" in page
 
 
-def test_the_list(client: TestClient) -> None:
+def test_hardware_list(client: TestClient) -> None:
     listed = {h["id"]: h for h in client.get("/hardware").json()["hardware"]}
     assert listed["h200"]["lineage"] == ["h200", "hopper", "nvidia"]
 
 
-def test_a_chip_is_removed_once_nothing_uses_it(client: TestClient) -> None:
+def test_chip_is_removed_once_unused(client: TestClient) -> None:
     client.post("/hardware", json={"id": "acme-r1", "facts": [BANDWIDTH]})
     client.post("/hardware", json={"id": "acme-r2", "parent": "acme-r1"})
     sent = upload(client, "r1.md", TABLE.replace(b"X3", b"R1"), hardware="acme-r1").json()

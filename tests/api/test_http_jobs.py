@@ -1,4 +1,4 @@
-"""`GET /jobs`: what is in progress over HTTP, typed, and one request for all files of an upload."""
+"""`GET /jobs`: progress over HTTP, typed, with one request for all files of an upload."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_request_watches_all_files_of_an_upload(client: TestClient) -> None:
     assert [job["id"] for job in rest["jobs"]] == [bora["id"]] and rest["cursor"] is None
 
 
-def test_an_upload_may_name_its_group_over_several_requests(client: TestClient) -> None:
+def test_upload_group_spans_several_requests(client: TestClient) -> None:
     for n in range(2):
         file = ("file", (f"passat{n}.md", f"# Passat {n}\n\nIt has {n} ports.\n".encode()))
         answer = client.post("/documents", files=[file], data={"group": "passats"})
@@ -63,7 +63,7 @@ def test_an_upload_may_name_its_group_over_several_requests(client: TestClient) 
     finished(client, unnamed.json()["job_id"])  # later tests compare answers of one catalog
 
 
-def test_wrong_questions_about_jobs_are_refused(client: TestClient) -> None:
+def test_invalid_job_queries_are_refused(client: TestClient) -> None:
     assert_error(client.get("/jobs?state=done"), 400)
     assert_error(client.get("/jobs?cursor=nonsense"), 400, "invalid_request")
     assert_error(client.get("/jobs?limit=100000"), 400)
@@ -72,7 +72,7 @@ def test_wrong_questions_about_jobs_are_refused(client: TestClient) -> None:
     assert_error(client.post("/documents", files=files, data={"group": "a b"}), 400)
 
 
-def test_the_answer_is_described(client: TestClient) -> None:
+def test_job_answer_is_in_openapi(client: TestClient) -> None:
     description = client.get("/openapi.json").json()
     schemas = description["components"]["schemas"]
     for path in ("/jobs", "/jobs/{job_id}"):

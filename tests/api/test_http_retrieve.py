@@ -1,4 +1,4 @@
-"""Asking over HTTP, in every way, and reporting what became of the answer."""
+"""Retrieval over HTTP in every form, and its outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = {
 }
 
 
-def test_by_signal(client: TestClient) -> None:
+def test_retrieve_by_signal(client: TestClient) -> None:
     params = {"signal": "memory_bound", "hardware": "h100", "k": "5"}
     answer = client.get("/retrieve", params=params).json()
     assert answer["diagnosis"]["signals"][0]["id"] == "memory_bound"
@@ -30,10 +30,10 @@ def test_by_signal(client: TestClient) -> None:
     assert answer["context"]
 
 
-def test_an_answer_is_short_unless_more_is_asked_for(client: TestClient) -> None:
-    asked = {"signal": "memory_bound", "hardware": "h100"}
-    short = client.post("/retrieve", json=asked).json()
-    whole = client.post("/retrieve", json=asked | {"k": len(short["excerpts"])}).json()
+def test_answer_is_short_by_default(client: TestClient) -> None:
+    requested = {"signal": "memory_bound", "hardware": "h100"}
+    short = client.post("/retrieve", json=requested).json()
+    whole = client.post("/retrieve", json=requested | {"k": len(short["excerpts"])}).json()
     assert short["context"] == whole["context"]
     assert not short["parts"] and whole["parts"]
     pairs = list(zip(short["excerpts"], whole["excerpts"], strict=True))
@@ -42,14 +42,14 @@ def test_an_answer_is_short_unless_more_is_asked_for(client: TestClient) -> None
         assert cited["text"] == ("" if quoted else excerpt["text"])
         assert cited["id"] == excerpt["id"]
     assert any(not cited["text"] for cited, _ in pairs)
-    named = client.post("/retrieve", json=asked | {"fields": "excerpts,uplift"}).json()
+    named = client.post("/retrieve", json=requested | {"fields": "excerpts,uplift"}).json()
     assert [e["text"] for e in named["excerpts"]] == [e["text"] for _, e in pairs]
     assert not named["context"] and not named["moves"]
     written = client.post("/retrieve", json={"task": "write", "hardware": "h100"}).json()
     assert 0 < short["context_tokens"] <= 3_000 and written["context_tokens"] <= 6_000
 
 
-def test_get_and_post_are_one_question(client: TestClient) -> None:
+def test_get_and_post_give_equal_answers(client: TestClient) -> None:
     params = {"signal": "memory_bound", "hardware": "h100", "categories": "guidance,hardware"}
     got = client.get("/retrieve", params=params).json()
     repeated = {**params, "categories": ["guidance", "hardware"]}
@@ -60,7 +60,7 @@ def test_get_and_post_are_one_question(client: TestClient) -> None:
     assert len({got["retrieval_id"], again["retrieval_id"], posted["retrieval_id"]}) == 3
 
 
-def test_several_signals_and_roles_by_url_and_by_body(client: TestClient) -> None:
+def test_several_signals_and_roles_by_url_and_body(client: TestClient) -> None:
     body = {
         "signals": ["register_spill", "memory_bound"],
         "roles": ["warps", "stages"],
@@ -77,7 +77,7 @@ def test_several_signals_and_roles_by_url_and_by_body(client: TestClient) -> Non
     assert_error(client.get("/retrieve?signal=memory_bound&roles=tile_q"), 400)
 
 
-def test_every_field_of_a_request_is_in_the_schema_and_on_the_command_line(
+def test_every_request_field_is_in_schema_and_command_line(
     client: TestClient,
 ) -> None:
     schema = client.get("/openapi.json").json()
@@ -87,7 +87,7 @@ def test_every_field_of_a_request_is_in_the_schema_and_on_the_command_line(
     assert all(body[name]["description"] == spec.help for name, spec in specs.items())
     for method in ("get", "post"):
         parameters = {p["name"] for p in schema["paths"]["/retrieve"][method]["parameters"]}
-        no_parameter = {"log", "metrics", "problem", "profile"}  # a body carries these
+        no_parameter = {"log", "metrics", "problem", "profile"}  # only in a body
         assert parameters == ({*specs} - no_parameter - {"query"}) | {"q"}
     plural = {"category": "categories", "skill_state": "skill_states", "role": "roles"}
     options = {plural.get(name, name) for name in inspect.signature(retrieve).parameters}
@@ -95,7 +95,7 @@ def test_every_field_of_a_request_is_in_the_schema_and_on_the_command_line(
     assert options - {"text", "context", "data_dir", "url", "as_json"} == {*specs} - {"signals"}
 
 
-def test_a_raw_log_as_json_and_as_text(client: TestClient) -> None:
+def test_raw_log_as_json_and_as_text(client: TestClient) -> None:
     posted = client.post("/retrieve", json={"log": LOG, "hardware": "h100", "k": 3}).json()
     raw = client.post(
         "/retrieve",
@@ -108,13 +108,16 @@ def test_a_raw_log_as_json_and_as_text(client: TestClient) -> None:
 
 
 def test_metrics_and_unknown_names(client: TestClient) -> None:
-    asked = {"metrics": {**METRICS, "acme.pipe_stalls": 3, "acme.note": "12 %"}, "hardware": "h100"}
-    answer = client.post("/retrieve", json=asked).json()
+    requested = {
+        "metrics": {**METRICS, "acme.pipe_stalls": 3, "acme.note": "12 %"},
+        "hardware": "h100",
+    }
+    answer = client.post("/retrieve", json=requested).json()
     assert "memory_bound" in [s["id"] for s in answer["diagnosis"]["signals"]]
     assert "acme.pipe_stalls" in answer["diagnosis"]["unrecognised"]
 
 
-def test_a_profile_as_text_and_as_json(client: TestClient) -> None:
+def test_profile_as_text_and_as_json(client: TestClient) -> None:
     rows = "\n".join(f'"0","k","{name}","%","{value}"' for name, value in METRICS.items())
     text = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n' + rows
     given = client.post("/retrieve", json={"metrics": METRICS, "hardware": "h100"}).json()
@@ -129,12 +132,12 @@ def test_a_profile_as_text_and_as_json(client: TestClient) -> None:
     assert "ncu --csv" in refused["hint"]
 
 
-def test_a_question_without_hardware(client: TestClient) -> None:
+def test_query_without_hardware(client: TestClient) -> None:
     answer = client.get("/retrieve", params={"q": "how wide should vector loads be"}).json()
     assert answer["hardware"] is None and answer["excerpts"]
 
 
-def test_empty_fields_of_a_form_are_none(client: TestClient) -> None:
+def test_empty_form_fields_are_ignored(client: TestClient) -> None:
     url = (
         "/retrieve?signal=memory_bound&hardware=&q=&op=&language=&dtype=&categories=&skill_states="
     )
@@ -173,7 +176,7 @@ def test_signals(client: TestClient) -> None:
     assert {"id", "group", "title", "description", "related", "topics"} <= set(signals[0])
 
 
-def test_the_tree_of_knowledge(client: TestClient) -> None:
+def test_knowledge_tree(client: TestClient) -> None:
     top = client.get("/knowledge").json()
     below = client.get("/knowledge", params={"path": "hardware/h100"}).json()
     assert top != below

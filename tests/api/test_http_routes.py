@@ -1,4 +1,4 @@
-"""Row 20: no route answers for an id that is not there or not the caller's; all say so alike."""
+"""Row 20: every route answers alike for an unknown id and for an id of another scope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from api.web.pages import PageRoute
 from tests.api.conftest import assert_error
 
-# A valid body for each route that takes one, so that only the id can be wrong.
+# A valid body for each route that takes one, so that only the id is wrong.
 BODIES: dict[str, Any] = {
     "/runs/{run_id}/candidates": {
         "step": 1,
@@ -18,7 +18,7 @@ BODIES: dict[str, Any] = {
     },
     "/runs/{run_id}/nodes/{number}/review": {
         "decision": "accepted",
-        "actor": "nobody",
+        "actor": "absent",
         "reason": "a test",
     },
     "/retrievals/{retrieval_id}/outcome": {"used": []},
@@ -28,18 +28,18 @@ BODIES: dict[str, Any] = {
     "/hardware/{hardware_id}/lexicon": {"term": "FST", "concept": ""},
     "/knowledge/recipes/{recipe_id}": {"status": "accepted"},
     "/symbols/{symbol_id}": {"meaning": "A correction."},
-    "/skills/{name}": {"state": "retired", "actor": "nobody", "reason": "a test"},
+    "/skills/{name}": {"state": "retired", "actor": "absent", "reason": "a test"},
     "/hardware/{hardware_id}/acceptance": {"language": "cpp"},
     "/documents/{document_id}/restore": {"version": 1},
     "/jobs/{job_id}/decision": {"decision": "discard"},
     "/skills/{name}/narrow": {"key": "op", "value": "softmax", "actor": "a", "reason": "a test"},
-    "/skills/{name}/merge": {"into": "nobody", "actor": "nobody", "reason": "a test"},
-    "/skills/{name}/revisions": {"body": "Another.", "actor": "nobody", "reason": "a test"},
+    "/skills/{name}/merge": {"into": "absent", "actor": "absent", "reason": "a test"},
+    "/skills/{name}/revisions": {"body": "Another.", "actor": "absent", "reason": "a test"},
 }
-WRONG = ("nobody", "doc_0123456789abcdef", "../../etc/passwd", "%00", "a" * 3000, "' OR 1=1 --")
+WRONG = ("absent", "doc_0123456789abcdef", "../../etc/passwd", "%00", "a" * 3000, "' OR 1=1 --")
 
 
-def test_every_route_refuses_a_foreign_id(client: TestClient) -> None:
+def test_every_route_refuses_foreign_id(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     checked = 0
     for template, operations in paths.items():
@@ -59,23 +59,23 @@ def test_every_route_refuses_a_foreign_id(client: TestClient) -> None:
     assert checked >= 16 * len(WRONG)
 
 
-def test_unknown_hardware_is_named_with_its_nearest(client: TestClient) -> None:
+def test_unknown_hardware_has_nearest_ids(client: TestClient) -> None:
     for path in ("/hardware/h10", "/hardware/h10/facts", "/hardware/h10/coverage"):
         body = assert_error(client.get(path), 404, "unknown_hardware")
         assert "h100" in body["hint"]
     assert_error(client.get("/documents?hardware=h10"), 404, "unknown_hardware")
 
 
-def test_every_route_refuses_a_query_that_it_does_not_know(client: TestClient) -> None:
+def test_every_route_refuses_unknown_query_parameters(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     for template, operations in paths.items():
-        path = re.sub(r"\{\w+\}", "nobody", template)
+        path = re.sub(r"\{\w+\}", "absent", template)
         for method in operations:
             answer = client.request(method, f"{path}?hardwares=h100")
             assert "unknown query parameter" in answer.json()["message"], (method, path)
 
 
-def test_every_page_refuses_a_query_that_cannot_be_stored(client: TestClient) -> None:
+def test_every_page_refuses_query_with_nul(client: TestClient) -> None:
     pages = [
         route
         for route in client.app.routes  # type: ignore[attr-defined]

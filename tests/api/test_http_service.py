@@ -1,4 +1,4 @@
-"""Health, metrics, the description of the interface, and what surrounds every request."""
+"""Health, metrics, openapi.json, and headers of every request."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_alive_and_ready(client: TestClient) -> None:
     assert state["passages"] == state["embedded"] > 20
 
 
-def test_the_start_names_what_to_try(client: TestClient) -> None:
+def test_start_names_three_requests(client: TestClient) -> None:
     start = client.get("/").json()
     assert start["docs"] == "/docs"
     assert len(start["try"]) == 3
 
 
-def test_the_docs_page_needs_no_internet(client: TestClient) -> None:
+def test_docs_page_needs_no_internet(client: TestClient) -> None:
     page = client.get("/docs").text
     links = re.findall(r"""(?:src|href)=["']([^"']+)["']""", page)
     assert len(links) >= 3
@@ -42,7 +42,7 @@ def test_the_docs_page_needs_no_internet(client: TestClient) -> None:
         assert client.get(link).status_code == 200, link
 
 
-def test_every_signal_has_an_example(client: TestClient) -> None:
+def test_every_signal_has_example(client: TestClient) -> None:
     operation = client.get("/openapi.json").json()["paths"]["/retrieve"]["post"]
     examples = operation["requestBody"]["content"]["application/json"]["examples"]
     assert {s.id for s in load_signals()} < set(examples)
@@ -57,7 +57,7 @@ def test_examples_are_valid_requests(client: TestClient) -> None:
         assert answer.status_code == 200, (name, answer.text)
 
 
-def test_examples_of_bodies_are_valid(client: TestClient) -> None:
+def test_body_examples_are_valid(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     with_example = [operation for operation in operations() if operation.example is not None]
     assert len(with_example) == 5
@@ -69,7 +69,7 @@ def test_examples_of_bodies_are_valid(client: TestClient) -> None:
         assert read.model_dump(exclude_unset=True) == example, operation.name
 
 
-def test_parameters_are_checked_by_the_names_that_the_description_gives(client: TestClient) -> None:
+def test_parameters_are_checked_by_their_openapi_names(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     compared = 0
     for route in client.app.routes:  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def test_parameters_are_checked_by_the_names_that_the_description_gives(client: 
     assert compared == sum(map(len, paths.values()))
 
 
-def test_every_operation_states_the_error_shape(client: TestClient) -> None:
+def test_every_operation_declares_error_shape(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
@@ -93,10 +93,10 @@ def test_every_operation_states_the_error_shape(client: TestClient) -> None:
             assert operation["tags"]
 
 
-def test_every_answer_has_a_model(client: TestClient) -> None:
-    """Whether answers are as described is checked by the client of these tests."""
+def test_every_answer_has_model(client: TestClient) -> None:
+    """The client of these tests validates answers against the models."""
     described = client.get("/openapi.json").json()
-    other = {"/metrics", "/documents/{document_id}/file", "/skills/{name}/export"}  # no JSON
+    other = {"/metrics", "/documents/{document_id}/file", "/skills/{name}/export"}  # not JSON
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             good = {s: r for s, r in operation["responses"].items() if s.startswith("2")}
@@ -146,38 +146,38 @@ def test_request_ids(client: TestClient) -> None:
     assert hostile.headers["x-request-id"].startswith("req_")
 
 
-def test_a_defect_is_answered_without_its_internals(settings: Settings) -> None:
+def test_internal_error_has_no_internals(settings: Settings) -> None:
     app = create_app(settings)
 
     @app.get("/defect")
     def defect() -> None:
         raise LookupError("the secret inside")
 
-    # Without its lifespan: nothing is opened, which this route does not need.
+    # Without its lifespan: nothing is opened, because this route does not need it.
     answer = TestClient(app, URL, raise_server_exceptions=False).get("/defect")
     body = assert_error(answer, 500, "internal_error")
     assert body["details"]["request_id"] == answer.headers["x-request-id"]
     assert "secret" not in answer.text
 
 
-def test_wrong_method_names_the_right_ones(client: TestClient) -> None:
+def test_wrong_method_has_allowed_ones(client: TestClient) -> None:
     answer = client.put("/documents")
     body = assert_error(answer, 405, "method_not_allowed")
     assert body["details"]["allowed"] == ["GET", "POST"]
     assert answer.headers["allow"] == "GET, POST"
 
 
-def test_unknown_route_names_the_nearest(client: TestClient) -> None:
+def test_unknown_route_has_nearest_ones(client: TestClient) -> None:
     body = assert_error(client.get("/hardwares"), 404, "not_found")
     assert "/hardware" in body["details"]["nearest"]
 
 
 @pytest.mark.parametrize("header", ["x-content-type-options"])
-def test_no_answer_is_guessed_at(client: TestClient, header: str) -> None:
+def test_every_answer_has_security_headers(client: TestClient, header: str) -> None:
     assert client.get("/no/such/page").headers[header] == "nosniff"
 
 
-def test_an_upload_cannot_take_the_place_of_built_in_knowledge(client: TestClient) -> None:
+def test_upload_cannot_replace_built_in_knowledge(client: TestClient) -> None:
     files = {"file": ("mine.md", b"# Mine\n\nNothing is masked.")}
     for key in (
         "builtin/constraints/masking-and-bounds.md",

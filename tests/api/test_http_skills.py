@@ -1,4 +1,4 @@
-"""The skill library over HTTP: found, decided about, out as a zip, in as a candidate."""
+"""The skill library over HTTP: search, decisions, export as a zip, import as a candidate."""
 
 from __future__ import annotations
 
@@ -65,24 +65,28 @@ def names(client: TestClient, **query: str) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def candidate(client: TestClient) -> str:
-    """One of each: as texts, with a file beside the page."""
+    """One of each: as texts, with a file next to the page."""
     body = texts("zebra-rows", **{"references/moves.json": MOVES, "scripts/run.sh": "rm -rf ."})
     answer = client.post("/skills", json=body)
     assert answer.status_code == 201, answer.text
-    told = answer.json()
-    assert (told["name"], told["outcome"], told["state"]) == ("zebra-rows", "created", "candidate")
-    assert set(told["dropped"]) == {"kb.status", "scripts/run.sh"}
+    reported = answer.json()
+    assert (reported["name"], reported["outcome"], reported["state"]) == (
+        "zebra-rows",
+        "created",
+        "candidate",
+    )
+    assert set(reported["dropped"]) == {"kb.status", "scripts/run.sh"}
     return "zebra-rows"
 
 
-def test_the_same_again_is_unchanged(client: TestClient, candidate: str) -> None:
+def test_repeated_import_is_unchanged(client: TestClient, candidate: str) -> None:
     answer = client.post("/skills", json=texts(candidate, **{"references/moves.json": MOVES}))
     assert answer.status_code == 200 and answer.json()["outcome"] == "unchanged"
     (first,) = client.get(f"/skills/{candidate}/history").json()["events"]
     assert (first["event"], first["actor"], first["to_state"]) == ("created", "ann", "candidate")
 
 
-def test_a_zip_is_sent_by_somebody(client: TestClient) -> None:
+def test_zip_import_needs_actor(client: TestClient) -> None:
     page = PAGE.format(name="zebra-zip")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -96,7 +100,7 @@ def test_a_zip_is_sent_by_somebody(client: TestClient) -> None:
     client.patch("/skills/zebra-zip", json={**SIGNED, "state": "retired"})
 
 
-def test_filters_narrow_what_is_listed(client: TestClient, candidate: str) -> None:
+def test_filters_narrow_list(client: TestClient, candidate: str) -> None:
     every = names(client)
     assert candidate in every and SHIPPED in every
     assert names(client, state="candidate", tier="learned") == [candidate]
@@ -120,9 +124,7 @@ def test_filters_narrow_what_is_listed(client: TestClient, candidate: str) -> No
     assert_error(client.get("/skills?stat=active"), 400)
 
 
-def test_a_persons_word_is_an_event_with_a_name_and_a_reason(
-    client: TestClient, candidate: str
-) -> None:
+def test_decision_is_an_event_with_actor_and_reason(client: TestClient, candidate: str) -> None:
     def patch(state: str) -> Any:
         return client.patch(f"/skills/{candidate}", json={"state": state, **SIGNED})
 
@@ -148,7 +150,7 @@ def test_a_persons_word_is_an_event_with_a_name_and_a_reason(
     assert event["to_state"] == "active"
     assert event["details"] == {"approved_without_measurement": True}
     assert_error(client.patch(f"/skills/{candidate}", json={**forced, "state": "retired"}), 400)
-    assert patch("retired").json()["state"] == "retired"  # other tests ask for what is in use
+    assert patch("retired").json()["state"] == "retired"  # other tests list active skills
 
 
 @pytest.mark.parametrize(
@@ -162,13 +164,13 @@ def test_a_persons_word_is_an_event_with_a_name_and_a_reason(
         {"state": "active", **SIGNED, "tier": "curated"},
     ],
 )
-def test_a_word_without_a_name_or_a_reason_is_refused(
+def test_decision_without_actor_or_reason_is_refused(
     client: TestClient, candidate: str, body: dict[str, str]
 ) -> None:
     assert_error(client.patch(f"/skills/{candidate}", json=body), 400)
 
 
-def test_an_export_is_valid_comes_back_and_is_the_same_bytes(
+def test_export_is_valid_imports_and_is_byte_equal(
     client: TestClient, candidate: str, tmp_path: Path
 ) -> None:
     for name in (candidate, SHIPPED):
@@ -189,7 +191,7 @@ def test_an_export_is_valid_comes_back_and_is_the_same_bytes(
         assert again.status_code == 200 and again.json()["outcome"] == "unchanged", again.text
 
 
-def test_what_is_in_use_is_not_overwritten(client: TestClient) -> None:
+def test_active_skill_is_not_overwritten(client: TestClient) -> None:
     forged = {f"{SHIPPED}/SKILL.md": PAGE.format(name=SHIPPED).encode()}
     assert_error(sent(client, zipped(forged)), 409)
 
@@ -213,7 +215,7 @@ def twice() -> bytes:
 
 
 def lying() -> bytes:
-    """A bomb that claims to be small: the sizes in its directories are forged."""
+    """A zip bomb: the sizes in its directories are forged."""
     data = zipped({**page("evil"), "evil/references/a.md": b"\0" * 60 * MAX_FILE_BYTES})
     size = (60 * MAX_FILE_BYTES).to_bytes(4, "little")
     assert data.count(size) == 2
@@ -250,7 +252,7 @@ LARGE = {**page("evil"), **{f"evil/references/{n}": b"\1" * 200_000 for n in ran
         (lambda: b"\0" * (MAX_BYTES + 1), 413),
     ],
 )
-def test_an_archive_that_means_harm_is_refused_and_leaves_nothing(
+def test_malicious_archive_is_refused_without_files(
     client: TestClient, make: Any, status: int | None
 ) -> None:
     before = names(client)
@@ -261,7 +263,7 @@ def test_an_archive_that_means_harm_is_refused_and_leaves_nothing(
     assert not Path("/tmp/escaped.md").exists()
 
 
-def test_texts_that_leave_the_folder_are_refused(client: TestClient) -> None:
+def test_paths_out_of_folder_are_refused(client: TestClient) -> None:
     for path in ("../evil.md", "/evil.md", "a/../../evil.md", "a\\b", "a//b"):
         assert_error(client.post("/skills", json=texts("evil", **{path: "x"})), 400)
     assert_error(client.post("/skills", json={**texts("evil"), "name": "../evil"}), 400)
@@ -272,7 +274,7 @@ def test_texts_that_leave_the_folder_are_refused(client: TestClient) -> None:
     assert "evil" not in names(client)
 
 
-def test_open_scopes_are_warned_of_at_import_and_at_approval(client: TestClient) -> None:
+def test_open_scopes_give_warnings_at_import_and_approval(client: TestClient) -> None:
     text = (
         "---\nname: talon-wait\ndescription: Use when a kernel waits for its talon.\n---\nWait.\n"
     )
@@ -283,14 +285,14 @@ def test_open_scopes_are_warned_of_at_import_and_at_approval(client: TestClient)
     assert client.patch("/skills/talon-wait", json=forced).json()["warnings"] == [warning]
     assert warning in client.get("/ui/skills/talon-wait").text
     for chip in ("h100", "mi300x"):
-        asked = {"signal": "memory_latency", "hardware": chip}
-        shown = client.post("/retrieve", json=asked).json()["skills"]
+        request = {"signal": "memory_latency", "hardware": chip}
+        shown = client.post("/retrieve", json=request).json()["skills"]
         assert "talon-wait" not in [skill["name"] for skill in shown]
     retired = client.patch("/skills/talon-wait", json={"state": "retired", **SIGNED}).json()
     assert retired["warnings"] == []
 
 
-def test_an_upload_is_one_zip_and_nothing_else(client: TestClient) -> None:
+def test_upload_is_exactly_one_zip(client: TestClient) -> None:
     assert_error(sent(client, zipped(page("evil")), hardware="h100"), 400)
     files = [("file", (f"{n}.zip", zipped(page("evil")))) for n in range(2)]
     assert_error(client.post("/skills", files=files), 400)
@@ -300,7 +302,7 @@ def test_an_upload_is_one_zip_and_nothing_else(client: TestClient) -> None:
         assert refused["hint"].endswith("curl -F file=@skill.zip .../skills")
 
 
-def test_a_skill_in_use_is_revised_beside_itself(client: TestClient) -> None:
+def test_active_skill_has_separate_revision(client: TestClient) -> None:
     page = "---\nname: okapi-rows\ndescription: Use when okapi rows are short.\n---\nKeep them.\n"
     client.post("/skills", json={"name": "okapi-rows", "files": {"SKILL.md": page}})
     forced = {"state": "active", "force": True, **SIGNED}

@@ -1,4 +1,4 @@
-"""Keys from the outside: the commands, the client, and the limits of a caller."""
+"""Keys as callers use them: the commands, the client, and rate limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.catalogs import builtin_data_dir, fresh_data_dir
 pytestmark = pytest.mark.slow(seconds=5)
 
 
-def test_commands_make_list_and_revoke_keys(tmp_path: Path) -> None:
+def test_commands_create_list_and_revoke_keys(tmp_path: Path) -> None:
     data = builtin_data_dir(tmp_path / "data")
     made = kernlore("keys", "create", "--role", "writer", "--hardware", "H100", "--json", data=data)
     assert made.code == 0 and made.json["hardware"] == ["h100"] and "It is the first" in made.err
@@ -50,7 +50,7 @@ def test_commands_make_list_and_revoke_keys(tmp_path: Path) -> None:
 
 @pytest.fixture
 def limited(tmp_path: Path) -> TestClient:
-    """A service whose keys have five requests and two uploads a minute. It reads no documents, so
+    """A service whose keys have five requests and two uploads per minute. It reads no documents, so
     it is not started.
     """
     settings = Settings(
@@ -61,7 +61,7 @@ def limited(tmp_path: Path) -> TestClient:
     return TestClient(app, URL)
 
 
-def test_a_key_over_its_limit_is_told_when_to_come_back(limited: TestClient) -> None:
+def test_key_over_its_limit_gets_retry_after(limited: TestClient) -> None:
     assert {limited.get("/signals").status_code for _ in range(9)} == {200}  # no keys, on loopback
     keys = limited.app.state.services.keys  # type: ignore[attr-defined]
     first, second = ({"authorization": f"Bearer {keys.create('writer').secret}"} for _ in "ab")
@@ -69,14 +69,14 @@ def test_a_key_over_its_limit_is_told_when_to_come_back(limited: TestClient) -> 
     refused = limited.get("/signals", headers=first)
     body = assert_error(refused, 429, "too_many_requests")
     assert refused.headers["retry-after"] == str(body["details"]["retry_after_seconds"]) == "12"
-    assert limited.get("/signals", headers=second).status_code == 200  # has its own share
+    assert limited.get("/signals", headers=second).status_code == 200  # has a separate limit
     sent = [limited.post("/documents", headers=second).status_code for _ in range(3)]
     assert sent == [415, 415, 429]
     guesses = [limited.get("/signals", headers={"authorization": "Bearer x"}) for _ in range(6)]
     assert [answer.status_code for answer in guesses] == [401] * 5 + [429]
 
 
-def test_a_change_with_a_key_is_signed_with_its_name(limited: TestClient) -> None:
+def test_change_with_key_is_recorded_with_its_name(limited: TestClient) -> None:
     services = limited.app.state.services  # type: ignore[attr-defined]
     secret = services.keys.create("admin", name="compiler team").secret
     headers = {"authorization": f"Bearer {secret}"}
@@ -90,13 +90,13 @@ def test_a_change_with_a_key_is_signed_with_its_name(limited: TestClient) -> Non
 
 
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """In place of the tools of agents: says who called, and what came."""
+    """Replaces the MCP application: answers with the caller and the message."""
     body = await Request(scope, receive).body()
     caller = caller_of(scope)
     await Response(f"{caller.role} {body.decode()}")(scope, receive, send)
 
 
-def test_what_is_mounted_is_behind_the_same_door(tmp_path: Path) -> None:
+def test_mounted_application_is_behind_same_access_check(tmp_path: Path) -> None:
     settings = Settings(data_dir=builtin_data_dir(tmp_path / "data"))
     app = create_app(settings)
     services = app.state.services = open_services(settings)
@@ -118,7 +118,7 @@ def test_what_is_mounted_is_behind_the_same_door(tmp_path: Path) -> None:
             answer = call(made[role].secret, "retrieve_context", tool)
             if (answer.status_code == 200) != may(role, needed):
                 wrong.append((role, tool, answer.status_code))
-            if answer.status_code == 200:  # the message that was looked at is there as a whole
+            if answer.status_code == 200:  # the inspected message is passed on completely
                 assert answer.text.startswith(f"{role} [") and tool in answer.text
     assert wrong == []
     changed = [entry["action"] for entry in services.audit.read(100) if entry["outcome"] == "200"]
@@ -130,7 +130,7 @@ def test_what_is_mounted_is_behind_the_same_door(tmp_path: Path) -> None:
     assert call(chip.secret, "submit_trajectory").status_code == 403
 
 
-def test_a_share_comes_back_with_time() -> None:
+def test_rate_limit_refills_with_time() -> None:
     now = [0.0]
     limits = Limits(Settings(requests_per_minute=60, uploads_per_minute=0), lambda: now[0])
     for _ in range(60):
@@ -140,17 +140,17 @@ def test_a_share_comes_back_with_time() -> None:
     limits.take("key_1", "free", with_key=True)
     limits.take("127.0.0.1", "request", with_key=False)
     now[0] = 1.0
-    limits.take("key_1", "upload", with_key=True)  # uploads have no limit of their own here
+    limits.take("key_1", "upload", with_key=True)  # uploads have no separate limit here
     with pytest.raises(TooManyRequests):
         limits.take("key_1", "request", with_key=True)
     now[0] = 1e6
-    for _ in range(60):  # a share does not grow beyond a minute's
+    for _ in range(60):  # at most the share of one minute
         limits.take("key_1", "request", with_key=True)
     with pytest.raises(TooManyRequests):
         limits.take("key_1", "request", with_key=True)
 
 
-def test_an_address_is_limited_where_others_reach_the_service() -> None:
+def test_address_is_limited_on_public_service() -> None:
     limits = Limits(Settings(host="0.0.0.0", requests_per_minute=1))
     limits.take("10.0.0.7", "request", with_key=False)
     with pytest.raises(TooManyRequests):
@@ -162,8 +162,8 @@ def exchanged(limits: Limits, counts: RequestCounts) -> None:
     limits.learn(counts.exchange(own, 120.0), own)
 
 
-def test_replicas_together_give_one_share(tmp_path: Path) -> None:
-    """Whatever one counts is off the share at the other, once they have told each other."""
+def test_replicas_share_one_limit(tmp_path: Path) -> None:
+    """Requests counted by one replica reduce the limit at the other after an exchange."""
     catalog = open_catalog(fresh_data_dir(tmp_path / "data"))
     counts = RequestCounts(catalog)
     one, other = (Limits(Settings(requests_per_minute=60), lambda: 0.0) for _ in range(2))
@@ -186,13 +186,13 @@ def test_replicas_together_give_one_share(tmp_path: Path) -> None:
     with pytest.raises(TooManyRequests):
         one.take("key_1", "request", with_key=True)
     new = Limits(Settings(requests_per_minute=60), lambda: 0.0)
-    exchanged(new, counts)  # of what was before it began, it takes nothing off
+    exchanged(new, counts)  # earlier requests are not counted
     new.take("key_1", "request", with_key=True)
     catalog.close()
 
 
 class Listening(BaseHTTPRequestHandler):
-    """Tells the first request to wait no second; notes what came."""
+    """Answers the first request with `Retry-After: 0`; records the requests."""
 
     came: ClassVar[list[tuple[str | None, bytes]]] = []
 
@@ -206,7 +206,7 @@ class Listening(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: it would be between the lines of the tests."""
+        """The default would print between the lines of the tests."""
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def listening() -> Iterator[str]:
         thread.join()
 
 
-def test_the_client_sends_the_key_of_the_environment_and_waits_its_turn(
+def test_client_sends_key_of_environment_and_retries(
     listening: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KERNLORE_KEY", " klk_of-the-environment\n")

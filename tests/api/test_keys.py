@@ -1,6 +1,5 @@
 """Keys in use: hardware of others on pages and in lists, sessions, the audit log, leaked secrets.
-
-What each role may do through each door is in test_operations.py.
+The access of each role is in test_operations.py.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.slow(seconds=15)
 
 
 def pages_of(planted: Planted) -> list[str]:
-    """Every page that names something about h100."""
+    """Every page that names a record about h100."""
     p = planted
     return [
         f"/ui/documents/{p.document}",
@@ -36,17 +35,17 @@ def pages_of(planted: Planted) -> list[str]:
 
 
 def test_foreign_hardware_is_unknown_on_every_page(keyed: KeyedService) -> None:
-    """In the words for what was never there, whoever asks for what."""
+    """With the same text as for an id that never existed."""
     secret = {value for value in vars(keyed.planted).values()} | {"h100"}
     unlike = []
     for path in pages_of(keyed.planted):
         name = next(word for word in sorted(secret, key=len, reverse=True) if word in path)
         made_up = "h700" if name == "h100" else re.sub("[0-9a-f](?=[0-9a-f]*$)|s$", "7", name)
-        asked = keyed.ask("mi300x", "GET", path)
+        requested = keyed.ask("mi300x", "GET", path)
         other = keyed.ask("mi300x", "GET", path.replace(name, made_up))
-        same = asked.text.replace(name, "X") == other.text.replace(made_up, "X")
-        if asked.status_code != 404 or not same:
-            unlike.append((path, asked.status_code, asked.text[-300:], other.text[-300:]))
+        same = requested.text.replace(name, "X") == other.text.replace(made_up, "X")
+        if requested.status_code != 404 or not same:
+            unlike.append((path, requested.status_code, requested.text[-300:], other.text[-300:]))
     assert unlike == []
 
 
@@ -57,15 +56,15 @@ def test_no_list_names_foreign_hardware(keyed: KeyedService) -> None:
     lists += ["/knowledge?path=hardware", "/knowledge/recipes", "/skills?q=zanzibar"]
     lists += ["/ui", "/ui/documents", "/ui/jobs", "/ui/skills", "/ui/runs", "/ui/knowledge"]
     lists += [f"/retrieve?q={QUESTION}", f"/retrieve?q={QUESTION}&hardware=mi300x"]
-    told = []
+    reported = []
     for path in lists:
         answer = keyed.ask("mi300x", "GET", path)
         assert answer.status_code == 200, path
-        told += [(path, name) for name in names if name in answer.text]
-    assert told == []
+        reported += [(path, name) for name in names if name in answer.text]
+    assert reported == []
     chips = {c["id"] for c in keyed.ask("mi300x", "GET", "/hardware").json()["hardware"]}
     assert {"mi300x", "amd"} <= chips and not {"h100", "nvidia"} & chips
-    # It has the power to see: the other team's key finds all of it.
+    # Check of the test: the key of the other team sees all of it.
     assert p.document in keyed.ask("h100", "GET", "/documents").text
     assert p.run in keyed.ask("h100", "GET", "/runs").text
     assert p.trajectory in keyed.ask("h100", "GET", "/trajectories").text
@@ -77,38 +76,38 @@ def a_file(text: str = "# Own\n\nOwn text.\n") -> list[tuple[str, tuple[str, byt
     return [("file", ("own.md", text.encode()))]
 
 
-def test_a_restricted_key_changes_its_own_hardware_alone(keyed: KeyedService) -> None:
+def test_restricted_key_changes_only_its_hardware(keyed: KeyedService) -> None:
     ask = keyed.ask
-    # Nothing that others share, and not without saying what it is about.
+    # Nothing shared, and not without stating its hardware.
     assert_error(ask("h100", "POST", "/documents", files=a_file()), 403, "forbidden")
     vendor = {"hardware": "nvidia"}
     assert_error(ask("h100", "POST", "/documents", data=vendor, files=a_file()), 403, "forbidden")
     own = f"/passages/{keyed.planted.passage}"
     assert_error(ask("h100", "PATCH", own, json={"hardware": ["hopper"]}), 403, "forbidden")
-    # A key that moved its chip below another would see what is about that one.
+    # A key that moved its chip below another would see the knowledge about that one.
     moved = {"id": "h100", "parent": "mi300x"}
     assert ask("h100", "POST", "/hardware", json=moved).status_code in (404, 409)
     assert_error(ask("h100", "POST", "/hardware", json={"id": "new-x1"}), 403, "forbidden")
     assert_error(ask("h100", "POST", "/trajectories", json={}), 403, "forbidden")
-    # The source key of a document that it does not see leads to a document of its own.
+    # The source key of an invisible document maps to a new document.
     key = {"hardware": "mi300x", "source_key": "zanzibar"}
     theirs = ask("writer", "POST", "/documents", data=key, files=a_file("# A\n\nTheirs.\n")).json()
     mine = {"hardware": "h100", "source_key": "zanzibar"}
     sent = ask("h100", "POST", "/documents", data=mine, files=a_file("# B\n\nMine.\n"))
     assert sent.status_code == 202 and sent.json()["document_id"] != theirs["document_id"]
     assert sent.json()["outcome"] == "created"
-    asked = ask("h100", "GET", f"/retrieve?q={SECRET_WORDS}").json()  # about no chip in particular
-    outcome = f"/retrievals/{asked['retrieval_id']}/outcome"
+    requested = ask("h100", "GET", f"/retrieve?q={SECRET_WORDS}").json()  # about no particular chip
+    outcome = f"/retrievals/{requested['retrieval_id']}/outcome"
     assert ask("mi300x", "POST", outcome, json={"correct": True}).status_code == 404
     assert ask("h100", "POST", outcome, json={"correct": True}).status_code == 201
 
 
-# -- the pages' sessions
+# -- sessions of the pages
 
 
 @pytest.fixture
 def browser(keyed: KeyedService) -> TestClient:
-    """Another one than the client of programs, with cookies of its own."""
+    """A separate client from that of programs, with cookies."""
     return TestClient(keyed.app, URL, follow_redirects=False)
 
 
@@ -117,9 +116,7 @@ def log_in(browser: TestClient, secret: str, goal: str = "/ui/skills") -> Respon
     return browser.post("/ui/login", data=form, headers={"origin": URL})
 
 
-def test_pages_ask_for_a_key_and_go_on_to_where_one_wanted(
-    keyed: KeyedService, browser: TestClient
-) -> None:
+def test_login_redirects_to_requested_page(keyed: KeyedService, browser: TestClient) -> None:
     refused = browser.get("/ui/documents?q=memory")
     assert refused.status_code == 401 and 'action="/ui/login"' in refused.text
     assert 'value="/ui/documents?q=memory"' in refused.text
@@ -135,14 +132,14 @@ def test_pages_ask_for_a_key_and_go_on_to_where_one_wanted(
         assert log_in(browser, keyed.secrets["writer"], goal).headers["location"] == "/ui"
 
 
-def test_a_session_has_the_role_of_its_key_and_sends_only_own_forms(
+def test_session_has_role_of_its_key_and_sends_only_own_forms(
     keyed: KeyedService, browser: TestClient
 ) -> None:
     log_in(browser, keyed.secrets["writer"])
     passage = f"/ui/passages/{keyed.planted.passage}"
     form = {"text": "", "tags": "", "hardware": "h100"}
     own = {"origin": URL}
-    assert browser.post(passage, data=form).status_code == 403  # no origin: no form of ours
+    assert browser.post(passage, data=form).status_code == 403  # no origin: not a form of the pages
     foreign = {"origin": "http://evil.example"}
     assert browser.post(passage, data=form, headers=foreign).status_code == 403
     assert browser.post("/ui/hardware", data={"id": "own-x2"}, headers=own).status_code == 303
@@ -153,17 +150,17 @@ def test_a_session_has_the_role_of_its_key_and_sends_only_own_forms(
     assert browser.get("/ui").status_code == 401
 
 
-def test_a_session_ends_when_its_key_is_revoked(keyed: KeyedService, browser: TestClient) -> None:
+def test_session_ends_when_its_key_is_revoked(keyed: KeyedService, browser: TestClient) -> None:
     made = keyed.services.keys.create("reader")
     log_in(browser, made.secret)
     assert browser.get("/ui").status_code == 200
-    stolen = {"cookie": f"kernlore_session={made.secret}"}  # the key itself is no session
+    stolen = {"cookie": f"kernlore_session={made.secret}"}  # the key itself is not a session
     assert TestClient(keyed.app, URL).get("/ui", headers=stolen).status_code == 401
     keyed.services.keys.revoke(made.key.id)
     assert browser.get("/ui").status_code == 401
 
 
-def test_no_page_may_run_a_script_of_its_text(keyed: KeyedService) -> None:
+def test_page_text_cannot_run_scripts(keyed: KeyedService) -> None:
     title = "<img src=x onerror=alert(1)>"
     sent = keyed.ask(
         "admin", "POST", "/documents", data={"title": title}, files=a_file("# T\n\nText of it.\n")
@@ -184,7 +181,7 @@ def test_no_page_may_run_a_script_of_its_text(keyed: KeyedService) -> None:
         assert title not in answer.text
 
 
-# -- what is written down
+# -- stored records
 
 
 def test_changes_are_audited_without_secrets_or_texts(keyed: KeyedService) -> None:
@@ -221,7 +218,7 @@ def test_secrets_are_in_no_log_and_no_file(
     session = browser.cookies["kernlore_session"]
     keyed.services.keys.flush()
     written = "".join(capfd.readouterr())
-    assert "request" in written  # the log was looked at
+    assert "request" in written  # check that the log was searched
     assert secret not in written and session not in written
     folder = keyed.services.settings.data_dir
     files = [p for p in folder.glob("*") if p.is_file()]

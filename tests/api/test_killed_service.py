@@ -1,5 +1,6 @@
 """SIGKILL at random moments of a real service and of its parser, and a SIGTERM
-(`benchmarks/knowledge/killed_service.py` does it twenty times)."""
+(`benchmarks/knowledge/killed_service.py` does it twenty times).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")
-def test_a_killed_service_loses_and_repeats_nothing_and_leaves_nobody_behind(
+def test_killed_service_loses_and_repeats_no_job_and_leaves_no_process(
     model_cache: Path,
 ) -> None:
     command = [sys.executable, "-m", "benchmarks.knowledge.killed_service", "--json"]

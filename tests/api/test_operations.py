@@ -1,7 +1,6 @@
-"""Every operation through every door: who may carry it out, and that the doors give one answer.
-
-Doors are the HTTP route, the command (over HTTP and in this process), the tool of agents, and the
-page or form. What is allowed follows from the declarations alone.
+"""Every operation through every interface: access, and equal answers. Interfaces are the HTTP
+route, the command (over HTTP and in this process), the MCP tool, and the page or form. Access
+follows from the declarations alone.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SIGNED = {"actor": "ann", "reason": "a test"}
 KERNEL = {"files": {"k.cpp": ""}, "main": "k.cpp", "language": "cpp"}
 # Composing the contexts of every kernel takes two seconds.
 ONE_KERNEL = {"operator": "softmax", "language": "triton", "hardware": "h100"}
-# Inputs that are right, so that only the caller or an id can be wrong.
+# Valid inputs, so that only the caller or an id is wrong.
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "retrieve": {"request": {"query": QUESTION}},
     "delivered_kernels": ONE_KERNEL,
@@ -108,7 +107,7 @@ TOOL_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def planted_ids(planted: Planted) -> dict[str, str]:
-    """What the service holds about h100, by the names of parameters."""
+    """Ids of records about h100, by the names of parameters."""
     return {
         "document_id": planted.document,
         "passage_id": planted.passage,
@@ -125,12 +124,12 @@ def planted_ids(planted: Planted) -> dict[str, str]:
 
 
 def made_up(value: str) -> str:
-    """An id of the same form that stands for nothing."""
+    """An id of the same form without a record."""
     return "h700" if value == "h100" else re.sub("[0-9a-f](?=[0-9a-f]*$)|s$", "7", value)
 
 
 def call_of(operation: Operation[Any, Any], ids: Mapping[str, str]) -> dict[str, Any]:
-    """An input that is right. Ids that `ids` lacks are those of nothing."""
+    """A valid input. Ids that `ids` lacks are unknown ones."""
     path = {i.name: ids.get(i.name, f"unknown_{i.name}") for i in operation.inputs}
     named: dict[str, Any] = {i.name: path[i.name] for i in operation.inputs if i.place == "path"}
     if any(i.place == "files" for i in operation.inputs):
@@ -142,11 +141,11 @@ def call_of(operation: Operation[Any, Any], ids: Mapping[str, str]) -> dict[str,
 
 
 def with_ids(arguments: Mapping[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of a tool with ids in place of the names of parameters."""
+    """Arguments of a tool with ids instead of the names of parameters."""
     return {n: ids.get(v, v) if isinstance(v, str) else v for n, v in arguments.items()}
 
 
-# -- doors
+# -- interfaces
 
 
 class Answered(NamedTuple):
@@ -173,7 +172,7 @@ def answered(status: int, text: str) -> Answered:
 
 @dataclass(frozen=True)
 class Doors:
-    """The doors of one service. `targets` are commands by the caller whose key they send."""
+    """The interfaces of one service. `targets` are commands by the caller whose key they send."""
 
     service: KeyedService
     targets: Mapping[str, CommandTarget]
@@ -231,11 +230,11 @@ def doors(keyed: KeyedService) -> Iterator[Doors]:
         target.close()
 
 
-# -- who may do what
+# -- access
 
 
 def refusal(caller: str, role: Role | None, chip_refused: bool = False) -> int:
-    """The status of the refusal that the declaration asks for; 0 where the caller is let in."""
+    """The declared status of the refusal; 0 if the caller has access."""
     if role is None:
         return 0
     if caller in ("", "revoked"):
@@ -252,7 +251,7 @@ def wrongly(answer: Answered, expected: int) -> bool:
     return (answer.status, answer.code) != (expected, code) or not answer.hint
 
 
-def test_access_is_what_the_declaration_says(doors: Doors) -> None:
+def test_access_equals_declaration(doors: Doors) -> None:
     """Every operation, by HTTP route and by command, with every kind of caller."""
     wrong = []
     for operation in EVERY:
@@ -273,8 +272,8 @@ def test_access_is_what_the_declaration_says(doors: Doors) -> None:
     assert wrong == []
 
 
-def test_declared_roles_fit_what_operations_do() -> None:
-    """The table in docs/reference/routes.md is the record of each role."""
+def test_declared_roles_fit_operations() -> None:
+    """The table in docs/reference/routes.md records each role."""
     changing = {o.name for o in operations() if o.changes and o.role == "reader"}
     assert changing == {"report_outcome"}
     assert {o.role for o in operations() if o.runs_code} <= {"writer", "admin"}
@@ -282,7 +281,7 @@ def test_declared_roles_fit_what_operations_do() -> None:
     assert [o.name for o in operations() if o.public] == ["healthz"]
 
 
-def test_a_tool_needs_the_role_of_its_operation(doors: Doors) -> None:
+def test_tool_needs_role_of_its_operation(doors: Doors) -> None:
     assert set(TOOL_ARGUMENTS) == set(TOOLS)
     wrong = []
     for name, operation in TOOLS.items():
@@ -294,7 +293,7 @@ def test_a_tool_needs_the_role_of_its_operation(doors: Doors) -> None:
     assert wrong == []
 
 
-def test_a_method_of_the_client_needs_the_role_of_its_operation(doors: Doors) -> None:
+def test_client_method_needs_role_of_its_operation(doors: Doors) -> None:
     wrong = []
     for caller in CALLERS:
         secret = doors.service.secrets.get(caller, "")
@@ -311,8 +310,8 @@ def test_a_method_of_the_client_needs_the_role_of_its_operation(doors: Doors) ->
     assert wrong == []
 
 
-def test_pages_and_mounts_need_a_key(doors: Doors) -> None:
-    """What is no operation: a form needs the role of its operation, what reads needs a reader."""
+def test_pages_and_mounts_need_key(doors: Doors) -> None:
+    """Routes that are not operations: a form needs the role of its operation, a page a reader."""
     wrong, unsafe = [], set[str]()
     for route in routes_of(doors.service.app):
         template = route.template if route.methods is not None else f"{route.template}/x"
@@ -333,7 +332,7 @@ def test_pages_and_mounts_need_a_key(doors: Doors) -> None:
                 path = re.sub(r"\{(\w+?)(:path)?\}", r"unknown_\1", template)
                 answer = doors.service.ask(caller, method, path)
                 expected = refusal(caller, role)
-                if key == LOGIN:  # it refuses a wrong key by itself
+                if key == LOGIN:  # it refuses a wrong key itself
                     continue
                 if (answer.status_code in (401, 403)) != bool(expected) or (
                     expected and answer.status_code != expected
@@ -348,8 +347,8 @@ def test_pages_and_mounts_need_a_key(doors: Doors) -> None:
 # -- hardware of others
 
 
-def test_a_key_of_another_chip_sees_and_changes_nothing(doors: Doors) -> None:
-    """An id of the other chip's is answered as one that was never there, by every door."""
+def test_key_of_another_chip_sees_and_changes_nothing(doors: Doors) -> None:
+    """An id of the other chip is answered like an unknown one, by every interface."""
     planted = doors.service.planted
     ids = planted_ids(planted)
     secrets = {value for name, value in vars(planted).items() if name != "elsewhere"}
@@ -381,8 +380,8 @@ def test_a_key_of_another_chip_sees_and_changes_nothing(doors: Doors) -> None:
     assert wrong == []
 
 
-def test_a_key_of_the_chip_sees_what_is_about_it(doors: Doors) -> None:
-    """The test above has the power to see."""
+def test_key_of_chip_sees_its_records(doors: Doors) -> None:
+    """Check of the test above: the records can be seen."""
     planted = doors.service.planted
     ids = planted_ids(planted)
     unseen = {}
@@ -391,7 +390,7 @@ def test_a_key_of_the_chip_sees_what_is_about_it(doors: Doors) -> None:
             answer = doors.http("h100", operation, call_of(operation, ids))
             if answer.status != 200:
                 unseen[operation.name] = answer.status
-    # The run and the evaluation that were planted have no measurements, the chip's manuals no test.
+    # The planted run and evaluation have no measurements, the manuals no test.
     assert unseen == {"node_record": 404, "show_evaluation": 404, "show_acceptance": 404}
     listed = ("list_documents", "list_runs", "list_trajectories", "list_skills", "list_jobs")
     by_name = {operation.name: operation for operation in operations()}
@@ -400,7 +399,7 @@ def test_a_key_of_the_chip_sees_what_is_about_it(doors: Doors) -> None:
         assert any(value in text for value in ids.values()), name
 
 
-# -- one answer
+# -- equal answers
 
 
 VOLATILE = ("retrieval_id", "outcome_id", "seconds", "heartbeat_at", "raw")
@@ -408,28 +407,28 @@ SERVICE_ALONE = {"evaluations", "runs", "trajectories", "service"}  # tags
 
 
 def steady(value: Any) -> Any:
-    """JSON without what differs between equal calls."""
+    """JSON without fields that differ between equal calls."""
     if isinstance(value, dict):
         return {k: steady(v) for k, v in value.items() if k not in VOLATILE}
     return [steady(v) for v in value] if isinstance(value, list) else value
 
 
 def reads(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
-    """Operations that only read, with ids that are there."""
+    """Operations that only read, with existing ids."""
     for operation in operations():
         if not operation.changes and operation.name != "metrics":
             yield operation, call_of(operation, ids)
 
 
 def missing(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
-    """Operations that need an id, with one of nothing."""
+    """Operations that need an id, with an unknown one."""
     for operation in operations():
         if any(i.place == "path" for i in operation.inputs):
             yield operation, call_of(operation, {n: made_up(value) for n, value in ids.items()})
 
 
 def mistyped(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
-    """Operations that take JSON, with a field that they do not know."""
+    """Operations that take JSON, with an unknown field."""
     for operation in operations():
         if operation.model is not None and operation.name != "register_hardware":
             given = call_of(operation, ids)
@@ -461,7 +460,7 @@ RETRIEVALS: tuple[Any, ...] = (
 
 
 def retrievals(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
-    """Requests to the knowledge base, right and wrong."""
+    """Retrieval requests, valid and invalid."""
     for request in RETRIEVALS:
         yield TOOLS["retrieve_context"], {"request": request}
 
@@ -469,14 +468,14 @@ def retrievals(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[
 @pytest.mark.parametrize(
     ("calls", "least"), [(reads, 35), (missing, 30), (mistyped, 15), (retrievals, 19)]
 )
-def test_the_doors_give_one_answer(doors: Doors, calls: Any, least: int) -> None:
+def test_all_interfaces_give_equal_answers(doors: Doors, calls: Any, least: int) -> None:
     wrong, compared = [], 0
     with closing(CommandTarget(doors.service.services.settings)) as here:
         for operation, given in calls(planted_ids(doors.service.planted)):
             first = doors.http("admin", operation, given)
             others = [doors.command("admin", operation, given), carried_out(here, operation, given)]
             if operation.tag in SERVICE_ALONE and others[1].code == "unavailable":
-                others.pop()  # only a service does this
+                others.pop()  # only by a service
             for other in others:
                 same = (first.status, steady(first.body)) == (other.status, steady(other.body))
                 if not same and not (operation.produces and first.status == other.status == 200):
@@ -486,7 +485,7 @@ def test_the_doors_give_one_answer(doors: Doors, calls: Any, least: int) -> None
     assert compared >= least
 
 
-def test_a_method_of_the_client_gives_the_answer_of_its_route(doors: Doors) -> None:
+def test_client_method_answer_equals_its_route(doors: Doors) -> None:
     ids = planted_ids(doors.service.planted)
     admin = doors.service.secrets["admin"]
     with Kernlore(doors.service.url, key=admin, timeout=60) as client:
@@ -503,7 +502,7 @@ def test_a_method_of_the_client_gives_the_answer_of_its_route(doors: Doors) -> N
 
 
 def within(part: Any, whole: Any) -> bool:
-    """Whether a tool's result has nothing that the route's answer has not."""
+    """Whether a tool's result is a part of the route's answer."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return all(k in whole and within(v, whole[k]) for k, v in part.items())
     if isinstance(part, list) and isinstance(whole, list):
@@ -511,7 +510,7 @@ def within(part: Any, whole: Any) -> bool:
     return bool(part == whole)
 
 
-def test_a_tool_answers_with_fields_of_its_operation(doors: Doors) -> None:
+def test_tool_answers_with_fields_of_its_operation(doors: Doors) -> None:
     ids = planted_ids(doors.service.planted)
     inputs: Mapping[str, Mapping[str, Any]] = {
         "retrieve_context": {"request": {"query": QUESTION}},

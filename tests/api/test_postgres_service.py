@@ -35,7 +35,7 @@ def database(postgres: Server) -> Iterator[str]:
 def served(
     database: str, tmp_path_factory: pytest.TempPathFactory, model_cache: Path
 ) -> Iterator[Any]:
-    """A client of a service with a small knowledge base, in a process of its own."""
+    """A client of a service with a small knowledge base, in a separate process."""
     base = tmp_path_factory.mktemp("served")
     place_models(base / "data", model_cache)
     with pytest.MonkeyPatch.context() as patch:
@@ -49,13 +49,13 @@ def served(
             yield client
 
 
-def ask(client: Any, **asked: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **asked})
+def ask(client: Any, **request: Any) -> Any:
+    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **request})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def test_a_document_is_read_found_and_gone(served: Any) -> None:
+def test_document_is_read_found_and_deleted(served: Any) -> None:
     sent = upload(served, "quince.md", MANUAL, hardware="h100").json()
     assert finished(served, sent["job_id"])["state"] == "ready"
     found = ask(served, query="quince loads")["excerpts"][0]
@@ -65,9 +65,7 @@ def test_a_document_is_read_found_and_gone(served: Any) -> None:
     assert "quince" not in str(ask(served, query="quince loads")["excerpts"]).lower()
 
 
-def test_while_the_server_is_down_requests_are_refused_and_then_answered(
-    served: Any, postgres: Server
-) -> None:
+def test_requests_are_refused_while_server_is_down(served: Any, postgres: Server) -> None:
     before = ask(served, signal="memory_bound")["context"]
     postgres.stop()
     try:
@@ -94,7 +92,7 @@ def without_id(answer: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.in_data_dir
 @pytest.mark.skipif(EVERYWHERE, reason="it moves the file of an embedded catalog")
-def test_a_store_that_was_moved_answers_as_before(
+def test_moved_store_gives_equal_answers(
     data: Path,  # noqa: F811
     postgres: Server,
     tmp_path: Path,
@@ -123,7 +121,7 @@ def test_a_store_that_was_moved_answers_as_before(
     postgres.drop(name)
 
 
-def test_the_password_is_not_shown(tmp_path: Path) -> None:
+def test_password_is_not_shown(tmp_path: Path) -> None:
     url = "postgresql+psycopg://me:se@cr/et@db.example/kernlore?password=other-secret"
     shown = on(url, "config", "show", "catalog", "--json", data=tmp_path)
     value = "postgresql+psycopg://me:***@db.example/kernlore?password=***"
@@ -131,7 +129,7 @@ def test_the_password_is_not_shown(tmp_path: Path) -> None:
     assert shown.json["catalog"]["source"] == "environment KERNLORE_CATALOG"
 
 
-def test_a_server_that_is_not_there_is_no_reason_for_another_catalog(tmp_path: Path) -> None:
+def test_unreachable_server_does_not_create_another_catalog(tmp_path: Path) -> None:
     url = f"postgresql+psycopg://me:secret@/kernlore?host={tmp_path}"
     ran = on(url, "documents", "list", "--json", data=tmp_path / "data")
     assert ran.code == 1 and ran.json["code"] == "unavailable"
@@ -141,14 +139,16 @@ def test_a_server_that_is_not_there_is_no_reason_for_another_catalog(tmp_path: P
 
 
 @pytest.mark.parametrize("command", [("backup", "-o", "b.tar"), ("restore", "b.tar")])
-def test_backups_are_the_servers_own_affair(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_backup_of_a_postgres_catalog_is_refused_with_pg_dump(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     url = "postgresql+psycopg://me:secret@db.example/kernlore"
     ran = on(url, *command, "--json", data=tmp_path / "data")
     assert ran.code == 2 and ran.json["code"] == "invalid_request"
     assert "pg_dump" in ran.json["hint"] and "secret" not in ran.out + ran.err
 
 
-def test_what_cannot_be_copied_is_said(tmp_path: Path) -> None:
+def test_invalid_copy_has_reason(tmp_path: Path) -> None:
     missing = kernlore("catalog", "copy", tmp_path / "none", tmp_path / "new", "--json")
     assert missing.code == 2 and missing.json["code"] == "not_found"
     same = kernlore("catalog", "copy", tmp_path, tmp_path, "--json")

@@ -1,4 +1,4 @@
-"""A data directory holds manuals of unreleased chips: no other user of the machine reads it."""
+"""A data directory holds manuals of unreleased chips: other users of the machine cannot read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rights(path: Path) -> int:
 
 
 def readable(folder: Path) -> list[Path]:
-    """What others can read below a folder that they may enter; links lead elsewhere."""
+    """Paths that others can read below a folder that they may enter; links are not followed."""
     entries = [entry for entry in folder.iterdir() if not entry.is_symlink()]
     open_entries = [entry for entry in entries if rights(entry) & 0o077]
     below = [path for entry in open_entries if entry.is_dir() for path in readable(entry)]
@@ -39,7 +39,7 @@ def usual_rights() -> Iterator[None]:
     os.umask(before)
 
 
-def test_a_new_data_directory_is_private(tmp_path: Path) -> None:
+def test_new_data_directory_is_private(tmp_path: Path) -> None:
     data = tmp_path / "above" / "data"
     ran = kernlore("skills", "list", "--json", data=data)
     assert ran.code == 0 and "Warning" not in ran.err
@@ -50,9 +50,7 @@ def test_a_new_data_directory_is_private(tmp_path: Path) -> None:
     ]
 
 
-def test_in_a_directory_that_is_open_everything_new_is_private(
-    tmp_path: Path, model_cache: Path
-) -> None:
+def test_new_files_in_open_directory_are_private(tmp_path: Path, model_cache: Path) -> None:
     data = place_models(tmp_path / "data", model_cache)
     data.chmod(0o755)
     (tmp_path / "note.md").write_text("# Wombat\n\nThe wombat stall has no remedy.\n")
@@ -70,8 +68,8 @@ def test_in_a_directory_that_is_open_everything_new_is_private(
     assert "1 new_version" in again.out and "Warning" not in again.err
 
 
-def test_what_a_service_writes_is_private(service_url: str, service_folder: Path) -> None:
-    """The directory was there before, and open to others."""
+def test_files_written_by_service_are_private(service_url: str, service_folder: Path) -> None:
+    """The directory existed before, open to others."""
     data = service_folder / "data"
     assert rights(data) & 0o077 and readable(data) == []
     written = [path for path in data.rglob("*") if path.is_file() and "models" not in path.parts]
@@ -93,14 +91,14 @@ def test_files_of_runs_and_models_are_private(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.json"))) == 3
 
 
-def test_private_files_are_so_only_within(tmp_path: Path) -> None:
+def test_private_files_context_restores_umask(tmp_path: Path) -> None:
     with private_files():
         (tmp_path / "within").touch()
     (tmp_path / "after").touch()
     assert (rights(tmp_path / "within"), rights(tmp_path / "after")) == (0o600, 0o644)
 
 
-def test_a_folder_that_is_there_keeps_its_rights(tmp_path: Path) -> None:
+def test_existing_folder_keeps_its_permissions(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     assert rights(private_folder(tmp_path / "a" / "b")) == 0o700
     assert rights(private_folder(tmp_path)) == 0o750

@@ -1,4 +1,4 @@
-"""Cards that a model proposes, from the command line and over HTTP, until a person has decided."""
+"""Cards proposed by a model, through commands and over HTTP, until a person decides."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KEY = {"OPENAI_API_KEY": "local-test-key-0123456789"}
 
 @pytest.fixture
 def manual(tmp_path: Path) -> Path:
-    """A data directory with the manual of a chip, read and not embedded."""
+    """A data directory with the manual of a chip, read but not embedded."""
     folder = fresh_data_dir(tmp_path / "data")
     services = open_services(Settings(data_dir=folder))
     services.register_hardware({"id": "quark-1"}, "a test")
@@ -76,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
     started.close()
 
 
-def test_the_command_line_asks_lists_and_decides(manual: Path, server: ModelServer) -> None:
+def test_commands_propose_list_and_decide(manual: Path, server: ModelServer) -> None:
     chip = ("knowledge", "symbols", "--hardware", "quark-1")
     asking = (*chip, "--propose", "--models", "openai/scripted", "--api-base", server.url)
     first = kernlore(*asking, "--sections", "1", "--json", data=manual, environment=KEY)
@@ -113,12 +113,12 @@ def test_the_command_line_asks_lists_and_decides(manual: Path, server: ModelServ
         (("--propose", "--models", "openai/a", "--url", "http://127.0.0.1:9"), "--url"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: tuple[str, ...], words: str) -> None:
+def test_invalid_decision_is_refused(options: tuple[str, ...], words: str) -> None:
     ran = kernlore("knowledge", "symbols", "--hardware", "quark-1", *options, environment=KEY)
     assert ran.code != 0 and words in ran.err and "hint:" in ran.err
 
 
-def test_a_model_that_cannot_be_asked(manual: Path, server: ModelServer) -> None:
+def test_unreachable_model_has_hint(manual: Path, server: ModelServer) -> None:
     broken = ModelServer(lambda body, number: failure(404, "no such model"))
     asking = ("--propose", "--models", "openai/scripted", "--api-base", broken.url)
     chip = ("knowledge", "symbols", "--hardware", "quark-1")

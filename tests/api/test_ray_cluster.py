@@ -1,8 +1,6 @@
-"""Searches and uploads on a real Ray cluster of several nodes, of which one is killed while it
-works and one has another compiler.
-
-The nodes are processes of this machine. The chip is a drawn one with a simulator, so that nothing
-is timed beside other work.
+"""Searches and uploads on a real Ray cluster of several nodes, one of which is killed while it
+works and one of which has another compiler. The nodes are processes of this machine. The chip is a
+drawn one with a simulator, so that nothing is timed during other work.
 """
 
 from __future__ import annotations
@@ -62,26 +60,26 @@ SEED = 7
 CHIP = f"nova-{SEED}"
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 SIMULATOR = EXAMPLE / "novasim.py"
-# So that a node that is seen to evaluate is killed before it has done so.
+# So that a node is killed before its evaluation ends.
 SLOW_SIMULATOR = """\
 import runpy, time
 time.sleep(0.3)
 runpy.run_path({simulator!r}, run_name="__main__")
 """
-MEMORY_BYTES = 80_000_000  # of a node's object store: the least that Ray takes is 78.6 MB
+MEMORY_BYTES = 80_000_000  # object store of a node: Ray takes at least 78.6 MB
 CANDIDATES = 5
 OTHER_COMPILER = "#!/bin/sh\necho 'g++ (Other) 1.2.3'\n"
 
 
 class Nodes:
-    """A cluster whose nodes have a chip each; one of them finds another g++."""
+    """A cluster whose nodes have a chip each; one of them has another g++."""
 
     def __init__(self, other_compiler: Path) -> None:
         from ray.cluster_utils import Cluster as LocalCluster
 
         (Path(os.environ["RAY_TMPDIR"]) / "ray").mkdir(exist_ok=True)
         head = {"num_cpus": 0, "object_store_memory": MEMORY_BYTES, "include_dashboard": False}
-        # Nothing here asks for them, and each is a process that goes on taking time.
+        # Unused here, and each is a process that takes CPU time.
         head |= {"include_log_monitor": False, "no_monitor": True}
         self._cluster = LocalCluster(initialize_head=True, head_node_args=head)
         self._nodes = [self._add(), self._add()]
@@ -98,16 +96,15 @@ class Nodes:
         )
 
     def kill(self, id: str) -> None:
-        """As a machine that loses its power: nothing of the node ends in order."""
+        """As in a power failure: no process of the node ends cleanly."""
         dead = next(node for node in self._nodes if node.node_id == id)
         self._nodes.remove(dead)
-        # With what it is at: else that may yet answer, until it notices.
+        # With its tasks, which might otherwise still answer until they notice.
         kill_tree(dead.all_processes["raylet"][0].process.pid)
         self._cluster.remove_node(dead, allow_graceful=False)
 
     def at_least(self, count: int) -> None:
-        """So many nodes of one kind, in place of those that were killed: each costs four seconds of
-        a processor."""
+        """Replace killed nodes until this many of a kind run: each costs four CPU seconds."""
         while len(self._nodes) < count:
             self._nodes.append(self._add())
 
@@ -115,7 +112,7 @@ class Nodes:
         return [str(node.node_id) for node in self._nodes]
 
     def processes(self) -> list[int]:
-        """Of a node that may be killed: what it has started."""
+        """The processes that a killable node has started."""
         return list(descendants(self._nodes[0].all_processes["raylet"][0].process.pid))
 
     def close(self) -> None:
@@ -125,25 +122,25 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Nodes]:
     place = tmp_path_factory.mktemp("other")
-    # Of a node that has made its query model once. Else each process of it imports
-    # sentence-transformers, which takes eight seconds, to embed some dozen passages.
+    # The query model exported once by a node. Otherwise each process imports sentence-transformers,
+    # which takes eight seconds, to embed some dozen passages.
     for exported in model_cache.iterdir():
-        if not (kept := private_folder(node_folder()) / exported.name).exists():
-            kept.symlink_to(exported)
+        if not (remaining := private_folder(node_folder()) / exported.name).exists():
+            remaining.symlink_to(exported)
     (place / "g++").write_text(OTHER_COMPILER)
     (place / "g++").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token its user has
-        # Of a processor's worth of tasks a node keeps its process for the next. Without this it
-        # ends after a second, and each task imports everything anew.
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # independent of the user's token
+        # A node keeps idle task processes for up to one CPU. Without this they end after a second,
+        # and each task imports everything again.
         patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "300000")
-        # On a busy machine a node would end itself, or its work, for what others do there: its
-        # agents take more than half a minute to start, or the memory is almost all in use.
+        # On a busy machine a node would end itself or its tasks because of other processes: its
+        # agents take more than half a minute to start, or memory is almost full.
         patch.setenv("RAY_agent_register_timeout_ms", "300000")
         patch.setenv("RAY_memory_monitor_refresh_ms", "0")
-        patch.setenv("REPORTER_UPDATE_INTERVAL_MS", "3600000")  # figures for a dashboard
-        # Sockets of a node lie below it; their paths may not be long.
+        patch.setenv("REPORTER_UPDATE_INTERVAL_MS", "3600000")  # dashboard metrics
+        # Sockets of a node are below it, with a limited path length.
         patch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="kr", dir="/tmp"))
         started = Nodes(place)
         yield started
@@ -153,8 +150,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
 
 @pytest.fixture(scope="class")
 def cluster(nodes: Nodes) -> Iterator[Cluster]:
-    """One connection for the tests of a class: each has processes of its own on every node, which
-    import torch. A process has one at a time."""
+    """One connection for the tests of a class: each has separate processes on every node, which
+    import torch. A process has one at a time.
+    """
     nodes.at_least(2)
     with connect_to_cluster(nodes.address, PACKAGES) as connection:
         yield connection
@@ -162,8 +160,9 @@ def cluster(nodes: Nodes) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[CommandTarget]:
-    """A data directory that knows the chip and has read its manual, and no other knowledge: with a
-    language of its own all that is built in would be read anew."""
+    """A data directory with the chip and its manual, and no other knowledge: for a chip with its
+    own language all built-in documents would be read again.
+    """
     folder = tmp_path_factory.mktemp("chip")
     place_models(folder / "data", model_cache)
     CHIPS.write(SEED, folder / "chip")
@@ -186,7 +185,7 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
 
 @contextmanager
 def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Kill a node as soon as it evaluates; its id is in the list then."""
+    """Kill a node as soon as it evaluates; its id is then in the list."""
     killed: list[str] = []
     done = threading.Event()
 
@@ -194,7 +193,7 @@ def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[li
         while not done.wait(0.02) and not killed:
             rows = dict(state()["nodes"])
             if sum(row["evaluated"] for row in rows.values()) < 2:
-                continue  # the baseline, which others are compared with
+                continue  # the baseline of all comparisons
             for host, row in rows.items():
                 at = next((n for n in nodes.killable() if n.startswith(host.split("/")[1])), None)
                 if at is not None and row["evaluating"]:
@@ -213,7 +212,7 @@ def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[li
 
 @contextmanager
 def losing_a_survey(nodes: Nodes) -> Iterator[list[int]]:
-    """Kill the process that a node is asked in, once; its id is in the list then."""
+    """Kill the process of a node survey once; its id is then in the list."""
     lost: list[int] = []
     done = threading.Event()
 
@@ -242,24 +241,24 @@ def _command_of(pid: int) -> bytes:
 
 
 def places(local: CommandTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
-    said: list[str] = []
+    messages: list[str] = []
     hardware = CHIP if language == "novac" else "x86-64"
-    return cluster_places(local.services, cluster, hardware, language, said.append)
+    return cluster_places(local.services, cluster, hardware, language, messages.append)
 
 
 class TestOneConnection:
-    def test_two_versions_of_a_compiler_share_no_run(
+    def test_two_compiler_versions_share_no_run(
         self, nodes: Nodes, cluster: Cluster, chip: CommandTarget
     ) -> None:
         nodes.at_least(2)
         with losing_a_survey(nodes) as lost:
             there = places(chip, cluster, "cpp")
-        assert lost  # and the node was asked again
+        assert lost  # and the node was surveyed again
         left_out = there.activity.state["left_out"]
         assert there.slots.count == len(there.hosts) == 2, left_out
         (why,) = left_out.values()
         assert "(Other) 1.2.3" in why and "instead of" in why
-        # A node that is exchanged while the run goes on is found out by its first candidate.
+        # A node exchanged during the run is detected by its first candidate.
         novac = places(chip, cluster)
         with (
             pytest.MonkeyPatch.context() as patch,
@@ -274,7 +273,7 @@ class TestOneConnection:
                 bench.nodes.measure(NodeWork("reference"), "the reference")
             assert set(bench.nodes.activity.state["left_out"].values()) == {"other"}
 
-    def test_a_killed_node_costs_what_it_was_at(
+    def test_killed_node_loses_only_its_candidate(
         self, nodes: Nodes, cluster: Cluster, chip: CommandTarget
     ) -> None:
         nodes.at_least(2)
@@ -295,7 +294,7 @@ class TestOneConnection:
         evaluated = sum(row["evaluated"] for row in stored["nodes"].values())
         assert evaluated >= CANDIDATES
         assert all(row["evaluating"] == 0 for row in stored["nodes"].values())
-        # It is stored under the key that this machine gives it, which does not evaluate it again.
+        # It is stored under the key of this machine, which does not evaluate it again.
         problem, here = load_problem(MATMUL), places_for(services, CHIP, "novac")
         with bench_for(services, problem, here) as bench:
             assert isinstance(bench, SimulatedBench)
@@ -308,8 +307,8 @@ class TestOneConnection:
         shown = macros.cluster(stored, "finished")
         assert "began again" in shown and next(iter(stored["nodes"])) in shown
 
-    def test_a_closed_connection_starts_no_cluster_of_its_own(self, cluster: Cluster) -> None:
-        """The last of its class: no other has this connection after it."""
+    def test_closed_connection_starts_no_new_cluster(self, cluster: Cluster) -> None:
+        """The last test of its class: no later one uses this connection."""
         import ray
 
         sent = cluster.send(on_node.survey, None, name="nothing", options={"num_cpus": 1})
@@ -326,16 +325,16 @@ def _evaluations(tree: Tree) -> Iterator[Evaluation]:
     return (node.evaluation for node in tree if node.evaluation is not None)
 
 
-def test_several_problems_are_searched_side_by_side(
+def test_several_problems_are_searched_concurrently(
     nodes: Nodes, chip: CommandTarget, tmp_path: Path
 ) -> None:
     other = tmp_path / "larger.py"
     other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
     options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--json")
-    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
+    request = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
     nodes.at_least(1)
     only_manual = {"KERNLORE_KNOWLEDGE_DIR": str(chip.settings.knowledge_dir)}
-    done = kernlore(*asked, data=chip.settings.data_dir, environment=only_manual)
+    done = kernlore(*request, data=chip.settings.data_dir, environment=only_manual)
     assert done.code == 0, done.err
     assert [(a["problem"], a["state"]) for a in done.json] == [
         ("matmul", "finished"),
@@ -352,7 +351,7 @@ def _other(environment: Any) -> Any:
     return replace(environment, versions=(("novac", "command of yesterday"),))
 
 
-def test_files_are_read_and_embedded_there_as_here(
+def test_files_are_read_and_embedded_on_nodes_as_locally(
     nodes: Nodes, tmp_path: Path, model_cache: Path
 ) -> None:
     files = tmp_path / "files"
@@ -374,7 +373,7 @@ def test_files_are_read_and_embedded_there_as_here(
         assert float(vector @ vectors["there"][text]) > 0.999
 
 
-def test_files_whose_node_is_killed_are_read_on_another(
+def test_files_of_a_killed_node_are_read_on_another(
     nodes: Nodes, tmp_path: Path, model_cache: Path
 ) -> None:
     nodes.at_least(1)

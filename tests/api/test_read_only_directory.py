@@ -1,6 +1,5 @@
-"""A data directory that cannot be written to: commands that read answer, others say what is wrong.
-
-It is mounted read-only in a mount namespace of its own: root may write whatever a mode forbids.
+"""A data directory without write access: reading commands answer, others report it. It is mounted
+read-only in a separate mount namespace, because root can write despite any mode.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.in_data_dir,
     pytest.mark.embedded,
     pytest.mark.slow(seconds=20),
-    pytest.mark.skipif(not namespaces(), reason="no mount namespace of our own"),
+    pytest.mark.skipif(not namespaces(), reason="mount namespaces are unavailable"),
 ]
 
 MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
@@ -30,7 +29,7 @@ MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 
 @pytest.fixture
 def folder(data: Path, tmp_path: Path) -> Path:
-    """A copy of the directory that the command line filled."""
+    """A copy of the directory filled by the command line."""
     with sqlite3.connect(data / "catalog.sqlite") as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return Path(shutil.copytree(data, tmp_path / "data", symlinks=True))
@@ -54,7 +53,7 @@ def ran(folder: Path) -> Callable[..., tuple[int, Any, str]]:
     return run
 
 
-def test_what_only_reads_works(ran: Callable[..., tuple[int, Any, str]]) -> None:
+def test_reading_commands_work(ran: Callable[..., tuple[int, Any, str]]) -> None:
     ask = ("retrieve", "--query", "coalesce the accesses", "--hardware", "h100", "--json")
     code, answer, error = ran(*ask)
     assert code == 0 and answer["excerpts"], error
@@ -62,7 +61,7 @@ def test_what_only_reads_works(ran: Callable[..., tuple[int, Any, str]]) -> None
     assert code == 0 and len(documents) == 4, error
 
 
-def test_what_writes_says_why_it_cannot(
+def test_writing_commands_report_reason(
     ran: Callable[..., tuple[int, Any, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "new.md").write_text("# New\n\nText.\n")
@@ -72,7 +71,7 @@ def test_what_writes_says_why_it_cannot(
     assert code == 1 and "ead-only" in error
 
 
-def test_writes_that_are_only_in_the_log_are_not_passed_over(
+def test_uncheckpointed_wal_is_reported(
     ran: Callable[..., tuple[int, Any, str]], folder: Path
 ) -> None:
     catalog = folder / "catalog.sqlite"

@@ -1,5 +1,6 @@
-"""Two services over one catalog: what one has acknowledged, the other answers with; what one was
-killed at, the other finishes; and an older one beside a newer one."""
+"""Two services over one catalog: each answers with what the other has acknowledged, each finishes
+the jobs of a killed one, and an older release runs next to a newer one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow(seconds=120)
 BUILT_IN = ("hardware/h100/tuning.md", "guidance/memory-bound.md")
 LEASE = 4  # seconds
 ROUNDS = 6
-PARTS = 60  # of a document that is being read when its reader is killed: a second
+PARTS = 60  # of reading a document when its reader is killed: a second
 SECONDS = 240.0
 GOAL = {"candidates": 1, "language": "cpp", "knowledge": False}
 SIGNED = {"actor": "ann", "reason": "a person has seen it"}
@@ -37,7 +38,7 @@ SIGNED = {"actor": "ann", "reason": "a person has seen it"}
 @pytest.fixture(scope="module")
 def database(postgres: Server) -> Iterator[str]:
     name = f"t{uuid4().hex}"
-    # Without tables: the two make them when they start together.
+    # Without tables: the two services create them when they start together.
     yield postgres.create(name, "template0")
     postgres.drop(name)
 
@@ -55,7 +56,7 @@ def pair(
 
 
 def until(ask: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """The first answer that is true."""
+    """The first true answer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = ask()
@@ -86,13 +87,13 @@ def ended(replica: Replica, job_id: str) -> dict[str, Any] | None:
 
 
 def titles(replica: Replica, query: str) -> list[str]:
-    asked = {"query": query, "hardware": "h100", "k": 50}
-    answer = replica.client.post("/retrieve", json=asked)
+    request = {"query": query, "hardware": "h100", "k": 50}
+    answer = replica.client.post("/retrieve", json=request)
     assert answer.status_code == 200, answer.text
     return [excerpt["document"]["id"] for excerpt in answer.json()["excerpts"]]
 
 
-def test_two_that_start_together_on_an_empty_database_load_everything_once(
+def test_replicas_started_on_empty_database_load_knowledge_once(
     pair: tuple[Replica, Replica],
 ) -> None:
     for replica in pair:
@@ -101,8 +102,8 @@ def test_two_that_start_together_on_an_empty_database_load_everything_once(
         assert {document["version"]["number"] for document in documents} == {1}
 
 
-def test_what_one_has_acknowledged_the_other_answers_with(pair: tuple[Replica, Replica]) -> None:
-    """And nothing that was deleted, from the moment of the answer to the deletion."""
+def test_replica_reads_acknowledged_upload(pair: tuple[Replica, Replica]) -> None:
+    """And no deleted document, from the answer to the deletion on."""
     for number in range(ROUNDS):
         at, other = (pair, pair[::-1])[number % 2]
         word = f"quokka{number}"
@@ -120,7 +121,7 @@ def test_what_one_has_acknowledged_the_other_answers_with(pair: tuple[Replica, R
         assert_error(other.client.get(f"/documents/{document}"), 404, "not_found")
 
 
-def test_a_corrected_text_is_found_at_the_other(pair: tuple[Replica, Replica]) -> None:
+def test_replica_finds_corrected_text(pair: tuple[Replica, Replica]) -> None:
     at, other = pair
     sent = upload(at, "okapi.md", "# Okapi\n\nThe okapi counter stalls.\n")
     until(lambda: ended(at, sent["job_id"]))
@@ -132,7 +133,7 @@ def test_a_corrected_text_is_found_at_the_other(pair: tuple[Replica, Replica]) -
     assert titles(other, "numbat counter")[0] == sent["document_id"]
 
 
-def test_outcomes_and_what_a_run_was_shown_are_known_at_once(pair: tuple[Replica, Replica]) -> None:
+def test_replica_knows_outcomes_and_excerpts_of_a_run(pair: tuple[Replica, Replica]) -> None:
     balanced = RoundRobin(pair)
     log = "ptxas error : Entry function 'k' uses too much shared data (0x41000 bytes)"
     for number in range(ROUNDS):
@@ -140,19 +141,19 @@ def test_outcomes_and_what_a_run_was_shown_are_known_at_once(pair: tuple[Replica
         identity = answer.json()["retrieval_id"]
         reported = balanced.post(f"/retrievals/{identity}/outcome", json={"correct": True})
         assert reported.status_code in (200, 201), reported.text
-        balanced.get("/signals")  # else each is always asked the same
-        asked = {"log": log, "hardware": "h100", "run_id": f"run_of_{number}"}
-        first = balanced.post("/retrieve", json=asked).json()
-        again = balanced.post("/retrieve", json=asked).json()
+        balanced.get("/signals")  # otherwise each replica would get the same requests
+        request = {"log": log, "hardware": "h100", "run_id": f"run_of_{number}"}
+        first = balanced.post("/retrieve", json=request).json()
+        again = balanced.post("/retrieve", json=request).json()
         assert first["excerpts"] and first["context"] != again["context"]
 
 
-def test_a_skill_is_what_the_other_made_of_it(pair: tuple[Replica, Replica]) -> None:
+def test_replica_reads_skill_decisions(pair: tuple[Replica, Replica]) -> None:
     at, other = pair
-    asked = {"signal": "memory_bound", "hardware": "h100", "op": "softmax"}
+    request = {"signal": "memory_bound", "hardware": "h100", "op": "softmax"}
 
     def shown(replica: Replica) -> list[str]:
-        answer = replica.client.post("/retrieve", json=asked).json()
+        answer = replica.client.post("/retrieve", json=request).json()
         return [skill["name"] for skill in answer["skills"]]
 
     name = shown(at)[0]
@@ -166,7 +167,7 @@ def test_a_skill_is_what_the_other_made_of_it(pair: tuple[Replica, Replica]) -> 
         assert other.client.get(path).json() == at.client.get(path).json()
 
 
-def test_an_evaluation_is_shown_by_the_other(pair: tuple[Replica, Replica]) -> None:
+def test_replica_reads_evaluation_result(pair: tuple[Replica, Replica]) -> None:
     at, other = pair
     answer = at.client.post("/evaluations", json=body())
     assert answer.status_code == 202, answer.text
@@ -199,7 +200,7 @@ def context_of(replica: Replica, run_id: str) -> dict[str, Any] | None:
     return context
 
 
-def test_a_run_is_watched_fed_and_cancelled_from_the_other(pair: tuple[Replica, Replica]) -> None:
+def test_replica_watches_feeds_and_cancels_run(pair: tuple[Replica, Replica]) -> None:
     at, other = pair
     run_id = started(at)
     assert other.client.get(f"/runs/{run_id}").json()["state"] == "starting"
@@ -211,7 +212,7 @@ def test_a_run_is_watched_fed_and_cancelled_from_the_other(pair: tuple[Replica, 
 
     def finished() -> dict[str, Any] | None:
         run: dict[str, Any] = other.client.get(f"/runs/{run_id}").json()
-        assert "note" not in run, run  # somebody works on it, however far away
+        assert "note" not in run, run  # a process works on it, on any machine
         return run if run["state"] not in ("starting", "running") else None
 
     assert until(finished)["state"] == "finished"
@@ -231,11 +232,11 @@ def test_a_run_is_watched_fed_and_cancelled_from_the_other(pair: tuple[Replica, 
     until(lambda: not alive(run_id), 10.0)
 
 
-def test_what_a_killed_one_had_begun_is_finished_by_the_other(
+def test_replica_finishes_jobs_of_a_killed_one(
     pair: tuple[Replica, Replica],
 ) -> None:
     killed, left = pair
-    left.signal(signal.SIGSTOP)  # so that all of it is the other's
+    left.signal(signal.SIGSTOP)  # so that the other has all of it
     try:
         text = "# Bilby\n\n" + "\n\n".join(f"## B{n}\n\nBilby {n} waits." for n in range(PARTS))
         jobs = [upload(killed, f"bilby{n}.md", f"{text}\n\nNumber {n}.\n") for n in range(3)]
@@ -252,11 +253,12 @@ def test_what_a_killed_one_had_begun_is_finished_by_the_other(
     assert {job["document_id"] for job in jobs} & set(found)
 
 
-def test_an_older_one_goes_on_beside_a_newer_one_until_it_must_not(
+def test_older_release_runs_next_to_newer_one_while_compatible(
     pair: tuple[Replica, Replica], database: str, tmp_path: Path
 ) -> None:
-    """What a newer Kernlore does to the catalog is done to it here. The first of the two is the one
-    that was killed in the test before: it starts again beside the newer one."""
+    """The test makes the changes of a newer Kernlore to the catalog. The replica killed in the
+    previous test starts again as the older release.
+    """
     newer = open_catalog(tmp_path / "newer", database)
     before = newer.schema_state().revision
 
@@ -265,7 +267,7 @@ def test_an_older_one_goes_on_beside_a_newer_one_until_it_must_not(
             connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{revision}'")
             meta.put(connection, OLDEST_CODE, oldest_code)
 
-    migrated("9998", "0014")  # only something was added
+    migrated("9998", "0014")  # an additive migration
     killed, left = pair
     killed.start()
     assert killed.await_ready()["catalog"] == "newer"
@@ -277,14 +279,14 @@ def test_an_older_one_goes_on_beside_a_newer_one_until_it_must_not(
     sent = upload(killed, "potoroo.md", "# Potoroo\n\nA potoroo waits.\n")
     assert until(lambda: ended(left, sent["job_id"]))["state"] == "ready"
 
-    migrated("9999", "9999")  # older code cannot work with it
+    migrated("9999", "9999")  # a breaking migration
     for replica in pair:
         answer = replica.client.get("/readyz")
         assert answer.status_code == 503 and answer.json()["catalog"] == "too_new"
         files = [("file", ("late.md", b"# Late\n\nLate.\n"))]
         refused = replica.client.post("/documents", files=files, data={"hardware": "h100"})
         assert "newer" in assert_error(refused, 503, "unavailable")["message"]
-        assert titles(replica, "potoroo waits")  # what is there can be read
+        assert titles(replica, "potoroo waits")  # existing data can be read
     assert before is not None
     migrated(before, "0013")
     for replica in pair:
@@ -292,10 +294,10 @@ def test_an_older_one_goes_on_beside_a_newer_one_until_it_must_not(
     newer.close()
 
 
-def test_a_revoked_key_is_refused_by_both_at_once(
+def test_revoked_key_is_refused_by_both_replicas(
     pair: tuple[Replica, Replica], database: str, tmp_path: Path
 ) -> None:
-    """The last: from here on the store is closed to who has no key."""
+    """The last test: afterwards the store needs a key."""
     catalog = open_catalog(tmp_path / "keys", database)
     keys = Keys(catalog)
     balanced = RoundRobin(pair)

@@ -1,5 +1,6 @@
-"""A small stored run with a candidate that waits for a person: seen and answered through both
-doors, then distilled and exported as it was answered."""
+"""A small stored run with a candidate that waits for a review: listed and answered over HTTP and by
+command, then distilled and exported with the answer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.external import ExternalProblem, ExternalStep, ExternalTrajectory
 from skills.trajectories.reading import trajectory, trajectory_store
 from tests.api.cli_process import kernlore
-from tests.api.conftest import URL, assert_error, hold_to_description, wait_until_ready
+from tests.api.conftest import URL, assert_error, validate_answers, wait_until_ready
 from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -43,16 +44,17 @@ ANSWER = {"decision": "accepted", "actor": "ann", "reason": "a table look-up, ev
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[TestClient]:
-    """A service of its own, as these runs were measured by nobody: chips and a single document,
-    whose vectors ship."""
+    """A separate service, because these runs were not measured: chips and a single document, whose
+    vectors ship.
+    """
     base = tmp_path_factory.mktemp("reviews")
     knowledge = copy_knowledge(base / "knowledge", ("guidance/memory-bound.md",))
     data = place_models(base / "data", model_cache)
     settings = Settings(data_dir=data, knowledge_dir=knowledge)
     with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
-        hold_to_description(running)
-        # Recipes have the licences that exports look up. What a start prints is printed by then, so
-        # that no answer of the command line in this process is mixed with it.
+        validate_answers(running)
+        # Recipes have the licences that exports need. The output of the start is complete by then,
+        # so it does not mix with the output of commands in this process.
         wait_until_ready(running)
         yield running
 
@@ -65,7 +67,7 @@ def services(client: TestClient) -> Services:
 
 @pytest.fixture
 def run(services: Services, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Reference, a plain step, one that waits, a copy of it, and one that a check rejected."""
+    """Reference, a plain step, one that waits, a copy of it, and one rejected by a check."""
     yield stored(services, f"run_{request.node.name}")
 
 
@@ -165,13 +167,13 @@ def passed(services: Services, run: str, node: int) -> tuple[bool, str]:
 
 
 def exported(services: Services, run: str, folder: Path) -> dict[str, Any]:
-    asked = ExportRequest("sft", only=(run,), trainable=True)
-    manifest = export_trajectories(services, asked, folder)
+    requested = ExportRequest("sft", only=(run,), trainable=True)
+    manifest = export_trajectories(services, requested, folder)
     lines = Path(manifest["file"]).read_text(encoding="utf-8").splitlines()
     return {**manifest, "ids": [json.loads(line)["id"].rpartition("/")[2] for line in lines]}
 
 
-def test_answered_on_the_command_line_it_is_learned_from_and_seen_over_http(
+def test_answer_by_command_is_learned_and_visible_over_http(
     client: TestClient, services: Services, run: str, tmp_path: Path
 ) -> None:
     (row,) = listed(client, run)
@@ -196,11 +198,11 @@ def test_answered_on_the_command_line_it_is_learned_from_and_seen_over_http(
     after = exported(services, run, tmp_path / "after")
     assert after["ids"] == ["1", "2"]
     assert "held for a person by an integrity flag" not in after["left_out"]
-    (kept,) = after["reviews"]
-    assert (kept["candidate"], kept["reason"]) == (f"{run}/2", ANSWER["reason"])
+    (remaining,) = after["reviews"]
+    assert (remaining["candidate"], remaining["reason"]) == (f"{run}/2", ANSWER["reason"])
 
 
-def test_answered_over_http_the_newest_answer_counts(
+def test_newest_answer_over_http_counts(
     client: TestClient, services: Services, run: str, tmp_path: Path
 ) -> None:
     path = f"/runs/{run}/nodes/2/review"
@@ -214,13 +216,13 @@ def test_answered_over_http_the_newest_answer_counts(
     assert not free and "rejected" in reason and "it skips the last row" in reason
     manifest = exported(services, run, tmp_path / "out")
     assert manifest["ids"] == ["1"] and manifest["left_out"]["rejected for integrity"] == 2
-    assert [kept["decision"] for kept in manifest["reviews"]] == ["refused"]
+    assert [remaining["decision"] for remaining in manifest["reviews"]] == ["refused"]
     plain = kernlore("runs", "flagged", run, data=services.settings.data_dir)
     assert plain.code == 0 and "40.00 [39.20, 40.80]" in plain.out
     assert "refused by ann" in plain.out and FLAG in plain.out
 
 
-def test_a_later_run_inherits_nothing_that_was_refused(
+def test_later_run_inherits_nothing_refused(
     client: TestClient, services: Services, run: str
 ) -> None:
     def inherited() -> list[str]:
@@ -238,7 +240,7 @@ def test_a_later_run_inherits_nothing_that_was_refused(
     assert inherited() == [waiting, plain]
 
 
-def test_right_candidates_without_a_figure_are_offered_to_a_later_run_of_the_problem(
+def test_correct_candidates_without_figure_are_offered_to_later_run(
     client: TestClient, services: Services, run: str
 ) -> None:
     store, problem = run_store(services), load_problem(Path("map_id")).sha256
@@ -256,10 +258,10 @@ def test_right_candidates_without_a_figure_are_offered_to_a_later_run_of_the_pro
     assert offered(lineage="h100") == offered(sha256="0" * 64) == []
 
 
-def test_a_told_trajectory_is_answered_as_a_run_is(
+def test_external_trajectory_is_reviewed_like_a_run(
     client: TestClient, services: Services, run: str
 ) -> None:
-    store, told = trajectory_store(services), f"trj_{run}"
+    store, reported = trajectory_store(services), f"trj_{run}"
     steps = trajectory(services, run).steps
     report = ExternalTrajectory(
         ExternalProblem("map_id"),
@@ -269,26 +271,26 @@ def test_a_told_trajectory_is_answered_as_a_run_is(
             for step in steps
         ),
     )
-    store.add(told, "told", "queued", report.as_json(), {"steps": 4})
-    assert_error(client.get(f"/runs/{told}/flagged"), 409, "conflict")
+    store.add(reported, "told", "queued", report.as_json(), {"steps": 4})
+    assert_error(client.get(f"/runs/{reported}/flagged"), 409, "conflict")
     measured = trajectory(services, run).as_json()
     keys = {str(number): f"{run}-{number}" for number in (0, 1, 2, 4)}
-    assert store.take(told, "w", 60)
-    assert store.end(told, "w", "ready", {"trajectory": measured, "evaluations": keys})
-    assert [row["node"] for row in listed(client, told)] == [2]
-    assert not passed(services, told, 2)[0]
-    assert client.post(f"/runs/{told}/nodes/2/review", json=ANSWER).status_code == 201
-    assert passed(services, told, 2)[0]
-    # The run met the same candidate: one evaluation, one answer.
-    assert listed(client, run) == listed(client, told) and passed(services, run, 2)[0]
+    assert store.take(reported, "w", 60)
+    assert store.end(reported, "w", "ready", {"trajectory": measured, "evaluations": keys})
+    assert [row["node"] for row in listed(client, reported)] == [2]
+    assert not passed(services, reported, 2)[0]
+    assert client.post(f"/runs/{reported}/nodes/2/review", json=ANSWER).status_code == 201
+    assert passed(services, reported, 2)[0]
+    # The run has the same candidate: one evaluation, one answer.
+    assert listed(client, run) == listed(client, reported) and passed(services, run, 2)[0]
 
 
 @pytest.mark.parametrize(
     ("node", "changes", "status", "code"),
     [
         ("1", {}, 409, "conflict"),  # nothing waits
-        ("4", {}, 409, "conflict"),  # a check rejected it
-        ("3", {}, 404, "not_found"),  # a copy is answered with what it repeats
+        ("4", {}, 409, "conflict"),  # rejected by a check
+        ("3", {}, 404, "not_found"),  # the original of a copy is answered
         ("9", {}, 404, "not_found"),
         ("-2", {}, 404, "not_found"),
         ("2" * 400, {}, 404, "not_found"),
@@ -298,7 +300,7 @@ def test_a_told_trajectory_is_answered_as_a_run_is(
         ("2", {"other": 1}, 400, "invalid_request"),
     ],
 )
-def test_answers_that_cannot_be(
+def test_invalid_answers_are_refused(
     client: TestClient, services: Services, node: str, changes: Any, status: int, code: str
 ) -> None:
     run = "run_refused"
@@ -309,7 +311,7 @@ def test_answers_that_cannot_be(
     assert [row["decision"] for row in listed(client, run)] == [None]
 
 
-def test_the_command_line_says_what_is_missing(services: Services, run: str) -> None:
+def test_command_names_missing_arguments(services: Services, run: str) -> None:
     reason = ("--reason", "looked")
     for given, code in (
         ((run, "2", *reason), "invalid_request"),

@@ -1,4 +1,4 @@
-"""Runs over HTTP: proposals from outside, real compilers, and a cancel that leaves nobody alive."""
+"""Runs over HTTP: proposals from outside, real compilers, and a cancel that leaves no process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def started(client: TestClient, **changes: Any) -> str:
 
 
 def until(ask: Callable[[], Any]) -> Any:
-    """The first answer that is true."""
+    """The first true answer."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         found = ask()
@@ -37,9 +37,9 @@ def until(ask: Callable[[], Any]) -> Any:
 
 
 def waiting(client: TestClient, run_id: str) -> dict[str, Any] | None:
-    told = client.get(f"/runs/{run_id}/context").json()
-    assert told["state"] != "failed", client.get(f"/runs/{run_id}").json()
-    return told["context"] if told["waiting"] else None
+    reported = client.get(f"/runs/{run_id}/context").json()
+    assert reported["state"] != "failed", client.get(f"/runs/{run_id}").json()
+    return reported["context"] if reported["waiting"] else None
 
 
 def ended(client: TestClient, run_id: str) -> dict[str, Any] | None:
@@ -47,7 +47,7 @@ def ended(client: TestClient, run_id: str) -> dict[str, Any] | None:
     return run if run["state"] not in ("starting", "running") else None
 
 
-def test_another_program_proposes_and_the_run_measures(client: TestClient) -> None:
+def test_another_program_proposes_and_run_measures(client: TestClient) -> None:
     run_id = started(client)
     context = until(lambda: waiting(client, run_id))
     assert context["step"] == 1 and context["problem"]["name"] == "doubled"
@@ -77,24 +77,24 @@ def alive(marker: str) -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            reported = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
         except OSError:
             continue
-        if marker.encode() in told and state != b"Z":
+        if marker.encode() in reported and state != b"Z":
             found.append(int(entry.name))
     return found
 
 
-def test_a_cancel_leaves_no_process_alive(client: TestClient) -> None:
+def test_cancel_leaves_no_process(client: TestClient) -> None:
     """Within five seconds, while it waits and while it measures."""
     run_id = started(client)
     until(lambda: waiting(client, run_id))
     assert alive(run_id)
     began = time.monotonic()
-    told = client.post(f"/runs/{run_id}/cancel", headers=HERE).json()
+    reported = client.post(f"/runs/{run_id}/cancel", headers=HERE).json()
     assert time.monotonic() - began < 5
-    assert told["state"] == "cancelled" and alive(run_id) == []
+    assert reported["state"] == "cancelled" and alive(run_id) == []
 
     endless = KERNEL.replace("y[i] = 2", "for (volatile int w = 1; w;) {} y[i] = 2")
     run_id = started(client)
@@ -117,7 +117,9 @@ def test_a_cancel_leaves_no_process_alive(client: TestClient) -> None:
         ({"problem": {"source": "x = 1"}}, 400, "invalid_request"),
     ],
 )
-def test_bad_requests(client: TestClient, changes: Any, status: int, code: str) -> None:
+def test_invalid_requests_are_refused(
+    client: TestClient, changes: Any, status: int, code: str
+) -> None:
     given = {"problem": "softmax", **changes}
     assert_error(client.post("/runs", json=given, headers=HERE), status, code)
 
@@ -136,17 +138,17 @@ ABSENT = "command: no-such-kas is not installed"
 
 
 @pytest.mark.parametrize("goal", [{}, {"language": "kasm"}])
-def test_a_chip_that_cannot_be_run_here_is_refused_at_once(client: TestClient, goal: Any) -> None:
+def test_chip_without_toolchain_is_refused_at_once(client: TestClient, goal: Any) -> None:
     assert client.post("/hardware", json=CHIP, headers=HERE).status_code in (200, 201)
     given = {"problem": "softmax", "hardware": CHIP["id"], "proposers": ["external"], "goal": goal}
     error = assert_error(client.post("/runs", json=given, headers=HERE), 503, "unavailable")
     assert error["message"] == ABSENT and error["hint"].startswith("Install it")
 
 
-def test_a_run_that_fails_before_it_begins_is_listed(
+def test_run_that_fails_at_start_is_listed(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the toolchain went away after it was asked for."""
+    """As when the toolchain disappears after the check."""
     assert client.post("/hardware", json=CHIP, headers=HERE).status_code in (200, 201)
     monkeypatch.setattr("optimizer.search.runs.places.refuse_absent", lambda *given: None)
     run_id = started(client, hardware=CHIP["id"], goal={})
@@ -155,6 +157,6 @@ def test_a_run_that_fails_before_it_begins_is_listed(
     assert run_id in [row["id"] for row in client.get("/runs").json()["runs"]]
 
 
-def test_unknown_runs(client: TestClient) -> None:
+def test_unknown_runs_are_not_found(client: TestClient) -> None:
     for path in ("/runs/run_0", "/runs/run_0/tree", "/runs/run_0/context"):
         assert_error(client.get(path), 404, "not_found")

@@ -1,4 +1,4 @@
-"""What the search hears from the knowledge base, and what it knows of the device that is here."""
+"""Knowledge that a search retrieves, and its view of the local device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow(seconds=15)
 PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
 
 
-def asked(*signals: str, **metrics: float) -> RetrieveRequest:
+def request_of(*signals: str, **metrics: float) -> RetrieveRequest:
     return RetrieveRequest(
         signals=signals,
         metrics=metrics or None,
@@ -50,13 +50,15 @@ def asked(*signals: str, **metrics: float) -> RetrieveRequest:
 
 
 def measured_skill(services: Services, folder: Path) -> None:
-    """An active one with a move, which a trial on this chip bears out."""
+    """An active skill with a move, confirmed by a trial on this chip."""
     change = {"role": "unroll", "direction": "increase"}
     moves = [{"id": "more", "when": "signals.memory_bound", "change": change, "why": "Why not."}]
     files = {"references/moves.json": json.dumps(moves).encode()}
-    told = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
-    told["kb.ops"] = "softmax"
-    skill = skill_in(services.catalog, folder, "", name="unroll-rows", files=files, metadata=told)
+    reported = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
+    reported["kb.ops"] = "softmax"
+    skill = skill_in(
+        services.catalog, folder, "", name="unroll-rows", files=files, metadata=reported
+    )
     measured = EvidenceRow("x86-64", "ablation", 6, speedup=1.5, speedup_low=1.4, speedup_high=1.6)
     signed: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     with services.catalog.write() as connection:
@@ -64,9 +66,7 @@ def measured_skill(services: Services, folder: Path) -> None:
     change_state(services.catalog, skill.name, "active", **signed)
 
 
-def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
-    tmp_path: Path, model_cache: Path
-) -> None:
+def test_verdict_without_signal_is_queried_by_operator(tmp_path: Path, model_cache: Path) -> None:
     knowledge = small_knowledge(tmp_path / "knowledge")
     shutil.copy(BUILTIN / PARAMETERS, knowledge / PARAMETERS)
     data = place_models(tmp_path / "data", model_cache)
@@ -74,12 +74,12 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
     try:
         local.load_knowledge(lambda _: None)
         source = ServiceKnowledge(local.services)
-        far = source.consult(asked(call_us=100.0, roofline_pct=20.0, copy_bandwidth_pct=20.0))
-        near = source.consult(asked(call_us=100.0, roofline_pct=90.0, copy_bandwidth_pct=90.0))
-        untimed = source.consult(asked())
+        far = source.consult(request_of(call_us=100.0, roofline_pct=20.0, copy_bandwidth_pct=20.0))
+        near = source.consult(request_of(call_us=100.0, roofline_pct=90.0, copy_bandwidth_pct=90.0))
+        untimed = source.consult(request_of())
         measured_skill(local.services, tmp_path)
-        ours = source.consult(asked("memory_bound", copy_bandwidth_pct=70.0))
-        several = source.consult(asked("memory_bound", "poor_reuse", copy_bandwidth_pct=70.0))
+        ours = source.consult(request_of("memory_bound", copy_bandwidth_pct=70.0))
+        several = source.consult(request_of("memory_bound", "poor_reuse", copy_bandwidth_pct=70.0))
         chosen = choose_target(local.services, AUTO, "cpp")
     finally:
         local.close()
@@ -90,9 +90,9 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
     free = {"fill-the-vector-register", "more-work-per-chunk"}
     assert not free & {move.name for move in near.moves} and untimed.moves == ()
     assert "longer-shares-of-a-stream" in {move.name for move in several.moves}
-    # What was measured here goes before moves that hold in general.
+    # Measurements on this machine precede general moves.
     assert [move.id for move in ours.moves].index("unroll-rows#0") == 0 < len(ours.moves) - 1
     if chosen.target.device == "cpu":
-        told = facts_of(identify("cpu"))
-        assert {key: chosen.target.facts[key] for key in told} == told
+        reported = facts_of(identify("cpu"))
+        assert {key: chosen.target.facts[key] for key in reported} == reported
         assert [d.kind for d in detect_devices().devices][:1] == ["cpu"]

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.embedded, pytest.mark.slow(seconds=25)]
 REQUEST = {"query": "coalesce the accesses of a memory bound kernel", "hardware": "h100"}
 NOTES = "# Notes\n\n## Loads\n\nThe {word} unit moves data between the memories of this chip.\n"
 WORDS = ("tarquelin", "osveril")
-CALLS = 12  # on connections of their own, so that each process accepts some
+CALLS = 12  # on separate connections, so that each process accepts some
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def processor_ticks(pid: int) -> int:
 
 
 def wait_for_workers(url: str, count: int) -> list[int]:
-    """The workers, once each has used the processor time of its imports and is idle."""
+    """The workers, once each has used the CPU time of its imports and is idle."""
     deadline = time.monotonic() + 150
     before: dict[int, int] = {}
     while time.monotonic() < deadline:
@@ -97,7 +97,7 @@ def wait_for_workers(url: str, count: int) -> list[int]:
     raise AssertionError(f"processor time of workers: {ticks}")
 
 
-def test_every_process_answers_and_answers_alike(url: str) -> None:
+def test_every_process_gives_equal_answers(url: str) -> None:
     workers = workers_of(url)
     before = {pid: processor_ticks(pid) for pid in workers}
     contexts = {retrieve(url, k=5)["context"] for _ in range(60)}
@@ -105,7 +105,7 @@ def test_every_process_answers_and_answers_alike(url: str) -> None:
     assert all(processor_ticks(pid) > before[pid] for pid in workers)
 
 
-def test_an_acknowledged_document_is_in_every_answer_until_it_is_deleted(url: str) -> None:
+def test_acknowledged_document_is_in_every_answer_until_deletion(url: str) -> None:
     for word in WORDS:
         files = {"file": (f"{word}.md", NOTES.format(word=word).encode())}
         uploaded = call(url, "POST", "/documents", files=files, data={"hardware": "h100"})
@@ -121,7 +121,7 @@ def test_an_acknowledged_document_is_in_every_answer_until_it_is_deleted(url: st
             assert not [e for e in excerpts if word in e["text"]]
 
 
-def test_an_outcome_is_taken_for_the_answer_of_any_process(url: str) -> None:
+def test_outcome_is_accepted_for_answer_of_any_process(url: str) -> None:
     for _ in range(CALLS):
         retrieval = retrieve(url)["retrieval_id"]
         outcome = {"correct": True, "speedup": 1.2}
@@ -129,7 +129,7 @@ def test_an_outcome_is_taken_for_the_answer_of_any_process(url: str) -> None:
         assert reported.status_code < 300, reported.text
 
 
-def test_errors_and_pages_are_those_of_one_process(url: str) -> None:
+def test_errors_and_pages_equal_those_of_one_process(url: str) -> None:
     for _ in range(CALLS):
         unknown = call(url, "POST", "/retrieve", json={"hardware": "nochip", "query": "x"})
         assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_hardware")
@@ -137,7 +137,7 @@ def test_errors_and_pages_are_those_of_one_process(url: str) -> None:
         assert call(url, "GET", "/hardware").status_code == 200
 
 
-def test_a_killed_worker_is_replaced(url: str) -> None:
+def test_killed_worker_is_replaced(url: str) -> None:
     killed, *_ = workers_of(url)
     os.kill(killed, signal.SIGKILL)
     assert killed not in wait_for_workers(url, 2)
@@ -145,7 +145,7 @@ def test_a_killed_worker_is_replaced(url: str) -> None:
         retrieve(url)
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_path_too_long_for_socket_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 110)
     ran = kernlore_process("serve", "--port", str(free_port()), "--workers", "2", data=folder)
     assert ran.code != 0 and "use a shorter --data-dir" in ran.err, ran.err

@@ -1,4 +1,4 @@
-"""Clients that send slowly hold no place of a retrieval, and not for ever."""
+"""Clients that send slowly take no retrieval slot, and are disconnected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTS = "multipart/form-data; boundary=b"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[str]:
-    """A service with one place."""
+    """A service with one slot."""
     base = tmp_path_factory.mktemp("slow")
     settings = Settings(
         data_dir=place_models(base / "data", model_cache),
@@ -45,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator
 def unfinished(
     url: str, path: str, kind: str, begin: bytes = b"{", size: int = 1000
 ) -> socket.socket:
-    """A connection with a request whose body is not complete."""
+    """A connection with a request whose body is incomplete."""
     at = urlsplit(url)
     connection = socket.create_connection((at.hostname or "", at.port or 0), 20)
     head = f"POST {path} HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Type: {kind}\r\n"
@@ -72,7 +72,7 @@ def answer_of(connection: socket.socket) -> tuple[str, bytes]:
         ("/documents", PARTS),
     ],
 )
-def test_unfinished_bodies_hold_no_place_and_end(url: str, path: str, kind: str) -> None:
+def test_unfinished_bodies_take_no_slot_and_time_out(url: str, path: str, kind: str) -> None:
     with ExitStack() as open_ones:
         begin = b"--b\r\n" if kind == PARTS else b"-"
         slow = [open_ones.enter_context(unfinished(url, path, kind, begin)) for _ in range(4)]
@@ -91,7 +91,7 @@ def test_unfinished_bodies_hold_no_place_and_end(url: str, path: str, kind: str)
                 assert json.loads(body)["code"] == "request_timeout"
 
 
-def test_a_body_that_keeps_arriving_in_time_is_answered(url: str) -> None:
+def test_body_that_arrives_in_time_is_answered(url: str) -> None:
     whole = json.dumps({"signals": ["memory_bound"], "hardware": "h100", "k": 3}).encode()
     with unfinished(url, "/retrieve", "application/json", whole[:1], len(whole)) as connection:
         for byte in whole[1:]:
@@ -100,7 +100,7 @@ def test_a_body_that_keeps_arriving_in_time_is_answered(url: str) -> None:
         assert connection.recv(15).startswith(b"HTTP/1.1 200")
 
 
-def test_bytes_at_a_trickle_do_not_extend_the_time(url: str) -> None:
+def test_slow_bytes_do_not_extend_timeout(url: str) -> None:
     started = time.monotonic()
     with unfinished(url, "/retrieve", "application/json", b'{"query": "', 10_000) as connection:
         connection.settimeout(0.2)

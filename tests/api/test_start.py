@@ -1,4 +1,4 @@
-"""A starting service: readiness and answers name missing knowledge until it is read."""
+"""A starting service: readiness and answers report missing knowledge until it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow(seconds=6)
 REQUEST = {"signal": "memory_bound", "hardware": "h100"}
 
 
-def test_until_the_built_in_knowledge_is_read_answers_say_that_it_is_missing(
+def test_answers_report_unread_built_in_knowledge(
     tmp_path: Path, model_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(

@@ -20,14 +20,14 @@ from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=25)
 MANUAL = b"# Quince\n\n## Loads\n\nThe quince unit loads 16 bytes; it is memory bound.\n"
-# `kernlore` that looks after its stores every second: else the tests wait half a minute for looks.
+# `kernlore` that checks its stores every second instead of every half minute.
 WATCHFUL = (
     sys.executable,
     "-c",
     "from api import services; services.AWAY_SECONDS = services.LOOK_SECONDS = 1.0;"
     " from api.cli.main import run; run()",
 )
-WAIT_SECONDS = 180  # servers and service start on a machine that does other things too
+WAIT_SECONDS = 180  # servers and service start on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(environment: dict[str, str], folder: Path, model_cache: Path) -> Iterator[Any]:
-    """A client of a service with a small knowledge base, in a process of its own."""
+    """A client of a service with a small knowledge base, in a separate process."""
     place_models(folder / "data", model_cache)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
@@ -61,7 +61,7 @@ def served(environment: dict[str, str], folder: Path, model_cache: Path) -> Iter
 
 
 def until(client: Any, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The readiness once it is as wanted."""
+    """The readiness once the condition holds."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         state: dict[str, Any] = client.get("/readyz").json()
@@ -71,8 +71,8 @@ def until(client: Any, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, An
     raise AssertionError(f"still {state}")
 
 
-def ask(client: Any, **asked: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **asked})
+def ask(client: Any, **request: Any) -> Any:
+    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **request})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -81,7 +81,7 @@ def send(client: Any, name: str, data: bytes = MANUAL) -> Any:
     return upload(client, name, data, hardware="h100")
 
 
-def test_a_document_is_read_found_and_gone(
+def test_document_is_read_found_and_deleted(
     served: Any,
     environment: dict[str, str],
     folder: Path,
@@ -104,7 +104,7 @@ def test_a_document_is_read_found_and_gone(
     assert "quince" not in str(ask(served, query="quince loads")["excerpts"]).lower()
 
 
-def test_without_the_file_server_answers_go_on_and_uploads_are_refused(
+def test_answers_continue_without_file_server_and_uploads_are_refused(
     served: Any, s3_server: S3Server
 ) -> None:
     before = ask(served, signal="memory_bound")["context"]
@@ -123,7 +123,7 @@ def test_without_the_file_server_answers_go_on_and_uploads_are_refused(
     assert finished(served, sent["job_id"])["state"] == "ready"
 
 
-def test_without_the_vector_server_answers_go_on_and_it_catches_up(
+def test_answers_continue_without_vector_server_until_it_catches_up(
     served: Any, chroma_server: ChromaServer
 ) -> None:
     before = ask(served, query="how do barriers wait")["excerpts"]
@@ -142,7 +142,7 @@ def test_without_the_vector_server_answers_go_on_and_it_catches_up(
     assert until(served, lambda state: state["ready"])["index"] == "chroma"
 
 
-def test_a_service_starts_without_them_and_takes_them_when_they_come(
+def test_service_starts_without_stores_and_connects_later(
     environment: dict[str, str],
     folder: Path,
     tmp_path: Path,
@@ -179,7 +179,7 @@ def test_a_service_starts_without_them_and_takes_them_when_they_come(
 # -- commands
 
 
-def test_doctor_says_which_stores_are_used_and_whether_they_answer(
+def test_doctor_reports_stores_and_their_reachability(
     environment: dict[str, str], tmp_path: Path, model_cache: Path, chroma_server: ChromaServer
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
@@ -202,19 +202,19 @@ def test_passwords_are_not_shown(tmp_path: Path) -> None:
     assert "secret" not in shown.out + shown.err
 
 
-def test_a_command_without_a_service_uses_the_same_stores(
+def test_command_without_service_uses_same_stores(
     environment: dict[str, str], tmp_path: Path, model_cache: Path
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
     (tmp_path / "quince.md").write_bytes(MANUAL)
-    said = ("--hardware", "h100", "--json")
-    ran = kernlore("ingest", tmp_path / "quince.md", *said, data=data, environment=environment)
+    output = ("--hardware", "h100", "--json")
+    ran = kernlore("ingest", tmp_path / "quince.md", *output, data=data, environment=environment)
     assert ran.code == 0, ran.err
     away = {**environment, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
     ask_for = ("retrieve", "--query", "quince loads", "-k", "3")
-    ran = kernlore(*ask_for, *said, data=data, environment=away)
+    ran = kernlore(*ask_for, *output, data=data, environment=away)
     assert ran.code == 0 and "quince" in str(ran.json["excerpts"])
     (tmp_path / "other.md").write_bytes(MANUAL.replace(b"quince", b"medlar"))
-    ran = kernlore("ingest", tmp_path / "other.md", *said, data=data, environment=away)
+    ran = kernlore("ingest", tmp_path / "other.md", *output, data=data, environment=away)
     assert ran.code == 1 and ran.json["code"] == "store_away"
     assert "s3://" in ran.json["message"] and SECRET not in ran.out + ran.err

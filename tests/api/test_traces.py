@@ -1,5 +1,6 @@
-"""Traces of a real service, as a collector gets them: from request to passage, from upload to
-vectors, from run to node, over threads and processes."""
+"""Traces of a real service, as a collector receives them: from request to passage, from upload to
+vectors, from run to node, over threads and processes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow(seconds=60)
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_IN = ("hardware/h100/tuning.md", "guidance/memory-bound.md")
 SECONDS = 240.0
-# As a caller that traces sends it: version, trace, span, flags.
+# As a tracing caller sends it: version, trace, span, flags.
 CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 RUN = {"problem": "map_id", "goal": {"language": "cpp", "candidates": 1, "knowledge": True}}
 
@@ -63,11 +64,9 @@ def below(spans: list[Received], parent: Received) -> list[Received]:
     return [span for span in spans if span.parent == parent.id]
 
 
-def test_a_retrieve_is_followed_from_request_to_passage(
-    service: Replica, collector: Collector
-) -> None:
-    asked = {"signal": "memory_bound", "hardware": "h100"}
-    answer: dict[str, Any] = service.client.post("/retrieve", json=asked, headers=CALLER).json()
+def test_retrieve_is_traced_from_request_to_passage(service: Replica, collector: Collector) -> None:
+    requested = {"signal": "memory_bound", "hardware": "h100"}
+    answer: dict[str, Any] = service.client.post("/retrieve", json=requested, headers=CALLER).json()
     trace = CALLER["traceparent"].split("-")[1]
     spans = collector.until(lambda s: bool(named(s, "POST /retrieve", trace)), SECONDS)
     (request,) = named(spans, "POST /retrieve", trace)
@@ -89,7 +88,7 @@ def test_a_retrieve_is_followed_from_request_to_passage(
             assert request.begins <= span.begins <= span.ends <= request.ends, span.name
 
 
-def test_an_error_says_so_and_probes_are_left_out(service: Replica, collector: Collector) -> None:
+def test_error_is_traced_and_probes_are_not(service: Replica, collector: Collector) -> None:
     assert service.client.get("/retrieve?signal=nothing_known").status_code == 404
     assert service.client.get("/metrics").status_code == 200
     spans = collector.until(lambda s: bool(named(s, "GET /retrieve")), SECONDS)
@@ -100,7 +99,7 @@ def test_an_error_says_so_and_probes_are_left_out(service: Replica, collector: C
     assert not {"GET /readyz", "GET /healthz", "GET /metrics"} & {span.name for span in spans}
 
 
-def test_a_job_is_below_the_upload_that_sent_it(service: Replica, collector: Collector) -> None:
+def test_job_span_is_below_its_upload(service: Replica, collector: Collector) -> None:
     files = [("file", ("quokka.md", b"# Quokka\n\nThe quokka unit is memory bound.\n"))]
     sent = service.client.post("/documents", files=files, data={"hardware": "h100"}).json()
 
@@ -119,9 +118,7 @@ def test_a_job_is_below_the_upload_that_sent_it(service: Replica, collector: Col
     assert [span for span in named(spans, "embed") if upload.trace in span.links]
 
 
-def test_a_run_is_followed_to_its_nodes_in_another_process(
-    service: Replica, collector: Collector
-) -> None:
+def test_run_is_traced_to_nodes_in_another_process(service: Replica, collector: Collector) -> None:
     run_id = service.client.post("/runs", json=RUN).json()["id"]
     spans = collector.until(lambda s: bool(named(s, "run")), SECONDS)
     (start,) = named(spans, "POST /runs")
@@ -130,7 +127,7 @@ def test_a_run_is_followed_to_its_nodes_in_another_process(
     assert run.attributes["kernlore.run.id"] == run_id
     nodes = [span for span in below(spans, run) if span.name == "node: evaluate"]
     assert [node.attributes["kernlore.node"] for node in nodes] == [0, 1]
-    # On a busy machine it is right, and its time is not certain after three tries.
+    # On a busy machine it is correct, but not certain in time after three tries.
     assert nodes[1].attributes["kernlore.verdict"] in ("correct", "unmeasured")
     stages = [span.name for span in below(spans, nodes[1])][:4]
     assert stages == [
@@ -141,7 +138,7 @@ def test_a_run_is_followed_to_its_nodes_in_another_process(
     assert named(spans, "run: confirm", run.trace)
 
 
-def test_nothing_is_imported_or_sent_unless_a_collector_is_named() -> None:
+def test_nothing_is_imported_or_sent_without_collector() -> None:
     text = (
         "import sys\n"
         "from kb import telemetry\n"
@@ -155,7 +152,7 @@ def test_nothing_is_imported_or_sent_unless_a_collector_is_named() -> None:
     subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={"PATH": ""}, check=True)
 
 
-def test_a_protocol_that_is_unknown_is_refused() -> None:
+def test_unknown_protocol_is_refused() -> None:
     environment = {
         **os.environ,
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",

@@ -1,5 +1,6 @@
-"""Trajectories that others tell: everything is evaluated here, and nothing that is said is believed
-or obeyed."""
+"""External trajectories: everything is evaluated here; claims are not believed and texts not
+obeyed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TIMED
 
-# Right, and much slower than the reference.
+# Correct, but much slower than the reference.
 SLOW = KERNEL.replace("y[i] = 2", "{ for (volatile int w = 0; w < 20; w++) {} y[i] = 2").replace(
     "* x[i];\n", "* x[i]; }\n"
 )
@@ -37,7 +38,7 @@ def body(**changes: Any) -> dict[str, Any]:
     return {**given, **changes}
 
 
-def told(client: TestClient, given: Any, **sent: Any) -> dict[str, Any]:
+def submitted(client: TestClient, given: Any, **sent: Any) -> dict[str, Any]:
     answer = client.post("/trajectories", headers=HERE, **(sent or {"json": given}))
     assert answer.status_code == 202, answer.text
     row: dict[str, Any] = answer.json()
@@ -89,8 +90,8 @@ def states_before(client: TestClient) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def liar(client: TestClient, states_before: dict[str, tuple[str, int]]) -> dict[str, Any]:
-    """A slow kernel as ten times faster, a wrong one as fifty times, the first one once more."""
-    row = told(
+    """A slow kernel claimed ten times faster, a wrong one fifty times, and the first one again."""
+    row = submitted(
         client,
         body(
             actor="another-optimizer",
@@ -111,7 +112,7 @@ def liar(client: TestClient, states_before: dict[str, tuple[str, int]]) -> dict[
     return ended(client, row["id"])
 
 
-def test_a_claim_is_not_believed(client: TestClient, liar: dict[str, Any]) -> None:
+def test_claim_is_not_believed(client: TestClient, liar: dict[str, Any]) -> None:
     assert liar["state"] == "ready" and liar["evaluated_here"], liar
     slow, wrong, again = liar["verdicts"]
     assert (slow["validity"], slow["claimed_speedup"]) == ("correct", 10.0)
@@ -122,9 +123,7 @@ def test_a_claim_is_not_believed(client: TestClient, liar: dict[str, Any]) -> No
     assert again["speedup"] == slow["speedup"]
 
 
-def test_what_the_curator_gets_is_what_was_measured(
-    client: TestClient, liar: dict[str, Any]
-) -> None:
+def test_curator_gets_only_measurements(client: TestClient, liar: dict[str, Any]) -> None:
     record = found(client, liar["id"])
     assert record.evaluated_here and record.actor == "another-optimizer"
     assert record.subject.dtype == "float32"
@@ -140,27 +139,27 @@ def test_what_the_curator_gets_is_what_was_measured(
     assert passed is None or passed.polarity == "avoid", decision
 
 
-def test_an_instruction_stays_data(
+def test_instruction_in_trajectory_stays_data(
     client: TestClient,
     liar: dict[str, Any],
     states_before: dict[str, tuple[str, int]],
     tmp_path: Path,
 ) -> None:
-    """It is stored word for word, changes no state, and is in no text that teaches a model."""
+    """It is stored unchanged, changes no state, and is in no training text."""
     record = found(client, liar["id"])
     assert record.steps[1].texts == (INJECTED,) and record.steps[1].proposal.plan == ""
     assert record.steps[0].proposal.plan == INJECTED
     assert states_before and skill_states(client) == states_before
     for shape in ("sft", "dpo", "grpo"):
-        asked = ExportRequest(shape, only=(liar["id"],))
-        manifest = export_trajectories(services_of(client), asked, tmp_path / shape)
+        request = ExportRequest(shape, only=(liar["id"],))
+        manifest = export_trajectories(services_of(client), request, tmp_path / shape)
         assert INJECTED not in Path(manifest["file"]).read_text(encoding="utf-8")
-    assert manifest["rows"] == 2  # grpo: one prompt for each distinct state
+    assert manifest["rows"] == 2  # grpo: one prompt per distinct state
 
 
-def test_an_exploit_is_flagged(client: TestClient) -> None:
+def test_exploit_is_flagged(client: TestClient) -> None:
     problem = FOLDER / "problems" / "softmax.py"
-    row = told(
+    row = submitted(
         client,
         {
             "problem": {
@@ -187,18 +186,18 @@ def test_an_exploit_is_flagged(client: TestClient) -> None:
     assert gate(record, record.steps[0], {})[0] is None
 
 
-def test_nothing_is_evaluated_twice(client: TestClient, liar: dict[str, Any]) -> None:
+def test_evaluation_is_not_repeated(client: TestClient, liar: dict[str, Any]) -> None:
     before = evaluations(client)
-    same = told(client, body(steps=[{"source": SLOW}]))
+    same = submitted(client, body(steps=[{"source": SLOW}]))
     assert same["id"] != liar["id"]
     row = ended(client, same["id"])
     assert row["state"] == "ready" and evaluations(client) == before
     timed = row["verdicts"][0]["timing"] == "measured"  # not on a machine that was too busy
-    assert told(client, body(steps=[{"source": SLOW}]))["state"] == "ready" or not timed
+    assert submitted(client, body(steps=[{"source": SLOW}]))["state"] == "ready" or not timed
 
 
-def test_what_a_busy_machine_did_not_time_is_measured_again(client: TestClient) -> None:
-    row = ended(client, told(client, body(steps=[{"source": SLOW, "plan": "busy"}]))["id"])
+def test_untimed_candidate_of_a_busy_machine_is_measured_again(client: TestClient) -> None:
+    row = ended(client, submitted(client, body(steps=[{"source": SLOW, "plan": "busy"}]))["id"])
     services = services_of(client)
     store = trajectory_store(services)
     ready = store.find(row["id"])
@@ -208,14 +207,16 @@ def test_what_a_busy_machine_did_not_time_is_measured_again(client: TestClient) 
     assert f"trajectories verify {row['id']}" in shown["message"]
     assert requeue(services, ready).state == "ready" or row["verdicts"][0]["timing"] == "repeat"
     assert requeue(services, busy).state in ("queued", "running", "ready")
-    services.running.trajectories.wake()  # else it looks for it once in a lease
+    services.running.trajectories.wake()  # otherwise it polls once per lease
     again = ended(client, row["id"])
     assert again["state"] == "ready" and again["verdicts"][0]["validity"] == "correct"
 
 
-def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_path: Path) -> None:
+def test_trajectory_of_absent_hardware_stays_unverified(client: TestClient, tmp_path: Path) -> None:
     step = {"source": "import triton\n\n\nclass ModelNew: ...\n", "claimed_speedup": 4.0}
-    row = told(client, body(problem="softmax", hardware="mi300x", language="triton", steps=[step]))
+    row = submitted(
+        client, body(problem="softmax", hardware="mi300x", language="triton", steps=[step])
+    )
     assert row["state"] == "unverified" and "mi300x" in row["reason"], row
     assert row["evaluated_here"] is False
     assert client.get(f"/trajectories/{row['id']}").json()["trajectory"] is None
@@ -228,20 +229,20 @@ def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_pa
     assert row["id"] in [r["id"] for r in client.get("/trajectories").json()["trajectories"]]
 
 
-def test_a_chip_without_a_toolchain_is_kept_unverified(client: TestClient) -> None:
+def test_trajectory_of_a_chip_without_toolchain_stays_unverified(client: TestClient) -> None:
     chip = {"id": "kestrel-8", "languages": ["kasm"]}
     assert client.post("/hardware", json=chip, headers=HERE).is_success
     step = {"files": {"k.kasm": "x"}, "main": "k.kasm"}
     given = body(problem="softmax", hardware="kestrel-8", language="kasm", steps=[step])
-    row = told(client, given)
+    row = submitted(client, given)
     assert row["state"] == "unverified" and "no toolchain for 'kasm'" in row["reason"]
     refused = client.post("/trajectories", json={**given, "language": "other"}, headers=HERE)
     assert_error(refused, 400, "invalid_request")
 
 
-def test_a_problem_that_cannot_run_fails_and_says_why(client: TestClient) -> None:
+def test_failing_problem_has_reason(client: TestClient) -> None:
     broken = {"source": PROBLEM.replace("torch.randn(rows", "torch.nonsense(rows")}
-    row = ended(client, told(client, body(problem=broken))["id"])
+    row = ended(client, submitted(client, body(problem=broken))["id"])
     assert row["state"] == "failed" and "nonsense" in row["error"]["message"], row
     assert sorted(row["error"]) == ["code", "details", "hint", "message"]
 
@@ -250,7 +251,7 @@ STEP = {"source": KERNEL}
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "code", "said"),
+    ("changes", "status", "code", "expected"),
     [
         ({"problem": "softmaxx"}, 404, "not_found", "softmax"),
         ({"problem": {"source": "x = 1"}}, 400, "invalid_request", "get_inputs"),
@@ -278,17 +279,17 @@ STEP = {"source": KERNEL}
         ({"state": "ready"}, 400, "invalid_request", "state"),
     ],
 )
-def test_bad_requests(
-    client: TestClient, changes: dict[str, Any], status: int, code: str, said: str
+def test_invalid_requests_are_refused(
+    client: TestClient, changes: dict[str, Any], status: int, code: str, expected: str
 ) -> None:
     given = {name: value for name, value in body(**changes).items() if value is not None}
     before = len(client.get("/trajectories").json()["trajectories"])
     error = assert_error(client.post("/trajectories", json=given, headers=HERE), status, code)
-    assert said in error["message"] + error["hint"], error
+    assert expected in error["message"] + error["hint"], error
     assert len(client.get("/trajectories").json()["trajectories"]) == before
 
 
-def test_other_bad_requests(client: TestClient) -> None:
+def test_other_invalid_requests_are_refused(client: TestClient) -> None:
     def post(content: str, kind: str) -> Any:
         headers = {**HERE, "content-type": kind}
         return client.post("/trajectories", content=content, headers=headers)
@@ -301,10 +302,10 @@ def test_other_bad_requests(client: TestClient) -> None:
     assert_error(client.get("/trajectories/run_0"), 404, "not_found")
 
 
-def test_an_exported_run_is_told_again(
+def test_exported_run_is_accepted_as_a_trajectory(
     client: TestClient, liar: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its rewards are claims, its lines are checked against the problem."""
+    """Its rewards are claims; its lines are checked against the problem."""
     lines: list[dict[str, Any]] = [
         {"format": 1, "run": "run_x", "problem_sha256": "0" * 64, "hardware": "x86-64", "node": n}
         for n in (0, 1)

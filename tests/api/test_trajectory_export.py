@@ -1,5 +1,6 @@
-"""A real run as training data: every shape and format, every candidate accounted for; and its
-export told again, of which nothing is measured anew."""
+"""A real run as training data: every shape and format, every candidate accounted for; its export
+submitted again, with nothing measured twice.
+"""
 
 from __future__ import annotations
 
@@ -88,23 +89,23 @@ def rows_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_formats_hold_the_same(
+def test_both_formats_have_equal_content(
     services: Services, run: str, shape: str, tmp_path: Path
 ) -> None:
     read = []
     for format in FORMATS:
-        asked = ExportRequest(shape, format, (run,))
-        manifest = export_trajectories(services, asked, tmp_path / format)
+        request = ExportRequest(shape, format, (run,))
+        manifest = export_trajectories(services, request, tmp_path / format)
         read.append(rows_of(manifest))
         assert manifest["candidates"] == CANDIDATES and manifest["rows"] == len(read[-1])
         written = json.loads((tmp_path / format / "manifest.json").read_text())
         assert written["left_out"] == manifest["left_out"]
     assert read[0] == read[1]
-    if shape != "dpo":  # of pairs, one candidate is in many
+    if shape != "dpo":  # of pairs, one candidate is in several
         assert len(read[0]) + sum(manifest["left_out"].values()) == CANDIDATES
 
 
-def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Path) -> None:
+def test_row_has_measurements(services: Services, run: str, tmp_path: Path) -> None:
     tree = tree_of(services, run)
     manifest = export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path / "out")
     faster = [n for n in tree.nodes[1:] if n.correct and n.speedup and n.speedup.low > 1.0]
@@ -116,21 +117,21 @@ def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Pa
     for row in rows:
         node = tree[int(row["id"].rpartition("/")[2])]
         assert node.proposal is not None and node.speedup is not None
-        told, found = json.loads(row["provenance"]), evaluation_of(node)
-        assert row["reward"] == node.speedup.low and told["evaluation"] == found.key
-        assert (told["harness"], told["device"]) == (found.harness, found.device)
-        assert told["checks"] == [len(found.checks), len(found.checks)]
+        reported, found = json.loads(row["provenance"]), evaluation_of(node)
+        assert row["reward"] == node.speedup.low and reported["evaluation"] == found.key
+        assert (reported["harness"], reported["device"]) == (found.harness, found.device)
+        assert reported["checks"] == [len(found.checks), len(found.checks)]
         assert node.proposal.bundle.source.strip() in row["completion"][0]["content"]
         assert row["prompt_origin"] == "rendered"
         user = row["prompt"][1]["content"]
         assert "map_id" in user and "searchsorted" in user and "held_out" not in user
 
 
-def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
-    """The problem and the recipes are shipped; what was not measured or repeats is left out."""
-    asked = ExportRequest("grpo", only=(run,), trainable=True)
-    manifest = export_trajectories(services, asked, tmp_path / "out")
-    # On a busy machine nothing is measured, and that is a reason too.
+def test_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
+    """The problem and the recipes are shipped; unmeasured and repeated candidates are left out."""
+    request = ExportRequest("grpo", only=(run,), trainable=True)
+    manifest = export_trajectories(services, request, tmp_path / "out")
+    # On a busy machine nothing is measured, which is a reason too.
     candidates = tree_of(services, run).nodes[1:]
     assert {node.state for node in candidates} <= {"evaluated", "unmeasured", "duplicate"}
     assert manifest["rows"] + sum(manifest["left_out"].values()) == CANDIDATES
@@ -142,12 +143,12 @@ def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: 
         "held for a person by an integrity flag",
     }
     for row in rows_of(manifest):
-        told = json.loads(row["provenance"])
-        assert told["licences"] == {"problem": "Apache-2.0", "source": "Apache-2.0"}
+        reported = json.loads(row["provenance"])
+        assert reported["licences"] == {"problem": "Apache-2.0", "source": "Apache-2.0"}
         assert row["problem_toml"].startswith('name = "map_id"')
 
 
-def test_the_curator_gets_the_run(services: Services, run: str) -> None:
+def test_curator_reads_run(services: Services, run: str) -> None:
     record = trajectory(services, run)
     assert record.evaluated_here and len(record.steps) == CANDIDATES
     assert record.lineage[0] == record.hardware and record.subject.dtype == "int64"
@@ -157,20 +158,18 @@ def test_the_curator_gets_the_run(services: Services, run: str) -> None:
         assert set(step.proposal.values) <= set(roles[step.proposal.recipe or ""])
 
 
-def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) -> None:
-    for asked in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
+def test_invalid_exports_are_refused(services: Services, run: str, tmp_path: Path) -> None:
+    for request in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
         with pytest.raises(InvalidRequest, match="unknown shape"):
-            export_trajectories(services, asked, tmp_path / "new")
+            export_trajectories(services, request, tmp_path / "new")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(Conflict):
         export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path)
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_stored_prompt_is_used_as_it_was_sent(
-    services: Services, run: str, tmp_path: Path
-) -> None:
-    """Without the texts of documents that are not this product's own."""
+def test_stored_prompt_is_exported_unchanged(services: Services, run: str, tmp_path: Path) -> None:
+    """Without texts of documents that are not part of Kernlore."""
     from skills.training.export import exported_search, task_of
 
     source = exported_search(services, run, tmp_path)
@@ -200,20 +199,20 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
         assert found.left_out == (() if leave else (ID,))
 
 
-def test_quotations_that_may_be_shown_stay() -> None:
+def test_permitted_quotations_stay_in_prompts() -> None:
     fence = Fence("b" * 16)
     text = "\n".join(
         fence.around(kind, f"id: {name}\nwords of {name}")
         for kind, name in (("excerpt", "psg_own"), ("move", "mv_other"), ("skill", "sk_own"))
     )
-    kept, left_out = without_uploads(text, lambda name: name.endswith("_own"))
+    remaining, left_out = without_uploads(text, lambda name: name.endswith("_own"))
     assert left_out == ("mv_other",)
-    assert "words of psg_own" in kept and "words of sk_own" in kept
-    assert "words of mv_other" not in kept and "id: mv_other" in kept
+    assert "words of psg_own" in remaining and "words of sk_own" in remaining
+    assert "words of mv_other" not in remaining and "id: mv_other" in remaining
 
 
-def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: Path) -> None:
-    """Shipped ones always, imported ones and their moves only with leave."""
+def test_skills_are_exported_by_their_origin(services: Services, tmp_path: Path) -> None:
+    """Shipped ones always, imported ones and their moves only with permission."""
     shipped, imported = "any-split-k-skinny-matmul", "somebody-s-skill"
     folder = tmp_path / imported
     shutil.copytree(services.settings.skills_dir / shipped, folder)
@@ -236,7 +235,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
         assert left_out == (() if leave else (f"{imported}#0", imported))
 
 
-def test_its_export_is_told_again_and_nothing_is_measured_anew(
+def test_resubmitted_export_is_not_measured_again(
     services: Services, run: str, tmp_path: Path
 ) -> None:
     tree = tree_of(services, run)
@@ -249,30 +248,30 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
     assert ran.code == 0, ran.err
     assert ran.json["state"] == "ready" and ran.json["origin"] == "export"
     assert _evaluations(services) == before
-    own, told = trajectory(services, run), trajectory(services, ran.json["id"])
-    for mine, theirs in zip(own.steps, told.steps, strict=True):
-        if mine.child.number not in busy:  # what was not measured then is tried again
+    own, reported = trajectory(services, run), trajectory(services, ran.json["id"])
+    for mine, theirs in zip(own.steps, reported.steps, strict=True):
+        if mine.child.number not in busy:  # unmeasured ones are tried again
             both = (kernel_as_json(side)["measured"] for side in (theirs.child, mine.child))
             assert next(both) == next(both)
         assert theirs.proposal.bundle.files == mine.proposal.bundle.files
-    assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]
+    assert [s.parent.number for s in reported.steps] == [s.parent.number for s in own.steps]
     listed = kernlore("trajectories", "list", "--json", data=data).json
-    assert {row["id"] for row in listed} == {run, told.id}
-    shown = kernlore("trajectories", "show", told.id, data=data)
+    assert {row["id"] for row in listed} == {run, reported.id}
+    shown = kernlore("trajectories", "show", reported.id, data=data)
     assert shown.code == 0 and "claimed" in shown.out
     exported = kernlore(
-        *("trajectories", "export", "--shape", "sft", "--trainable", "--run", told.id),
+        *("trajectories", "export", "--shape", "sft", "--trainable", "--run", reported.id),
         *("--output", tmp_path / "out", "--json"),
         data=data,
     )
-    # Whoever tells a source must say under which licence it stands.
+    # A trajectory with sources must state their licence.
     assert exported.code == 0 and exported.json["rows"] == 0
     assert sum(exported.json["left_out"].values()) == CANDIDATES
     assert all(reason in exported.err for reason in exported.json["left_out"])
-    assert trajectory_store(services).find(told.id).summary["actor"] == "external"
+    assert trajectory_store(services).find(reported.id).summary["actor"] == "external"
 
 
-def test_licences_are_known_or_nothing_is(services: Services) -> None:
+def test_candidate_without_known_licence_is_left_out(services: Services) -> None:
     problem = load_problem(Path("map_id"))
     other = replace(problem, sha256="0" * 64)
     book = LicenceBook(services, ("a-model",))
@@ -287,7 +286,7 @@ def test_licences_are_known_or_nothing_is(services: Services) -> None:
     assert source("llm", model="another") is None
     assert source("external") is None and source("external", stated="MIT") == "MIT"
     assert source("external", text="// SPDX-License-Identifier: BSD-3-Clause") == "BSD-3-Clause"
-    assert source("rewrite") is None  # as its problem's
+    assert source("rewrite") is None  # that of its problem
     proposal = Proposal(Bundle({"m.py": ""}, "m.py", "torch", "ModelNew", {}, "rewrite"), "s")
     assert book.of(problem, proposal, None) == Licences("Apache-2.0", "Apache-2.0")
 

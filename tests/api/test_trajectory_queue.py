@@ -1,4 +1,4 @@
-"""Who works on a told trajectory: never two, and whatever ends badly is taken up again."""
+"""Leases of external trajectories: one worker at a time, and abandoned work is resumed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.api.test_trajectories import body
 
 pytestmark = pytest.mark.slow(seconds=10)
 
-GONE = -1.0  # seconds: a lease that has run out
-DAMAGED = "trj_damaged"  # fails at once, without any measuring
+GONE = -1.0  # seconds: an expired lease
+DAMAGED = "trj_damaged"  # fails at once, without any measurement
 UNREADABLE, UNRECORDED = "worker failed", "trajectory not recorded"
-# What a full disk does: the end of a trajectory cannot be written.
+# As on a full disk: the end of a trajectory cannot be written.
 NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON work
 WHEN NEW.state IN ('ready', 'failed') BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"""
 
@@ -70,13 +70,11 @@ def failed(services: Services, name: str = DAMAGED) -> bool:
     return trajectory_store(services).find(name).state == "failed"
 
 
-def test_the_thread_outlives_a_catalog_that_cannot_be_read(
-    services: Services, queue: TrajectoryQueue
-) -> None:
+def test_thread_survives_unreadable_catalog(services: Services, queue: TrajectoryQueue) -> None:
     sql(services, "ALTER TABLE work RENAME TO away")
-    with capture_logs() as said:
+    with capture_logs() as output:
         queue.wake()
-        until(lambda: any(row["event"] == UNREADABLE for row in said))
+        until(lambda: any(row["event"] == UNREADABLE for row in output))
     sql(services, "ALTER TABLE away RENAME TO work")
     thread = queue._worker._thread
     assert thread is not None and thread.is_alive()
@@ -86,7 +84,7 @@ def test_the_thread_outlives_a_catalog_that_cannot_be_read(
     assert queue._worker._thread is thread
 
 
-def test_a_thread_that_died_is_started_again(services: Services, queue: TrajectoryQueue) -> None:
+def test_dead_thread_is_restarted(services: Services, queue: TrajectoryQueue) -> None:
     queue._worker._thread = threading.Thread(target=lambda: None)
     queue._worker._thread.start()
     queue._worker._thread.join()
@@ -96,24 +94,26 @@ def test_a_thread_that_died_is_started_again(services: Services, queue: Trajecto
 
 
 @pytest.mark.embedded
-def test_an_end_that_cannot_be_written_loses_nothing(
-    services: Services, queue: TrajectoryQueue
-) -> None:
-    """The trajectory is queued again once the lease ran out, with nobody who wakes the thread."""
+def test_failed_write_of_an_end_loses_nothing(services: Services, queue: TrajectoryQueue) -> None:
+    """The trajectory is queued again once the lease expires, without a call that wakes the
+    thread.
+    """
     add_damaged(services)
     sql(services, NO_END)
     store = trajectory_store(services)
-    with capture_logs() as said:
+    with capture_logs() as output:
         queue.wake()
-        until(lambda: any((r["event"], r.get("trajectory")) == (UNRECORDED, DAMAGED) for r in said))
+        until(
+            lambda: any((r["event"], r.get("trajectory")) == (UNRECORDED, DAMAGED) for r in output)
+        )
     assert not failed(services)
     sql(services, "DROP TRIGGER no_end")
     until(lambda: failed(services))
     assert "lacks" in store.find(DAMAGED).summary["error"]["message"]
 
 
-def test_what_a_killed_worker_left_is_taken_up(services: Services, queue: TrajectoryQueue) -> None:
-    """While the service runs, and without a call that wakes it; what is being worked on is left."""
+def test_work_of_a_killed_worker_is_resumed(services: Services, queue: TrajectoryQueue) -> None:
+    """While the service runs, and without a call that wakes it; work with a live owner is left."""
     store = trajectory_store(services)
     add_damaged(services)
     add_damaged(services, "trj_held")
@@ -124,14 +124,14 @@ def test_what_a_killed_worker_left_is_taken_up(services: Services, queue: Trajec
     assert store.find("trj_held").state == "running"
 
 
-def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
-    """Neither a second telling nor `verify`, until the lease has run out."""
-    told = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
-    row = accept_body(services, told)
+def test_trajectory_in_progress_is_not_taken(services: Services) -> None:
+    """Neither by a second submission nor by `verify`, until the lease expires."""
+    reported = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
+    row = accept_body(services, reported)
     store = trajectory_store(services)
     assert row.state == "queued" and store.take(row.id, "service1", 600)
     held = store.find(row.id)
-    assert requeue(services, held) == held and accept_body(services, told) == held
+    assert requeue(services, held) == held and accept_body(services, reported) == held
     add_damaged(services)
     assert store.take(DAMAGED, "command1", GONE)
     data = services.settings.data_dir
@@ -139,10 +139,10 @@ def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
     assert (ran.code, ran.json["state"]) == (1, "running") and "another process" in ran.err
     ran = kernlore("trajectories", "verify", DAMAGED, "--json", data=data)
     assert (ran.code, ran.json["state"]) == (1, "failed"), ran.err
-    assert store.end(row.id, "service1", "failed")  # it was the service's all the time
+    assert store.end(row.id, "service1", "failed")  # it belonged to the service all the time
 
 
-def test_the_lease_is_kept_and_its_loss_is_seen(services: Services) -> None:
+def test_lease_is_renewed_and_its_loss_detected(services: Services) -> None:
     store = trajectory_store(services)
     add_damaged(services)
     assert store.take(DAMAGED, "w1", 0.4)

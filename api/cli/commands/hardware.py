@@ -96,6 +96,10 @@ def _facts_text(answer: Json) -> str:
         lines += ["", f"left as they were: {len(left)}"]
         lines += [f"    {fact['id']}  {fact['key']}: {fact['reason']}" for fact in left]
         lines.append("to accept one: --accept FACT_ID; all: --accept-all --include-unclear")
+    waiting = [fact for fact in answer["facts"] if fact["status"] == "proposed"]
+    if waiting and not left:
+        decide = f"kernlore hardware facts {answer['hardware']} --accept"
+        lines += ["", f"to accept one: {decide} {waiting[0]['id']}; all: {decide}-all"]
     return "\n".join(lines)
 
 
@@ -175,10 +179,13 @@ def facts(
         ),
     ] = None,
     accept: Annotated[
-        list[str] | None, typer.Option(help="Accept this fact (id); repeat for more.")
+        list[str] | None,
+        typer.Option(
+            help="Accept this fact (its id, or the key of the only one); repeat for more."
+        ),
     ] = None,
     reject: Annotated[
-        list[str] | None, typer.Option(help="Reject this fact (id); repeat for more.")
+        list[str] | None, typer.Option(help="Reject this fact; repeat for more.")
     ] = None,
     set_: Annotated[
         tuple[str, str] | None,
@@ -206,6 +213,11 @@ def facts(
     ] = False,
 ) -> Json:
     """List facts with their sources, or decide about them."""
+    if hardware_id.startswith(FACT):  # the id of a fact in place of the chip
+        shown = target.call(hardware.show_fact, hardware_id)
+        if not (accept or reject or set_ or withdraw or accept_all or reject_all):
+            return {"hardware": shown["hardware_id"], "facts": [shown]}
+        hardware_id = str(shown["hardware_id"])
     where: dict[str, Any] = {
         "key": key,
         "subject": subject,
@@ -213,8 +225,8 @@ def facts(
         "document": document,
     }
     decisions: list[tuple[str, dict[str, Any]]] = [
-        *((fact, {"status": "accepted"}) for fact in accept or ()),
-        *((fact, {"status": "rejected"}) for fact in reject or ()),
+        *((_id_of(target, hardware_id, f), {"status": "accepted"}) for f in accept or ()),
+        *((_id_of(target, hardware_id, f), {"status": "rejected"}) for f in reject or ()),
         *([(set_[0], _value(set_[1]))] if set_ is not None else []),
         *((fact, {"withdraw": True}) for fact in withdraw or ()),
     ]
@@ -247,6 +259,22 @@ def facts(
         return {"hardware": known, "facts": decided}
     status: Any = "proposed" if proposed else "effective"
     return target.call(hardware.list_facts, hardware_id, status=status, **where)
+
+
+FACT = "fact_"
+
+
+def _id_of(target: CommandTarget, chip: str, given: str) -> str:
+    """The id of a fact, which is given itself or as the key of the only proposed fact with it."""
+    if given.startswith(FACT):
+        return given
+    found = target.call(hardware.list_facts, chip, status="proposed", key=given)["facts"]
+    if len(found) != 1:
+        raise InvalidRequest(
+            f"{given!r} is no id of a fact, and {len(found)} proposed facts have that key",
+            hint=f"`kernlore hardware facts {chip} --proposed` lists their ids.",
+        )
+    return str(found[0]["id"])
 
 
 @command(app, text=lambda answer: _lexicon_text(answer))
@@ -477,6 +505,53 @@ def accept(
         output.write_text(_acceptance_text(plain(result)), encoding="utf-8")
         note(f"wrote {output}")
     return answer
+
+
+def _probe_text(answer: Json) -> str:
+    if answer.get("pack"):
+        return f"wrote {answer['pack']}; run `python {answer['pack']} --out FOLDER` on the machine"
+    from pydantic import TypeAdapter
+
+    from optimizer.evaluation.acceptance.page import probe_page
+    from optimizer.evaluation.acceptance.probes import ProbeReport
+
+    return probe_page(TypeAdapter(ProbeReport).validate_python(answer))
+
+
+@command(app, text=_probe_text)
+def probe(
+    local: CommandTarget,
+    hardware_id: HardwareId,
+    language: Annotated[str, typer.Option(help="Only probes in this language.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Only this probe; repeatable.")] = None,
+    library: Annotated[
+        Path | None, typer.Option(help="Folder of probes. Default: the built-in ones.")
+    ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="Write a zip that runs the probes on another machine, and end."),
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Store the probes.json that a pack wrote, and show it.")
+    ] = None,
+) -> Json:
+    """Measure a chip and compare the figures with its facts and manuals."""
+    from kb.plain import plain
+    from optimizer.evaluation.acceptance import probes
+
+    base, names = local.services, only or ()
+    if results is not None:
+        return dict(plain(probes.import_results(base, hardware_id, results)))
+    if pack is not None:
+        from optimizer.search.portable.packing import write_program
+
+        files = dict(probes.pack_files(base, hardware_id, names, library))
+        write_program(pack, "optimizer.evaluation.acceptance.probe_runs", files)
+        return {"pack": str(pack)}
+    report = probes.probe_hardware(
+        base, hardware_id, language=language, only=names, library=library, say=note
+    )
+    return dict(plain(report))
 
 
 def coverage_text(coverage: Json, *, signals: bool = False) -> str:

@@ -254,16 +254,12 @@ def revise(
 @command(app, text="\n".join)
 def export(
     target: CommandTarget,
-    goal: Annotated[
-        str | None,
-        typer.Argument(metavar="[DIR]", help="Folder that gets a folder for each skill."),
-    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="A folder, which gets a folder for each skill."),
+    ],
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of skills. Default: all that are active.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The folder; every argument is a name then."),
     ] = None,
     hardware: Hardware = None,
     language: Language = None,
@@ -275,7 +271,6 @@ def export(
     from skills.format.skillfile import write_export
 
     known = target.call(skills.list_skills)["skills"]
-    folder, names = _goal(goal, names, output, {skill["name"] for skill in known})
     if names and (hardware or language):
         raise InvalidRequest(
             "names and filters exclude each other",
@@ -287,30 +282,12 @@ def export(
         )
         names = [skill["name"] for skill in active["skills"]]
     files = [_exported(target, name) for name in names]
-    exported = write_export(files, folder, {skill["name"]: skill["state"] for skill in known})
+    exported = write_export(files, output, {skill["name"]: skill["state"] for skill in known})
     for name, state in exported.removed.items():
-        note(f"Removed {folder / name}: the skill is {state} now")
+        note(f"Removed {output / name}: the skill is {state} now")
     for name, state in exported.kept.items():
-        note(f"Warning: {folder / name} is left, because it was changed by hand; it is {state} now")
+        note(f"Warning: {output / name} is left, because it was changed by hand; it is {state} now")
     return [str(path) for path in exported.folders]
-
-
-def _goal(
-    first: str | None, names: list[str] | None, output: Path | None, known: set[str]
-) -> tuple[Path, list[str] | None]:
-    """The folder of an export, and the names of its skills."""
-    if output is not None:
-        given = [*([first] if first else []), *(names or ())]
-        return output, given or None
-    if first is None:
-        raise InvalidRequest("no folder", hint="Give one: kernlore skills export -o DIR [NAME...].")
-    if first in known and not names and not Path(first).is_dir():
-        raise InvalidRequest(
-            f"{first} is a skill, not a folder",
-            hint=f"kernlore skills export -o DIR {first} writes this skill alone; -o {first} writes"
-            " all active ones into a folder of that name.",
-        )
-    return Path(first), names
 
 
 def _exported(target: CommandTarget, name: str) -> SkillFile:

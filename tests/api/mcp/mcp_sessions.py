@@ -1,4 +1,4 @@
-"""The SDK's own client, as a coding agent uses it, for tests that are not asynchronous."""
+"""The SDK's client, as a coding agent uses it, for synchronous tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOOLS = (
 
 
 class Agent:
-    """A connected client. Every result of a tool is held against the tool's schema."""
+    """A connected client. Every result of a tool is validated against the tool's schema."""
 
     def __init__(self, portal: BlockingPortal, client: Client) -> None:
         self._portal = portal
@@ -49,11 +49,11 @@ class Agent:
         self._schemas = {tool.name: tool.output_schema for tool in self.tools}
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method of the client."""
+        """The result of a client method."""
         return self._portal.call(getattr(self.client, method), *arguments)
 
     def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
-        """The structured result of a tool that works."""
+        """The structured result of a successful tool call."""
         result: CallToolResult = self.ask("call_tool", tool, arguments)
         (content,) = result.content
         assert content.type == "text" and not result.is_error, content
@@ -63,7 +63,7 @@ class Agent:
         return structured
 
     def refused(self, tool: str, /, **arguments: Any) -> str:
-        """What a tool says about a mistake."""
+        """The message of a failed tool call."""
         result: CallToolResult = self.ask("call_tool", tool, arguments)
         (content,) = result.content
         assert result.is_error and content.type == "text"

@@ -1,4 +1,6 @@
-"""An agent optimizes a kernel through MCP alone: briefing, a wrong kernel, a right one, the end."""
+"""An agent optimizes a kernel through MCP alone: briefing, a wrong kernel, a correct one, the
+end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.api.test_evaluations import KERNEL, PROBLEM, TIMED, TOML
 from tests.known_device import store_ceilings
 
 pytestmark = pytest.mark.slow(seconds=20)
-LONG = 280.0  # seconds: on a machine that others use too
+LONG = 280.0  # seconds: on a shared machine
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +33,14 @@ def agent(service_url: str, service_folder: Path) -> Iterator[Agent]:
 
 
 def settled(agent: Agent, run_id: str, **asked: Any) -> dict[str, Any]:
-    """What the run waits for next, or how it ended."""
+    """The next state in which the run waits, or its end."""
     while True:
         context = agent.call("next_candidate_context", run_id=run_id, **asked)
         if context["waiting"] or context["state"] not in ("starting", "running"):
             return context
 
 
-def test_an_agent_drives_a_whole_optimization(agent: Agent, service_url: str) -> None:
+def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None:
     begun = agent.call(
         "next_candidate_context",
         problem_source=TIMED["source"],
@@ -83,7 +85,7 @@ def test_an_agent_drives_a_whole_optimization(agent: Agent, service_url: str) ->
     assert right["result"]["correct"] and len(right["result"]["timings"]) == 1
 
     third = settled(agent, run_id)
-    figure = right["result"]["speedup"]  # None where a busy machine gives none
+    figure = right["result"]["speedup"]  # None if a busy machine gives no figure
     assert third["step"] == 3 and (figure is None or third["best"]["number"] == 2)
     assert "conflict" in agent.refused("submit_candidate", **bad, main="a.cpp")
     ended = agent.call(
@@ -96,7 +98,7 @@ def test_an_agent_drives_a_whole_optimization(agent: Agent, service_url: str) ->
     assert claimed == second["knowledge_ids"][:1]
 
 
-def test_one_kernel_is_evaluated(agent: Agent) -> None:
+def test_evaluate_kernel_tool(agent: Agent) -> None:
     sent = {"problem_source": PROBLEM, "problem_toml": TOML, "language": "cpp"}
     queued = agent.call("evaluate_candidate", **sent, source=KERNEL, wait_seconds=0)
     assert queued["state"] in ("queued", "running") and queued["result"] is None
@@ -105,18 +107,18 @@ def test_one_kernel_is_evaluated(agent: Agent) -> None:
     assert queued["result"]["correct"]
 
 
-def test_a_chip_that_cannot_be_run_here_is_refused(agent: Agent, service_url: str) -> None:
+def test_chip_without_toolchain_is_refused(agent: Agent, service_url: str) -> None:
     toolchain = {
         "compile": "no-such-kas {source} -o {output}",
         "run": "no-such-ksim {output} {input}",
     }
     chip = {"id": "kestrel-9", "languages": ["kasm"], "toolchains": {"kasm": toolchain}}
     assert httpx.post(f"{service_url}/hardware", json=chip).is_success
-    said = agent.refused("next_candidate_context", problem="softmax", hardware="kestrel-9")
-    assert "no-such-kas is not installed" in said and "Install it" in said
+    printed = agent.refused("next_candidate_context", problem="softmax", hardware="kestrel-9")
+    assert "no-such-kas is not installed" in printed and "Install it" in printed
 
 
-def test_a_search_that_was_made_elsewhere(agent: Agent, service_url: str) -> None:
+def test_external_search_is_accepted(agent: Agent, service_url: str) -> None:
     taken = agent.call(
         "submit_trajectory",
         problem_source=PROBLEM,
@@ -130,8 +132,8 @@ def test_a_search_that_was_made_elsewhere(agent: Agent, service_url: str) -> Non
     assert shown.status_code == 200
 
 
-def test_what_a_proxy_passes_on_has_no_code_run(settings: Settings) -> None:
-    """Who calls by the proxy's name may list the tools, but is not on this machine."""
+def test_proxied_calls_run_no_code(settings: Settings) -> None:
+    """A caller that uses the proxy's name may list the tools, but is not on this machine."""
     behind = settings.model_copy(update={"allowed_hosts": "kernels.example"})
     app = create_app(behind, open_services(behind))
     kernel = {"problem": "softmax", "language": "cpp", "source": KERNEL}
@@ -139,7 +141,7 @@ def test_what_a_proxy_passes_on_has_no_code_run(settings: Settings) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
     async def asked() -> httpx.Response:
-        """Nothing but the tools is opened, which the refusal does not need."""
+        """Only the tools are opened, because the refusal needs nothing else."""
         transport = httpx.ASGITransport(app)
         headers = {"accept": "application/json, text/event-stream"}
         async with (
@@ -153,9 +155,7 @@ def test_what_a_proxy_passes_on_has_no_code_run(settings: Settings) -> None:
     assert "KERNLORE_EVALUATE_OVER_HTTP" in result["content"][0]["text"]
 
 
-def test_without_the_extra_it_says_what_to_install(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_mcp_extra_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.mcp.mounted.find_spec", lambda name: None)
     client = TestClient(create_app(settings, open_services(settings)), "http://127.0.0.1:8321")
     error = assert_error(client.post("/mcp", json={}), 503, "unavailable")

@@ -1,4 +1,4 @@
-"""What a coding agent gets through MCP: the same as over HTTP, by both transports."""
+"""MCP answers equal those over HTTP, by both transports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=20)
 DRAWN = 50
-BY_STDIO = 8  # of the drawn requests
+BY_STDIO = 8  # of the random requests
 SPILL = "ptxas info : 96 bytes stack frame, 120 bytes spill stores, 120 bytes spill loads"
 SHARED = "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)"
 QUESTIONS = ("how large is shared memory", "why do warps stall", "coalesced access", "TMA copies")
@@ -49,7 +49,7 @@ KEPT = ("id", "category", "hardware", "document", "section", "page", "score")
 
 @pytest.fixture(scope="module")
 def rest(service_url: str) -> Iterator[httpx.Client]:
-    """The service once it has embedded everything: answers get better until then."""
+    """The service once everything is embedded: answers improve until then."""
     with httpx.Client(base_url=service_url, timeout=60) as client:
         deadline = time.monotonic() + 300
         while not client.get("/readyz").json()["ready"]:
@@ -66,13 +66,13 @@ def agent(service_url: str) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def child(service_url: str) -> Iterator[Agent]:
-    """`kernlore mcp --url`, a process of its own."""
+    """`kernlore mcp --url` in a separate process."""
     with over_stdio("--url", service_url) as connected:
         yield connected
 
 
-def drawn_request(chance: random.Random) -> dict[str, Any]:
-    """A request as agents send them: something that happened, and what narrows the answer."""
+def random_request(chance: random.Random) -> dict[str, Any]:
+    """A request as agents send it: an event, and filters for the answer."""
     signals = [signal.id for signal in load_signals()]
     happened: list[dict[str, Any]] = [
         {"signal": chance.choice(signals)},
@@ -95,23 +95,23 @@ def drawn_request(chance: random.Random) -> dict[str, Any]:
     return chance.choice(happened) | fields
 
 
-def test_answers_are_those_of_the_http_interface(
-    agent: Agent, child: Agent, rest: httpx.Client
-) -> None:
+def test_answers_equal_those_of_http(agent: Agent, child: Agent, rest: httpx.Client) -> None:
     chance = random.Random(20)
     for number in range(DRAWN):
-        request = drawn_request(chance)
-        told = rest.post("/retrieve", json=request).json()
+        request = random_request(chance)
+        response = rest.post("/retrieve", json=request).json()
         answer = (child if number < BY_STDIO else agent).call("retrieve_context", **request)
-        assert answer["context"] == told["context"], request
-        excerpts = [{name: row[name] for name in KEPT} for row in told["excerpts"]]
+        assert answer["context"] == response["context"], request
+        excerpts = [{name: row[name] for name in KEPT} for row in response["excerpts"]]
         assert answer["excerpts"] == excerpts, request
-        assert [move["id"] for move in answer["moves"]] == [m["id"] for m in told["moves"]]
-        assert [skill["name"] for skill in answer["skills"]] == [s["name"] for s in told["skills"]]
+        assert [move["id"] for move in answer["moves"]] == [m["id"] for m in response["moves"]]
+        assert [skill["name"] for skill in answer["skills"]] == [
+            s["name"] for s in response["skills"]
+        ]
 
 
-def test_what_is_offered(agent: Agent, child: Agent, service_url: str) -> None:
-    """The same tools in the same order, by both transports and for clients of the old handshake."""
+def test_tools_are_equal_by_both_transports(agent: Agent, child: Agent, service_url: str) -> None:
+    """The same tools in the same order, also for clients of the old handshake."""
     with over_http(service_url, mode="legacy") as old:
         assert old.client.protocol_version < agent.client.protocol_version
         for connected in (agent, child, old):
@@ -123,7 +123,7 @@ def test_what_is_offered(agent: Agent, child: Agent, service_url: str) -> None:
     assert reading == [*TOOLS[:5], "list_runs", "list_facts", "show_coverage"]
 
 
-def test_from_a_question_to_the_section_and_the_outcome(agent: Agent, rest: httpx.Client) -> None:
+def test_query_section_and_outcome(agent: Agent, rest: httpx.Client) -> None:
     known = agent.call("list_signals_and_hardware")
     assert "memory_bound" in [row["id"] for row in known["signals"]]
     assert "h100" in [row["id"] for row in known["hardware"]]
@@ -187,7 +187,7 @@ def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) 
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "says"),
+    ("tool", "arguments", "expected"),
     [
         ("retrieve_context", {"signal": "memory_bond"}, ("memory_bound", "unknown_signal")),
         (
@@ -238,20 +238,20 @@ def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) 
         ),
     ],
 )
-def test_a_mistake_is_a_result_that_says_what_to_do(
-    agent: Agent, tool: str, arguments: dict[str, Any], says: tuple[str, ...]
+def test_error_is_a_result_with_hint(
+    agent: Agent, tool: str, arguments: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     text = agent.refused(tool, **arguments)
-    assert all(part in text for part in says), text
+    assert all(part in text for part in expected), text
     assert "(code: " in text and "Traceback" not in text
 
 
-def test_a_log_that_is_json_stays_text(agent: Agent, rest: httpx.Client) -> None:
-    """The SDK reads JSON in texts where an argument may be something else."""
+def test_json_log_stays_text(agent: Agent, rest: httpx.Client) -> None:
+    """The SDK parses JSON in texts for arguments that may have another type."""
     log = json.dumps([SHARED])
     answer = agent.call("retrieve_context", log=log, hardware="h100", metrics='{"x": 1}')
-    told = rest.post("/retrieve", json={"log": log, "hardware": "h100", "metrics": {"x": 1}})
-    assert answer["context"] == told.json()["context"]
+    response = rest.post("/retrieve", json={"log": log, "hardware": "h100", "metrics": {"x": 1}})
+    assert answer["context"] == response.json()["context"]
     assert answer["diagnosis"]["unrecognised"] == ["x"]
 
 
@@ -268,9 +268,9 @@ def test_resources(agent: Agent, rest: httpx.Client) -> None:
     outline = json.loads(read(agent, document["uri"]))
     assert outline["title"] == document["title"]
     passages = rest.get(f"/documents/{document['id']}/passages").json()["passages"]
-    told = {row["section"]["id"]: row["text"] for row in passages}
-    section = next(row for row in outline["sections"] if row["id"] in told)
-    assert told[section["id"]] in read(agent, section["uri"])
+    response = {row["section"]["id"]: row["text"] for row in passages}
+    section = next(row for row in outline["sections"] if row["id"] in response)
+    assert response[section["id"]] in read(agent, section["uri"])
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_resources(agent: Agent, rest: httpx.Client) -> None:
         "skill://h100/any-split-k-skinny-matmul/SKILL.md",
     ],
 )
-def test_what_is_not_there_cannot_be_read(agent: Agent, uri: str) -> None:
+def test_unknown_resource_cannot_be_read(agent: Agent, uri: str) -> None:
     with pytest.raises(MCPError) as refused:
         read(agent, uri)
     assert refused.value.error.code == -32602
@@ -308,11 +308,12 @@ def test_prompts_name_tools_that_exist(agent: Agent) -> None:
         assert len(named) >= 3
 
 
-def test_without_a_service_an_empty_data_directory_answers(
+def test_empty_data_directory_answers_without_service(
     tmp_path: Path, model_cache: Path, service_folder: Path, service_url: str
 ) -> None:
-    """In the process of `kernlore mcp`, which loads the built-in knowledge where there is none, and
-    leaves the vector index to a service."""
+    """`kernlore mcp` loads the built-in knowledge if there is none, and leaves the vector index to
+    a service.
+    """
     data = place_models(fresh_data_dir(tmp_path / "data"), model_cache)
     knowledge = {"KERNLORE_KNOWLEDGE_DIR": str(service_folder / "knowledge")}
     with over_stdio("--data-dir", data, environment=os.environ | knowledge) as agent:
@@ -322,7 +323,7 @@ def test_without_a_service_an_empty_data_directory_answers(
     assert not (data / "chroma").exists()
 
 
-def test_it_ends_when_it_is_told_to(service_url: str) -> None:
+def test_process_ends_on_sigterm(service_url: str) -> None:
     """Although the agent has not closed its standard input."""
     command = [*COMMAND, "mcp", "--url", service_url]
     call = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -335,7 +336,7 @@ def test_it_ends_when_it_is_told_to(service_url: str) -> None:
         assert process.wait(60) == 0
 
 
-def test_an_unreachable_service_is_named() -> None:
+def test_unreachable_service_is_named() -> None:
     async def asked() -> None:
         opening = Opening()
         async with anyio.create_task_group() as group:

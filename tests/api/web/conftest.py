@@ -1,4 +1,4 @@
-"""A filled store behind the pages: documents, a chip with proposed facts, a skill, a run."""
+"""A filled store for the pages: documents, a chip with proposed facts, a skill, a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.api.conftest import finished, upload
 
 EVIL = "<img src=x onerror=alert(1)>"
 RUN = "run_of_pages"
-OTHER_RUN = "run_of_nobody"  # that no process works on
+OTHER_RUN = "run_of_nobody"  # without a process
 CHIP = "pages-x1"
 MANUAL = f"""# {EVIL}
 
@@ -63,7 +63,7 @@ Use larger tiles where memory bounds the kernel. {EVIL}
 
 @dataclass(frozen=True)
 class Filled:
-    """The client, and the ids of what the store holds."""
+    """The client, and the ids of the stored records."""
 
     client: TestClient
     document: str
@@ -119,7 +119,7 @@ def one_page() -> bytes:
 
 
 def store_run(services: Services) -> None:
-    """A finished run: the reference, a wrong candidate, and a right one that changes it."""
+    """A finished run: the reference, a wrong candidate, and a correct one that changes it."""
     store = run_store(services)
     nodes = [Node(0, None, "evaluated", None, None)]
     for number, source in enumerate((f"// {EVIL}\nint a;\n", f"// {EVIL}\nint b;\n"), 1):
@@ -137,7 +137,7 @@ def store_run(services: Services) -> None:
 
 
 def _conversation(services: Services, number: int) -> str:
-    """One with a reply, and with a failure before it; its id."""
+    """A conversation with a failed call and a reply; its id."""
     transcript = ModelTranscript(RUN, number, 0, "openai/gpt-4o-mini", "1")
     transcript.messages = [{"role": "user", "content": f"Write a kernel. {EVIL}"}]
     transcript.replies = [

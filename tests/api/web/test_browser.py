@@ -1,4 +1,4 @@
-"""The pages in a real Chromium: a new chip by clicking, accessibility, and text that stays text."""
+"""The pages in a real Chromium: a new chip set up by clicks, accessibility, and escaped text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EXAMPLE = ROOT / "examples/new_chip"
 DOCUMENTS = ("guidance/memory-bound.md", "hardware/h100/tuning.md")
 EVIL = "<img src=x onerror=\"document.documentElement.dataset.evil='yes'\">"
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-PATIENCE = 120_000  # milliseconds: a loaded machine is no defect of a page
+PATIENCE = 120_000  # milliseconds: a loaded machine is not a defect of a page
 
 
 @dataclass(frozen=True)
 class Site:
-    """A running service, and the files of a chip that nobody has seen."""
+    """A running service, and the files of an unknown chip."""
 
     url: str
     chip: str
@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as driver:
-        # Without a sandbox of its own: where the tests run as root it has none.
+        # Without Chromium's sandbox, which root cannot use.
         launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launched
         launched.close()
@@ -71,7 +71,7 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     yield opened
     context.close()
-    # The browser itself reports an answer with an error status; the pages show it.
+    # The browser reports an answer with an error status; the pages show it.
     assert [c for c in complaints if "Failed to load resource" not in c] == []
 
 
@@ -79,7 +79,7 @@ def saying(page: Page | Locator, text: str) -> Locator:
     return page.get_by_text(text, exact=False).first
 
 
-def test_a_new_chip_from_nothing_to_a_finished_optimization(site: Site, page: Page) -> None:
+def test_new_chip_from_upload_to_finished_run(site: Site, page: Page) -> None:
     expect.set_options(timeout=PATIENCE)
     page.goto(f"{site.url}/ui")
     page.get_by_role("link", name="Add a chip").click()
@@ -92,7 +92,7 @@ def test_a_new_chip_from_nothing_to_a_finished_optimization(site: Site, page: Pa
     expect(page.locator("#sent li").get_by_text("ready", exact=True)).to_be_visible()
     page.get_by_label("Take the text from a file").set_input_files(site.files / "hardware.toml")
     page.get_by_role("button", name="Save the description").click()
-    # What the language's names and kernels are is read from the manual again, now that it is known.
+    # The manual is read again for names and kernels, because its language is known now.
     expect(page.get_by_text("ready", exact=True)).to_be_visible()
     page.get_by_role("button", name="Check it").click()
     expect(page.get_by_role("status")).to_contain_text("Complete")
@@ -117,7 +117,7 @@ def test_a_new_chip_from_nothing_to_a_finished_optimization(site: Site, page: Pa
     page.get_by_label("Name", exact=True).fill("matmul")
     page.get_by_label("Candidates", exact=True).fill("2")
     page.get_by_role("button", name="Start the run").click()
-    # From here on nothing is loaded anew: the page renews itself.
+    # From here on no reload: the page updates itself.
     expect(page.locator("#live").get_by_text("finished", exact=True)).to_be_visible()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"matmul on {site.chip}")
     expect(page.locator("ul.tree li")).to_have_count(3)
@@ -128,7 +128,7 @@ def test_a_new_chip_from_nothing_to_a_finished_optimization(site: Site, page: Pa
     )
 
 
-def test_several_files_are_sent_each_with_its_progress(
+def test_several_files_are_sent_with_separate_progress(
     site: Site, page: Page, tmp_path: Path
 ) -> None:
     files = [tmp_path / f"{name}.md" for name in ("one", "two", "three")]
@@ -144,7 +144,7 @@ def test_several_files_are_sent_each_with_its_progress(
     expect(rows.get_by_text("rejected", exact=True)).to_have_count(1)
 
 
-def test_files_of_one_name_in_a_folder_stay_apart_and_bare_ones_are_refused(
+def test_equal_names_in_folders_are_separate_and_bare_ones_refused(
     site: Site, page: Page, tmp_path: Path
 ) -> None:
     expect.set_options(timeout=PATIENCE)
@@ -161,7 +161,7 @@ def test_files_of_one_name_in_a_folder_stay_apart_and_bare_ones_are_refused(
     assert sorted(d["title"] for d in listed["documents"]) == [
         f"Part {n} of the folder" for n in range(3)
     ]
-    for n in range(2):  # not the same bytes as those that are stored
+    for n in range(2):  # different bytes from the stored ones
         (tmp_path / f"docs/part{n}/README.md").write_text(f"# Bare {n}\n\nNew.\n", encoding="utf-8")
     page.reload()
     page.get_by_label("Files", exact=True).set_input_files(
@@ -171,9 +171,7 @@ def test_files_of_one_name_in_a_folder_stay_apart_and_bare_ones_are_refused(
     expect(rows.get_by_text("two files of this upload", exact=False)).to_have_count(1)
 
 
-def test_an_unrelated_file_replaces_nothing_until_a_person_decides(
-    site: Site, page: Page, tmp_path: Path
-) -> None:
+def test_unrelated_file_waits_for_decision(site: Site, page: Page, tmp_path: Path) -> None:
     expect.set_options(timeout=PATIENCE)
     file = tmp_path / "same.md"
     for text in ("# Osprey\n\nAll of one bird of prey.\n", "# Plankton\n\nSmall drifting life.\n"):
@@ -190,9 +188,7 @@ def test_an_unrelated_file_replaces_nothing_until_a_person_decides(
         expect(page.locator("main").get_by_role("link", name=title)).to_be_visible()
 
 
-def test_an_error_is_shown_at_its_form_and_a_fact_is_corrected_in_place(
-    site: Site, page: Page
-) -> None:
+def test_error_is_shown_at_its_form_and_fact_corrected_in_place(site: Site, page: Page) -> None:
     page.goto(f"{site.url}/ui/hardware/h100/facts?facts=all")
     page.get_by_role("button", name="Accept the marked").click()
     expect(page.get_by_role("alert")).to_contain_text("no fact is marked")
@@ -215,7 +211,7 @@ def test_an_error_is_shown_at_its_form_and_a_fact_is_corrected_in_place(
     expect(page.get_by_label("Id", exact=True)).to_have_value("not an id")
 
 
-def test_a_key_opens_the_search_over_everything(site: Site, page: Page) -> None:
+def test_shortcut_opens_global_search(site: Site, page: Page) -> None:
     page.goto(f"{site.url}/ui/runs")
     page.keyboard.press("/")
     page.keyboard.type("h100")
@@ -224,7 +220,7 @@ def test_a_key_opens_the_search_over_everything(site: Site, page: Page) -> None:
     expect(page.locator("#finder")).to_be_hidden()
 
 
-def test_a_title_that_is_markup_stays_text(site: Site, page: Page, tmp_path: Path) -> None:
+def test_markup_in_title_is_escaped(site: Site, page: Page, tmp_path: Path) -> None:
     expect.set_options(timeout=PATIENCE)
     file = tmp_path / "title.md"
     file.write_text(f"# Title\n\nText {EVIL}.\n", encoding="utf-8")
@@ -243,7 +239,7 @@ def test_a_title_that_is_markup_stays_text(site: Site, page: Page, tmp_path: Pat
 
 
 def pages_of(site: Site) -> list[str]:
-    """One address of each page, with what the store has by now."""
+    """One address of each page, with the present contents of the store."""
 
     def ids(path: str, key: str, field: str) -> str:
         return str(httpx.get(f"{site.url}{path}").json()[key][0][field])
@@ -274,11 +270,11 @@ def pages_of(site: Site) -> list[str]:
     ]
 
 
-def test_every_page_is_accessible_and_fits_a_phone(site: Site, page: Page) -> None:
+def test_every_page_is_accessible_and_fits_phone(site: Site, page: Page) -> None:
     axe = Axe()
     wrong: list[str] = []
     for number, path in enumerate(pages_of(site)):
-        # Every other one as a phone in the dark shows it.
+        # Every second page on a phone in dark mode.
         small = number % 2 == 1
         page.emulate_media(color_scheme="dark" if small else "light")
         page.set_viewport_size(DESKTOP if not small else PHONE)  # type: ignore[arg-type]
@@ -295,7 +291,7 @@ def test_every_page_is_accessible_and_fits_a_phone(site: Site, page: Page) -> No
     assert wrong == []
 
 
-def test_the_keyboard_reaches_the_content_first(site: Site, page: Page) -> None:
+def test_first_tab_stop_skips_to_content(site: Site, page: Page) -> None:
     page.goto(f"{site.url}/ui/hardware")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()

@@ -1,4 +1,4 @@
-"""Every page over a filled store: it answers, shows what is stored, and needs no mouse."""
+"""Every page over a filled store: it answers, shows the records, and works without a mouse."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def soup(answer: Response, status: int = 200) -> BeautifulSoup:
     return BeautifulSoup(answer.text, "lxml")
 
 
-PARTS = ("/row",)  # of a page, which have no frame of their own
+PARTS = ("/row",)  # of a page, without a frame
 
 
 def test_every_page_answers_and_has_labels(filled: Filled) -> None:
@@ -70,7 +70,7 @@ def test_every_page_answers_and_has_labels(filled: Filled) -> None:
             assert image.get("alt"), path
 
 
-def test_text_of_uploads_is_inert(filled: Filled) -> None:
+def test_upload_text_is_inert(filled: Filled) -> None:
     shown = 0
     for path in paths(filled):
         page = soup(filled.client.get(f"/ui{path}"))
@@ -80,24 +80,24 @@ def test_text_of_uploads_is_inert(filled: Filled) -> None:
         assert not [t for t in page.find_all(True) if any(a.startswith("on") for a in t.attrs)]
         assert not [t for t in page.find_all(True) if t.get("style") or t.name == "style"], path
         shown += EVIL in page.text
-    assert shown >= 8  # it is there, as text
+    assert shown >= 8  # present as text
 
 
-def test_pages_allow_no_script_of_others_and_no_frame(filled: Filled) -> None:
+def test_pages_allow_no_foreign_script_and_no_frame(filled: Filled) -> None:
     for path in ("/ui", "/ui/no/such/page", "/ui/documents/doc_0123456789abcdef"):
         policy = filled.client.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
 
 
-def test_every_link_of_a_page_leads_somewhere(filled: Filled) -> None:
+def test_every_link_of_a_page_resolves(filled: Filled) -> None:
     links: set[str] = set()
     for path in paths(filled):
         page = soup(filled.client.get(f"/ui{path}"))
         here = f"/ui{path}".partition("?")[0]
         for tag in page.find_all(["a", "link", "img"]):
             target = str(tag.get("href") or tag.get("src")).partition("#")[0]
-            # The download writes a report, which takes seconds; it has a test of its own.
+            # The download writes a report, which takes seconds; another test covers it.
             if target and not target.startswith("http") and not target.endswith("/download"):
                 links.add(here + target if target.startswith("?") else target)
     kinds = {re.sub(r"\d+|[0-9a-f]{16}|(?<=[=/])[\w-]{9,}", "*", link): link for link in links}
@@ -107,41 +107,39 @@ def test_every_link_of_a_page_leads_somewhere(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "says"),
+    ("path", "status", "message"),
     [
         ("/no/such/page", 404, "The menu above leads to every page."),
         ("/hardware/h10", 404, "h100"),
         ("/documents/doc_0123456789abcdef", 404, "no document"),
         ("/documents?category=nonsense", 400, "guidance"),
         ("/documents?number=nonsense", 400, "number"),
-        ("/skills/nobody", 404, "nobody"),
-        ("/runs/nobody", 404, "nobody"),
+        ("/skills/absent", 404, "absent"),
+        ("/runs/absent", 404, "absent"),
         ("/retrieve?signal=nonsense", 404, "nonsense"),
         ("/retrieve?metrics=lonely", 400, "its name, a space, its value"),
         ("/jobs?state=nonsense", 400, "state"),
         ("/documents?q=%00", 400, "NUL"),
         ("/runs/compare", 400, "Mark 2 to 6 runs"),
-        ("/runs/nobody/live", 404, "nobody"),
+        ("/runs/absent/live", 404, "absent"),
         ("/symbols/sym_0123456789abcdef", 404, "no symbol"),
         ("/passages/psg_0123456789abcdef/page", 404, "no passage"),
     ],
 )
-def test_an_error_is_a_page_that_says_what_to_do(
-    filled: Filled, path: str, status: int, says: str
-) -> None:
+def test_error_page_has_hint(filled: Filled, path: str, status: int, message: str) -> None:
     page = soup(filled.client.get(f"/ui{path}"), status)
     alert = page.find(role="alert")
-    assert alert is not None and says in alert.text
+    assert alert is not None and message in alert.text
 
 
-def test_a_foreign_page_sends_no_form(filled: Filled) -> None:
+def test_form_from_foreign_origin_is_refused(filled: Filled) -> None:
     headers = {**FORM, "origin": "http://evil.example"}
     path = f"/ui/documents/{filled.document}/delete"
     assert filled.client.post(path, content="sure=yes", headers=headers).status_code == 403
     assert filled.client.get(f"/documents/{filled.document}").status_code == 200
 
 
-def test_a_question_becomes_a_link_and_a_long_log_an_answer(filled: Filled) -> None:
+def test_question_becomes_a_link_and_long_log_answer(filled: Filled) -> None:
     sent = {"signal": "memory_bound", "hardware": "h100", "log": ""}
     answer = filled.client.post("/ui/retrieve", data=sent, follow_redirects=False)
     assert answer.status_code == 303
@@ -165,8 +163,8 @@ def lines_of_failures() -> list[str]:
     return [row.split("\t")[2] for row in rows if row and not row.startswith("#")]
 
 
-def test_any_log_is_answered_with_and_without_a_chip(filled: Filled) -> None:
-    """Without a chip the limits of moves are not known."""
+def test_any_log_is_answered_with_and_without_chip(filled: Filled) -> None:
+    """Without a chip the limits of moves are unknown."""
     lines = lines_of_failures()
     assert len(lines) > 50
     for line in lines[::4]:
@@ -175,7 +173,7 @@ def test_any_log_is_answered_with_and_without_a_chip(filled: Filled) -> None:
             soup(filled.client.get("/ui/retrieve", params=given))
 
 
-def test_the_chip_that_a_session_names_is_asked_about(filled: Filled) -> None:
+def test_chip_of_a_log_is_used(filled: Filled) -> None:
     session = "$ nvidia-smi -L\nNVIDIA H100 80GB HBM3\nRuntimeError: out of resource: shared memory"
     page = soup(filled.client.get("/ui/retrieve", params={"text": session}))
     assert "The text names h100" in page.text
@@ -187,7 +185,7 @@ def test_the_chip_that_a_session_names_is_asked_about(filled: Filled) -> None:
     assert hints[0].startswith("The log names h100.")
 
 
-def test_a_defect_is_a_page_with_the_id_of_its_log_entry() -> None:
+def test_internal_error_page_has_log_entry_id() -> None:
     router = page_router("/ui/broken")
     router.get("")(lambda: [][0])
     app = FastAPI()
@@ -215,7 +213,7 @@ def test_files_are_uploaded_watched_and_deleted(filled: Filled) -> None:
     soup(filled.client.get(document), 404)
 
 
-def test_the_page_of_a_job_says_what_its_document_replaces(filled: Filled) -> None:
+def test_job_page_shows_what_its_document_replaces(filled: Filled) -> None:
     data = {"hardware": CHIP, "source_key": "pages/colours", "replace": "yes"}
     sheet = "| Quantity | Value | Unit |\n|---|---|---|\n| Odd links | 7 | |\n"
     texts = ("# Umber book\n\nText about brown earth and its colours.\n", "# Sienna\n\n" + sheet)
@@ -230,7 +228,7 @@ def test_the_page_of_a_job_says_what_its_document_replaces(filled: Filled) -> No
     filled.client.delete(f"/documents/{document}")
 
 
-def test_a_passage_is_corrected(filled: Filled) -> None:
+def test_passage_is_corrected(filled: Filled) -> None:
     path = f"/passages/{filled.passage}"
     before = filled.client.get(path).json()
     tags = ["topic:memory", "signal:memory_bound"]
@@ -269,7 +267,7 @@ The texp instruction takes 14 cycles.
 """
 
 
-def test_what_a_new_version_leaves_to_decide_is_on_the_pages(filled: Filled) -> None:
+def test_undecided_items_of_a_new_version_are_on_pages(filled: Filled) -> None:
     client, chip = filled.client, "revised-x1"
 
     def send(text: str) -> str:
@@ -306,14 +304,14 @@ def test_what_a_new_version_leaves_to_decide_is_on_the_pages(filled: Filled) -> 
     client.delete(f"/documents/{document}")
 
 
-def test_a_skill_is_quarantined_with_a_reason(filled: Filled) -> None:
+def test_skill_is_quarantined_with_reason(filled: Filled) -> None:
     path = f"/skills/{filled.skill}"
     refused = filled.client.post(f"/ui{path}", data={"state": "quarantined", "actor": "ann"})
     assert "reason" in soup(refused, 400).text
     sent = {"state": "active", "actor": "ann", "reason": "I know it."}
     page = soup(filled.client.post(f"/ui{path}", data=sent), 409)
-    kept = [page.find(id=f"f-{name}") for name in ("actor", "reason")]
-    assert [field and field["value"] for field in kept] == ["ann", "I know it."]
+    stored = [page.find(id=f"f-{name}") for name in ("actor", "reason")]
+    assert [field and field["value"] for field in stored] == ["ann", "I know it."]
     tick = page.find("label", attrs={"for": "f-force"})
     alert = page.find("div", role="alert")
     assert tick is not None and alert is not None and tick.text in alert.text
@@ -324,7 +322,7 @@ def test_a_skill_is_quarantined_with_a_reason(filled: Filled) -> None:
     assert "It misled a search." in page.text and page.find("button", string="Restore")
 
 
-def test_a_chip_is_added(filled: Filled) -> None:
+def test_chip_is_added(filled: Filled) -> None:
     page = soup(
         filled.client.post("/ui/hardware", data={"id": "pages-x2", "languages": "a-c, b-c"})
     )
@@ -333,7 +331,7 @@ def test_a_chip_is_added(filled: Filled) -> None:
     soup(filled.client.post("/ui/hardware", data={"id": "Not An Id"}), 400)
 
 
-def test_a_candidate_shows_its_change_and_its_conversation(filled: Filled) -> None:
+def test_candidate_shows_its_change_and_conversation(filled: Filled) -> None:
     page = soup(filled.client.get(f"/ui/runs/{RUN}/candidates/2"))
     assert [t.text for t in page.select(".diff .add")] == ["+int b;"]
     assert [t.text for t in page.select(".diff .cut")] == ["-int a;"]
@@ -342,7 +340,7 @@ def test_a_candidate_shows_its_change_and_its_conversation(filled: Filled) -> No
     assert any("the model did not answer" in text for text in spoken), spoken
 
 
-def test_a_page_is_drawn_with_the_place_of_the_passage(filled: Filled) -> None:
+def test_page_image_marks_passage(filled: Filled) -> None:
     shown = filled.client.get(f"/passages/{filled.on_page}").json()
     answer = filled.client.get(f"/ui/passages/{filled.on_page}/page", headers=SCRIPT)
     drawing = BeautifulSoup(answer.text, "lxml").svg
@@ -356,7 +354,7 @@ def test_a_page_is_drawn_with_the_place_of_the_passage(filled: Filled) -> None:
     soup(filled.client.get(f"/ui/documents/{filled.document}/pages/0.png"), 404)
 
 
-def test_a_symbol_is_corrected(filled: Filled) -> None:
+def test_symbol_is_corrected(filled: Filled) -> None:
     path = f"/ui/symbols/{filled.symbol}"
     page = soup(filled.client.get(path))
     form = {str(field["name"]): field.text.strip("\n") for field in page.find_all("textarea")}
@@ -368,7 +366,7 @@ def test_a_symbol_is_corrected(filled: Filled) -> None:
     assert page.find("span", string="corrected")
 
 
-def test_a_description_is_replaced_or_refused_beside_its_text(filled: Filled) -> None:
+def test_description_is_replaced_or_refused_next_to_its_text(filled: Filled) -> None:
     path = f"/ui/hardware/{CHIP}/description"
     page = soup(filled.client.post(path, data={"description": 'id = "other-1"'}), 400)
     alert, field = page.find(role="alert"), page.find("textarea")
@@ -381,7 +379,7 @@ def test_a_description_is_replaced_or_refused_beside_its_text(filled: Filled) ->
     assert filled.client.get(f"/hardware/{CHIP}").json()["languages"] == ["pages-c"]
 
 
-def test_a_run_is_watched_and_its_candidates_come_one_by_one(filled: Filled) -> None:
+def test_run_is_watched_with_candidates_appearing(filled: Filled) -> None:
     part = filled.client.get(f"/ui/runs/{RUN}/live?after=1", headers=SCRIPT)
     added = BeautifulSoup(part.text, "lxml").find_all("ul", attrs={"hx-swap-oob": True})
     assert [str(tag["hx-swap-oob"]) for tag in added] == ["beforeend:#c1"]
@@ -391,7 +389,7 @@ def test_a_run_is_watched_and_its_candidates_come_one_by_one(filled: Filled) -> 
     assert "<html" not in node.text and "+int b;" in node.text
 
 
-def test_a_run_is_refused_with_its_reason_and_one_without_a_process_cancelled(
+def test_refused_run_has_reason_and_orphaned_run_is_cancelled(
     filled: Filled,
 ) -> None:
     client = filled.client
@@ -405,13 +403,13 @@ def test_a_run_is_refused_with_its_reason_and_one_without_a_process_cancelled(
     assert page.find("span", string="cancelled")
 
 
-def test_a_long_list_pages_in_the_store(filled: Filled) -> None:
+def test_long_list_is_paged_in_store(filled: Filled) -> None:
     everything = [row["name"] for row in filled.client.get("/skills").json()["skills"]]
     listed: list[str] = []
-    for number in range(1, len(everything) // 50 + 2):
+    for number in range(1, len(everything) // 24 + 2):
         page = soup(filled.client.get(f"/ui/skills?number={number}"))
         assert f"{len(everything)} in all" in page.text
-        listed += [str(link.text) for link in page.select("table.stack tbody th a")]
+        listed += [str(link.text) for link in page.select("ul.cards h2 a")]
     assert len(everything) > 50 and listed == sorted(everything)
     page = soup(filled.client.get("/ui/documents?q=pages+PDF"))
     assert "1 in all" in page.text
@@ -424,7 +422,7 @@ def test_a_long_list_pages_in_the_store(filled: Filled) -> None:
         ("plainrows.csv", "parameter,value\ntalon gates,12\n"),
     ],
 )
-def test_what_has_no_headings_has_pages_with_words_to_press(
+def test_document_without_headings_has_pages_with_link_texts(
     filled: Filled, name: str, text: str
 ) -> None:
     sent = upload(filled.client, name, text.encode(), hardware=CHIP).json()
@@ -432,15 +430,15 @@ def test_what_has_no_headings_has_pages_with_words_to_press(
     document = f"/documents/{sent['document_id']}"
     (passage, *_) = filled.client.get(f"{document}/passages").json()["passages"]
     assert passage["section"]["path"] == []
-    asked = f"/retrieve?query=talon+gate&hardware={CHIP}"
-    for path in (f"/passages/{passage['id']}", document, asked):
+    requested = f"/retrieve?query=talon+gate&hardware={CHIP}"
+    for path in (f"/passages/{passage['id']}", document, requested):
         page = soup(filled.client.get(f"/ui{path}"))
         assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
         for place in page.find_all(["a", "h1", "h2", "h3"]):
             assert place.text.strip(" .0123456789"), f"{path}: {place}"
 
 
-def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
+def test_chip_is_removed_from_its_page(filled: Filled) -> None:
     filled.client.post("/hardware", json={"id": "gone-1"})
     page = soup(filled.client.get("/ui/hardware/gone-1"))
     form = page.find("form", action="/ui/hardware/gone-1/remove")
@@ -452,7 +450,7 @@ def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
     assert "/h100/remove" not in filled.client.get("/ui/hardware/h100").text
 
 
-def test_a_kernel_that_a_busy_machine_could_not_time_has_its_rough_ratio(filled: Filled) -> None:
+def test_untimed_kernel_has_its_rough_ratio(filled: Filled) -> None:
     rough = "roughly 20x (not confirmed: the processors were busy)"
     listed = soup(filled.client.get(f"/ui/runs/{RUN}"))
     assert [tag.text for tag in listed.select(f'[title="{rough}"]')] == ["~20x"]

@@ -7,7 +7,8 @@ import pytest
 from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
 from retrieval.profiles import neuron, proton
-from retrieval.profiles.torch_profile import read_events, read_json, read_table
+from retrieval.profiles.tables import read as read_table
+from retrieval.profiles.torch_profile import read_events, read_json
 
 
 def test_proton_sums_launches_of_a_kernel() -> None:
@@ -87,14 +88,20 @@ Self CPU time total: 6.238ms
 def test_gpu_table_counts_each_kernel_once() -> None:
     profile = read_table("compiled\n" + GPU_TABLE)
     assert profile is not None and profile.kernel == "void vectorized_kernel..."
-    assert profile.metrics == {"copies_pct": 25.0, "duration_us": 375.0, "kernel_runs": 8}
+    assert profile.metrics == {
+        "copies_pct": 25.0,
+        "duration_us": 375.0,
+        "kernel_runs": 8,
+        "launch_api_calls": 12.0,
+        "launch_api_pct": 100.0,
+    }
     assert [kernel.us for kernel in profile.kernels] == [3000, 1000]
 
 
 def test_cpu_table_has_operators() -> None:
     profile = read_table(CPU_TABLE)
     assert profile is not None and profile.kernel == "aten::_softmax"
-    assert profile.metrics == {"copies_pct": 10.48}
+    assert profile.metrics == {"copies_pct": 10.48, "products_pct": 15.43}
     assert [kernel.name for kernel in profile.kernels][1:] == ["aten::mm", "aten::copy_"]
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from kb.errors import InvalidRequest
 from retrieval.diagnose.given_profile import with_known_counters
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.rules import load_rules
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_body import read_body, request_of
@@ -71,8 +73,8 @@ def test_profile_without_counters_is_refused(text: str, kind: str) -> None:
 
 def test_given_metrics_take_precedence_and_unknown_counters_are_counted() -> None:
     name = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
-    asked = RetrieveRequest(profile=NCU, metrics={"other": 1.0})
-    request, read = with_known_counters(asked)
+    requested = RetrieveRequest(profile=NCU, metrics={"other": 1.0})
+    request, read = with_known_counters(requested)
     assert request.metrics == {name: 20.5, "other": 1.0} and request.profile is None
     assert read is not None
     assert (read.kind, read.kernel, read.metrics, read.unread) == ("ncu", "k", {name: 20.5}, 1)
@@ -117,3 +119,18 @@ def test_profile_of_an_unknown_tool_is_read_as_a_log() -> None:
     assert read is not None and read.kind == "text" and "no profiler" in read.notes[0]
     with pytest.raises(InvalidRequest):
         with_known_counters(RetrieveRequest(profile="1 2 3\n4 5 6"))
+
+
+def test_a_processors_profile_is_diagnosed_without_a_chip() -> None:
+    text = """ Performance counter stats for './kernel':
+        26,112,334,901      cycles
+        12,331,009,221      instructions
+         1,902,331,110      LLC-loads
+         1,371,009,331      LLC-load-misses           #   72.07% of all LL-cache accesses
+    """
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    rules = load_rules()
+    reported = load_metrics().normalise(request.metrics or {})
+    applying = rules.for_hardware(frozenset(), reported.collectors)
+    assert rules.for_hardware(frozenset({"x86-64"}), reported.collectors) == applying
+    assert {"cpu-bandwidth", "cpu-low-ipc"} <= {rule.id for rule in applying}

@@ -1,4 +1,4 @@
-"""Several searches of one command, of which some end before anything was measured."""
+"""Several searches of one command, some of which end before any measurement."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.catalogs import builtin_data_dir
 REASON = "work on a node failed: the process ended"
 
 
-def test_a_search_that_failed_before_its_reference_says_why(tmp_path: Path) -> None:
-    """It ended the whole command, with the answers of all others, in an IndexError."""
+def test_search_that_fails_before_its_reference_has_reason(tmp_path: Path) -> None:
+    """It used to end the whole command, with the answers of all others, in an IndexError."""
     base = KnowledgeBase(Settings(data_dir=builtin_data_dir(tmp_path / "data")))
     problem = load_problem(Path("softmax"))
     sha, path = problem.sha256, problem.path

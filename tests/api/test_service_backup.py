@@ -1,5 +1,6 @@
-"""`kernlore backup` beside a service that reads uploads, and a second service on what `kernlore
-restore` made of it: the same answers, and the work that waited goes on."""
+"""`kernlore backup` during uploads to a service, and a second service on the result of `kernlore
+restore`: equal answers, and waiting jobs continue.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ REQUESTS: tuple[Mapping[str, Any], ...] = (
     {"task": "write", "hardware": "h100", "op": "matmul", "language": "cuda"},
 )
 WORDS = ("quokka", "wombat", "numbat", "bilby", "dunnart", "potoroo", "bettong", "quoll")
-UPLOADS = 8  # before the backup; they go on until it is made
-# Of what is asked for over HTTP, what reading other documents cannot change.
+UPLOADS = 8  # before the backup; they continue until it is finished
+# The requests over HTTP that reading other documents does not affect.
 PATHS = (
     "/hardware/h100/facts",
     "/skills",
@@ -59,9 +60,9 @@ TABLES = ("facts", "moves", "skills", "skill_events", "evidence", "runs", "nodes
 
 @dataclass(frozen=True)
 class Taken:
-    """A backup, a directory restored from it, and what the service said. `accepted` are the uploads
-    that it had answered before the backup began. `answers` are those of the service when it had
-    read them, without the documents that are not in the backup; `passages` are of all it had read.
+    """A backup, the directory restored from it, and the answers of the service. `accepted` are the
+    uploads answered before the backup began. `answers` are those of the service when it had read
+    them, without the documents that are not in the backup; `passages` are of all documents.
     """
 
     source: Path
@@ -81,17 +82,17 @@ class Taken:
 
 
 def answers_of(url: str, run: str, skill: str) -> tuple[Any, ...]:
-    """What is answered to all requests, without what names the single answer."""
+    """The answers to all requests, without ids of single answers."""
     with httpx.Client(base_url=url, timeout=60) as http:
-        asked = [http.post("/retrieve", json=dict(request)) for request in REQUESTS]
-        asked += [http.get(path.format(run=run, skill=skill)) for path in PATHS]
-        assert [answer.status_code for answer in asked] == [200] * len(asked)
-        bodies = [answer.json() for answer in asked]
+        requested = [http.post("/retrieve", json=dict(request)) for request in REQUESTS]
+        requested += [http.get(path.format(run=run, skill=skill)) for path in PATHS]
+        assert [answer.status_code for answer in requested] == [200] * len(requested)
+        bodies = [answer.json() for answer in requested]
     return tuple({k: v for k, v in body.items() if k != "retrieval_id"} for body in bodies)
 
 
 def uploads(url: str, accepted: list[str], stop: threading.Event) -> None:
-    """Send manuals of another chip, faster than they are read, until it is told to stop."""
+    """Send manuals of another chip, faster than they are read, until stopped."""
     with httpx.Client(base_url=url, timeout=60) as http:
         for number in itertools.count():
             if stop.is_set():
@@ -111,7 +112,7 @@ def uploads(url: str, accepted: list[str], stop: threading.Event) -> None:
 
 
 def wait_until_read(http: httpx.Client, document_ids: Sequence[str]) -> dict[str, int]:
-    """The number of passages of each document, once its job has ended well."""
+    """The number of passages of each document, once its job is ready."""
     passages = {}
     for document_id in document_ids:
         while True:
@@ -155,9 +156,9 @@ def taken(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Taken:
         restored = kernlore("restore", file, "--json", data=folder / "restored" / "data")
         assert restored.code == 0, restored.err
         passages = wait_until_read(http, sent)
-        # How much a word counts depends on all documents, those of other chips too.
-        kept = {row[0] for row in rows_of(folder / "restored" / "data", "documents")}
-        for document_id in set(sent) - kept:
+        # Word weights depend on all documents, those of other chips too.
+        stored = {row[0] for row in rows_of(folder / "restored" / "data", "documents")}
+        for document_id in set(sent) - stored:
             assert http.delete(f"/documents/{document_id}").status_code == 200
         answers = answers_of(url, run, skill)
     place_models(folder / "restored" / "data", model_cache)
@@ -171,7 +172,7 @@ def rows_of(data: Path, table: str) -> list[Any]:
         return sorted(connection.execute(f"SELECT * FROM {table}").fetchall(), key=repr)
 
 
-def test_it_was_taken_while_uploads_waited(taken: Taken) -> None:
+def test_backup_is_made_while_uploads_wait(taken: Taken) -> None:
     jobs = taken.manifest["jobs"]
     assert jobs.get("queued", 0) + jobs.get("running", 0) > 0, jobs
     assert taken.restored["queued_again"] == jobs.get("running", 0)
@@ -182,7 +183,7 @@ def test_it_was_taken_while_uploads_waited(taken: Taken) -> None:
     assert taken.manifest["file_bytes"] == taken.file.stat().st_size
 
 
-def test_runs_evaluations_skills_and_facts_are_in_it(taken: Taken) -> None:
+def test_backup_has_runs_evaluations_skills_and_facts(taken: Taken) -> None:
     source, data = taken.source, taken.data
     for table in TABLES:
         assert rows_of(data, table) == rows_of(source, table), table
@@ -196,8 +197,8 @@ def test_runs_evaluations_skills_and_facts_are_in_it(taken: Taken) -> None:
             assert (data / path.relative_to(source)).read_bytes() == path.read_bytes()
 
 
-def test_no_document_is_half_in_it(taken: Taken) -> None:
-    """Of each, either all passages with their words and vectors, or a job that waits."""
+def test_no_document_is_partially_in_backup(taken: Taken) -> None:
+    """Each has either all passages with words and vectors, or a waiting job."""
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
         states = connection.execute("SELECT subject_id, state FROM work").fetchall()
         unread = "SELECT count(*) FROM passages WHERE active AND document_id = ?"
@@ -220,18 +221,20 @@ def restored_url(taken: Taken) -> Iterator[str]:
         yield url
 
 
-def test_a_service_on_it_gives_the_same_answers(taken: Taken, restored_url: str) -> None:
-    """To the byte, when it has read what waited."""
+def test_restored_service_gives_equal_answers(taken: Taken, restored_url: str) -> None:
+    """Byte for byte, after it has read the waiting documents."""
     again = answers_of(restored_url, taken.run, taken.skill)
     requests = (*map(json.dumps, REQUESTS), *PATHS)
     for request, before, now in zip(requests, taken.answers, again, strict=True):
         assert now == before, request
-    asked = taken.answers[: len(REQUESTS)]
-    assert all(answer["excerpts"] and answer["context"] for answer in asked)
-    assert any(answer["moves"] for answer in asked) and any(answer["skills"] for answer in asked)
+    requested = taken.answers[: len(REQUESTS)]
+    assert all(answer["excerpts"] and answer["context"] for answer in requested)
+    assert any(answer["moves"] for answer in requested) and any(
+        answer["skills"] for answer in requested
+    )
 
 
-def test_what_waited_is_read_by_it(taken: Taken, restored_url: str) -> None:
+def test_waiting_documents_are_read_after_restore(taken: Taken, restored_url: str) -> None:
     with httpx.Client(base_url=restored_url, timeout=60) as http:
         passages = wait_until_read(http, taken.accepted)
         assert passages == {name: taken.passages[name] for name in taken.accepted}
@@ -240,7 +243,7 @@ def test_what_waited_is_read_by_it(taken: Taken, restored_url: str) -> None:
     assert any(e["document"]["id"] in taken.accepted for e in found["excerpts"])
 
 
-def test_a_backup_is_checked_without_restoring(taken: Taken, tmp_path: Path) -> None:
+def test_backup_is_verified_without_restoring(taken: Taken, tmp_path: Path) -> None:
     whole = kernlore("backup", "--verify", taken.file)
     assert (whole.code, whole.err) == (0, "")
     shown = dict(line.split("  ", 1) for line in whole.out.splitlines())
@@ -252,7 +255,7 @@ def test_a_backup_is_checked_without_restoring(taken: Taken, tmp_path: Path) -> 
     assert (refused.code, refused.json["code"]) == (1, "store_error")
 
 
-def test_a_directory_with_a_store_is_refused(taken: Taken) -> None:
+def test_restore_into_directory_with_store_is_refused(taken: Taken) -> None:
     before = rows_of(taken.data, "documents")
     ran = kernlore("restore", taken.file, "--json", data=taken.data)
     assert (ran.code, ran.json["code"]) == (2, "conflict")
@@ -260,21 +263,21 @@ def test_a_directory_with_a_store_is_refused(taken: Taken) -> None:
     assert rows_of(taken.data, "documents") == before
 
 
-def test_what_to_do_is_said_once(taken: Taken) -> None:
+def test_exactly_one_action_is_required(taken: Taken) -> None:
     for arguments in ((), ("-o", "x.tar", "--verify", taken.file)):
         ran = kernlore("backup", *arguments)
         assert (ran.code, "either" in ran.err) == (2, True)
 
 
-def test_a_lost_file_is_named_and_fails_the_command(taken: Taken, tmp_path: Path) -> None:
+def test_missing_file_fails_command(taken: Taken, tmp_path: Path) -> None:
     place = "json_extract(record, '$.proposal.bundle.blob')"
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
         (key,) = connection.execute(f"SELECT {place} FROM nodes WHERE {place} <> ''").fetchone()
     blob = taken.data / "blobs" / key[:2] / key
-    kept = blob.read_bytes()
+    stored = blob.read_bytes()
     blob.unlink()
     ran = kernlore("backup", "-o", tmp_path, "--json", data=taken.data)
-    blob.write_bytes(kept)
+    blob.write_bytes(stored)
     assert (ran.code, ran.json["damaged"]) == (1, [key])
     assert Path(ran.json["file"]).parent == tmp_path
     assert kernlore("backup", "--verify", ran.json["file"]).code == 1
