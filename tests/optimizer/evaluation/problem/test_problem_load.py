@@ -412,6 +412,19 @@ def test_length_and_flops_follow_from_operators(write: Write) -> None:
     assert case.signature.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
 
 
+@pytest.mark.parametrize("call", ["torch.cumsum(x, -1)", "x.cumsum(dim=1) + 1", "x.t().cumsum(0)"])
+def test_scan_has_as_many_terms_as_it_is_long(write: Write, call: str) -> None:
+    path = write(f"""
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return {call}
+        def get_inputs():
+            return [torch.randn(9, 70)]
+    """)
+    assert OpenCase(load_problem(path), Case("declared")).reduction_length() == 70
+
+
 def test_unknown_name_has_nearest() -> None:
     with pytest.raises(NotFound) as refused:
         load_problem(Path("softmx"))
