@@ -122,8 +122,8 @@ def list_facts(
     decided: int = 0,
     status: str = "",
 ) -> HTMLResponse:
-    """Facts with their sources, to filter, to sort and to decide about. By default those in use;
-    while there are none, the proposed ones.
+    """Facts with their sources, to filter, to sort and to decide about. By default those in use, or
+    the proposed ones if there are none.
     """
     if facts is None:
         in_use = hardware.list_facts(services, hardware_id).facts
@@ -166,6 +166,7 @@ def _facts_page(
         chip=chip,
         chosen=chosen,
         facts=listed,
+        probes=hardware.show_probes(services, chip.id),
         shown=paged(rows, number),
         given={"facts": chosen, "q": q, "sort": sort},
         done=done,
@@ -209,7 +210,7 @@ def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLRe
 
 @form_route(router, "/{hardware_id}/lexicon", hardware.correct_term)
 def correct_term(hardware_id: str, request: Request, services: Parts, form: SentForm) -> Response:
-    """Store what a term means on the chip."""
+    """Store the meaning of a term on the chip."""
     term, concept = form.text("term"), form.text("concept")
     hardware.correct_term(services, hardware_id, term, None if concept == "as read" else concept)
     return see_other(request, f"/hardware/{hardware_id}/coverage#lexicon")

@@ -328,7 +328,7 @@ MAX_TEXT = 60_000  # characters that are rendered; a longer text is shown as it 
 # Names of lexers for the languages of kernels, where they differ.
 LEXERS = {"triton": "python", "torch": "python", "hip": "cuda", "gluon": "python", "cute": "python"}
 _MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*|(?<![\w*])[*_](\S[^*_]*\S|\S)[*_](?![\w*])")
-_HEADING_LEVELS = 3  # by which headings of a text are below those of the page
+_HEADING_LEVELS = 3  # levels that headings of a text are moved down below those of the page
 
 
 def markdown(text: str) -> Markup:

@@ -69,11 +69,18 @@ def seed(data_dir: Path, skills: int, runs: int) -> None:
             ran = connection.execute(sa.select(sa.func.count()).select_from(t.runs)).scalar_one()
     if not ran:
         with service_at(None, data_dir) as service:
+            wait_until_ready(service)
             run = service.call("POST", "/runs", json=RUN)["id"]
             while service.call("GET", f"/runs/{run}")["state"] in ("starting", "running"):
                 time.sleep(1)
     with closing(open_services(read_settings(data_dir=data_dir))) as services:
         copy_rows(services, t.runs, {"run_id": t.nodes}, runs)
+
+
+def wait_until_ready(service: Service) -> None:
+    """Wait until the built-in knowledge is loaded and everything has its vector."""
+    while not service.call("GET", "/readyz")["ready"]:
+        time.sleep(1)
 
 
 def pages_of(service: Service) -> list[str]:
@@ -134,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     seed(given.data_dir, given.skills, given.runs)
     with service_at(None, given.data_dir) as service:
-        url = str(service.http.url)
+        wait_until_ready(service)
+        url = service.http.url
         rows, shared = measure(service, url, given.repeats), shared_bytes(url)
     cells = [
         (path, f"{first:.0f}", f"{median:.0f}", f"{size / 1_000:.0f}")

@@ -18,8 +18,8 @@ __all__ = ["Format", "detect", "parse"]
 
 
 def parse(data: bytes, name: str, limits: DocumentLimits | None = None) -> ParsedDocument:
-    """Read one file. Its name counts only if the bytes do not tell the format. Raises ParseFailed
-    for a file that becomes more than `limits`, before or while it is read where that can be told.
+    """Read one file. Its name counts only if the bytes do not determine the format. Raises
+    ParseFailed for a file that becomes more than `limits`, before or during reading where possible.
     """
     limits = limits or DocumentLimits()
     limits.check_archive(data)

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ingestion.elements import Element, ParsedDocument, make_table, table_element
+from ingestion.elements import Element, ParsedDocument, make_table, not_included, table_element
 from ingestion.formats.html import names, parse_fragment
 
 MAX_DEPTH = 24  # of blocks in blocks
@@ -48,7 +48,7 @@ _UNNUMBERED = names(
     "preface colophon abstract dedication acknowledgments bibliography glossary index partintro"
 )
 _DROPPED = names("toc bibliography indexterm indexterm2")
-# Columns, rows, `+` or `*`, and the style of a cell stand before its mark.
+# Columns, rows, `+` or `*`, and the style of a cell precede its mark.
 _CELL = re.compile(
     r"(?:^|(?<=\s))(?:(\d{1,3})?(?:\.(\d{1,3}))?([+*]))?(?:[<^>]?(?:\.[<^>])?)([aehlmsv])?$"
 )
@@ -268,8 +268,7 @@ class _AsciiDoc:
     def _macro(self, macro: re.Match[str], block: _BlockHead) -> Iterator[Element]:
         name, target, inside = macro[1], self._inline.references(macro[2]), macro[3]
         if name == "include":
-            reason = "was not read: it is not a file of this upload"
-            self.warnings.append(f"include::{target}[] {reason}")
+            self.warnings.append(not_included(f"include::{target}[]"))
         elif name in ("image", "video", "audio"):
             alternative = re.split(r",\s*(?:[\w-]+=|\d)", inside)[0].strip('" ')
             shown = block.title or self._inline.text(alternative)
@@ -299,7 +298,7 @@ class _AsciiDoc:
     def _list(
         self, lines: Sequence[str], at: int, block: _BlockHead
     ) -> tuple[Iterable[Element], int]:
-        """The items of a list up to a block that is none: code and tables of an item follow."""
+        """The items of a list up to a block of another kind: code and tables of an item follow."""
         elements, start = _words(block.title), at
         run: list[str] = []
         marks: list[str] = []  # of the item and those around it

@@ -1,5 +1,5 @@
-"""Whole kernels in a context: the choice by what the operator is, the language and the chip, and
-the part of a kernel that is worth most where the whole does not fit.
+"""Whole kernels in a context: the choice by operator, language and chip, and the most useful part
+of a kernel that does not fit.
 
 Kernels are the samples of documents, those that runs have found right, and the recipes of skills
 with the defaults of their parameters.
@@ -28,13 +28,13 @@ from retrieval.operators import FLOAT, OperatorTraits, load_operators, plain_wor
 from retrieval.snapshot.snapshot import Snapshot
 
 MOST_KERNELS = 3  # of the operator in a context
-MOST_KIN = 2  # kernels of related operators, where none of the operator itself exists
+MOST_KIN = 2  # kernels of related operators, if none of the operator itself exists
 LEAST_KIN = 0.25  # relation below which a kernel does not help
-LEAST_CUT = 240  # tokens of a part of a kernel, of which most is its text
+LEAST_CUT = 240  # tokens of a part of a kernel, mostly its text
 USABLE_STATES = ("active",)  # of skills with recipes
 # How much a kernel for the chip's family, its vendor, any chip or another family counts.
 OWN, PER_STEP, ANY_CHIP, OTHER_FAMILY = 1.0, 0.04, 0.8, 0.7
-# By what was checked; "slower" is a recipe that harms in measured trials.
+# By the check; "slower" is a recipe that harms in measured trials.
 STATUS = {
     "right": 1.0,
     "runs": 0.97,
@@ -53,7 +53,7 @@ _CHECKED = "Checked: "
 
 @dataclass(frozen=True)
 class WholeKernel:
-    """A kernel that a context may show. `evidence` says what was checked, `fetch` how to get the
+    """A kernel that a context may show. `evidence` describes the check, `fetch` how to get the
     whole text, `source` is the citation. `hardware` is empty for any chip; `note` is "" unless the
     kernel was written for another family.
     """
@@ -77,7 +77,7 @@ class WholeKernel:
 @dataclass(frozen=True)
 class KernelRequest:
     """What kernels are chosen for. `facts` are keys of the chip's facts; `run` is the calling run,
-    whose own kernels are left out.
+    whose own kernels are left out; `weight` is that of a section or a skill for the caller's tools.
     """
 
     traits: OperatorTraits
@@ -86,6 +86,7 @@ class KernelRequest:
     facts: Collection[str]
     access: AccessScope
     run: str | None = None
+    weight: Callable[[str | None, str], float] = lambda section, skill: 1.0
 
     @property
     def kind(self) -> str:
@@ -163,7 +164,8 @@ def score_of(kernel: WholeKernel, wanted: KernelRequest) -> float:
     chip = _closeness(kernel.hardware, wanted.lineage) if not kernel.note else OTHER_FAMILY
     verified = OF_A_RUN if kernel.run_id and chip == OWN else 1.0
     alike = _alike(kernel.traits.operands, wanted.traits.operands)
-    return relation * chip * alike * STATUS.get(kernel.status, 0.0) * verified
+    fit = wanted.weight(kernel.section, kernel.id)
+    return relation * chip * alike * STATUS.get(kernel.status, 0.0) * verified * fit
 
 
 def _closeness(hardware: Sequence[str], lineage: Sequence[str]) -> float:
@@ -325,7 +327,7 @@ def _constant(name: str, path: str, python: bool) -> str:
 @dataclass
 class KernelOffer:
     """Offers kernels to a context in the order of `kernels`, without those that nearly repeat one
-    before; `shown` are the kernels offered, whose names a context explains. `missing` says that
+    before; `shown` are the kernels offered, whose names a context explains. `missing` states that
     none computes the operator itself, or is "".
     """
 
@@ -433,7 +435,7 @@ _NO_NAME = re.compile(
 _LAUNCH = re.compile(r"<<<|cudaLaunchKernel|hipLaunchKernel|\]\(\s*$|\)\]\(|torch\.empty")
 HASH_COMMENTS = frozenset({"python", "triton", "cute", "nki", "pallas", "flydsl", "torch"})
 _WORD = re.compile(r"\w+")
-REMARK = 10  # tokens of a remark about what is left out
+REMARK = 10  # tokens of a remark about omissions
 FRAME = 8  # lines of a function that are shown before and after its main loop at least
 
 
@@ -448,7 +450,7 @@ class CodePart:
 
 @dataclass(frozen=True)
 class CutCode:
-    """A part of a source. `without` names what was left out; `main` says whether every kernel
+    """A part of a source. `without` names the omitted parts; `main` tells whether every kernel
     entry and every function with a main loop is whole.
     """
 
@@ -582,7 +584,7 @@ def _loop_worth(text: str) -> int:
 
 
 def _loop_of(text: str, mark: str, room: int) -> str:
-    """The head of a function and its longest loop with what surrounds it, as far as it fits."""
+    """The head of a function and its longest loop with its surroundings within the budget."""
     lines = text.splitlines()
     head = next((n for n, line in enumerate(lines) if line.rstrip().endswith(("{", ":"))), 0) + 1
     first, last = _longest_loop(lines, head)

@@ -83,8 +83,8 @@ TILES = frozenset(("tile_m", "tile_n", "tile_k", "block", "threads", "warps", "v
 
 
 def shrunk(move: Move, factor: float) -> Move:
-    """The move with the least factor by which its parameter must shrink for a resource that is
-    exceeded `factor` times; unchanged if it shrinks nothing, or to a given value.
+    """The move with the least shrink factor of its parameter for a resource exceeded `factor`
+    times; unchanged if it shrinks nothing, or to a given value.
     """
     role, known = move.change.get("role"), {"to", "factor"} & move.change.keys()
     if move.change.get("direction") != "decrease" or role not in {*TILES, "stages"} or known:
@@ -105,8 +105,8 @@ def _mends(
 def _own_if_any(
     decided: list[tuple[tuple[Any, ...], Move]], general: int
 ) -> list[tuple[tuple[Any, ...], Move]]:
-    """The moves of the chip and its families, or all moves if there are none. `general` is the
-    nearness, third in a key, of moves that are about no chip.
+    """The moves of the chip and its families, or else all moves. `general` is the nearness, third
+    in a key, of moves that are about no chip.
     """
     own = [pair for pair in decided if pair[0][2] < general]
     return own or decided

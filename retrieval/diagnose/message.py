@@ -1,13 +1,13 @@
-"""What the message of an error itself says: what to do, and which amount exceeds which limit.
+"""Advice in an error message itself, and the amount that exceeds a limit.
 
 A message is a known line of a log with its continuation: wrapped text, list items, and lines
 labelled `note:`, `help:` or `hint:`. Other messages of the log are not read. Of its sentences the
 first that names an action is the advice, else the first that states a condition ("must be a
-multiple of 16"). Sentences on debugging, reporting and documentation are no advice.
+multiple of 16"). Sentences on debugging, reporting and documentation do not count.
 
-Two amounts stand around a comparison ("41492 exceeds 32768", "1025 must be <= 1024") or behind
-words for what is needed and for what there is ("requested: 2048, allowed: 1024"). The words near
-them tell which resource it is; the table `resources` of signatures.toml has these words.
+Two amounts surround a comparison ("41492 exceeds 32768", "1025 must be <= 1024") or after words
+for the required and the available amount ("requested: 2048, allowed: 1024"). The words near them
+tell which resource it is; the table `resources` of signatures.toml has these words.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _FORBIDDEN = re.compile(r"\b(?:cannot|can ?not|must not|may not|should not) exce
 
 @lru_cache(maxsize=1)
 def _cues() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Words that stand for what is needed and for what there is, each with an amount beside it."""
+    """Words for the required and the available amount, each with an adjacent number."""
     needed, there = ("|".join(message_words()[name]) for name in ("needed", "there"))
     behind = rf"(?={_NUMBER} ?{_UNIT}? "
     return (
