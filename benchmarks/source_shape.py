@@ -1,12 +1,12 @@
-"""The shape of the source: sizes, repeated class names, and what four journeys pass through.
+"""The shape of the source: sizes, repeated class names, and the files of four journeys.
 
     python -m benchmarks.source_shape [--journeys] [--rooms] [--output FILE]
 
 The journeys are commands, carried out in this process over an empty data directory, with every
-function call of the product recorded: what imports execute and what child processes do (parsers,
-runners) is not. A call is *across files* if its caller is in another file; a *climb* is a pair of
-files of which the first calls one in a room above its own (kb < ingestion, retrieval < optimizer <
-skills < api), as a callback does.
+function call of the product recorded: code that imports execute and child processes (parsers,
+runners) are not. A call is *across files* if its caller is in another file; a *climb* is a pair of
+files where the first calls the second in a room above its own (kb < ingestion, retrieval <
+optimizer < skills < api), as a callback does.
 """
 
 from __future__ import annotations

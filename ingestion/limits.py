@@ -1,5 +1,5 @@
 """Limits on the content of one document: not on the size of its file, which is another limit, but
-on what the file becomes. A small archive may hold gigabytes of text, and a few bytes of a table may
+on its parsed content. A small archive may hold gigabytes of text, and a few bytes of a table may
 state a million cells.
 
 Each error is a ParseFailed that names the limit and the setting that raises it. Knows no format.
@@ -56,7 +56,7 @@ class DocumentLimits:
 
     def check_archive(self, data: bytes) -> None:
         """Refuse a zip archive (DOCX, XLSX, PPTX, EPUB, ODT) that unpacks to more bytes. The
-        members are unpacked, because the sizes in the archive may be wrong; nothing is kept.
+        members are unpacked, because the sizes in the archive may be wrong, but not stored.
         """
         if not data.startswith(b"PK\x03\x04"):
             return

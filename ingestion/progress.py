@@ -151,12 +151,15 @@ def list_jobs(
         str, Doc("Only jobs of documents about this hardware (id, name or alias).")
     ] = "",
     group: Annotated[str, Doc("Only jobs of this group, which an upload names or is given.")] = "",
+    origin: Annotated[
+        Literal["builtin", "upload"] | None, Doc("Only jobs of documents of this origin.")
+    ] = None,
     ended_since: Annotated[str, Doc("Only jobs with this `finished_at` or a later one.")] = "",
     limit: Annotated[int, Doc("Jobs to return."), Ge(1), Le(MAX_LIMIT)] = 100,
     cursor: Annotated[str, Doc("`cursor` of the page before.")] = "",
 ) -> JobPage:
-    """`counts` are of all jobs of the hardware and group, independent of the other filters: one
-    request shows the progress of an upload. `cursor` asks for the next page, and is null on the
+    """`counts` are of all jobs of the hardware, group and origin, independent of the other filters:
+    one request shows the progress of an upload. `cursor` asks for the next page, and is null on the
     last.
     """
     if not 1 <= limit <= MAX_LIMIT:
@@ -165,6 +168,9 @@ def list_jobs(
         if name not in STATES:
             raise InvalidRequest(f"unknown state {name!r}", hint=f"Use {', '.join(STATES)}.")
     about = _about(parts, hardware, group)
+    if origin:
+        of_origin = sa.select(t.documents.c.id).where(t.documents.c.origin == origin)
+        about.append(t.work.c.subject_id.in_(of_origin))
     chosen = sa.select(*COLUMNS).where(*about)
     if state:
         chosen = chosen.where(t.work.c.state.in_(state))

@@ -51,7 +51,7 @@ enum {
 #endif
 """
 )
-# The declarations of the header alone, for text that stands without it.
+# The declarations of the header alone, for text without it.
 DECLARATIONS = f"""\
 #include <stdint.h>
 {STRUCTURES}#define KERNLORE_EXPORT extern "C"

@@ -121,7 +121,7 @@ def span(
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
     """Call `watcher` with the name and attributes of each span that this thread begins in the
-    block, also where no span is exported.
+    block, also if no span is exported.
     """
     token = _watcher.set(watcher)
     try:

@@ -93,7 +93,7 @@ class MissingFact:
 
 @dataclass(frozen=True)
 class MissingTopic:
-    """A topic to upload next. `upload` says which part of the chip's documentation to look for,
+    """A topic to upload next. `upload` names the part of the chip's documentation to look for,
     `signals` lists the signals that it would serve, `weight` is the total need of these.
     """
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from retrieval.knowledge_base import KnowledgeBase
 
 BUDGET = 24_000
-CHIPS = "accelerator"  # kind of hardware in the table; families and vendors are none
+CHIPS = "accelerator"  # kind of hardware in the table; without families and vendors
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,7 @@ def _used(
 
 
 def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, str | float]:
-    """The situation of a request in canonical terms, by which a skill's scope can be narrowed."""
+    """The situation of a request in canonical terms, used to narrow a skill's scope."""
     op, dtype = request.get("op"), request.get("dtype")
     situation: dict[str, Any] = {
         **(request.get("problem") or {}),

@@ -89,7 +89,7 @@ class Layout:
     facts: tuple[str, ...] = ()
 
     def with_tasks(self, *overrides: Mapping[str, TaskLayout]) -> Layout:
-        """The layout with the tasks in `overrides`, of which the last one decides."""
+        """The layout with the tasks in `overrides`; the last one takes precedence."""
         tasks = dict(self.tasks)
         for override in overrides:
             tasks |= override

@@ -142,7 +142,7 @@ class OperatorKinds:
     def _refined(
         self, base: list[str], text: str, operands: str, sizes: Mapping[str, Value | None]
     ) -> list[str]:
-        """The kinds, each replaced by a kind that refines it, where there is a sign of that."""
+        """The kinds, each replaced by a refining kind if an indication is found."""
         chosen = base
         for kind in self.kinds.values():
             applies = kind.id not in chosen and not kind.refines.isdisjoint(chosen)

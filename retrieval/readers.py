@@ -1,5 +1,5 @@
-"""Readers of contexts: classes of language models, what a class knows by itself, and what contexts
-were measured to gain. All three are data: `readers.toml`, `common.json` and `uplift.toml`.
+"""Readers of contexts: classes of language models, what each class knows without a context, and the
+measured gains of contexts. All three are data: `readers.toml`, `common.json` and `uplift.toml`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def reader_of(model: str) -> str | None:
     return next((reader for pattern, reader in _models() if fnmatchcase(name, pattern)), None)
 
 
-# -- what a class of readers knows
+# -- knowledge of a class of readers
 
 
 @dataclass(frozen=True)
 class CommonMark:
     """A statement of a section that a model made without being shown it. Without `statement`, the
-    whole section. `date` is ISO 8601; `question` is what the model was asked.
+    whole section. `date` is ISO 8601; `question` is the text sent to the model.
     """
 
     document: str

@@ -69,7 +69,7 @@ class Retriever:
     @stage("other", span="retrieve")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """Answer a request and log it. Equal requests on an equal catalog give an equal `context`.
-        If a required vector index is unavailable, the search is lexical and a hint says so. Raises
+        If a required vector index is unavailable, the search is lexical, with a hint. Raises
         InvalidRequest, UnknownHardware and UnknownSignal.
         """
         started = time.perf_counter()

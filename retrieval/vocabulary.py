@@ -23,8 +23,8 @@ MOST_BY_MEANING = 500  # cards compared with a query by meaning, at 6 ms each th
 
 @dataclass(frozen=True)
 class Symbols:
-    """Cards, those that a query means best first. `nearest` are names like the query, of any
-    language, where no card fits it.
+    """Cards, those that a query means best first. `nearest` are similar names of any language if no
+    card fits.
     """
 
     symbols: list[Symbol]
@@ -68,8 +68,8 @@ class Samples:
 
 
 def list_lexicon(base: KnowledgeBase, hardware_id: str) -> Lexicon:
-    """What the manuals of a chip call memory levels, units, queues and other concepts, with the
-    sentence that says so. Answers to signals use these terms.
+    """Names in the manuals of a chip for memory levels, units, queues and other concepts, with the
+    defining sentence. Answers to signals use these terms.
     """
     spec = base.registry.get(hardware_id)
     concepts = {c.id: c.meaning for c in load_ontology().concepts.values()}

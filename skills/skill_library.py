@@ -156,8 +156,8 @@ class AlikeSkill:
 
 @dataclass(frozen=True)
 class SkillSummary:
-    """A skill as lists show it. `effect` is what it does as far as it was measured, by Kernlore or
-    here, and `effect_text` the same in words; `evidence` is one line about the measurements of this
+    """A skill as lists show it. `effect` is its effect measured by Kernlore or here, and
+    `effect_text` the same in words; `evidence` is one line about the measurements of this
     installation, or "not measured here"."""
 
     name: str

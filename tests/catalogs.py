@@ -1,5 +1,5 @@
-"""Data directories whose catalog needs no migration: a copy of one that was migrated once. And
-where what they have is, for a process of its own.
+"""Data directories whose catalog needs no migration, because they are copies of a migrated one; and
+the environment with which another process finds their stores.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from tests import postgresql, store_servers
 
 
 def environment_of(data_dir: Path) -> dict[str, str]:
-    """What a process of its own needs, to have a data directory's catalog, files and index."""
+    """The environment with which another process uses a data directory's catalog, files and
+    index.
+    """
     return postgresql.environment_of(data_dir) | store_servers.environment_of(data_dir)
 
 
 @cache
 def _template() -> tempfile.TemporaryDirectory[str]:
-    """An empty catalog at the newest revision, made once a process and removed at its end."""
+    """An empty catalog at the newest revision, made once per process and removed at its end."""
     folder = tempfile.TemporaryDirectory(prefix="kernlore-catalog-")
     open_catalog(Path(folder.name)).close()
     return folder
 
 
 def fresh_data_dir(folder: Path) -> Path:
-    """`folder`, created where needed, with an empty catalog at the newest revision.
-
-    A first start costs 0.3 s for its migrations, a copy 1 ms. A catalog that is there stays. Its
-    rights are those that a start gives it; a folder that is created here is open to others.
+    """`folder`, created if needed, with an empty catalog at the newest revision. Migrations take
+    0.3 s, a copy 1 ms. An existing catalog stays. Its permissions are those of a start; a folder
+    created here is open to others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     catalog = folder / "catalog.sqlite"
@@ -56,10 +57,9 @@ def _filled(fill: Callable[[Catalog], None]) -> tempfile.TemporaryDirectory[str]
 
 
 def filled_data_dir(folder: Path, fill: Callable[[Catalog], None]) -> Path:
-    """`folder`, created where needed, with a catalog as `fill` left one once in this process. One
-    that is there stays, and on a server it is empty.
-
-    To register eight chips costs 30 ms, a copy 1 ms; hundreds of tests begin with it.
+    """`folder`, created if needed, with a catalog as `fill` made it once in this process. An
+    existing one stays; on a server it is empty. Registering eight chips takes 30 ms, a copy 1 ms;
+    hundreds of tests need it.
     """
     if not postgresql.EVERYWHERE and not (folder / "catalog.sqlite").exists():
         copy_data_dir(Path(_filled(fill).name), folder)
@@ -68,27 +68,27 @@ def filled_data_dir(folder: Path, fill: Callable[[Catalog], None]) -> Path:
 
 @cache
 def _builtin() -> tempfile.TemporaryDirectory[str]:
-    """What the first command makes of an empty data directory, made once a process."""
+    """An empty data directory after its first command, made once per process."""
     folder = tempfile.TemporaryDirectory(prefix="kernlore-builtin-")
     local = CommandTarget(read_settings(fresh_data_dir(Path(folder.name))))
     assert local.services.registry.all()
     local.close()
-    with suppress(FileNotFoundError):  # empty; files on a server have none beside the catalog
+    with suppress(FileNotFoundError):  # empty; files on a server have none next to the catalog
         (Path(folder.name) / "blobs").rmdir()
     return folder
 
 
 def builtin_data_dir(folder: Path) -> Path:
-    """`folder`, created where needed, with the built-in hardware and skills, without documents.
-
-    To read these costs 0.7 s, a copy some milliseconds.
+    """`folder`, created if needed, with the built-in hardware and skills, without documents.
+    Reading these takes 0.7 s, a copy some milliseconds.
     """
     return copy_data_dir(Path(_builtin().name), folder)
 
 
 def copy_data_dir(source: Path, target: Path) -> Path:
-    """A copy of a data directory that nobody writes to, with its catalog; `target`. A link to the
-    exported query model, which has 90 MB, stays one."""
+    """A copy of a data directory without writers, with its catalog; returns `target`. The link to
+    the exported query model, which has 90 MB, stays a link.
+    """
     shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
     if postgresql.EVERYWHERE:
         postgresql.server().copy_directory(source, target)

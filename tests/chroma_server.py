@@ -1,7 +1,6 @@
-"""A real Chroma server for the tests: what `chroma run` starts. One for a process, where each who
-asks has a database of its own. It keeps what was stored when it is killed.
-
-With KERNLORE_TEST_CHROMA=server every vector index is on it (`make test-stores`).
+"""A real Chroma server for the tests, started by `chroma run`. One per process, with a separate
+database for each user. Its data survives a kill. With KERNLORE_TEST_CHROMA=server every vector
+index is on it (`make test-stores`).
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from tests.one_server import LoopbackServer, OneServer, Unstartable
 from tests.ports import free_ports
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_CHROMA", "") == "server"
-# The program of `chroma`, without three seconds of imports before it.
+# The program of `chroma`, without three seconds of imports.
 _RUN = "import sys, chromadb_rust_bindings as chroma; chroma.cli(['chroma', *sys.argv[1:]])"
 
 
 class ChromaServer(LoopbackServer):
-    """Its `url` is that of its first database."""
+    """`url` is that of its first database."""
 
     name = "the Chroma server"
 
@@ -48,13 +47,13 @@ class ChromaServer(LoopbackServer):
             return False
 
     def database(self, base: str | None = None) -> str:
-        """A new database; its URL. `base` is that of a proxy before the server."""
+        """A new database; its URL. `base` is that of a proxy in front of the server."""
         name = f"t{uuid4().hex}"
         httpx.post(self._databases_route, json={"name": name}, timeout=10).raise_for_status()
         return f"{base or self.url}/?database={name}"
 
     def of_directory(self, data_dir: Path) -> str:
-        """The URL of the database of a data directory, which is made where there is none yet."""
+        """The URL of the database of a data directory, created if missing."""
         place = data_dir.absolute()
         if place not in self._databases:
             self._databases[place] = self.database()
@@ -65,7 +64,7 @@ class ChromaServer(LoopbackServer):
         return sorted(collection["name"] for collection in self._listed(url))
 
     def entries(self, url: str) -> int:
-        """How many entries the collections in a database of `database` have."""
+        """The number of entries of the collections in a database of `database`."""
         route = self._route(url)
         counts = (
             httpx.get(f"{route}/{collection['id']}/count", timeout=10).raise_for_status().json()
@@ -85,7 +84,7 @@ class ChromaServer(LoopbackServer):
         return listed
 
     def _route(self, url: str) -> str:
-        """That of the collections in a database of `database`."""
+        """The route of the collections in a database of `database`."""
         return f"{self._databases_route}/{url.rpartition('=')[2]}/collections"
 
     @property

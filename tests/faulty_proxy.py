@@ -1,4 +1,4 @@
-"""A TCP proxy before a real server, which can be slow, silent, gone, or cut answers off."""
+"""A TCP proxy in front of a real server, which can be slow, silent, closed, or truncate answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 
 Mode = Literal["pass", "refuse", "silent", "cut"]
 _PIECE = 65_536
-CUT_BYTES = 4_000  # of an answer that get through in mode `cut`
+CUT_BYTES = 4_000  # bytes of an answer that are passed on in mode `cut`
 
 
 class FaultyProxy:
     """Listens on loopback from the start; `mode` and `delay_seconds` (before each piece of an
-    answer) count for connections that are open too.
+    answer) apply to open connections too.
     """
 
     def __init__(self, port: int) -> None:
@@ -30,11 +30,11 @@ class FaultyProxy:
 
     @property
     def url(self) -> str:
-        """Of what is behind it."""
+        """The URL of the server behind it."""
         return f"http://127.0.0.1:{self.port}"
 
     def set(self, mode: Mode) -> None:
-        """From now on; what is open is closed."""
+        """Change the mode; open connections are closed."""
         self.mode = mode
         for connection in list(self._open):
             self._end(connection)

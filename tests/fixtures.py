@@ -90,8 +90,8 @@ def register_hardware(catalog: Catalog) -> None:
 
 
 class Store:
-    """A data directory with everything that ingestion and search at store level need. A process of
-    its own is given its servers, where there are any: what `tests.catalogs.environment_of` answers.
+    """A data directory with everything that ingestion and search need at store level. A separate
+    process uses the same servers with the environment of `tests.catalogs.environment_of`.
     """
 
     access = ALL_ACCESS
@@ -143,13 +143,13 @@ class Store:
         stores = (self.catalog, self.blobs, self.jobs, self.registry)
         return Worker(WorkerParts(*stores, model, reader, shipped), lease, on_vectors)
 
-    def submit(self, name: str, text: str | bytes, **said: object) -> Submitted:
+    def submit(self, name: str, text: str | bytes, **message: object) -> Submitted:
         data = text.encode() if isinstance(text, str) else text
-        return self.uploads.submit(FileUpload(name, data, **said))  # type: ignore[arg-type]
+        return self.uploads.submit(FileUpload(name, data, **message))  # type: ignore[arg-type]
 
-    def ingest(self, name: str, text: str | bytes, **said: object) -> Submitted:
-        """Upload and work until nothing is queued."""
-        submitted = self.submit(name, text, **said)
+    def ingest(self, name: str, text: str | bytes, **message: object) -> Submitted:
+        """Upload and work until the queue is empty."""
+        submitted = self.submit(name, text, **message)
         self.worker().drain()
         return submitted
 
@@ -157,7 +157,7 @@ class Store:
         assert submitted.job_id is not None
         return self.jobs.get(submitted.job_id)
 
-    # -- asking
+    # -- search
 
     def scope(self, hardware: str | None) -> ScopeFilter:
         return ScopeFilter(self.registry.scopes(hardware) if hardware else None)
@@ -192,7 +192,7 @@ class Store:
         return [found[seq] for seq in hits if seq in found]
 
     def retriever(self, near: NearIndex | None = None) -> Retriever:
-        """To be closed."""
+        """A retriever; the caller closes it."""
         return Retriever(self.catalog, self.snapshots, self.embedder, lambda: near)
 
     def rows(self, table: str) -> int:
@@ -207,7 +207,7 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The catalogs that a test has on a server in its own folder go with it."""
+    """Remove the catalogs on a server of the data directories in the test's folder."""
     folder: Path | None = None
     if postgresql.EVERYWHERE and "tmp_path" in request.fixturenames:
         folder = request.getfixturevalue("tmp_path")
@@ -218,8 +218,8 @@ def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick_timing() -> Iterator[None]:
-    """Brief timing that has a figure on a busy machine too, for a module that needs one."""
-    from optimizer.evaluation import settings  # here: it imports torch
+    """Brief timing that gives a figure on a busy machine too, for a module that needs one."""
+    from optimizer.evaluation import settings  # here, because it imports torch
 
     quick = dataclasses.replace(settings.BRIEF, block_ms=1.0, max_pairs=4, quiet=1e6)
     with pytest.MonkeyPatch.context() as patch:
@@ -229,19 +229,19 @@ def quick_timing() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> postgresql.Server:
-    """A PostgreSQL server; a test that asks for it is skipped where none can be started."""
+    """A PostgreSQL server; the test is skipped if none can be started."""
     return postgresql.server_or_skip()
 
 
 @pytest.fixture(scope="session")
 def chroma_server() -> chroma_server_module.ChromaServer:
-    """A Chroma server; a test that asks for it is skipped where none can be started."""
+    """A Chroma server; the test is skipped if none can be started."""
     return chroma_server_module.server_or_skip()
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> seaweed.S3Server:
-    """An S3 server; a test that asks for it is skipped where none can be started."""
+    """An S3 server; the test is skipped if none can be started."""
     return seaweed.server_or_skip()
 
 
@@ -317,14 +317,14 @@ def module_store(
 
 @pytest.fixture(scope="session")
 def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the service at `service_url`; `data` in it is its data directory."""
+    """The folder of the service at `service_url`; its data directory is `data` in it."""
     return tmp_path_factory.mktemp("service")
 
 
 @pytest.fixture(scope="session")
 def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
-    """The real service on a free port with a data directory of its own, killed at the end. It has
-    all chips and some documents: reading and embedding the others would go on beside other tests.
+    """The real service on a free port with a separate data directory, killed at the end. It has all
+    chips and some documents: reading and embedding the others would disturb other tests.
     """
     with service_of(service_folder, SERVED_DOCUMENTS, model_cache) as url:
         yield url
@@ -332,9 +332,9 @@ def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
 
 @contextmanager
 def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> Iterator[str]:
-    """A real service with these built-in documents; everything that it has lies in `folder`."""
+    """A real service with these built-in documents; all its files are in `folder`."""
     knowledge = copy_knowledge(folder / "knowledge", documents)
-    place_models(fresh_data_dir(folder / "data"), model_cache)  # as a first start has it
+    place_models(fresh_data_dir(folder / "data"), model_cache)  # as after a first start
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -360,7 +360,7 @@ def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> I
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
-    """Until it answers from the built-in knowledge by words (`/readyz` is 503 before that)."""
+    """Wait until it answers from the built-in knowledge by words (`/readyz` is 503 before that)."""
     deadline = time.monotonic() + SERVICE_START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:

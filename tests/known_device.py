@@ -1,8 +1,7 @@
-"""Ceilings of this machine's processor for data directories in which they are not the subject.
-
-Measuring them takes ten seconds of all processors, and beside another test they are never trusted,
-so that every evaluation would measure them again. These are generous: no time that a machine can
-reach is impossible by them.
+"""Ceilings of this machine's processor for tests that are not about ceilings. Measuring takes ten
+seconds of all processors, and during another test the result is never trusted, so that every
+evaluation would measure again. These are generous: no time that a machine can reach contradicts
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.machine import usable_processors
 
 MIB = 1 << 20
-# GB/s at MiB: about four times what two cores of a server reach.
+# GB/s at MiB: about four times the rates of two cores of a server.
 RATES = ((1, 600.0), (32, 240.0), (256, 120.0))
 FLOPS = {"float32": 1.5e12, "float64": 0.7e12, "bfloat16": 9e12}
 
 
 def known_ceilings() -> Ceilings:
-    """Those of as many processors as a test may use."""
+    """Ceilings of as many processors as a test may use."""
     points = tuple(BandwidthPoint(size * MIB, rate * 1e9, 0.02, 20) for size, rate in RATES)
     identity = identify("cpu")
     return Ceilings(
@@ -44,6 +43,6 @@ def known_ceilings() -> Ceilings:
 
 
 def store_ceilings(data_dir: Path) -> Path:
-    """As if they had been measured there; the directory."""
+    """Store them as if measured; returns the directory."""
     DeviceStore(data_dir).save(identify("cpu"), known_ceilings())
     return data_dir

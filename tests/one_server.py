@@ -1,4 +1,4 @@
-"""A server that the tests of a process share: started by the first who asks, removed at the end."""
+"""A server shared by the tests of a process: started on first use, removed at the end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 
 class Unstartable(Exception):
-    """Why there is no server."""
+    """The reason why there is no server."""
 
 
 class Removable(Protocol):
     def remove(self) -> None:
-        """Stop it and remove all that it has."""
+        """Stop it and remove all its data."""
 
 
 S = TypeVar("S", bound=Removable)
@@ -46,7 +46,7 @@ class OneServer(Generic[S]):
         return self._server
 
     def get_or_skip(self) -> S:
-        """The server; where it cannot be started, the test is skipped."""
+        """The server; the test is skipped if it cannot be started."""
         try:
             return self.get()
         except Unstartable as reason:
@@ -59,8 +59,8 @@ class OneServer(Generic[S]):
 
 
 class LoopbackServer:
-    """A server process on 127.0.0.1, with its data in a new folder that outlives a kill. `name` is
-    that of the program in errors, `user` who runs it; None: this one.
+    """A server process on 127.0.0.1, with its data in a new folder that survives a kill. `name`: of
+    the program in errors; `user`: who runs it, None for this one.
     """
 
     name = ""
@@ -73,7 +73,7 @@ class LoopbackServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> Sequence[str | Path]:
-        """The command line that runs it."""
+        """The command line of the server."""
         raise NotImplementedError
 
     def answers(self) -> bool:
@@ -82,7 +82,7 @@ class LoopbackServer:
 
     @property
     def url(self) -> str:
-        """Of the server."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class LoopbackServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
+                start_new_session=True,  # the tests handle interrupts
             )
         deadline = time.monotonic() + self.start_seconds
         while not self.answers():
@@ -105,13 +105,13 @@ class LoopbackServer:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Kill it, as a crash would."""
+        """Kill it, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=self.start_seconds)
             self._process = None
 
     def remove(self) -> None:
-        """Stop it and remove all that it has."""
+        """Stop it and remove all its data."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A collector on loopback: takes spans by OTLP over HTTP, as OpenTelemetry's own protobuf."""
+"""A collector on loopback: receives spans by OTLP over HTTP, as OpenTelemetry's protobuf."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Received:
 
 
 class Collector:
-    """Spans in the order in which they came."""
+    """Spans in the order of their arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects _spans
@@ -40,7 +40,7 @@ class Collector:
         self.url = ""
 
     def take(self, body: bytes) -> None:
-        """The spans of a request."""
+        """Store the spans of a request."""
         request = ExportTraceServiceRequest.FromString(body)
         with self._lock:
             for of_resource in request.resource_spans:
@@ -49,12 +49,12 @@ class Collector:
                     self._spans += [_received(span, resource) for span in of_scope.spans]
 
     def all(self) -> list[Received]:
-        """What came so far."""
+        """All spans so far."""
         with self._lock:
             return list(self._spans)
 
     def until(self, done: Callable[[list[Received]], bool], seconds: float) -> list[Received]:
-        """What came, once there is enough of it."""
+        """The spans, once the condition holds."""
         deadline = time.monotonic() + seconds
         while not done(self.all()):
             assert time.monotonic() < deadline, sorted(span.name for span in self.all())
@@ -91,7 +91,7 @@ def _value(value: Any) -> Any:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector that listens."""
+    """A listening collector."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):

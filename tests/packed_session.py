@@ -1,5 +1,5 @@
-"""One search that was packed here and carried out where there is only torch, for all tests that
-look at what comes of it.
+"""One search packed here and executed where only torch is installed, shared by all tests of its
+results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.shared import once, read_builtin_knowledge, small_map_id
 
 @dataclass(frozen=True)
 class PackedSession:
-    """`home` is the data directory that packed it, `packed` the zip file, `results` what the other
-    machine wrote, `warnings` what packing printed. Copies: nobody changes the shared ones.
+    """`home` is the data directory that packed it, `packed` the zip file, `results` the files of
+    the other machine, `warnings` the output of packing. Copies, because tests may change them.
     """
 
     home: Path
@@ -40,7 +40,7 @@ def packed_session(factory: pytest.TempPathFactory, place: Path) -> PackedSessio
     made = once(factory, "packed-session", lambda folder: _carried_out(folder, read))
     here = shutil.ignore_patterns("home")
     shutil.copytree(made, place, dirs_exist_ok=True, symlinks=True, ignore=here)
-    copy_data_dir(made / "home", place / "home")  # with its catalog, wherever that is
+    copy_data_dir(made / "home", place / "home")  # with its catalog, also on a server
     warnings = (place / "warnings.txt").read_text(encoding="utf-8")
     return PackedSession(place / "home", place / "session.zip", place / "results", warnings)
 
@@ -48,9 +48,9 @@ def packed_session(factory: pytest.TempPathFactory, place: Path) -> PackedSessio
 def on_bare_machine(
     bare: Path, *arguments: str | Path, cwd: Path, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """In a process that sees torch and what torch requires, and the compilers of this machine."""
-    kept = ("PATH", "HOME", TIMING)
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    """In a process that sees only torch, its requirements, and the compilers of this machine."""
+    stored = ("PATH", "HOME", TIMING)
+    environment = {name: os.environ[name] for name in stored if name in os.environ}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     return subprocess.run(

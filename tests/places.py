@@ -1,4 +1,4 @@
-"""Where the tests are, and where they keep what stays between sessions."""
+"""Folders of the tests, and of data shared between sessions."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Found out before a worker gets a folder of its own for temporary files.
+# Determined before a worker gets a separate folder for temporary files.
 SHARED = Path(tempfile.gettempdir()) / f"kernlore-tests-{os.getuid()}"

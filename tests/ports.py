@@ -1,4 +1,4 @@
-"""Ports of loopback on which nothing listens."""
+"""Unused ports of loopback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from contextlib import ExitStack
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ones; whoever asked listens on them before others get them, as a rule."""
+    """This many different ports; the caller listens on them before other processes get them,
+    usually.
+    """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -1,6 +1,6 @@
-"""A real PostgreSQL server for the tests, started once a process, with a database for each catalog.
+"""A real PostgreSQL server for the tests, started once per process, with a database per catalog.
 
-Debian's packages `postgresql` or `postgresql-15` bring it; nothing has to run already. With
+Installed by Debian's packages `postgresql` or `postgresql-15`; no running server is needed. With
 KERNLORE_TEST_CATALOG=postgresql every catalog that a test opens is on it (`make test-postgres`).
 """
 
@@ -31,7 +31,7 @@ def _programs() -> Path:
     folders = [Path(found).parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for folder in folders:
-        # The real programs: what lies in PATH may be a link to them, or a script around them.
+        # The real programs: those in PATH may be links to them, or scripts around them.
         real = (folder / "initdb").resolve().parent
         if (real / "postgres").exists():
             return real
@@ -39,7 +39,7 @@ def _programs() -> Path:
 
 
 def _user() -> str | None:
-    """PostgreSQL refuses to run as root; who else it may run as."""
+    """The user that runs the server, because PostgreSQL refuses to run as root."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -52,7 +52,7 @@ def _user() -> str | None:
 
 
 class Server(LoopbackServer):
-    """A server on a socket in its folder. With `durable` it syncs as one in use does."""
+    """A server on a socket in its folder. With `durable` it syncs like a production server."""
 
     name, start_seconds = "PostgreSQL", 30.0
 
@@ -83,7 +83,7 @@ class Server(LoopbackServer):
         return f"postgresql+psycopg://{ROLE}@/{database}?host={self.folder}"
 
     def command(self) -> list[str | Path]:
-        # What is committed outlives `stop`; it need not outlive a crash of the machine.
+        # Committed data survives `stop`, but not necessarily a crash of the machine.
         off = () if self._durable else ("fsync=off", "full_page_writes=off")
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder}", *off)
         options = [part for setting in settings for part in ("-c", setting)]
@@ -99,21 +99,21 @@ class Server(LoopbackServer):
         return True
 
     def stop(self) -> None:
-        """Stop it at once, as a crash would."""
+        """Stop it at once, as in a crash."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(timeout=self.start_seconds)
             self._process = None
 
     def kill(self) -> None:
-        """SIGKILL for it and all of its processes, as when its machine loses power."""
+        """SIGKILL for all its processes, as in a power failure."""
         if self._process is not None:
             kill_tree(self._process.pid)
             self._process.wait(timeout=self.start_seconds)
             self._process = None
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """One statement outside any of the catalogs; its rows."""
+        """Execute one statement outside the catalogs; its rows."""
         import psycopg
 
         with psycopg.connect(
@@ -128,11 +128,11 @@ class Server(LoopbackServer):
         return self.url_of(name)
 
     def drop(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
+        """Remove a database and its connections."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def of_directory(self, data_dir: Path) -> str:
-        """The URL of the catalog of a data directory, which is made where there is none yet."""
+        """The URL of the catalog of a data directory, created if missing."""
         place = data_dir.absolute()
         if place not in self._databases:
             name = f"d{sha256(str(place).encode()).hexdigest()[:16]}"
@@ -142,8 +142,9 @@ class Server(LoopbackServer):
         return self.url_of(self._databases[place])
 
     def copy_directory(self, source: Path, target: Path) -> None:
-        """Give a directory the catalog of another, in place of its own if it has one. Whoever has
-        that of the other open connects again."""
+        """Give a directory the catalog of another, replacing its own. Open connections to the other
+        are closed.
+        """
         self.of_directory(source)
         self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -165,7 +166,7 @@ def _started() -> Server:
 
     running = Server()
     try:
-        # Words sort unlike their bytes here, as they do on most servers.
+        # Words sort unlike their bytes here, as on most servers.
         running.execute(
             f"CREATE DATABASE {TEMPLATE} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
         )
@@ -181,12 +182,12 @@ server, server_or_skip, stop = _one.get, _one.get_or_skip, _one.stop
 
 
 def environment_of(data_dir: Path) -> dict[str, str]:
-    """What a process of its own needs, to have the same catalog for a data directory."""
+    """The environment with which another process uses the same catalog for a data directory."""
     return {"KERNLORE_CATALOG": server().of_directory(data_dir)} if EVERYWHERE else {}
 
 
 def use_everywhere() -> None:
-    """Every catalog that this process or a child of it opens is on the server from now on."""
+    """Put every catalog that this process or a child opens on the server from now on."""
     from kb import workers
     from kb.catalog import engine
 

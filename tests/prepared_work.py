@@ -19,7 +19,7 @@ with Path(os.environ["IMPORTS"]).open("a", encoding="utf-8") as _trace:
 
 
 def work(arguments: Sequence[str]) -> int:
-    """By the first argument: print the state, exit in some way, or stay."""
+    """By the first argument: print the state, exit in some way, or wait."""
     what, *rest = arguments
     if what == "say":
         state["changes"] += 1

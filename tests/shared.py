@@ -1,4 +1,4 @@
-"""What takes long to make and is only read: made once for all workers of a test session."""
+"""Read-only data that takes long to make: made once for all workers of a test session."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder of this name, which the first worker that wants it fills. Nobody changes it.
-
-    With stores on servers each worker has servers of its own, and so a folder of its own.
+    """The folder of this name, filled by the first worker that needs it. Read-only afterwards. With
+    stores on servers each worker has separate servers, and so a separate folder.
     """
     base = factory.getbasetemp()
     alone = "PYTEST_XDIST_WORKER" not in os.environ
@@ -37,7 +36,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not finished.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # what a worker that failed has left
+            shutil.rmtree(folder, ignore_errors=True)  # left by a failed worker
             folder.mkdir()
             make(folder)
             finished.touch()
@@ -45,7 +44,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 
 
 def read_builtin_knowledge(data_dir: Path) -> None:
-    """All that ships, with its vectors, as a first search leaves a data directory."""
+    """All shipped knowledge with its vectors, as after a first search."""
     place_models(data_dir, exported_models())
     local = CommandTarget(read_settings(store_ceilings(data_dir)))
     try:
@@ -62,9 +61,10 @@ SMALL_CASES = {
 
 
 def small_map_id(folder: Path) -> Path:
-    """The shipped map_id, in a folder of this name below `folder`, with cases of which a call takes
-    some ten microseconds. Of most searches the problem is not the subject, and with the shipped
-    cases each of a run's processes computes the reference for a second."""
+    """The shipped map_id, in a folder of this name below `folder`, with cases whose calls take some
+    ten microseconds. Most searches are not about the problem, and with the shipped cases each
+    process of a run computes the reference for a second.
+    """
     place = folder / "map_id"
     shutil.copytree(SHIPPED / "map_id", place, ignore=shutil.ignore_patterns("__pycache__"))
     described = place / "problem.toml"
@@ -77,15 +77,16 @@ def small_map_id(folder: Path) -> Path:
 
 
 def finished_run(factory: pytest.TempPathFactory, data_dir: Path) -> str:
-    """Fill `data_dir` with a real run that has ended: map_id in C++ with three candidates of
-    recipes, without knowledge. Returns the run's id."""
+    """Fill `data_dir` with a real finished run: map_id in C++ with three candidates of recipes,
+    without knowledge. Returns the run's id.
+    """
     made = once(factory, "finished-run", _finish_a_run)
     copy_data_dir(made / "data", data_dir)
     return (made / "run").read_text(encoding="utf-8")
 
 
 def _finish_a_run(folder: Path) -> None:
-    # Imported here: most tests need none of it.
+    # Imported here, because few tests need it.
     from optimizer.search.goal import Goal
     from optimizer.search.runs.optimize import optimize
 
@@ -101,7 +102,7 @@ def _finish_a_run(folder: Path) -> None:
 
 @cache
 def exported_models() -> Path:
-    """The folder of the query model, which is made once for all runs."""
+    """The folder of the query model, made once for all runs."""
     folder = SHARED / "models"
     folder.mkdir(parents=True, exist_ok=True)
     with (SHARED / "models.lock").open("w") as lock:
@@ -113,8 +114,9 @@ def exported_models() -> Path:
 
 
 def place_models(data_dir: Path, model_cache: Path) -> Path:
-    """A directory that has the exported query model, and a catalog; the directory. A new one has
-    the built-in hardware and skills, which a first start stores for half a second."""
+    """A directory with the exported query model and a catalog; returns it. A new one has the
+    built-in hardware and skills, which a first start takes half a second to store.
+    """
     if data_dir.exists():
         fresh_data_dir(data_dir)
     else:
@@ -124,8 +126,8 @@ def place_models(data_dir: Path, model_cache: Path) -> Path:
 
 
 def copy_knowledge(folder: Path, documents: tuple[str, ...], *, vectors: bool = True) -> Path:
-    """All chips, few documents, and what ships of them: reading and embedding is what takes time.
-    Storing the vectors takes half a second, and 11 MB.
+    """All chips, few documents, and their shipped readings, because reading and embedding take
+    time. Storing the vectors takes half a second, and 11 MB.
     """
     chips = [path.relative_to(BUILTIN) for path in (BUILTIN / "hardware").glob("*/hardware.toml")]
     for name in (

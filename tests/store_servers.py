@@ -1,5 +1,5 @@
-"""Every store of files and every vector index of the tests on servers (`make test-stores`):
-KERNLORE_TEST_BLOBS=s3 and KERNLORE_TEST_CHROMA=server, each for itself.
+"""Every file store and every vector index of the tests on servers (`make test-stores`), each
+selected separately: KERNLORE_TEST_BLOBS=s3 and KERNLORE_TEST_CHROMA=server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ EVERYWHERE = chroma_server.EVERYWHERE or seaweed.EVERYWHERE
 
 
 def environment_of(data_dir: Path) -> dict[str, str]:
-    """What a process of its own needs, to have the same stores for a data directory. A test that
-    names a store in its environment has that one, and may have stopped its server.
+    """The environment with which another process uses the same stores for a data directory. A store
+    named in the test's environment takes precedence; its server may be stopped.
     """
     environment: dict[str, str] = {}
     if seaweed.EVERYWHERE and "KERNLORE_BLOB_URL" not in os.environ:
@@ -28,13 +28,13 @@ def environment_of(data_dir: Path) -> dict[str, str]:
 
 
 def copy_directory(source: Path, target: Path) -> None:
-    """Give a data directory the files of another. The index is made again."""
+    """Give a data directory the files of another. The index is rebuilt."""
     if seaweed.EVERYWHERE:
         seaweed.server().copy_directory(source, target)
 
 
 def lose_files(data_dir: Path) -> None:
-    """Remove the stored files of a data directory, past the product."""
+    """Remove the stored files of a data directory without Kernlore."""
     if seaweed.EVERYWHERE:
         server = seaweed.server()
         server.files().rm(server.of_directory(data_dir), recursive=True)
@@ -43,7 +43,7 @@ def lose_files(data_dir: Path) -> None:
 
 
 def lose_index(data_dir: Path) -> None:
-    """Remove the vector index of a data directory, past the product."""
+    """Remove the vector index of a data directory without Kernlore."""
     if chroma_server.EVERYWHERE:
         server = chroma_server.server()
         server.empty(server.of_directory(data_dir))
@@ -52,8 +52,8 @@ def lose_index(data_dir: Path) -> None:
 
 
 def size_of_index(data_dir: Path) -> int:
-    """Bytes of the vector index of a data directory. A server has one file for all indexes: there
-    it is the entries that this one has.
+    """Bytes of the vector index of a data directory. A server has one file for all indexes, so
+    there the number of entries is returned.
     """
     if chroma_server.EVERYWHERE:
         server = chroma_server.server()
@@ -63,7 +63,7 @@ def size_of_index(data_dir: Path) -> int:
 
 
 def use_everywhere() -> None:
-    """Every store that this process or a child of it opens is on a server from now on."""
+    """Put every store that this process or a child opens on a server from now on."""
     from kb import blobs, workers
     from kb.index import chroma
 

@@ -1,4 +1,4 @@
-"""Whether a text stands in any file of a data directory in use, or of its stores on servers."""
+"""Search for a text in all files of a data directory in use, and of its stores on servers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests import chroma_server, seaweed
 
 
 def files_with(data_dir: Path, text: str) -> list[str]:
-    """Names of the files that have the text, whatever its case: of those in the data directory, of
-    those that it has in a bucket, and of all that a Chroma server has.
+    """Names of the files that contain the text in any case: those in the data directory, in its
+    bucket, and all of a Chroma server.
     """
     names = _on_disk(data_dir, text)
     if chroma_server.EVERYWHERE:
@@ -22,8 +22,8 @@ def files_with(data_dir: Path, text: str) -> list[str]:
 
 
 def _on_disk(folder: Path, text: str) -> list[str]:
-    """Another process reads them: closing a file of SQLite here would drop the locks that this
-    process holds on it, and the catalog would be damaged.
+    """Another process reads them: closing a file of SQLite here would drop the locks of this
+    process on it, and damage the catalog.
     """
     command = ["grep", "-rlaiF", "-e", text, str(folder)]
     search = subprocess.run(command, capture_output=True, text=True, check=False)

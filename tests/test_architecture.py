@@ -1,4 +1,4 @@
-"""The shape of the source: imports point one way."""
+"""The structure of the source: imports go one way."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ALLOWED = {
     "api": set(PACKAGES),
 }
 CHROMA_OWNER = Path("kb/index/chroma.py")
-# Templates of recipes, no Python until they are filled.
+# Templates of recipes are not Python until they are filled.
 LIBRARY = Path("skills/library")
-# What the exploits run: read as text, and executed in runners only.
+# The exploits are read as text, and executed in runners only.
 EXPLOITS = tuple(Path("optimizer/evaluation/exploits") / n for n in ("candidates", "problems"))
 
 
@@ -47,8 +47,9 @@ def tree(path: Path) -> ast.Module:
 
 @dataclass(frozen=True)
 class Outline:
-    """What these tests ask of a module: all trees together are millions of objects, through which
-    every collection of garbage would walk."""
+    """The facts that these tests need of a module: the trees of all modules are millions of
+    objects, which every garbage collection would visit.
+    """
 
     imported: tuple[str, ...]
     relative: bool
@@ -74,7 +75,7 @@ def outline(path: Path) -> Outline:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_imports_point_one_way(package: str) -> None:
+def test_imports_go_one_way(package: str) -> None:
     wrong = [
         f"{path} imports {name}"
         for path in modules()
@@ -85,7 +86,7 @@ def test_imports_point_one_way(package: str) -> None:
     assert wrong == []
 
 
-# Inside a package: what the first never imports, with the reason.
+# Inside a package: modules that the first never imports, with the reason.
 APART = (
     (
         "optimizer/evaluation",
@@ -100,12 +101,12 @@ APART = (
     ("skills/format", "skills.curator", "the SKILL.md format is read without learning"),
     ("skills/curator", "skills.training", "what is learned does not depend on what is exported"),
 )
-# An attachment of a mail is read by the reader of its own format.
+# An attachment of a mail is parsed by the parser of its format.
 KNOWN_CIRCLES = {frozenset({"ingestion/formats", "ingestion/formats/office.py"})}
 
 
 @pytest.mark.parametrize(("folder", "other", "why"), APART)
-def test_rooms_that_stay_apart(folder: str, other: str, why: str) -> None:
+def test_separate_modules_do_not_import_each_other(folder: str, other: str, why: str) -> None:
     assert (ROOT / folder).is_dir()
     wrong = [
         f"{path} imports {name}"
@@ -117,8 +118,8 @@ def test_rooms_that_stay_apart(folder: str, other: str, why: str) -> None:
     assert wrong == [], why
 
 
-def test_arrows_between_folders_have_no_circle() -> None:
-    """A folder is one node, and so is each module that lies beside folders."""
+def test_imports_between_folders_have_no_cycle() -> None:
+    """A folder is one node, and so is each module next to folders."""
     arrows: dict[str, set[str]] = {}
     known = set(modules())
     for path in known:
@@ -165,8 +166,8 @@ def circles_in(arrows: dict[str, set[str]]) -> list[set[str]]:
     ]
 
 
-def test_the_two_doors_know_nothing_of_each_other() -> None:
-    """Both call the operations; `api.app` and `api.workers` put a service together."""
+def test_interfaces_do_not_import_each_other() -> None:
+    """Both call the operations; `api.app` and `api.workers` assemble a service."""
     wrong = [
         f"{path} imports {name}"
         for door, other in (("api/cli", "api.http"), ("api/http", "api.cli"))
@@ -178,8 +179,8 @@ def test_the_two_doors_know_nothing_of_each_other() -> None:
     assert wrong == []
 
 
-def test_only_the_target_of_commands_sends_requests() -> None:
-    """A command calls operations, and does not know whether a service carries them out."""
+def test_only_command_targets_send_requests() -> None:
+    """A command calls operations without knowing whether a service carries them out."""
     senders = [
         path.as_posix()
         for path in modules()
@@ -189,7 +190,7 @@ def test_only_the_target_of_commands_sends_requests() -> None:
     assert senders == ["api/cli/commands/serve.py", "api/cli/target.py"]
 
 
-def test_there_are_no_relative_imports() -> None:
+def test_imports_are_absolute() -> None:
     relative = [str(path) for path in modules() if outline(path).relative]
     assert relative == []
 
@@ -203,8 +204,8 @@ def test_only_one_module_opens_chroma() -> None:
     assert openers == [CHROMA_OWNER]
 
 
-def test_ray_is_imported_only_with_a_cluster() -> None:
-    """It is an extra and takes a second: nothing imports it when it is imported itself."""
+def test_ray_is_imported_only_with_cluster() -> None:
+    """It is an extra and takes a second, so no module imports it at import time."""
     importers = {path for path in modules() if "ray" in outline(path).imported}
     assert importers == {
         Path("kb/cluster.py"),
@@ -220,7 +221,7 @@ def test_ray_is_imported_only_with_a_cluster() -> None:
     assert at_once == []
 
 
-def test_a_package_grows_only_with_a_reason() -> None:
+def test_package_grows_only_with_reason() -> None:
     limits = room_limits()
     grown = [
         f"{package} has {room.files} files and {room.lines} lines, {limits[package].files} and"
@@ -231,7 +232,7 @@ def test_a_package_grows_only_with_a_reason() -> None:
     assert grown == [], "remove something, or add an entry with the reason to benchmarks/rooms.toml"
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_docstring() -> None:
     silent = [
         str(path)
         for path in modules()
@@ -241,21 +242,22 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_names_of_test_modules_are_unique() -> None:
-    """pytest imports them by their name alone: of two, one would not be collected."""
+    """pytest imports them by name alone: of two equal names, one would not be collected."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 
 
-def test_a_module_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
-    """A pytest that pytest-xdist does not know yet drops the groups and says nothing; then every
-    worker makes every fixture, and `make test` takes twice as long."""
+def test_module_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """A pytest version unknown to pytest-xdist drops the groups silently; then every worker makes
+    every fixture, and `make test` takes twice as long.
+    """
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("this is no worker of `make test`")
     assert request.node.nodeid.endswith("@tests/test_architecture.py"), request.node.nodeid
 
 
-def test_the_application_imports_no_heavy_library() -> None:
-    """Each of them takes a second or more of the start of a service."""
+def test_application_imports_no_heavy_library() -> None:
+    """Each takes a second or more of the start of a service."""
     heavy = {"torch", "triton", "transformers", "onnxruntime", "llama_index", "chromadb"}
     code = f"import sys, api.app; print(*({heavy!r} & set(sys.modules)))"
     run = subprocess.run(
@@ -268,7 +270,7 @@ def test_the_application_imports_no_heavy_library() -> None:
 CLIENT = Path("retrieval/client.py")
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in modules():
         if path == CLIENT or path.is_relative_to("optimizer/problems"):
@@ -278,8 +280,8 @@ def test_a_class_name_stands_for_one_class() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def test_what_a_module_runs_as_a_command_is_its_last_statement() -> None:
-    """A definition after it does not exist yet when the module runs as `python -m`."""
+def test_main_block_is_the_last_statement() -> None:
+    """A later definition does not exist yet when the module runs as `python -m`."""
     folders = (*PACKAGES, "benchmarks", "docs", "tests", "examples")
     early = []
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What is under deploy/ names metrics, settings and folders that there are."""
+"""Files of deploy/ name existing metrics, settings and folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTAINERFILE = (DEPLOY / "containers" / "Containerfile").read_text(encoding="ut
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    """Of every series that a service shows."""
+    """The names of all series of a service."""
     metrics = Metrics()
     figures = Figures(1.0, {"finished": 1}, {"finished": 1}, 0.5, {"yes": 1}, {"active": 1})
     ready = Readiness(True, True, 2, 2, "chroma", {"queued": 1})
@@ -57,22 +57,22 @@ def expressions() -> list[str]:
     return [rule["expr"] for rule in rules()] + of_board
 
 
-def test_every_expression_asks_for_series_that_there_are(names: set[str]) -> None:
+def test_every_expression_uses_existing_series(names: set[str]) -> None:
     assert len(expressions()) > 15
     for expression in expressions():
-        asked = set(NAME.findall(expression))
-        assert asked and asked <= names, (expression, asked - names)
+        requested = set(NAME.findall(expression))
+        assert requested and requested <= names, (expression, requested - names)
         assert expression.count("(") == expression.count(")"), expression
 
 
-def test_every_series_is_shown_or_watched(names: set[str]) -> None:
+def test_every_series_has_panel_or_alert(names: set[str]) -> None:
     shown = {name for text in expressions() for name in NAME.findall(text)}
     own = {re.sub(r"_(bucket|sum|count|created|total)$", "", n) for n in names if NAME.match(n)}
     known = {re.sub(r"_(bucket|sum|count|created|total)$", "", n) for n in shown}
     assert own - known == {"kernlore_excerpts_returned"}
 
 
-def test_the_documentation_lists_every_series_and_alert(names: set[str]) -> None:
+def test_documentation_lists_every_series_and_alert(names: set[str]) -> None:
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     own = {name for name in names if NAME.match(name) and not name.endswith("_created")}
     own = {re.sub(r"_(bucket|sum|count)$", "", name) for name in own}
@@ -80,19 +80,19 @@ def test_the_documentation_lists_every_series_and_alert(names: set[str]) -> None
     assert {rule["alert"] for rule in rules()} == set(re.findall(r"^\| (Kernlore\w+) ", text, re.M))
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_instruction() -> None:
     for rule in rules():
         assert rule["annotations"].keys() == {"summary", "action"}, rule["alert"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
 
 
-def test_panels_stand_apart_and_have_titles() -> None:
+def test_panels_do_not_overlap_and_have_titles() -> None:
     places = [tuple(panel["gridPos"].values()) for panel in BOARD["panels"]]
     assert len(set(places)) == len(places)
     assert all(panel["title"] and panel["targets"] for panel in BOARD["panels"])
 
 
-def test_the_image_has_every_package_and_only_settings_that_there_are() -> None:
+def test_image_has_every_package_and_existing_settings() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     for package in packages:
@@ -108,7 +108,7 @@ def test_the_image_has_every_package_and_only_settings_that_there_are() -> None:
     assert used <= fields
 
 
-def test_volumes_and_files_of_the_composition_are_declared() -> None:
+def test_volumes_and_files_of_composition_are_declared() -> None:
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]

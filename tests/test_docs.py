@@ -1,5 +1,6 @@
-"""The documents say what the code does: tables are generated, commands exist, links lead somewhere,
-and examples that are marked as executed run."""
+"""The documentation agrees with the code: tables are generated, commands exist, links resolve, and
+examples marked as executed run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PAGES_BY_HAND = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
 ]
-# Every Markdown file but knowledge, skills and prompts, whose brackets are often code.
+# Every Markdown file except knowledge, skills and prompts, whose brackets are often code.
 ALL_PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(
@@ -35,12 +36,12 @@ ALL_PAGES = [
     ROOT / "hw_manuals" / "FORMAT.md",
 ]
 RESULTS = ROOT / "benchmarks" / "results"
-MAX_LINE = 200  # characters of a line that is no row of a table
+MAX_LINE = 200  # characters of a line outside tables
 SHELL = re.compile(r"^(<!-- executed -->\n)?```(?:sh)?\n(.*?)^```$", re.M | re.S)
 EXECUTED = re.compile(
     r"^<!-- executed -->\n```sh\n(.*?)^```$(?:(?:(?!^```).)*?^```text\n(.*?)^```$)?", re.M | re.S
 )
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # also of a picture
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # also of an image
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.M | re.S)
 
 
@@ -50,13 +51,13 @@ def names(pages: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    # One of them reads all that ships.
+    # One of them reads all shipped knowledge.
     [
         pytest.param(name, marks=pytest.mark.slow) if name == "knowledge.md" else name
         for name in PAGES
     ],
 )
-def test_tables_of_the_reference_are_what_the_code_says(name: str) -> None:
+def test_reference_tables_equal_code(name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == PAGES[name](), "run `make docs`"
 
@@ -67,7 +68,7 @@ def known_commands() -> dict[tuple[str, ...], Any]:
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
-    """The words of every `kernlore` command of the page's shell blocks, without its comment."""
+    """The words of every `kernlore` command of the page's shell blocks, without comments."""
     for block in SHELL.finditer(page.read_text(encoding="utf-8")):
         for line in block[2].splitlines():
             for part in re.split(r"\s{4,}(?=kernlore )|\s&&\s", line.strip()):
@@ -76,7 +77,7 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
-def test_commands_and_options_of_the_docs_exist(page: Path) -> None:
+def test_documented_commands_and_options_exist(page: Path) -> None:
     unknown = []
     for words in command_lines(page):
         path = next((p for p in known_commands() if tuple(words[: len(p)]) == p), None)
@@ -91,7 +92,7 @@ def test_commands_and_options_of_the_docs_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=names(ALL_PAGES))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     dead = []
     for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         place, _, anchor = target.partition("#")
@@ -120,7 +121,7 @@ def linked(page: Path, here: bool = False) -> set[str]:
     return {t for t in targets if t and "://" not in t and not (here and "/" in t)}
 
 
-def test_files_and_constants_of_the_architecture_page_exist() -> None:
+def test_files_and_constants_of_architecture_page_exist() -> None:
     """Paths are from the root, or from the folder that the paragraph is about."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = [ROOT / folder for folder in ("", "optimizer", "optimizer/evaluation")]
@@ -128,7 +129,7 @@ def test_files_and_constants_of_the_architecture_page_exist() -> None:
     found = {path: [f / path for f in folders if (f / path).exists()] for path in paths}
     assert [path for path, places in found.items() if not places and "NAME" not in path] == []
     files = [place for places in found.values() for place in places if place.is_file()]
-    # Of a paragraph that names a folder, the modules beside that file.
+    # In a paragraph that names a folder, modules of that folder.
     modules = {module for file in files for module in file.parent.glob("*.py")} | set(files)
     source = "\n".join(m.read_text(encoding="utf-8") for m in modules)
     constants = set(re.findall(r"`(_?[A-Z][A-Z_]{3,})`", text)) - {"LANGUAGE", "NAME"}
@@ -136,7 +137,7 @@ def test_files_and_constants_of_the_architecture_page_exist() -> None:
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=names(ALL_PAGES))
-def test_benchmarks_that_pages_name_exist(page: Path) -> None:
+def test_benchmarks_named_in_pages_exist(page: Path) -> None:
     modules = set(re.findall(r"python -m (benchmarks[.\w]*\w)", page.read_text(encoding="utf-8")))
     paths = {module: ROOT / module.replace(".", "/") for module in modules}
     missing = [
@@ -153,17 +154,17 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
-def test_lines_can_be_read_in_an_editor(page: Path) -> None:
+def test_lines_are_short_enough_for_editor(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     long = [line[:60] for line in text.splitlines() if len(line) > MAX_LINE and line[0] != "|"]
     assert long == []
 
 
 @pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
-def test_executed_examples_run_and_answer_as_shown(
+def test_executed_examples_give_shown_output(
     page: Path, service_url: str, service_folder: Path, tmp_path: Path
 ) -> None:
-    """A block after `<!-- executed -->` runs; the text block that follows it is of its output."""
+    """A block after `<!-- executed -->` runs; the following text block is part of its output."""
     text = page.read_text(encoding="utf-8")
     command = tmp_path / "bin" / "kernlore"
     command.parent.mkdir()
@@ -192,7 +193,7 @@ def test_executed_examples_run_and_answer_as_shown(
 
 
 def parts(shown: str) -> list[str]:
-    """What a reader sees of an answer, cut where the page leaves something out."""
+    """The visible lines of an answer, split where the page omits something."""
     cut = (part for line in shown.splitlines() for part in line.split("..."))
     return [normal(part) for part in cut if part.strip()]
 

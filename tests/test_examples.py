@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them against a running service."""
+"""The examples, run like a user does with a running service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-def test_your_loop_prints_a_context_and_reports(service_url: str, tmp_path: Path) -> None:
+def test_example_prints_context_and_reports(service_url: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / "your_loop.py"), service_url],
         cwd=tmp_path,
@@ -22,7 +22,7 @@ def test_your_loop_prints_a_context_and_reports(service_url: str, tmp_path: Path
     assert "shared memory" in ran.stdout.lower()
 
 
-def test_your_loop_needs_httpx_alone_and_fifteen_lines() -> None:
+def test_example_needs_only_httpx_and_fifteen_lines() -> None:
     source = (EXAMPLES / "your_loop.py").read_text(encoding="utf-8")
     imports = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
     assert sorted(a.name for n in imports for a in n.names) == ["httpx", "sys"]

@@ -1,5 +1,6 @@
-"""The Helm chart names settings, values, routes and metrics that there are; where Helm is installed
-it is linted and rendered too: a `helm` program, or its Python package helm-python-sdk."""
+"""The Helm chart names existing settings, values, routes and metrics; if Helm is installed, it is
+linted and rendered too: a `helm` program, or its Python package helm-python-sdk.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ Render = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 
 
 class Refused(Exception):
-    """What Helm says of values that it does not render."""
+    """Helm's error on values that it does not render."""
 
 
 def _by_program(values: Mapping[str, Any]) -> str:
@@ -118,7 +119,7 @@ def container(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def paths(values: Mapping[str, Any], before: str = "") -> set[str]:
-    """`image.tag` and so on; what is given as a mapping without names may have any."""
+    """Paths such as `image.tag`; a mapping without declared names may have any."""
     places = set()
     for name, value in values.items():
         places.add(before + name)
@@ -127,22 +128,22 @@ def paths(values: Mapping[str, Any], before: str = "") -> set[str]:
     return places
 
 
-def test_templates_use_values_that_there_are_and_all_of_them() -> None:
+def test_templates_use_exactly_declared_values() -> None:
     used = {
         name
         for text in TEMPLATES.values()
         for name in re.findall(r"\$?\.Values\.([A-Za-z.]+)", text)
     }
-    free = {"settings", "secret.values", "env"}  # names of the user's own
+    free = {"settings", "secret.values", "env"}  # names chosen by the user
     known = paths(VALUES)
     assert {name for name in used if name.rpartition(".")[0] not in free} <= known
-    # Used itself, as a part of what is used, or by its parts.
+    # Used itself, as a part of a used value, or by its parts.
     reached = {name for name in known if any(f"{name}.".startswith(f"{u}.") for u in used)}
     reached |= {name for name in known if any(u.startswith(f"{name}.") for u in used)}
     assert known - reached == set()
 
 
-def test_the_schema_knows_the_values_and_nothing_else() -> None:
+def test_schema_declares_exactly_values() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     for values in (VALUES, EVERYTHING):
         jsonschema.validate(values, SCHEMA)
@@ -161,7 +162,7 @@ def test_the_schema_knows_the_values_and_nothing_else() -> None:
             jsonschema.validate(wrong, SCHEMA)
 
 
-def test_variables_of_the_chart_are_settings() -> None:
+def test_variables_of_chart_are_settings() -> None:
     fields = {f"KERNLORE_{name.upper()}" for name in Settings.model_fields} | {"KERNLORE_KEY"}
     texts = [*TEMPLATES.values(), (CHART / "values.yaml").read_text(encoding="utf-8")]
     named = {name for text in texts for name in re.findall(r"\bKERNLORE_[A-Z_]+[A-Z]\b", text)}
@@ -170,11 +171,11 @@ def test_variables_of_the_chart_are_settings() -> None:
     assert set(reserved) <= set(Settings.model_fields)
 
 
-def test_rules_are_those_that_stand_beside_the_chart() -> None:
+def test_rules_equal_those_next_to_chart() -> None:
     assert (CHART / "files" / "kernlore.rules.yml").read_text(encoding="utf-8") == RULES
 
 
-def test_versions_are_those_of_the_product() -> None:
+def test_versions_equal_those_of_product() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{chart["appVersion"]}"\n' in project
@@ -183,11 +184,11 @@ def test_versions_are_those_of_the_product() -> None:
 # -- with Helm
 
 
-def test_helm_finds_nothing_to_say(lint_and_render: Any) -> None:
+def test_helm_lint_is_clean(lint_and_render: Any) -> None:
     assert lint_and_render[0]() == []
 
 
-def test_a_release_without_values_is_one_service_with_a_volume(render: Render) -> None:
+def test_release_without_values_is_one_service_with_volume(render: Render) -> None:
     parts = render({})
     assert sorted(part["kind"] for part in parts) == ["Service", "Service", "StatefulSet"]
     spec = only(parts, "StatefulSet")["spec"]
@@ -201,7 +202,7 @@ def test_a_release_without_values_is_one_service_with_a_volume(render: Render) -
     assert spec["serviceName"] in names
 
 
-def test_replicas_over_servers_get_their_secrets_from_a_secret(render: Render) -> None:
+def test_replicas_with_servers_get_secrets_from_secret(render: Render) -> None:
     parts = render(SERVERS)
     secret = only(parts, "Secret")
     assert secret["stringData"] == SERVERS["secret"]["values"]
@@ -218,7 +219,7 @@ def test_replicas_over_servers_get_their_secrets_from_a_secret(render: Render) -
     assert container(existing)["envFrom"] == [{"secretRef": {"name": "mine"}}]
 
 
-def test_everything_at_once(render: Render) -> None:
+def test_all_values_together(render: Render) -> None:
     parts = render(EVERYTHING)
     fields = {f"KERNLORE_{name.upper()}" for name in Settings.model_fields}
     own = container(parts)
@@ -235,13 +236,13 @@ def test_everything_at_once(render: Render) -> None:
         if part["kind"] == "Service"
         and monitor["selector"]["matchLabels"].items() <= part["metadata"]["labels"].items()
     ]
-    assert len(monitored) == 1  # else each pod would be counted twice
+    assert len(monitored) == 1  # otherwise each pod would be counted twice
     (rule,) = only(parts, "Ingress")["spec"]["rules"]
     backend = rule["http"]["paths"][0]["backend"]["service"]["name"]
     assert backend == monitored[0]["metadata"]["name"]
 
 
-def test_probes_ask_routes_that_there_are(render: Render) -> None:
+def test_probes_use_existing_routes(render: Render) -> None:
     own = container(render({}))
     routes = (ROOT / "docs" / "reference" / "routes.md").read_text(encoding="utf-8")
     for probe in ("startupProbe", "livenessProbe"):
@@ -252,7 +253,7 @@ def test_probes_ask_routes_that_there_are(render: Render) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"replicas": 2}, "KERNLORE_CATALOG"),
         ({**SERVERS, "settings": {}}, "settings.blob_url"),
@@ -260,8 +261,6 @@ def test_probes_ask_routes_that_there_are(render: Render) -> None:
         ({"replica": 2}, "replica"),
     ],
 )
-def test_values_that_cannot_work_are_refused(
-    render: Render, values: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(Refused, match=re.escape(said)):
+def test_invalid_values_are_refused(render: Render, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=re.escape(message)):
         render(values)

@@ -1,4 +1,4 @@
-"""A wheel is the whole product: code, built-in knowledge, skills and their templates."""
+"""A wheel contains the whole product: code, built-in knowledge, skills and their templates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kb", "ingestion", "hw_manuals", "retrieval", "skills", "optimizer", "api")
 
 
-def test_a_wheel_holds_every_file_of_the_product(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # building leaves files beside the source
+def test_wheel_has_every_file_of_product(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # building leaves files next to the source
     copied = subprocess.run(
         ["git", "ls-files", "-z", "pyproject.toml", "README.md", "LICENSE", *PACKAGES],
         cwd=ROOT,
@@ -39,7 +39,7 @@ def test_a_wheel_holds_every_file_of_the_product(tmp_path: Path) -> None:
 
 
 def _exploits_run_from(wheel: Path, folder: Path) -> None:
-    """One exploit of each kind of row, where no source checkout is at hand."""
+    """One exploit of each kind of row, without a source checkout."""
     zipfile.ZipFile(wheel).extractall(folder)
     rows = ("doctor", "--exploits", "--only", "14", "--only", "29")
     program = "import sys; from api.cli.main import run; sys.exit(run())"

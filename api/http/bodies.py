@@ -48,7 +48,7 @@ class BodyDeadline:
 
         async def limited() -> Message:
             nonlocal received, complete
-            if complete:  # what follows is only the end of the connection
+            if complete:  # only the end of the connection follows
                 return await receive()
             end = started + self._seconds + received / LEAST_RATE
             try:

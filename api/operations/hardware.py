@@ -16,7 +16,7 @@ from ingestion.hardware import RegisteredHardware
 from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.plain import Doc
-from optimizer.evaluation.acceptance import records
+from optimizer.evaluation.acceptance import probes, records
 from optimizer.evaluation.acceptance.records import Acceptance
 from retrieval import vocabulary
 from retrieval.coverage import coverage
@@ -85,6 +85,11 @@ show_acceptance = declared(
     "GET /hardware/{hardware_id}/acceptance",
     "Show the last acceptance test of a chip's manuals",
 )(records.show_acceptance)
+
+show_probes = declared(
+    "GET /hardware/{hardware_id}/probes",
+    "Show what probes measured of a chip, against its facts and manuals",
+)(probes.show_probes)
 
 
 @declared(

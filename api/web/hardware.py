@@ -42,6 +42,7 @@ from retrieval.onboarding import onboarding_steps
 from retrieval.request_body import read_body
 
 FIRST_TOKENS = 24_000
+ROWS = 25  # of names on a page
 # Facts of the overview: what bounds a kernel first.
 SHOWN_FACTS = (
     "compute_units",
@@ -121,8 +122,8 @@ def list_facts(
     decided: int = 0,
     status: str = "",
 ) -> HTMLResponse:
-    """Facts with their sources, to filter, to sort and to decide about. By default those in use;
-    while there are none, the proposed ones.
+    """Facts with their sources, to filter, to sort and to decide about. By default those in use, or
+    the proposed ones if there are none.
     """
     if facts is None:
         in_use = hardware.list_facts(services, hardware_id).facts
@@ -165,6 +166,7 @@ def _facts_page(
         chip=chip,
         chosen=chosen,
         facts=listed,
+        probes=hardware.show_probes(services, chip.id),
         shown=paged(rows, number),
         given={"facts": chosen, "q": q, "sort": sort},
         done=done,
@@ -193,15 +195,14 @@ def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLRe
     """What the stored knowledge covers: a map of topics and signals, and the gaps."""
     chip = hardware.show_hardware(services, hardware_id)
     coverage = hardware.show_coverage(services, chip.id)
-    known = {signal.id: signal for signal in load_signals()}
-    rows = [(s, known[s.id].group, set(known[s.id].topics)) for s in coverage.signals]
+    topics = {topic.id: topic for topic in coverage.topics}
+    helping = {s.id: [topics[t] for t in s.topics if t in topics] for s in load_signals()}
     return page(
         request,
         "coverage.html",
         chip=chip,
         coverage=coverage,
-        topics=[t for t in coverage.topics if any(t.id in row[2] for row in rows)],
-        rows=rows,
+        rows=[(signal, helping[signal.id]) for signal in coverage.signals],
         lexicon=hardware.list_lexicon(services, chip.id),
         built_in=is_shipped(chip.id, services.settings.knowledge_dir),
     )
@@ -209,7 +210,7 @@ def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLRe
 
 @form_route(router, "/{hardware_id}/lexicon", hardware.correct_term)
 def correct_term(hardware_id: str, request: Request, services: Parts, form: SentForm) -> Response:
-    """Store what a term means on the chip."""
+    """Store the meaning of a term on the chip."""
     term, concept = form.text("term"), form.text("concept")
     hardware.correct_term(services, hardware_id, term, None if concept == "as read" else concept)
     return see_other(request, f"/hardware/{hardware_id}/coverage#lexicon")
@@ -330,7 +331,7 @@ def symbols(
         q=q,
         status=status,
         statuses=("proposed", "rejected"),
-        shown=paged(rows, number),
+        shown=paged(rows, number, ROWS),
     )
 
 

@@ -63,6 +63,7 @@ def home(request: Request, services: Parts) -> HTMLResponse:
         request,
         "home.html",
         counts=counts,
+        chips=chips,
         tasks=[task for task in tasks if task.count],
         readiness=None if access.restricted else readiness,  # of the whole store
         runs=list_runs(services, 5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -48,11 +48,19 @@ def jobs(
     state: Annotated[list[JobState] | None, Query()] = None,
     group: str = "",
     hardware: str = "",
+    origin: Literal["", "builtin", "upload"] = "",
     cursor: str = "",
 ) -> HTMLResponse:
-    """Jobs, newest first, with counts; the page reloads itself while something is being read."""
-    about = {"group": group, "hardware": hardware}
-    shown = documents.list_jobs(services, state, **about, limit=50, cursor=cursor)
+    """Jobs, newest first, with counts; the page reloads itself while something is being read.
+    Without a filter, those of uploads if there are any.
+    """
+    if not (state or group or hardware or origin):
+        uploads = documents.list_jobs(services, origin="upload", limit=1).jobs
+        origin = "upload" if uploads else ""
+    about = {"group": group, "hardware": hardware, "origin": origin}
+    shown = documents.list_jobs(
+        services, state, hardware, group, origin or None, limit=25, cursor=cursor
+    )
     return page(request, "jobs.html", shown=shown, state=state or [], about=about, states=STATES)
 
 

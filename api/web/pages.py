@@ -310,9 +310,9 @@ class Page(NamedTuple):
     total: int
 
 
-def counted(rows: Sequence[Any], number: int, total: int) -> Page:
+def counted(rows: Sequence[Any], number: int, total: int, size: int = PAGE_SIZE) -> Page:
     """A page whose rows the store has chosen."""
-    return Page(rows, number, max(1, -(-total // PAGE_SIZE)), total)
+    return Page(rows, number, max(1, -(-total // size)), total)
 
 
 def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:
@@ -328,7 +328,7 @@ MAX_TEXT = 60_000  # characters that are rendered; a longer text is shown as it 
 # Names of lexers for the languages of kernels, where they differ.
 LEXERS = {"triton": "python", "torch": "python", "hip": "cuda", "gluon": "python", "cute": "python"}
 _MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*|(?<![\w*])[*_](\S[^*_]*\S|\S)[*_](?![\w*])")
-_HEADING_LEVELS = 3  # by which headings of a text are below those of the page
+_HEADING_LEVELS = 3  # levels that headings of a text are moved down below those of the page
 
 
 def markdown(text: str) -> Markup:

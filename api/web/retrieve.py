@@ -124,7 +124,7 @@ def _only_chip(services: Services, given: Mapping[str, str]) -> str:
     return next(iter(chips)) if len(chips) == 1 else ""
 
 
-# What a request is about, as the page names it.
+# The subject of a request, as the page names it.
 KINDS = {
     "log": "a log",
     "profile": "a profile",
@@ -273,7 +273,7 @@ def _source(source: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ShownLine:
-    """A line of the pasted text; `number` 0 stands for lines that are left out."""
+    """A line of the pasted text; `number` 0 marks omitted lines."""
 
     number: int
     text: str

@@ -14,7 +14,6 @@ from api.operations.hardware import list_hardware as hardware_of
 from api.services import Services
 from api.web.pages import (
     MAX_PAGE,
-    PAGE_SIZE,
     SentForm,
     carry_out,
     counted,
@@ -30,6 +29,7 @@ from kb.errors import InvalidRequest, KernloreError
 from retrieval.diagnose.signals import load_signals
 from skills.skill_library import ORDERS
 
+CARDS = 24  # on a page
 router = page_router("/ui/skills")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
@@ -60,12 +60,10 @@ def list_page(
         "access_scope": services.access,
     }
     if q:
-        shown = paged(services.skills.list(words=q, **wanted), number)
+        shown = paged(services.skills.list(words=q, **wanted), number, CARDS)
     else:
-        rows, total = services.skills.page(
-            limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, **wanted
-        )
-        shown = counted(rows, number, total)
+        rows, total = services.skills.page(limit=CARDS, offset=(number - 1) * CARDS, **wanted)
+        shown = counted(rows, number, total, CARDS)
     return page(
         request,
         "skills.html",

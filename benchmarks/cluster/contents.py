@@ -81,7 +81,7 @@ class ComparableAnswer:
     by_words: bool
 
     def against(self, expected: ComparableAnswer) -> Kind:
-        """Classify an answer: same, by words (its hint says so) or different."""
+        """Classify an answer: same, by words (with a hint) or different."""
         if (self.context, self.excerpts) == (expected.context, expected.excerpts):
             return "same"
         return "by words" if self.by_words else "different"

@@ -46,8 +46,9 @@ UPLOADED = {"created", "unchanged"}
 @dataclass
 class Loss:
     """The effect of one loss. Seconds count from the new start, except `silent`, the longest time
-    without an answered question. `answers` counts answers by class, `run` says how the run
-    continued, `wrong` lists lost or changed contents."""
+    without an answered question. `answers` counts answers by class, `run` describes how the run
+    continued, `wrong` lists lost or changed contents.
+    """
 
     part: str
     started: float = 0.0
@@ -408,7 +409,7 @@ class Search:
 
 
 def _is_over(row: Mapping[str, Any]) -> bool:
-    """Whether a run has no process any more; its note says so after a kill."""
+    """Whether a run has no process any more, according to its note after a kill."""
     return row["state"] not in RUNNING or "note" in row
 
 

@@ -1,9 +1,9 @@
-"""What a model says by itself of what our sections say: questions without a context, and the marks.
+"""Statements of our sections that a model knows without a context: the questions, and the marks.
 
 A *question* is a sentence of a section with one name or number blanked; an *idiom* is a piece of
-code of a section, asked for by its heading. The model sees the titles and nothing else. What every
-vote answers right is marked as common for its class of readers in `retrieval/data/common.json`,
-and left out of contexts for that class; nothing leaves the store.
+code of a section, requested by its heading. The model sees the titles and nothing else. A statement
+that every vote answers correctly is marked as common for its class of readers in
+`retrieval/data/common.json`, and left out of contexts for that class; nothing leaves the store.
 
     python -m benchmarks.knowledge.common --api-base URL --model NAME --reader strong
 """
@@ -33,7 +33,7 @@ from retrieval.request import READERS
 ROOT = Path(__file__).resolve().parents[2]
 KNOWLEDGE = ROOT / "hw_manuals"
 TITLE = "What a model knows of the built-in sections"
-WORDS = (8, 60)  # of a sentence that is asked about
+WORDS = (8, 60)  # of a sentence used as a question
 NEAR = 0.02  # relative difference of two numbers that count as equal
 ENOUGH_NAMES = 0.8  # share of an idiom's names that an answer has to contain
 LEAST_NAMES = 3  # of an idiom
@@ -50,7 +50,7 @@ Kind = Literal["question", "idiom"]
 
 @dataclass(frozen=True)
 class Question:
-    """A statement of a section as it is asked. `right` is what was blanked; for an idiom, the names
+    """A statement of a section as a question. `right` is the blanked text; for an idiom, the names
     that its code has, one per line.
     """
 
@@ -217,7 +217,7 @@ def known(model: Model, questions: Sequence[Question], votes: int, batch: int) -
 def marks_of(
     right: Sequence[Question], every: Iterable[Question], model: str, reader: str, date: str
 ) -> list[CommonMark]:
-    """A mark for each question, and one for each section of which every statement is marked."""
+    """A mark for each question, and one for each section with all statements marked."""
     statements: dict[tuple[str, str], set[str]] = defaultdict(set)
     for question in every:
         statements[question.document, question.section].add(question.statement)

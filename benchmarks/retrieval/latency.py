@@ -227,7 +227,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-# -- different requests of every kind, of which no two are equal
+# -- distinct requests of every kind
 
 DEPTHS = (5, 10, 20, 30, 40)
 

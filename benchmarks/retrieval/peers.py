@@ -1,4 +1,5 @@
-"""Latency of answers in process beside other retrievers on the same store, by kind of request.
+"""Latency of answers in process compared with other retrievers on the same store, by kind of
+request.
 
     python -m benchmarks.retrieval.peers --data-dir DIR --gold GOLD.jsonl
 
@@ -6,8 +7,8 @@ The peers get the passages and vectors of the store and the same requests: llama
 its BM25 and vector retrievers, a query of a Chroma collection, and tantivy. They return twenty
 passages about the chip of the request; Kernlore diagnoses, ranks and composes a whole context. All
 encode a request with the same model, and no two requests are equal. One thread, one process each
-time; each kind is measured with every retriever before the next, so that they share the machine's
-ups and downs.
+time; each kind is measured with every retriever before the next, so that they share the variations
+of the machine.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ __all__ = ["Format", "detect", "parse"]
 
 
 def parse(data: bytes, name: str, limits: DocumentLimits | None = None) -> ParsedDocument:
-    """Read one file. Its name counts only if the bytes do not tell the format. Raises ParseFailed
-    for a file that becomes more than `limits`, before or while it is read where that can be told.
+    """Read one file. Its name counts only if the bytes do not determine the format. Raises
+    ParseFailed for a file that becomes more than `limits`, before or during reading where possible.
     """
     limits = limits or DocumentLimits()
     limits.check_archive(data)
@@ -81,6 +81,18 @@ def _read_text(kind: Format, text: str, name: str) -> ParsedDocument:
             from ingestion.formats.rst import parse_rst
 
             return parse_rst(text)
+        case Format.ASCIIDOC:
+            from ingestion.formats.asciidoc import parse_asciidoc
+
+            return parse_asciidoc(text)
+        case Format.LATEX:
+            from ingestion.formats.pandoc import parse_latex
+
+            return parse_latex(text)
+        case Format.ROFF:
+            from ingestion.formats.pandoc import parse_roff
+
+            return parse_roff(text)
         case Format.HTML:
             from ingestion.formats.html import parse_html
 

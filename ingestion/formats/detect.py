@@ -22,6 +22,9 @@ class Format(StrEnum):
     PDF = "pdf"
     MARKDOWN = "markdown"
     RST = "rst"
+    ASCIIDOC = "asciidoc"
+    LATEX = "latex"
+    ROFF = "roff"
     HTML = "html"
     NOTEBOOK = "notebook"
     TEXT = "text"
@@ -42,6 +45,9 @@ _BY_EXTENSION = {
     Format.PDF: ("pdf",),
     Format.MARKDOWN: ("md", "markdown", "mdown", "mkd", "mdx", "myst"),
     Format.RST: ("rst", "rest"),
+    Format.ASCIIDOC: ("adoc", "asciidoc"),
+    Format.LATEX: ("tex", "latex", "ltx"),
+    Format.ROFF: ("roff", "man", "mdoc"),
     Format.HTML: ("html", "htm", "xhtml"),
     Format.NOTEBOOK: ("ipynb",),
     Format.TEXT: ("txt", "text", "log"),
@@ -83,8 +89,8 @@ _BINARY_EXTENSIONS = frozenset(
 _EXTENSIONS = {ext: kind for kind, exts in _BY_EXTENSION.items() for ext in exts}
 
 _FORMATS_HINT = (
-    "Upload PDF, Markdown, reStructuredText, HTML, a Jupyter notebook, plain text or DOCX;"
-    " convert anything else first."
+    "Upload PDF, Markdown, reStructuredText, AsciiDoc, LaTeX, a manual page, HTML, a Jupyter"
+    " notebook, plain text or DOCX; convert anything else first."
 )
 _BINARY_MAGIC = {
     b"\x89PNG": "a PNG image",
@@ -139,6 +145,22 @@ _RST_DIRECTIVE = re.compile(rb"^\s*\.\. [\w:-]+::", re.M)
 _RST_TITLE = re.compile(rb"^\w[^\n]{2,}\n([=~^*-])\1{3,}[ \t]*$", re.M)
 _MD_HEADING = re.compile(rb"^#{1,6} \S", re.M)
 _MD_MARK = re.compile(rb"^```|^~~~|\]\(https?://|^\|[ :|-]+\|\s*$|^#{2,6} \S", re.M)
+# Marks of AsciiDoc that neither Markdown nor reStructuredText has.
+_ADOC_HEADING = re.compile(rb"^={1,5} \S|^\w[^\n]{2,}\n([=~-])\1{3,}[ \t]*$", re.M)
+_ADOC_MARK = re.compile(
+    rb"^\[(?:source|cols|options|%header|NOTE|TIP|WARNING|IMPORTANT|CAUTION|verse|\[)"
+    rb"|^\|===[ \t]*$|^(?:include|ifdef|image)::\S*\[|^:[\w-]+:(?: |$)|^-{4,}\n[^\n]"
+    rb"|\w::[ \t]*$|<<[\w:-]+[,>]|\blinkgit:|\blinkperf:",
+    re.M,
+)
+_LATEX_START = re.compile(
+    rb"(?:\s*%[^\n]*\n)*\s*\\(?:documentclass|documentstyle|begin\{document\})"
+)
+# Comments come first; definitions of macros may come before the title.
+_ROFF_START = re.compile(
+    rb"(?:['.]\\\"[^\n]*\n|'\s*\\\"[^\n]*\n|\.?\s*\n)*\.(?:TH|Dd|Dt|so|de|ds|ie|if|nr)\b"
+)
+_ROFF_TITLE = re.compile(rb"^\.(?:TH|Dt|so)[ \t]+\S", re.M)
 
 
 def extension_format(name: str) -> Format | None:
@@ -274,12 +296,18 @@ def _by_content(data: bytes) -> Format | None:
 
 
 def _sniff_prose(data: bytes) -> Format:
-    """Plain text, unless the text has the marks of reStructuredText or Markdown."""
-    sample = data[:_SNIFF_BYTES].replace(b"\r\n", b"\n")
+    """Plain text, unless the text has the marks of a markup language."""
+    sample = data[:_SNIFF_BYTES].removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
+    if _ROFF_START.match(sample) and _ROFF_TITLE.search(sample):
+        return Format.ROFF
+    if _LATEX_START.match(sample):
+        return Format.LATEX
     if _RST_DIRECTIVE.search(sample) and _RST_TITLE.search(sample):
         return Format.RST
     if _MD_HEADING.search(sample) and len(_MD_MARK.findall(sample)) >= 2:
         return Format.MARKDOWN
+    if _ADOC_HEADING.search(sample) and len(_ADOC_MARK.findall(sample)) >= 2:
+        return Format.ASCIIDOC
     return Format.TEXT
 
 

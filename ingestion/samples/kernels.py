@@ -70,7 +70,7 @@ _COMMAND = re.compile(
     r"^\s*(?:[$>%] |>>> |(?:sudo|pip3?|apt|cmake|make|git|cd|export|docker|python3?|conda) )", re.M
 )
 _GENERATOR = re.compile(r"^[ \t]*(?:async def|yield\b|await\b)|[=(][ \t]*(?:yield|await)\b", re.M)
-# Comments of examples that show what a compiler refuses.
+# Comments of examples with rejected code.
 _REFUSED = re.compile(
     r"(?://|/\*|#)[ \t]*(?:ill-formed|invalid|illegal|undefined behaviou?r|not allowed|error)\b",
     re.I,

@@ -55,6 +55,8 @@ _FILE = re.compile(
     r"|io|net|db|neff|ntff|proto|cmake)",
     re.I,
 )
+# `tmul.h td, ts1` is an instruction, its suffix a type; `math.h` is a file.
+_SUFFIXED = re.compile(r"[A-Za-z_]\w*+(?:\.\w++)*\.[a-zA-Z]", re.ASCII)
 _VERSION = re.compile(r"v?\d+(?:[._]\w+)*", re.I)
 
 # Words that are alone in cells and headings and are not names.
@@ -147,9 +149,11 @@ def are_types(words: Sequence[str]) -> bool:
     return len(words) <= 8 and len(rest) <= 1 and all(NAME.match(w) for w in rest)
 
 
-def mention_of(span: str, *, marked: bool) -> Mention | None:
+def mention_of(span: str, *, marked: bool, mnemonics: bool = False) -> Mention | None:
     """The name at the beginning of a piece of code, or that it calls: `vadd`, `vadd vd, vs1`,
-    `void f(int x)`."""
+    `void f(int x)`. `mnemonics`: it is an instruction, also if it looks like a file."""
+    if mnemonics and _SUFFIXED.fullmatch(span.strip()):
+        return Mention(span.strip(), "", marked)
     mention = _mention(span, marked)
     return None if mention and not marked and mention.name.lower() in EMPTY_WORDS else mention
 
@@ -167,6 +171,8 @@ def _mention(span: str, marked: bool) -> Mention | None:
         assigned = _mention(right, marked)
         return replace(assigned, signature=cut(text, MAX_SIGNATURE)) if assigned else None
     before, bracket, _ = text.partition("(")
+    if "," in before and "<" not in before:
+        bracket = ""  # of an address, as in `tld td, (rs1)`
     words = before.replace("*", " * ").replace("&", " & ").split()
     if bracket and not are_types(words[:-1]):
         return None
@@ -174,21 +180,25 @@ def _mention(span: str, marked: bool) -> Mention | None:
         return Mention(words[0], "", marked) if is_name(words[0]) else None  # an aside
     name = (words[-1] if bracket and words else text.split(" ")[0]).rstrip(":")
     name = name.partition("<")[0].partition("[")[0].partition("{")[0]
-    if not is_name(name) or _OPERATOR.match(text, len(name)):
+    suffixed = _SUFFIXED.fullmatch(name) and _has_operands(text)
+    if not (is_name(name) or suffixed) or _OPERATOR.match(text, len(name)):
         return None
     if not bracket and (is_type_name(name) or name in _TYPE_WORDS) and " " in text:
         return None  # the declaration of a variable
     return Mention(name, cut(text, MAX_SIGNATURE), marked)
 
 
-def mentions_in(cell: str, *, trusted: bool, loose: bool = False) -> list[Mention]:
+def mentions_in(
+    cell: str, *, trusted: bool, loose: bool = False, mnemonics: bool = False
+) -> list[Mention]:
     """The names of a cell; none if it is prose. `trusted`: by its column header, words without
-    marks are names; `loose`: words may follow marked names."""
+    marks are names; `loose`: words may follow marked names; `mnemonics`: names are those of
+    instructions."""
     text = without_links(cell).strip()
     if "`" in text:
-        return _marked(text, loose)
+        return _marked(text, loose, mnemonics)
     text = _EMPHASIS.sub(r"\2", text).strip()
-    whole = mention_of(text, marked=False)
+    whole = mention_of(text, marked=False, mnemonics=mnemonics)
     if whole and (not whole.signature or f"{whole.name}(" in text):
         return [whole] if trusted or looks_coded(whole.name) or whole.signature else []
     parts = [part for part in _AND.split(_ASIDE.sub(" ", text)) if part]
@@ -209,13 +219,13 @@ def _has_operands(signature: str) -> bool:
     return bool(rest) and ("," in rest or rest[0] in "%$<[{#@" or any(c.isdigit() for c in rest))
 
 
-def _marked(text: str, loose: bool) -> list[Mention]:
+def _marked(text: str, loose: bool, mnemonics: bool) -> list[Mention]:
     mentions: list[Mention] = []
     end = 0
     for span in CODE.finditer(text):
         if not _joins(text[end : span.start()]):
             break
-        mention = mention_of(span[1], marked=True)
+        mention = mention_of(span[1], marked=True, mnemonics=mnemonics)
         if mention is None:
             break
         mentions.append(mention)

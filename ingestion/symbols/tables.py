@@ -194,7 +194,8 @@ def _share(cells: Sequence[str], naming: _Naming, in_code: Collection[str]) -> f
 def _names_row(cell: str, naming: _Naming, in_code: Collection[str]) -> bool:
     # Under a header about errors, a cell that is only a code is one.
     coded = naming.kind == "error" and is_error_code(cell.strip())
-    mentions = mentions_in(cell, trusted=naming.trusted or coded, loose=True)
+    trusted, mnemonics = naming.trusted or coded, naming.kind == "instruction"
+    mentions = mentions_in(cell, trusted=trusted, loose=True, mnemonics=mnemonics)
     return bool(mentions) and all(_is_symbol(m, naming, in_code) for m in mentions)
 
 
@@ -215,7 +216,8 @@ def _row_definitions(
     header: Sequence[str], row: Sequence[str], columns: _Columns, section: int
 ) -> Iterator[Definition]:
     naming = _Naming(columns.kind, True)
-    mentions = mentions_in(row[columns.names], trusted=True, loose=True)
+    mnemonics = columns.kind == "instruction"
+    mentions = mentions_in(row[columns.names], trusted=True, loose=True, mnemonics=mnemonics)
     if not mentions or not all(_is_symbol(m, naming, ()) for m in mentions):
         return
     syntax = without_ticks(row[columns.signature]) if columns.signature is not None else ""

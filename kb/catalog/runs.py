@@ -351,7 +351,7 @@ class RunProcesses(Work):
 
     def without_row(self) -> list[tuple[RunProcess, Mapping[str, Any]]]:
         """Runs that a process has begun and not stored yet, newest first: the process, and the
-        problem and hardware that were asked for.
+        requested problem and hardware.
         """
         stored = sa.select(t.runs.c.id).where(t.runs.c.id == t.work.c.id).exists()
         with self._catalog.read() as connection:

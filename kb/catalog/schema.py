@@ -150,7 +150,7 @@ _OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 def foreign_object(catalog: Path, revision: str) -> str:
     """A table, index, trigger or view of an SQLite file that differs from those that the migrations
-    up to `revision` create, as words; empty if there is none.
+    up to `revision` create, as words; empty without a difference.
     """
     with closing(sqlite3.connect(f"{catalog.as_uri()}?mode=ro", uri=True)) as connection:
         found = _objects(connection.execute(_OBJECTS).fetchall())

@@ -269,8 +269,9 @@ class CandidateProcesses:
     def both(
         self, runner: RunnerProcess, loader: Loader, case: Case
     ) -> Iterator[tuple[TimedSide, LoadedKernel]]:
-        """The reference's side and the candidate, ready to be timed. Raises BaselineFailed, or what
-        the candidate's process raises."""
+        """The reference's side and the candidate, ready to be timed. Raises BaselineFailed, or the
+        errors of the candidate's process.
+        """
         kernel, coming = self._both_ready(runner, loader, case)
         lost = False
         try:

@@ -107,8 +107,9 @@ def judge(
 def _judge_own(
     form: EvaluatorFormat, submission: Path, task: Path, isolation: Wanted, key: bytes | None
 ) -> tuple[dict[str, Any], str]:
-    """As `judge`, by the task's own evaluator. The record has no `evaluation`: `report` is what
-    that evaluator said, and `note` what this judge did not check."""
+    """As `judge`, by the task's own evaluator. The record has no `evaluation`: `report` is the
+    report of that evaluator, and `note` lists omitted checks.
+    """
     result = form.evaluate(task, submission, isolation)
     record = {
         "schema": OWN_SCHEMA,

@@ -386,7 +386,7 @@ class _Graph:
     # -- after it
 
     def operations(self) -> NeededOperations | None:
-        """The counts; None if the graph does not show most of what the formulas count."""
+        """The counts; None if the graph shows less than most of the operations of the formulas."""
         products = self._members.values()
         if not products or 2 * sum(p.total for p in products) < RECOGNISED * self._formula:
             return None

@@ -234,14 +234,15 @@ def remarkable(timing: CaseTiming) -> bool:
 
 def unneeded_factor(work: CaseWork, result_bytes: int, ceilings: Ceilings | None) -> float:
     """How many times as long as the case needs its reference takes at the ceilings: it computes
-    what the result does not depend on, and moves each of its intermediate results, `result_bytes`
-    in all, which a fused kernel does not. At least 1, and 1 if the needed work is not known.
+    values that the result does not depend on, and moves each of its intermediate results,
+    `result_bytes` in all, which a fused kernel does not. At least 1, and 1 if the needed work is
+    not known.
     """
     counted = work.operations is not None or not work.flops
     known = counted and work.needed_read_bytes is not None
     if ceilings is None or not ceilings.trusted or not known or not work.whole:
         return 1.0
-    # A lower bound of 0 says that nothing was found out.
+    # A lower bound of 0 means that nothing was found.
     peak, read = _likely_peak(work, ceilings), work.needed_read_bytes or work.read_bytes
     needed = ceilings.stream_seconds(read, work.written_bytes) if work.written_bytes else 0.0
     # Written and read again; copies of the inputs may be among the results.
@@ -273,9 +274,9 @@ def impossible_times(
 
 
 def limits_of(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> DeviceLimits:
-    """Limits of every right kernel, by the most favourable assumptions: what fits the cache was
-    already in it, in any dtype, by the best algorithm, at the fastest rate. What is not known to be
-    needed is not counted.
+    """Limits of every right kernel, by the most favourable assumptions: data that fits the cache is
+    already in it, in any dtype, by the best algorithm, at the fastest rate. Operations not known to
+    be needed are not counted.
 
     Ceilings of a busy machine, or ceilings that the reference itself beats, set no limit.
     """
@@ -286,10 +287,11 @@ def limits_of(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> 
 
 def doubtful_us(work: CaseWork, timing: CaseTiming, ceilings: Ceilings) -> float:
     """A time in microseconds below which a person should look: at half of the time that the
-    ceilings of the case's dtype give, or at the fastest rates. What is not known to be needed is
-    counted by the formulas, so this bound may be wrong; that of a work with known `operations` and
-    `needed_read_bytes` is never higher. An output is expected to be written, even if it may be a
-    view."""
+    ceilings of the case's dtype give, or at the fastest rates. Operations not known to be needed
+    are counted by the formulas, so this bound may be wrong; that of a work with known `operations`
+    and `needed_read_bytes` is never higher. An output is expected to be written, even if it may be
+    a view.
+    """
     read = work.read_bytes if work.needed_read_bytes is None else work.needed_read_bytes
     moved = read * work.whole + work.written_bytes
     fastest = _limits(work, moved, work.fewest_flops, timing, ceilings)

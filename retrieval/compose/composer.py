@@ -33,6 +33,7 @@ from retrieval.compose.kernels import (
     WholeKernel,
     chosen_kernels,
     is_of_kind,
+    kernels_of,
 )
 from retrieval.compose.lead import Lead, lead_of, with_cards
 from retrieval.compose.sections import (
@@ -45,6 +46,7 @@ from retrieval.compose.sections import (
     plain,
     section_blocks,
 )
+from retrieval.compose.standing import Standings
 from retrieval.compose.target import (
     Search,
     Target,
@@ -107,8 +109,9 @@ class Material:
     how closely a section is related to the signal, and low ones are left out. It is also 0 for a
     chip whose language models do not know: most general text is left out there anyway.
 
-    `facts` are the chip's, `traits` what the operator of the request is, `uplift` measurements of
-    what contexts gained such a reader, the closest first.
+    `facts` are the chip's, `traits` describe the operator of the request, `uplift` are measured
+    gains of contexts for such a reader, the closest first; `standings` relate the knowledge to the
+    caller's versions.
     """
 
     request: RetrieveRequest
@@ -131,6 +134,11 @@ class Material:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     traits: OperatorTraits = field(default_factory=OperatorTraits)
     uplift: Sequence[Uplift] = ()
+    standings: Standings | None = None
+
+    def marked(self, block: Block) -> Block:
+        """The block with what the versions of the request lack."""
+        return self.standings.marked_block(block) if self.standings is not None else block
 
     @property
     def common(self) -> CommonKnowledge:
@@ -184,6 +192,8 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     budget = min(request.max_tokens, layout.strong_tokens) if strong else request.max_tokens
     if strong:
         kernels = [kernel for kernel in kernels if kernel.run_id is not None]
+    if material.verdict.signal_ids:  # the cure is worth more than a second kernel
+        kernels = kernels[:1]
     layout = _layout_for(material, layout, target, strong, bool(kernels or no_kernel))
     stable: Sequence[Block] = ()
     about: Mapping[str, float] = {}
@@ -215,8 +225,12 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     unknown = _unknown(snapshot, material, cards, about)
     own = wanted is not None and any(is_of_kind(kernel, wanted) for kernel in kernels)
     beside_kernel = task == "write" and own
+    # Samples are shown whole among the kernels, not in part among the sections.
+    samples = _sample_sections(snapshot, material) if kernels else frozenset[str]()
     offers: dict[str, Offer] = {
-        category: partial(_sections, snapshot, material, layout, about, category, beside_kernel)
+        category: partial(
+            _sections, snapshot, material, layout, about, category, beside_kernel, samples
+        )
         for category in scope.categories
     }
     if request.log:
@@ -232,8 +246,8 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     context = pack(
         verdict=material.verdict,
         hardware=material.hardware,
-        target=stable,
-        offers=offers,
+        target=[material.marked(block) for block in stable],
+        offers={name: partial(_marked, material, offer) for name, offer in offers.items()},
         layout=layout,
         task=task,
         moves=material.moves,
@@ -246,6 +260,12 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     )
     missing = missing_names(request.log or "", cards) if cards else ()
     return Composed(task, context, unknown, tuple(missing))
+
+
+def _marked(
+    material: Material, offer: Offer, room: Room, largest: int, shown: frozenset[str]
+) -> Iterator[Block]:
+    return map(material.marked, offer(room, largest, shown))
 
 
 def _layout_for(
@@ -275,6 +295,7 @@ def _kernel_request(material: Material) -> KernelRequest | None:
         material.facts.keys(),
         material.scope.access_scope,
         material.request.run_id,
+        material.standings.weight if material.standings is not None else lambda *subject: 1.0,
     )
 
 
@@ -295,6 +316,13 @@ def _missing_kernel(wanted: KernelRequest, kernels: Sequence[WholeKernel]) -> st
         )
     none = f"No whole kernel for this operator ({title}, in {languages}) is stored for this chip."
     return f"{none} The closest follow." if kernels else none
+
+
+def _sample_sections(snapshot: Snapshot, material: Material) -> frozenset[str]:
+    """The ids of the sections of all samples that run on the chip."""
+    access = material.scope.access_scope
+    kernels = kernels_of(snapshot, material.lineage, material.chip_languages, access)
+    return frozenset(kernel.section for kernel in kernels if kernel.section is not None)
 
 
 def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> dict[str, Offer]:
@@ -371,6 +399,7 @@ def _sections(
     about: Mapping[str, float],
     category: str,
     beside_kernel: bool,
+    without: frozenset[str],
     room: Room,
     largest: int,
     shown: frozenset[str],
@@ -394,7 +423,7 @@ def _sections(
         category,
         own=own,
         largest=largest,
-        excluded=shown,
+        excluded=shown | without,
         prefer=about if category == "hardware" else None,
         # For a chip's own language, the filter below removes most general blocks.
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
@@ -410,13 +439,12 @@ def _sections(
 
 
 def _by_operator(snapshot: Snapshot, material: Material, scope: ScopeFilter) -> Sequence[Ranked]:
-    """The ranking of a category by the operator that is to be written; of guides, if there are any,
-    only the operator's own sections.
+    """A category's sections about the operator that is to be written; if no guide has one, the
+    nearest sections of guides.
     """
     found, own = _of_operator(snapshot, material, scope)
-    if scope.categories != ("guidance",):
-        return found
-    return [entry for entry in found if entry.seq in own] or found
+    of_operator = [entry for entry in found if entry.seq in own]
+    return of_operator or (found if scope.categories == ("guidance",) else [])
 
 
 def _own_first(
@@ -437,10 +465,10 @@ def _own_first(
 def _of_operator(
     snapshot: Snapshot, material: Material, scope: ScopeFilter
 ) -> tuple[list[Ranked], Mapping[int, str]]:
-    """The passages ranked by the words of the operator; and for those of its own sections, the
-    section. Its own are those titled for it, unless their guide is to another operator that they
-    name too, and those of its guide that name none. Those that name a second operator count half.
-    Cached.
+    """The passages ranked by the words of the operator; and the sections about it. These are those
+    titled for it, unless their guide is to another operator that they name too, and those of its
+    guide that name none. Those that name a second operator count half; guides to unrelated
+    operators are left out. Cached.
     """
     operators = load_operators()
     kind = operators.kinds[material.traits.kinds[0]]
@@ -451,10 +479,15 @@ def _of_operator(
         foreign = set(section) & set(guide) - {kind.id}
         return None if foreign or kind.id not in (section or guide) else len(section) - 1
 
+    def is_related(passage: Passage) -> bool:
+        guide = operators.of(None, (passage.document_title,)).kinds
+        return not guide or operators.relation(kind.id, guide) > 0
+
     def read() -> tuple[list[Ranked], Mapping[int, str]]:
         question = f"{kind.title} {' '.join(phrase.strip() for phrase in kind.words)}"
         found = material.search(question, scope)[:OWN_SECTIONS_AMONG]
         passages = snapshot.load([entry.seq for entry in found], scope)
+        found = [e for e in found if e.seq in passages and is_related(passages[e.seq])]
         named = {seq: others(passage) for seq, passage in passages.items()}
         found = [e._replace(score=e.score / 2) if named.get(e.seq) else e for e in found]
         own = {seq: passages[seq].section_id for seq, n in named.items() if n is not None}
@@ -490,11 +523,13 @@ def _lead(snapshot: Snapshot, material: Material, layout: Layout, cards: Cards) 
         return of_use and _fits_machine(material, block.kind, section)
 
     query = "\n".join(filter(None, (request.query, (request.log or "")[:QUERY_LOG_CHARS])))
+    standings = material.standings
     for passage in material.first[:LEAD_CANDIDATES]:
         lead = lead_of(snapshot, passage, material.scope, query, layout.largest_section, admits)
         if lead is not None:
             named = names_in(query, cards.names)
-            return with_cards(lead, cards, named, "errors" if request.log else "symbols")
+            lead = with_cards(lead, cards, named, "errors" if request.log else "symbols")
+            return lead if standings is None else replace(lead, block=standings.marking(lead.block))
     return None
 
 
@@ -515,7 +550,10 @@ def _fits_machine(material: Material, category: str, section: WholeSection) -> b
         return False
     if material.toolchain is not None or category == "hardware" or not material.at_hand:
         return True
-    return not is_for_others(whole, section.text, material.chip_languages)
+    language, languages = material.request.language, material.chip_languages
+    if language is not None and language != "triton":  # whose words are of no use elsewhere
+        languages = tuple(other for other in languages if other != "triton")
+    return not is_for_others(whole, section.text, languages)
 
 
 def _is_relevant(material: Material, category: str, section: WholeSection) -> bool:

@@ -298,7 +298,8 @@ def _moves(moves: Sequence[Move]) -> Block | None:
         doubt = (
             "" if move.applies else f" (if {move.when}; not measured: {', '.join(move.missing)})"
         )
-        lines.append(f"- {move.name}: {how}{limit}. {move.why}{doubt} [{move.source['document']}]")
+        source = "; ".join(filter(None, (str(move.source["document"]), move.mark)))
+        lines.append(f"- {move.name}: {how}{limit}. {move.why}{doubt} [{source}]")
     return plain("moves", "moves", "\n".join(map(one_line, lines)))
 
 
@@ -308,5 +309,6 @@ def _skills(skills: Sequence[SkillAnswer]) -> Block | None:
     lines = ["## Skills"]
     for skill in skills:
         evidence = skill.evidence["line"] if skill.evidence else "not measured here"
-        lines.append(f"- {skill.name} ({skill.tier}, {skill.effect}; {evidence}): {skill.summary}")
+        about = "; ".join(filter(None, (f"{skill.tier}, {skill.effect}", evidence, skill.mark)))
+        lines.append(f"- {skill.name} ({about}): {skill.summary}")
     return plain("skills", "skills", "\n".join(map(one_line, lines)))

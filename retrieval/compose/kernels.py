@@ -1,5 +1,5 @@
-"""Whole kernels in a context: the choice by what the operator is, the language and the chip, and
-the part of a kernel that is worth most where the whole does not fit.
+"""Whole kernels in a context: the choice by operator, language and chip, and the most useful part
+of a kernel that does not fit.
 
 Kernels are the samples of documents, those that runs have found right, and the recipes of skills
 with the defaults of their parameters.
@@ -7,10 +7,12 @@ with the defaults of their parameters.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from kb.candidate_abi import DECLARATIONS, HEADER_NAME, c_declarations
@@ -26,13 +28,21 @@ from retrieval.operators import FLOAT, OperatorTraits, load_operators, plain_wor
 from retrieval.snapshot.snapshot import Snapshot
 
 MOST_KERNELS = 3  # of the operator in a context
-MOST_KIN = 2  # kernels of related operators, where none of the operator itself exists
+MOST_KIN = 2  # kernels of related operators, if none of the operator itself exists
 LEAST_KIN = 0.25  # relation below which a kernel does not help
-LEAST_CUT = 240  # tokens of a part of a kernel, of which most is its text
+LEAST_CUT = 240  # tokens of a part of a kernel, mostly its text
 USABLE_STATES = ("active",)  # of skills with recipes
 # How much a kernel for the chip's family, its vendor, any chip or another family counts.
 OWN, PER_STEP, ANY_CHIP, OTHER_FAMILY = 1.0, 0.04, 0.8, 0.7
-STATUS = {"right": 1.0, "runs": 0.97, "compiles": 0.94, "untried": 0.9, "refused": 0.0}
+# By the check; "slower" is a recipe that harms in measured trials.
+STATUS = {
+    "right": 1.0,
+    "runs": 0.97,
+    "compiles": 0.94,
+    "untried": 0.9,
+    "slower": 0.7,
+    "refused": 0.0,
+}
 OF_A_RUN = 1.1  # a kernel that a run has found right on this chip
 SAME_OPERANDS, WIDER, OTHERS = 1.0, 0.8, 0.75
 REPEATED = 0.7  # for a kernel of the same kind and operands as one already chosen
@@ -43,7 +53,7 @@ _CHECKED = "Checked: "
 
 @dataclass(frozen=True)
 class WholeKernel:
-    """A kernel that a context may show. `evidence` says what was checked, `fetch` how to get the
+    """A kernel that a context may show. `evidence` describes the check, `fetch` how to get the
     whole text, `source` is the citation. `hardware` is empty for any chip; `note` is "" unless the
     kernel was written for another family.
     """
@@ -67,7 +77,7 @@ class WholeKernel:
 @dataclass(frozen=True)
 class KernelRequest:
     """What kernels are chosen for. `facts` are keys of the chip's facts; `run` is the calling run,
-    whose own kernels are left out.
+    whose own kernels are left out; `weight` is that of a section or a skill for the caller's tools.
     """
 
     traits: OperatorTraits
@@ -76,6 +86,7 @@ class KernelRequest:
     facts: Collection[str]
     access: AccessScope
     run: str | None = None
+    weight: Callable[[str | None, str], float] = lambda section, skill: 1.0
 
     @property
     def kind(self) -> str:
@@ -153,7 +164,8 @@ def score_of(kernel: WholeKernel, wanted: KernelRequest) -> float:
     chip = _closeness(kernel.hardware, wanted.lineage) if not kernel.note else OTHER_FAMILY
     verified = OF_A_RUN if kernel.run_id and chip == OWN else 1.0
     alike = _alike(kernel.traits.operands, wanted.traits.operands)
-    return relation * chip * alike * STATUS.get(kernel.status, 0.0) * verified
+    fit = wanted.weight(kernel.section, kernel.id)
+    return relation * chip * alike * STATUS.get(kernel.status, 0.0) * verified * fit
 
 
 def _closeness(hardware: Sequence[str], lineage: Sequence[str]) -> float:
@@ -251,8 +263,8 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
         hardware=head.scopes.hardware,
         shapes=tuple(shapes),
         code=with_defaults(body, recipe.template).strip(),
-        status="runs",
-        evidence=f"searches start from it{limits}; {dtypes}",
+        status="slower" if skill.effect.state == "harms" else "runs",
+        evidence=f"searches start from it{limits}; {dtypes}; {skill.effect}",
         source=f"skill {head.name} (v{head.version}), recipe",
         fetch=f"`kernlore skills show {head.name}`",
     )
@@ -260,11 +272,10 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
 
 def with_defaults(body: Mapping[str, Any], template: str) -> str:
     """The template with the defaults of its parameters, and the declarations that a C source takes
-    from the header of candidates. A comment lists the names that a search replaces by constants of
-    the problem.
+    from the header of candidates. Constants of the problem, which a search takes from its
+    reference, are defined in front with the default of PyTorch and the value to set.
     """
     python = body.get("language") in PYTHON_LANGUAGES
-    mark = "#" if python else "//"
     values = {p["name"]: p.get("default", p["values"][0]) for p in body.get("parameters", ())}
     tensors: Sequence[Mapping[str, Any]] = body.get("tensors", ())
     values["host"] = c_declarations(
@@ -272,7 +283,7 @@ def with_defaults(body: Mapping[str, Any], template: str) -> str:
     )
     traits: Mapping[str, str] = body.get("traits", {})
     used = dict.fromkeys(match[1] for match in _PARAMETER.finditer(template))
-    constants = [f"{name} = {traits[name]}" for name in used if name in traits]
+    constants = [_constant(name, traits[name], python) for name in used if name in traits]
 
     def put(match: re.Match[str]) -> str:
         value = values.get(match[1])
@@ -281,9 +292,33 @@ def with_defaults(body: Mapping[str, Any], template: str) -> str:
         text = str(value) if python or not isinstance(value, bool) else str(value).lower()
         return text + match[2]
 
-    head = f"{mark} Constants of the problem: {'; '.join(constants)}\n" if constants else ""
     source = _PARAMETER.sub(put, template)
-    return head + source.replace(f'#include "{HEADER_NAME}"\n', DECLARATIONS)
+    return "".join(constants) + source.replace(f'#include "{HEADER_NAME}"\n', DECLARATIONS)
+
+
+# Defaults of arguments of PyTorch's operators, by the name of the argument or of the constant, and
+# 1 for a size.
+ARGUMENTS: Mapping[str, bool | float] = MappingProxyType(
+    {"is_causal": False, "transposed": False, "padding": 0, "output_padding": 0, "stride": 1}
+    | {"dilation": 1, "groups": 1, "eps": 1e-5, "kernel_size": 1}
+)
+
+
+def _constant(name: str, path: str, python: bool) -> str:
+    """The line that defines a constant of the problem, which is `path` in the reference: 1 for a
+    number of the model, and NaN for an argument without a default.
+    """
+    argument = path.rpartition(".")[2].partition("[")[0]
+    other = 1 if path.startswith("model.") else math.nan
+    value = ARGUMENTS.get(argument, ARGUMENTS.get(name, other))
+    note = f"set to {path} of the reference"
+    if python:
+        text = 'float("nan")' if math.isnan(value) else repr(value)
+        return f"{name} = {text}  # {note}\n"
+    if isinstance(value, float):
+        text = '__builtin_nan("")' if math.isnan(value) else repr(value)
+        return f"constexpr double {name} = {text};  // {note}\n"
+    return f"constexpr int {name} = {int(value)};  // {note}\n"
 
 
 # -- blocks
@@ -292,7 +327,7 @@ def with_defaults(body: Mapping[str, Any], template: str) -> str:
 @dataclass
 class KernelOffer:
     """Offers kernels to a context in the order of `kernels`, without those that nearly repeat one
-    before; `shown` are the kernels offered, whose names a context explains. `missing` says that
+    before; `shown` are the kernels offered, whose names a context explains. `missing` states that
     none computes the operator itself, or is "".
     """
 
@@ -400,7 +435,7 @@ _NO_NAME = re.compile(
 _LAUNCH = re.compile(r"<<<|cudaLaunchKernel|hipLaunchKernel|\]\(\s*$|\)\]\(|torch\.empty")
 HASH_COMMENTS = frozenset({"python", "triton", "cute", "nki", "pallas", "flydsl", "torch"})
 _WORD = re.compile(r"\w+")
-REMARK = 10  # tokens of a remark about what is left out
+REMARK = 10  # tokens of a remark about omissions
 FRAME = 8  # lines of a function that are shown before and after its main loop at least
 
 
@@ -415,7 +450,7 @@ class CodePart:
 
 @dataclass(frozen=True)
 class CutCode:
-    """A part of a source. `without` names what was left out; `main` says whether every kernel
+    """A part of a source. `without` names the omitted parts; `main` tells whether every kernel
     entry and every function with a main loop is whole.
     """
 
@@ -549,7 +584,7 @@ def _loop_worth(text: str) -> int:
 
 
 def _loop_of(text: str, mark: str, room: int) -> str:
-    """The head of a function and its longest loop with what surrounds it, as far as it fits."""
+    """The head of a function and its longest loop with its surroundings within the budget."""
     lines = text.splitlines()
     head = next((n for n, line in enumerate(lines) if line.rstrip().endswith(("{", ":"))), 0) + 1
     first, last = _longest_loop(lines, head)

@@ -71,7 +71,7 @@ def fitting_moves(
     if chip_languages and not is_common(chip_languages):
         decided = _own_if_any(decided, len(lineage))
     changes: dict[tuple[object, ...], Move] = {}
-    for _, answer in sorted(decided, key=lambda pair: pair[0]):
+    for _, answer in _without_superseded(sorted(decided, key=lambda pair: pair[0]), len(lineage)):
         changes.setdefault(_change_key(answer), answer)
     ordered = _few_for_problems(list(changes.values()))
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
@@ -83,8 +83,8 @@ TILES = frozenset(("tile_m", "tile_n", "tile_k", "block", "threads", "warps", "v
 
 
 def shrunk(move: Move, factor: float) -> Move:
-    """The move with the least factor by which its parameter must shrink for a resource that is
-    exceeded `factor` times; unchanged if it shrinks nothing, or to a given value.
+    """The move with the least shrink factor of its parameter for a resource exceeded `factor`
+    times; unchanged if it shrinks nothing, or to a given value.
     """
     role, known = move.change.get("role"), {"to", "factor"} & move.change.keys()
     if move.change.get("direction") != "decrease" or role not in {*TILES, "stages"} or known:
@@ -105,11 +105,39 @@ def _mends(
 def _own_if_any(
     decided: list[tuple[tuple[Any, ...], Move]], general: int
 ) -> list[tuple[tuple[Any, ...], Move]]:
-    """The moves of the chip and its families, or all moves if there are none. `general` is the
-    nearness, third in a key, of moves that are about no chip.
+    """The moves of the chip and its families, or else all moves. `general` is the nearness, third
+    in a key, of moves that are about no chip.
     """
     own = [pair for pair in decided if pair[0][2] < general]
     return own or decided
+
+
+# Roles that are remedies of one cause: a layout of shared memory is padded or permuted, not both.
+ALTERNATIVES = {"pad": "bank layout", "swizzle": "bank layout"}
+
+
+def _without_superseded(
+    decided: Sequence[tuple[tuple[Any, ...], Move]], general: int
+) -> list[tuple[tuple[Any, ...], Move]]:
+    """Without moves to which a nearer document of the chip has another value: the manual of a
+    generation knows its banks better than its vendor's or a general guide. `general` as in
+    `_own_if_any`.
+    """
+    nearest: dict[tuple[int, object], int] = {}
+    for (_, leading, nearness, _), move in decided:
+        if move.change.get("direction") == "set" and nearness < general:
+            key = (leading, _remedy(move))
+            nearest[key] = min(nearest.get(key, nearness), nearness)
+    return [
+        (key, move)
+        for key, move in decided
+        if key[2] <= nearest.get((key[1], _remedy(move)), key[2])
+    ]
+
+
+def _remedy(move: Move) -> object:
+    role = move.change.get("role")
+    return ALTERNATIVES.get(str(role), role)
 
 
 def _certainty(outcome: PredicateResult) -> int:

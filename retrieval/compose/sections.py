@@ -31,7 +31,7 @@ CUTOFF = 0.45  # of the best weighted score, below which a section about the chi
 LEAST_PREFERENCE = 0.15  # lowest weight of a document
 FENCE, HEADING = 50, 10  # approximate tokens of a block's citation and a section's heading
 LONG_FENCE = 250  # tokens that no fence exceeds
-SLACK = 4  # tokens by which the fences of two parts of a section may differ
+SLACK = 4  # difference in tokens between the fences of two parts of a section
 SIBLINGS = 2  # matched sections of one parent that are replaced by it, if it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
 # Line breaks of Python and of Unicode, and characters that a reader does not see.

@@ -102,9 +102,7 @@ def target_blocks(
 
 
 def _ids(block: Block) -> set[str]:
-    """The ids by which a block can be excluded; a list of names is not excluded with one of its
-    sections.
-    """
+    """The ids that exclude a block; a list of names is not excluded with one of its sections."""
     sections = () if block.kind == "symbols" else block.sections
     # A complete document has already been stripped of excluded sections.
     return {block.id, *block.passages, *sections}
@@ -155,7 +153,7 @@ def _whole_documents(
     without: frozenset[str],
 ) -> list[Block] | None:
     """The chip's documents in order or, if they are too long, those about the language; None if
-    these are too long too, or if there are none.
+    these are too long too or do not exist.
     """
     about_chip = snapshot.documents_about((target.hardware.id,), own)
     every = [document for document in about_chip if document.id not in without]
@@ -252,8 +250,8 @@ def _selected_blocks(
 
 
 def _stated(sample: Sample, target: Target) -> float:
-    """How much the document of a sample is about the language, where it is about the chip's family:
-    1 if the sample is in that language.
+    """How much the document of a sample is about the language, if it is about the chip's family: 1
+    if the sample is in that language.
     """
     return 1.0 if sample.language == target.language else 0.0
 

@@ -84,13 +84,15 @@ class Diagnoser:
         signatures: Sequence[SignatureSpec],
         own: OwnRules = NO_RULES,
         codes: Callable[[str], list[SignatureMatch]] = no_codes,
+        refuted: frozenset[str] = frozenset(),
     ) -> Conclusion:
         """Diagnose a request: signals that it names first, then those of its log, then those of its
         metrics.
 
         `facts` are of the hardware, `lineage` is the hardware with its families, `signatures` are
         the error texts and `own` the rules over counters that they declare; `codes` finds the error
-        codes of its documents in a log that matches no signature. Raises UnknownSignal for a signal
+        codes of its documents in a log that matches no signature; `refuted` are ids of signatures
+        that the caller's tools do not print. Raises UnknownSignal for a signal
         in the request, and InvalidKnowledge for a broken signature.
         """
         findings: dict[str, SignalFinding] = {}
@@ -100,6 +102,7 @@ class Diagnoser:
         matches = [
             replace(match, facts=facts)
             for match in self._matches(request.log or "", signatures, codes)
+            if match.signature.id not in refuted
         ]
         for match in matches:
             if match.signature.origin != OF_WORDS:
@@ -116,7 +119,7 @@ class Diagnoser:
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
-        for match in matches:  # what was measured leads words
+        for match in matches:  # measurements precede words
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         verdict = Verdict(
             lines=lines,
@@ -329,8 +332,8 @@ def diagnose(
 
 def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> list[_Tried]:
     """Every applicable rule whose parent fired, with its outcome, in file order. `known` are the
-    values for predicates besides the signals of earlier rules; a canonical metric is also in it by
-    its plain name.
+    values for predicates in addition to the signals of earlier rules; a canonical metric is also in
+    it by its plain name.
     """
     tried: list[_Tried] = []
     fired: set[str] = set()
@@ -450,7 +453,8 @@ def _measure_next(
 
 
 # -- from prose: signals that a log without a known error line names in words, which are claims of
-# the author and no measurement. Denials ("without bank conflicts", "register spills: 0") are none.
+# the author and not measurements. Denials ("without bank conflicts", "register spills: 0") do not
+# count.
 
 MAX_PROSE = 20_000  # characters that are searched
 MAX_SYMPTOMS = 2  # signals

@@ -99,7 +99,7 @@ def with_known_counters(
 
 def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:
     """The request with the text of a profile that cannot be read in its log, where known messages
-    and the prose of people are still found; the summary says what was not read.
+    and the prose of people are still found; the summary names the unread profile.
     """
     log = "\n".join(filter(None, (request.log, request.profile)))
     note = f"{error.message}: its lines were read as those of a log. {error.hint}"
@@ -159,7 +159,7 @@ def is_profile(text: str) -> bool:
         return bool(read_profile(text, loose=False))
     except InvalidRequest:
         lines = sum(1 for line in text.splitlines() if line.strip())
-        known = normalise(_known(counters(text), ())).sources  # one says that none is implausible
+        known = normalise(_known(counters(text), ())).sources  # one states that none is implausible
         return len(known) - 1 >= max(LEAST_COUNTERS, lines / 5)
 
 
@@ -177,7 +177,7 @@ MOST_READINGS = 3
 
 
 def readings(metrics: Mapping[str, Metric]) -> tuple[str, ...]:
-    """What the metrics show in words, also where no rule concludes a signal."""
+    """A summary of the metrics, also if no rule concludes a signal."""
     values = normalise(metrics).values
     bindings = Bindings(metrics=values)
     said = [filled(text, values) for when, text in _readings() if when.evaluate(bindings).value]
@@ -191,7 +191,7 @@ def _readings() -> tuple[tuple[Predicate, str], ...]:
 
 
 def _advice(profile: Profile, known: Mapping[str, Any]) -> tuple[str, ...]:
-    """How to measure what the profile lacks."""
+    """How to measure the missing counters."""
     if profile.lines and not any(row.line for row in profile.lines):
         return (BY_ADDRESS,)
     return () if known or profile.lines or not profile.kernels else (TIMES_ONLY,)

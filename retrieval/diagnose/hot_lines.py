@@ -30,13 +30,13 @@ from retrieval.profiles.lines import (
     without_skid,
 )
 
-MIN_SHARE = 5.0  # per cent of the samples, or of what is moved in vain, of a hot line
+MIN_SHARE = 5.0  # per cent of the samples, or of the excess traffic, of a hot line
 MAX_GROUPS = 6
 NEAR_LINES = 3  # source lines at this distance with one cause are one group
 SHOWN_INSTRUCTIONS = 3
 MAX_QUOTED = 12  # source lines of a group
 MAX_SOURCE_LINE = 200  # characters
-# Share of its own stalls from which on a reason leads.
+# Share of the stalls of a line from which a reason leads.
 LEADING = 0.2
 OF_SHARED_QUEUE = ("mio_throttle", "short_scoreboard")
 COUNTED = ("uncoalesced", "bank-conflict")  # causes that counters of each instruction show
@@ -68,7 +68,7 @@ class LineCause:
 
 @dataclass(frozen=True)
 class _Line:
-    """A source line or an instruction, with what is known about it."""
+    """A source line or an instruction, with its known properties."""
 
     rows: tuple[LineRow, ...]
     first: int  # source lines, or indexes of instructions without these
@@ -186,7 +186,7 @@ def _lines(rows: Sequence[LineRow], total: float, unit: str) -> Iterator[_Line]:
             "instruction": _short((awaited or rows[hottest]).instruction),
             "lanes": _lanes(own),
             "waits": _waits(stall, does, awaited),
-            # What a line waits for may stand on another one.
+            # A line may wait for the result of another one.
             **_moved((*own, awaited) if awaited else own, all_sectors, all_wavefronts),
         }
         yield _Line(own, place, place, file, _cause(values), values, awaited)
@@ -229,7 +229,7 @@ def _leading_stall(own: Sequence[LineRow]) -> tuple[str, float]:
 def _moved(
     own: Sequence[LineRow], all_sectors: float, all_wavefronts: float
 ) -> dict[str, Value | None]:
-    """Shares of what the line moves in vain: of its own traffic and of the kernel's excess."""
+    """Shares of the excess traffic of the line: in its traffic and in the kernel's excess."""
     sums = {
         name: sum(getattr(row, name) for row in own)
         for name in ("sectors", "excess_sectors", "wavefronts", "excess_wavefronts", "executed")
@@ -259,7 +259,7 @@ def _cause(values: Mapping[str, Value | None]) -> LineCause | None:
 def _matters(group: Sequence[_Line], total: float, unit: str) -> bool:
     """Whether lines take a part of the time, or do a part of the kernel's work in vain."""
     cause = group[0].cause
-    if unit == "instructions":  # a listing without samples: only what is wrong anywhere
+    if unit == "instructions":  # a listing without samples: only faults independent of time
         return cause is not None and cause.id == "spill"
     share = 100 * sum(line.weight for line in group) / total
     in_vain = cause is not None and any(

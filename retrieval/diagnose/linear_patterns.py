@@ -138,8 +138,8 @@ _TOKEN = re.compile(
 
 @lru_cache(maxsize=4096)
 def required_literals(pattern: str) -> tuple[str, ...]:
-    """Lower-case ASCII texts of which at least one is in every match of a pattern that RE2 accepts.
-    Raises UnsafePattern if one of them is shorter than MIN_LITERAL.
+    """Lower-case ASCII texts, at least one of which is in every match of a pattern that RE2
+    accepts. Raises UnsafePattern if one of them is shorter than MIN_LITERAL.
     """
     groups = [_Group()]
     for token in _TOKEN.finditer(pattern):

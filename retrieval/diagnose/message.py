@@ -1,13 +1,13 @@
-"""What the message of an error itself says: what to do, and which amount exceeds which limit.
+"""Advice in an error message itself, and the amount that exceeds a limit.
 
 A message is a known line of a log with its continuation: wrapped text, list items, and lines
 labelled `note:`, `help:` or `hint:`. Other messages of the log are not read. Of its sentences the
 first that names an action is the advice, else the first that states a condition ("must be a
-multiple of 16"). Sentences on debugging, reporting and documentation are no advice.
+multiple of 16"). Sentences on debugging, reporting and documentation do not count.
 
-Two amounts stand around a comparison ("41492 exceeds 32768", "1025 must be <= 1024") or behind
-words for what is needed and for what there is ("requested: 2048, allowed: 1024"). The words near
-them tell which resource it is; the table `resources` of signatures.toml has these words.
+Two amounts surround a comparison ("41492 exceeds 32768", "1025 must be <= 1024") or after words
+for the required and the available amount ("requested: 2048, allowed: 1024"). The words near them
+tell which resource it is; the table `resources` of signatures.toml has these words.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ MAX_SENTENCE = 220
 
 _NOTE = re.compile(r"(?:^|\W)(?:note|help|hint|suggestion|tip)\s{0,2}[:=]", re.IGNORECASE)
 _ITEM = re.compile(r"^\s*(?:[-*\u2022]|\(?\d{1,2}[.)])\s")
+_FIELD = re.compile(r"\s*[a-z][\w ]{2,24}: ")
 _CARET = re.compile(r"^\s*(?:\d*\s*\|)?\s*[~^][\s~^-]*$")
 _LOCATION = re.compile(
     r"^\s*[\w./\\+<>-]{1,200}(?:(?::\d{1,7}){1,2}|\(\d{1,7}(?:,\d{1,5})?\))\s*:?\s*"
 )
-_SENTENCE = re.compile(r"(?<=[.!?])[\"'`]?\s+(?=[\"'`(\[]?[A-Z0-9-])|\s+\|\s+|;\s+|\n|\s+\[Hint: ")
+_SENTENCE = re.compile(
+    r"(?<![ (][ei]\.[ge]\.)(?<=[.!?])[\"'`]?\s+(?=[\"'`(\[]?[A-Z0-9-])|\s+\|\s+|;\s+|\n|\s+\[Hint: "
+)
 _LINK = re.compile(r"\(?https?://\S+\)?")
 
 
@@ -128,7 +131,7 @@ def _sentences(message: Sequence[str]) -> Iterator[str]:
     text = ""
     for line in message:
         wrapped = text and not _ITEM.match(line) and not _NOTE.search(line)
-        wrapped = wrapped and not re.search(r"[.:!?]\s*$", text)
+        wrapped = wrapped and not re.search(r"[.:!?]\s*$", text) and not _FIELD.match(line)
         text += (" " if wrapped else "\n") + _bare(line)
     for sentence in _SENTENCE.split(without_boilerplate(text)):
         sentence = " ".join(_LINK.sub("", sentence or "").split()).strip(" |,-")
@@ -176,7 +179,7 @@ _FORBIDDEN = re.compile(r"\b(?:cannot|can ?not|must not|may not|should not) exce
 
 @lru_cache(maxsize=1)
 def _cues() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Words that stand for what is needed and for what there is, each with an amount beside it."""
+    """Words for the required and the available amount, each with an adjacent number."""
     needed, there = ("|".join(message_words()[name]) for name in ("needed", "there"))
     behind = rf"(?={_NUMBER} ?{_UNIT}? "
     return (
@@ -233,8 +236,6 @@ def load_resources() -> tuple[Resource, ...]:
 def excess_in(line: str) -> Excess | None:
     """The amount of a known resource that exceeds its limit in this line."""
     amounts = [a for a in _AMOUNT.finditer(line) if a["number"] or a["vector"]]
-    if not amounts:
-        return None
     pairs = [
         (needed, limit, resource)
         for needed, limit in _pairs(line, amounts)

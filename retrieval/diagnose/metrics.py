@@ -108,7 +108,7 @@ class MetricRegistry:
 
     @cached_property
     def _counters(self) -> Mapping[str, Metric]:
-        """A metric of each counter of which several statistics exist, such as `c.avg`, `c.max`."""
+        """A metric of each counter with several statistics, such as `c.avg`, `c.max`."""
         return {_counter(name): entry[0] for name, entry in self._aliases.items() if "." in name}
 
     def __iter__(self) -> Iterator[Metric]:
@@ -141,7 +141,7 @@ class MetricRegistry:
 
     def check_numbers(self, raw: Mapping[str, float | str]) -> None:
         """Raises MetricNotANumber for texts that are no number where the name is that of a metric.
-        Texts with which profilers say that they have no value are accepted.
+        Placeholders of profilers for missing values are accepted.
         """
         wrong = {}
         for name, value in raw.items():

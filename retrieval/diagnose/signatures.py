@@ -60,8 +60,8 @@ BUILTIN = "builtin"
 OF_CARDS, OF_WORDS = "card", "words"
 # A chip's own signature is more specific than a general one for the same line.
 HARDWARE_PRIORITY = 95
-# Below this priority a signature knows only the kind of failure, and what the message says replaces
-# its remedy. A line that has the limit without the amount is such a case.
+# Below this priority a signature knows only the kind of failure, and the advice of the message
+# replaces its remedy. A line that has the limit without the amount is such a case.
 GENERAL = 64
 NEAR_LINES = 4  # between a leading line and its amounts
 MAX_MATCHES = 20
@@ -92,7 +92,7 @@ _OPTIONAL = (
     *("id", "toolchain", "priority", "extract", "when", "class", "frames"),
     *("cause", "roles", "unit", "limit_fact", "remedies"),
 )
-# Groups of a pattern that hold the amount that was asked for and the largest that is allowed.
+# Groups of a pattern that hold the requested and the largest allowed amount.
 NEEDED, LIMIT = "needed", "limit"
 UNITS = ("bytes", "bits", "columns", "elements", "groups", "partitions", "registers", "threads")
 # Default roles by class: a smaller tile does not fix a wrong driver or target.
@@ -142,7 +142,7 @@ class SignatureMatch:
     metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
     another signature of the line with the same signal, which supplies fields that the leading one
     lacks. `amounts` are the numbers of the groups `needed` and `limit` of the signature `sized`,
-    and `facts` those of the chip. `advice` is what the message itself says to do.
+    and `facts` those of the chip. `advice` is that of the message itself.
     """
 
     signature: ErrorSignature
@@ -206,9 +206,7 @@ class SignatureMatch:
 
     @property
     def remedy(self) -> str:
-        """What the message says to do, the amount by which it exceeds a limit, and the remedy that
-        can work for it.
-        """
+        """The advice of the message, its excess over a limit, and a suitable remedy."""
         return self._filled(" ".join(filter(None, (self._said, self._excess, self._known))))
 
     @property
@@ -461,7 +459,7 @@ def _sized(first: SignatureMatch, others: Sequence[SignatureMatch]) -> Signature
 
 
 def _beside(matches: Sequence[SignatureMatch], over: SignatureMatch) -> SignatureMatch:
-    """An excess beside other matches of its line: it supplies its amounts only, if one of them
+    """An excess next to other matches of its line: it supplies only its amounts if one of them
     knows the cause.
     """
     signal = over.signature.signal

@@ -167,7 +167,7 @@ def _swept(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Sweep:
 
 
 def _forms(name: str) -> Iterator[str]:
-    """A name, without what stands in brackets, and the last part of a path."""
+    """A name without bracketed text, and the last part of a path."""
     name = name.strip(" :=|,-")[:MAX_NAME]
     bare = re.sub(r"\s*[(\[][^)\]]*[)\]]\s*(?:STAT)?", "", name).strip()
     leaf = re.sub(r"^.*\.(?=[A-Z]\w+$)", "", bare)

@@ -1,7 +1,7 @@
 """Profiles by line: samples of source lines and of single instructions.
 
-`LineRow` is the record that the readers of all tools yield; `access_of` says what an instruction
-does, for SASS, AMD's GPUs, x86-64 and AArch64.
+`LineRow` is the record that the readers of all tools yield; `access_of` classifies the memory
+access of an instruction, for SASS, AMD's GPUs, x86-64 and AArch64.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class LineRow:
 
     `line` counts from 1 and is 0 if unknown. `samples` are in the unit of the profile: samples,
     cycles or per cent. `stalls` are the samples by reason (the names of STALLS), `not_issued` those
-    without an issued instruction. `sectors` and `wavefronts` are what the accesses of global and of
-    shared memory moved, `excess_*` the part that a better pattern saves. `lanes` are threads that
-    execute it on average, None if unknown.
+    without an issued instruction. `sectors` and `wavefronts` count the traffic of global and of
+    shared memory, `excess_*` the part that a better pattern saves. `lanes` are threads that execute
+    it on average, None if unknown.
     """
 
     samples: float
@@ -90,7 +90,7 @@ def stall_name(column: str) -> str | None:
     return STALLS.get(match["name"].strip().replace(" ", "_")) if match else None
 
 
-# -- what an instruction does
+# -- memory access of an instruction
 
 
 class Access(NamedTuple):

@@ -1,7 +1,7 @@
-"""What the times of a whole program show: launches, waits, copies, builds and kernels, by the names
-of its functions and kernels.
+"""Times of a whole program: launches, waits, copies, builds and kernels, by the names of its
+functions and kernels.
 
-Rows of host functions are told from those of a device by their names: functions of CUDA, HIP, Level
+Rows of host functions differ from those of a device by their names: functions of CUDA, HIP, Level
 Zero, OpenCL, Vulkan and the C library, ranges of Python, and entries of PyTorch's profiler.
 """
 
@@ -106,7 +106,7 @@ _GROUPS = (
     ("elementwise_pct", _ELEMENTWISE),
     ("vector_products_pct", _OF_VECTOR),
 )
-# Totals that tools print besides their tables, in the unit of the text.
+# Totals that tools print next to their tables, in the unit of the text.
 _TIME = r"(?P<time>[\d.,]+ ?(?:ns|us|[µμ]s|ms|s))"
 _TOTALS = (
     (re.compile(rf"Self (?!CPU)\w+ time total: *{_TIME}"), "device"),

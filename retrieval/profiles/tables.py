@@ -2,12 +2,12 @@
 
 A table with a header has a column of names and a column of times or shares; cells are separated by
 bars, by commas, by tabs or by two blanks. Times have the unit of their cell ("3.4ms") or of their
-column ("Time (ns)", "DurationNs"). Rows that only continue a name belong to the row above. A column
-of the host's times beside one of the device's makes two rows of one.
+column ("Time (ns)", "DurationNs"). Rows that only continue a name belong to the row above. A row
+with times of host and device becomes two rows.
 
 Lines without a header are a name and quantities in any order ("gemm: 8.7ms / 73 = 0.12ms, 64%").
 Which of them is the total, the number of calls and the time of one call follows from their product;
-without one, the first time is the total unless words such as "avg" or "per" are beside it.
+without one, the first time is the total unless words such as "avg" or "per" are next to it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _RANKS = (
 @dataclass(frozen=True)
 class TableRow:
     """A row of a table: `us` are microseconds on the device, or of a tool that does not say; `host`
-    those of the host beside them.
+    those of the host in the same row.
     """
 
     name: str
@@ -106,7 +106,7 @@ class TableRow:
     pct: float
     host: float | None = None
     rounded: bool = False  # a time was printed, and is 0
-    beside: bool = False  # the times of host and device stand in one line, for the same calls
+    beside: bool = False  # times of host and device in one row, for the same calls
     relative: bool = False  # `pct` is a share of the sum of numbers without a unit
     counters: Mapping[str, str] = field(default_factory=dict)  # other columns
 
@@ -147,8 +147,8 @@ NO_UNIT = "the numbers have no unit: the shares are of their sum, if these are t
 
 
 def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kernel]:
-    """The rows with times of the device. Beside rows of kernels alone, an operator repeats the time
-    of its kernels, and so does a range, which also has a row of the host.
+    """The rows with times of the device. Next to rows of kernels, an operator repeats the time of
+    its kernels, and so does a range, which also has a row of the host.
     """
     apart = any(row.us and not row.host for row in of_both)
     repeated = {row.name for row in of_both if row.host} if apart else set()
@@ -396,7 +396,7 @@ def _cells(line: str, columns: _TableColumns | None) -> list[str]:
 def _separated(line: str) -> list[str]:
     if _BARS.search(line):
         text = line.strip()
-        bars = re.compile(r"\|") if text.count("|") > 1 else _BARS  # beside a tree that is drawn
+        bars = re.compile(r"\|") if text.count("|") > 1 else _BARS  # next to a drawn tree
         edges = (text[:1] in "│┃|", text[-1:] in "│┃|")
         cells = [cell.strip(_DRAWN) for cell in bars.split(text)]
         return cells[(edges[0] and bars is _BARS) or text[:1] == "|" : len(cells) - edges[1]]
@@ -416,7 +416,7 @@ def _separated(line: str) -> list[str]:
 class _Quantity:
     kind: str  # time, share, number, both (of the device and of the host), rate, other
     value: float
-    mean: bool = False  # words beside it say that it is of one call
+    mean: bool = False  # adjacent words mark it as the time of one call
     label: str = ""  # the word before it
 
 
@@ -672,7 +672,7 @@ def _roles(group: Sequence[_Free], unit: float) -> _Roles | None:
         return _Roles(None, None, None, None, None, 1.0)
     share = _share_place(group, shares)
     if products:
-        # The number of calls stands before the time of one.
+        # The number of calls precedes the time of one.
         products = [p for p in products if p[1] < p[2]] or products
         total, calls, mean = products[-1]
         totals = list(dict.fromkeys(product[0] for product in products))

@@ -61,7 +61,7 @@ AHEAD = 1.001  # factor on the score of the section that it is placed before
 BESIDE = 0.5  # share for a passage next to one with the name of a metric
 _WORD = re.compile(r"[a-z0-9]+")
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are ordinary words in titles
-# Families whose operators always have numbers among their arguments, by which they are recognised.
+# Families whose operators are recognised by their arguments, which always include numbers.
 OWN_ALGORITHMS = frozenset({"attention", "conv", "pooling", "scan"})
 
 

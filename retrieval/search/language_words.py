@@ -13,7 +13,7 @@ from pathlib import Path
 REMEMBERED = 20_000  # texts with cached words: the same passages occur in many answers
 REMEMBERED_CHIPS = 1_000  # cached sets of languages
 DATA = Path(__file__).parent.parent / "data" / "language_words.toml"
-# Phrases by which a text claims to hold for every kind of machine.
+# Phrases of texts that claim to hold for every kind of machine.
 _ANY_MACHINE = re.compile(
     r"\b(?:on|for|of|with) (?:any|every|all) (?:kinds? of )?"
     r"(?:chips?|hardware|platforms?|devices?|processors?|machines?|targets?)\b"

@@ -303,7 +303,7 @@ LOGS = 16  # logs with cached names, which one request needs twice
 
 _QUOTE = "[\"'`\u2018\u2019]"
 _NAME = rf"(?:[\w.]+(?:::|->))?(?P<name>[A-Za-z_][\w.]{{1,{LONGEST}}})"
-# Patterns, each with lower-case words of which a matching line contains at least one.
+# Patterns, each with lower-case words; a matching line contains at least one.
 _UNKNOWN = tuple(
     (words, re.compile(pattern))
     for words, pattern in (

@@ -63,7 +63,7 @@ class Titles:
 
     def affinity(self, heading: str, signal: str) -> float:
         """How clearly a heading names the signal, 0 to 1: by the words of its id, else by one of
-        its `headings`, of which earlier ones weigh more. Words about something related lower it.
+        its `headings`; earlier ones weigh more. Words about something related lower it.
         """
         return self.of(heading).affinity.get(signal, 0.0)
 

@@ -1,9 +1,9 @@
 """The terms that a manual uses for concepts of the field: "SBUF" for on-chip memory.
 
-Terms are read from what the text says: a definition ("SBUF is the on-chip memory of ..."), an
-abbreviation with its long form, a name that a sentence introduces ("this RAM is called L1"), a row
-of a glossary. A term of ordinary words is left out, because it would match everywhere. Does not
-know which chip a document is about (`Knowledge`). Decisions of people are in the description of the
+Terms are read from the text: a definition ("SBUF is the on-chip memory of ..."), an abbreviation
+with its long form, a name that a sentence introduces ("this RAM is called L1"), a row of a
+glossary. A term of ordinary words is left out, because it would match everywhere. Does not know
+which chip a document is about (`Knowledge`). Decisions of people are in the description of the
 chip; `corrected` applies them.
 """
 
@@ -35,7 +35,7 @@ _CALLED = re.compile(
     r"(?P<before>.*?)(?:,|\(| is| are| also| often| commonly| usually| typically| sometimes| so-)*"
     rf" ?\b(?:called|known as|referred to as)(?: the| an?)? (?P<term>{_NAME})"
 )
-# A subject that stands for what the sentence before speaks of: "This RAM is called L1."
+# A subject that refers to the previous sentence: "This RAM is called L1."
 _AGAIN = re.compile(
     r"^(?:This|These|The latter) (?:memory|memories|RAM|SRAM|buffers?|storage|units?|engines?"
     r"|cores?|queues?|registers?|caches?|instructions?)$"
@@ -58,10 +58,10 @@ class SectionTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a document for a concept. `quote` is the text that says so, in section
-    `section_id`; both are empty for a name of the ontology: one of every manual ("name") or of a
-    family; and for a decision of a person, whose concept is empty where the term means none.
-    `passages` counts the document's passages with it.
+    """A term of a document for a concept. `quote` is the defining text, in section `section_id`;
+    both are empty for a name of the ontology: one of every manual ("name") or of a family; and for
+    a decision of a person, whose concept is empty if the term means none. `passages` counts the
+    document's passages with it.
     """
 
     term: str

@@ -1,9 +1,9 @@
-"""What each passage and section is good for, computed once when its document is published.
+"""The use of each passage and section, computed once when its document is published.
 
 A passage helps with a signal if it has a word of every group that `data/ontology.toml` lists for
-it, itself or in the rest of its section. The reason says what a section offers: a cause, a symptom,
-a limit, a remedy, a counter or an example. Counts come from the word index, so texts are not read
-again, and each value depends on one document only.
+it, itself or in the rest of its section. The reason is the kind of help that a section offers: a
+cause, a symptom, a limit, a remedy, a counter or an example. Counts come from the word index, so
+texts are not read again, and each value depends on one document only.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ def lexicon_of(
 def own_names(
     ontology: Ontology, title: str, hardware: Sequence[str], terms: Sequence[Term]
 ) -> list[OwnName]:
-    """The names of concepts of one document besides those of every manual: of its family, the terms
-    that it defines, and those that a person decided about, which take their other concepts back.
+    """The names of concepts of one document in addition to those of every manual: of its family,
+    the terms that it defines, and those that a person decided about, which take their other
+    concepts back.
     """
     decided = {t.term.casefold(): t.concept for t in terms if t.how == "person"}
     names = [*family_names(ontology, title, hardware), *((t.term, t.concept) for t in terms)]

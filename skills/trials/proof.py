@@ -81,7 +81,7 @@ class TrialPlanner:
     _views: dict[tuple[str, str], ProblemView | None] = field(default_factory=dict)
 
     def plan(self, skill: SkillRow, recipe: Recipe) -> list[PlannedTrial]:
-        """The trials of a skill: inside, at the edge, outside. Fewer where no such case exists."""
+        """The trials of a skill: inside, at the edge, outside. Fewer if no such case exists."""
         origin = [p for p in self.problems if _shipped(p) and self._made_from(recipe, p)]
         inside = self._inside(skill, recipe, origin)
         edge = self._edge(skill, recipe, origin, inside)

@@ -1,4 +1,4 @@
-"""A corpus of three documents about two made-up chips, with three gold rows."""
+"""A corpus of three documents about two invented chips, with three gold rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ GOLD = (
 
 @dataclass(frozen=True)
 class Small:
-    """Where the small corpus, its gold rows and their scorer are; `answers` and `data` are free."""
+    """Paths of the small corpus, its gold rows and their scorer; `answers` and `data` are unused
+    paths.
+    """
 
     corpus: Path
     gold: Path
@@ -73,7 +75,7 @@ def _small(folder: Path, model_cache: Path) -> Small:
         write_gold(folder / "gold.jsonl"),
         SCORER,
         folder / "answers.jsonl",
-        # Empty: some of its services have chips and skills of their own.
+        # Empty: some services have chips and skills already.
         place_models(fresh_data_dir(folder / "data"), model_cache),
     )
 
@@ -90,8 +92,8 @@ def shared_small(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
 
 @pytest.fixture(scope="module")
 def without_builtin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The services of this module start with one document and one skill: hardly anything else to
-    embed.
+    """The services of this module start with one document and one skill, so that little is
+    embedded.
     """
     knowledge, skills = (tmp_path_factory.mktemp(name) for name in ("knowledge", "skills"))
     (knowledge / "constraints").mkdir()

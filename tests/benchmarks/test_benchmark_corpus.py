@@ -1,4 +1,4 @@
-"""Which documents a benchmark takes, and what it says of the others."""
+"""Selection of the documents of a benchmark, and the report of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kb.errors import InvalidRequest
 from tests.benchmarks.conftest import Small
 
 
-def test_manifest_decides_hardware_and_keeps_paths_apart(small: Small) -> None:
+def test_manifest_gives_hardware_and_relative_paths(small: Small) -> None:
     corpus = load_corpus(small.corpus)
     assert corpus.hardware == ("omega-2", "zeta-1")
     names = {(file.hardware, file.name) for file in corpus.files}
@@ -25,12 +25,12 @@ def test_missing_and_unlisted_files_are_reported(small: Small) -> None:
     corpus = load_corpus(small.corpus)
     assert corpus.missing == ("omega/overview.md",)
     assert corpus.extra == ("LICENSE.txt",)
-    said = "\n".join(corpus.lines())
-    assert "1 files listed but missing: omega/overview.md" in said
-    assert "1 files not listed: LICENSE.txt" in said
+    message = "\n".join(corpus.lines())
+    assert "1 files listed but missing: omega/overview.md" in message
+    assert "1 files not listed: LICENSE.txt" in message
 
 
-def test_without_a_manifest_the_top_folder_is_the_hardware(small: Small) -> None:
+def test_top_folder_is_the_hardware_without_manifest(small: Small) -> None:
     (small.corpus / MANIFEST).unlink()
     (small.corpus / "LICENSES").mkdir()
     (small.corpus / "LICENSES/omega.txt").write_text("do as you like", encoding="utf-8")
@@ -40,18 +40,18 @@ def test_without_a_manifest_the_top_folder_is_the_hardware(small: Small) -> None
     assert corpus.extra == ("LICENSES/omega.txt",)
 
 
-def test_a_part_of_the_corpus_by_hardware(small: Small) -> None:
+def test_part_of_corpus_by_hardware(small: Small) -> None:
     assert len(load_corpus(small.corpus).only({"zeta-1"}).files) == 2
     with pytest.raises(InvalidRequest, match="nothing about gamma"):
         load_corpus(small.corpus).only({"gamma"})
 
 
-def test_a_broken_manifest_line_is_named(small: Small) -> None:
+def test_invalid_manifest_line_is_named(small: Small) -> None:
     (small.corpus / MANIFEST).write_text('{"path": "a.md"}\n', encoding="utf-8")
     with pytest.raises(InvalidRequest, match=r"MANIFEST\.jsonl, line 1"):
         load_corpus(small.corpus)
 
 
-def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+def test_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no documents"):
         load_corpus(tmp_path)

@@ -14,14 +14,14 @@ ROWS = {
 HEADINGS = [Heading("zeta-1", f"Section {n}") for n in range(30)] + [Heading(None, "Anywhere")]
 
 
-def test_no_two_requests_are_equal() -> None:
+def test_all_requests_differ() -> None:
     bodies = compose(ROWS, ["memory_bound", "compute_bound"], HEADINGS, 600)
     assert len({json.dumps(body, sort_keys=True) for body in bodies}) == 600
     assert bodies == compose(ROWS, ["memory_bound", "compute_bound"], HEADINGS, 600)
     assert any("signal" in body and "query" in body for body in bodies)
 
 
-def test_fewer_are_made_when_there_are_no_more() -> None:
+def test_fewer_requests_from_small_vocabulary() -> None:
     assert len(compose({}, [], [Heading(None, "Only this")], 100)) == 5  # one per depth
 
 
@@ -33,7 +33,7 @@ def test_measurements_share_no_request() -> None:
     assert len(set(seen)) == len(seen)
 
 
-def test_what_is_not_answered_is_counted() -> None:
+def test_failed_requests_are_counted() -> None:
     def send(body: object) -> None:
         if body == {"k": 1}:
             raise Unavailable("no answer", hint="Look.")

@@ -1,4 +1,4 @@
-"""The commands themselves, on three documents: a real service, a real store, real vectors."""
+"""The benchmark commands on three documents: a real service, a real store, real vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow(seconds=25)
 
 @pytest.fixture(scope="module")
 def scored(shared_small: Small, without_builtin: None) -> str:
-    """The result of a quality run that leaves its store behind."""
+    """The result of a quality run that keeps its store."""
     small = shared_small
     result = small.answers.with_name("result.md")
     options = ["--corpus", small.corpus, "--gold", small.gold, "--answers", small.answers]
@@ -25,7 +25,7 @@ def scored(shared_small: Small, without_builtin: None) -> str:
     return result.read_text(encoding="utf-8")
 
 
-def test_quality_loads_asks_and_scores(scored: str, shared_small: Small) -> None:
+def test_quality_loads_queries_and_scores(scored: str, shared_small: Small) -> None:
     assert "uploads: 3 created" in scored
     assert "jobs: 3 ready" in scored
     assert "rows 3 ndcg@10" in scored
@@ -37,19 +37,19 @@ def test_quality_loads_asks_and_scores(scored: str, shared_small: Small) -> None
     assert len(read_jsonl(everything)) == 3
 
 
-def test_ablation_runs_on_the_store_left_behind(
+def test_ablation_runs_on_existing_store(
     scored: str, shared_small: Small, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = shared_small
     options = ["--data-dir", small.data, "--gold", small.gold, "--scorer", small.scorer]
     ablation.run(ablation.options_of([*map(str, options)]))
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     for variant in ablation.variants():
-        assert f"| {variant.name} |" in said
-    assert "differs from the product's own answers on 0 rows" in said
+        assert f"| {variant.name} |" in message
+    assert "differs from the product's own answers on 0 rows" in message
 
 
-def test_latency_runs_on_the_store_left_behind(
+def test_latency_runs_on_existing_store(
     scored: str, shared_small: Small, without_builtin: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = shared_small
@@ -57,13 +57,13 @@ def test_latency_runs_on_the_store_left_behind(
     few = ["--requests", "12", "--warm-up", "4"]
     given = latency.options_of([*map(str, options), *few])
     latency.run(given)
-    said = capsys.readouterr().out
-    assert "| HTTP, 4 clients at once | 6 | 0 |" in said
-    assert "| in process, one thread | 6 | 0 |" in said
-    assert "Memory of the service:" in said
+    message = capsys.readouterr().out
+    assert "| HTTP, 4 clients at once | 6 | 0 |" in message
+    assert "| in process, one thread | 6 | 0 |" in message
+    assert "Memory of the service:" in message
 
 
-def test_ingestion_embeds_nothing_twice(small: Small) -> None:
+def test_ingestion_embeds_each_text_once(small: Small) -> None:
     result = small.answers.with_name("ingestion.md")
     options = ["--corpus", small.corpus, "--results", result]
     ingestion.run(ingestion.options_of([*map(str, options)]))
@@ -80,7 +80,7 @@ def test_ingestion_embeds_nothing_twice(small: Small) -> None:
     assert 0 < int(changed[embedded]) <= 2 * ingestion.EDITED
 
 
-def test_baselines_answer_within_the_hardware(small: Small, tmp_path: Path) -> None:
+def test_baselines_answer_within_hardware(small: Small, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     from benchmarks.retrieval.baselines import (
         METHODS,

@@ -13,13 +13,13 @@ HIT = [{"text": "it holds 96 KiB", "hardware": ["zeta-1"]}]
 MISS = [{"text": "nothing of it", "hardware": ["omega-2"]}]
 
 
-def test_requests_are_those_of_the_script(small: Small) -> None:
+def test_requests_equal_those_of_script(small: Small) -> None:
     requests = Scorer(small.scorer, small.gold).requests()
     assert list(requests) == ["g1", "g2", "g3"]
     assert requests["g3"]["signal"] == "memory_bound"
 
 
-def test_scores_follow_the_rows_and_their_kinds(small: Small) -> None:
+def test_scores_follow_rows_and_kinds(small: Small) -> None:
     scorer = Scorer(small.scorer, small.gold)
     good, bad = scorer.scores({"g1": HIT}), scorer.scores({"g1": MISS})
     assert good.kinds == ("question", "error", "signal")
@@ -31,20 +31,20 @@ def test_scores_follow_the_rows_and_their_kinds(small: Small) -> None:
     assert difference.low <= difference.mean <= difference.high
 
 
-def test_the_table_is_what_the_script_prints(small: Small) -> None:
+def test_table_is_the_output_of_script(small: Small) -> None:
     scorer = Scorer(small.scorer, small.gold)
     write_answers(small.answers, {"g1": HIT, "g2": MISS, "g3": MISS})
     assert scorer.table(small.answers).strip() == "rows 3 ndcg@10 0.333"
 
 
-def test_a_script_that_fails_is_quoted(small: Small) -> None:
+def test_failing_script_is_quoted(small: Small) -> None:
     scorer = Scorer(small.scorer, small.gold)
     write_answers(small.answers, {"g1": HIT})
     with pytest.raises(InvalidRequest, match="KeyError"):
         scorer.table(small.answers)
 
 
-def test_gold_rows_of_some_hardware(small: Small) -> None:
+def test_gold_rows_by_hardware(small: Small) -> None:
     target = small.gold.with_name("part.jsonl")
     assert gold_of(small.gold, frozenset(), target) == small.gold
     assert read_jsonl(gold_of(small.gold, {"omega-2"}, target)) == []
@@ -52,7 +52,7 @@ def test_gold_rows_of_some_hardware(small: Small) -> None:
         Scorer(small.scorer, target)
 
 
-def test_an_interval_is_the_same_each_time_and_holds_its_mean() -> None:
+def test_interval_is_deterministic_and_contains_its_mean() -> None:
     values = np.random.default_rng(3).normal(0.5, 1, 400)
     first, again = bootstrap(values), bootstrap(values)
     assert first == again

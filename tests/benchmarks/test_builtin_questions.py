@@ -1,4 +1,4 @@
-"""The questions over the built-in knowledge: each is well formed, and quotes what is there."""
+"""The questions on the built-in knowledge: each is well formed, and quotes an existing text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ It ends here.
 """
 
 
-def test_there_are_forty_rows_of_three_kinds() -> None:
+def test_forty_rows_of_three_kinds() -> None:
     assert len(ROWS) == len({row["id"] for row in ROWS}) == 40
     assert len({row["query"] for row in ROWS}) == 40
     assert Counter(row["kind"] for row in ROWS) == {"question": 20, "signal": 10, "error": 10}
@@ -64,13 +64,13 @@ def test_every_quote_is_in_its_file_once(row: Mapping[str, Any]) -> None:
     assert all(item["grade"] in (1, 2, 3) for item in row["relevant"])
 
 
-def test_every_shipped_chip_is_asked_for_and_no_other() -> None:
+def test_rows_cover_exactly_shipped_chips() -> None:
     assert {row["hardware"] for row in ROWS if row["hardware"]} == set(CHIPS)
     for chip in CHIPS:
         assert (ROOT / "hw_manuals" / "hardware" / chip / "hardware.toml").is_file()
 
 
-def test_every_part_of_the_knowledge_answers_something() -> None:
+def test_every_part_of_knowledge_answers_row() -> None:
     where = Counter(item["path"].split("/")[1] for row in ROWS for item in row["relevant"])
     assert set(where) == {"constraints", "guidance", "hardware"}
     constraints = {
@@ -88,10 +88,10 @@ def test_signals_and_metrics_are_known() -> None:
         assert set(given.get("metrics", {})) <= metrics
 
 
-# -- the check itself
+# -- the check of quotes
 
 
-def test_a_quote_may_be_wrapped_and_marked_up_otherwise() -> None:
+def test_quote_may_differ_in_wrapping_and_markup() -> None:
     assert quote_problem(DOCUMENT, QUOTE.replace("\n", " ").replace("tile", "`tile`")) is None
 
 
@@ -103,15 +103,15 @@ def test_a_quote_may_be_wrapped_and_marked_up_otherwise() -> None:
         ("The next line follows. load(tile, start, 4, check=True)", "crosses"),
     ],
 )
-def test_a_quote_that_no_excerpt_could_hold_is_refused(quote: str, problem: str) -> None:
+def test_quote_longer_than_excerpt_is_refused(quote: str, problem: str) -> None:
     assert problem in (quote_problem(DOCUMENT, quote) or "")
 
 
-def test_a_sentence_that_stands_twice_is_refused() -> None:
+def test_ambiguous_quote_is_refused() -> None:
     assert quote_problem(DOCUMENT + QUOTE, QUOTE) == "is there 2 times"
 
 
-def test_the_error_names_row_and_file(tmp_path: Path) -> None:
+def test_error_names_row_and_file(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text(DOCUMENT, encoding="utf-8")
     good = {"id": "t1", "relevant": [{"path": "a.md", "evidence": QUOTE, "grade": 3}]}
     check_rows([good], tmp_path)
@@ -123,10 +123,10 @@ def test_the_error_names_row_and_file(tmp_path: Path) -> None:
         check_rows([good, lost, gone], tmp_path)
 
 
-# -- what is made of the scores
+# -- scores
 
 
-def test_only_the_best_evidence_counts_for_the_list_of_far_rows() -> None:
+def test_far_rows_use_only_best_evidence() -> None:
     items = [{"path": "a.md", "evidence": QUOTE, "grade": grade} for grade in (3, 2, 3)]
     assert [i["grade"] for i in best_only({"id": "t", "relevant": items})["relevant"]] == [3, 3]
     rows = [
@@ -140,7 +140,7 @@ def test_only_the_best_evidence_counts_for_the_list_of_far_rows() -> None:
     assert far[0][4] == "a / b c"
 
 
-def test_a_value_below_the_least_fails() -> None:
+def test_score_below_minimum_fails() -> None:
     judge(0.5, 0.5)
     with pytest.raises(InvalidKnowledge, match=r"0\.499, below the least of 0\.500"):
         judge(0.499, 0.5)
@@ -151,7 +151,7 @@ def test_a_value_below_the_least_fails() -> None:
     not SCORER.is_file(),
     reason="the scorer is not part of the repository; say where it is with KERNLORE_SCORER",
 )
-def test_the_scorer_reads_the_rows_as_they_are_meant() -> None:
+def test_scorer_reads_rows() -> None:
     scorer = Scorer(SCORER, QUESTIONS)
     requests = scorer.requests()
     assert list(requests) == [row["id"] for row in ROWS]

@@ -1,4 +1,4 @@
-"""What `make cluster` calls lost, in planted differences."""
+"""Losses that `make cluster` reports, on planted differences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ANSWER = ComparableAnswer("context", (("psg_1", "text"),), by_words=False)
 BEFORE = Contents({"doc_1": "Manual a1 current"}, {"run_1": "b2"}, {"0 at one": ANSWER})
 
 
-def test_the_same_and_more_is_no_loss() -> None:
+def test_equal_or_additional_contents_are_no_loss() -> None:
     more = replace(BEFORE, documents={**BEFORE.documents, "doc_2": "new"}, runs={"run_1": "b2"})
     assert differences(BEFORE, more) == []
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "message"),
     [
         (replace(BEFORE, documents={}), "document doc_1 is gone"),
         (replace(BEFORE, documents={"doc_1": "Manual a2 current"}), "document doc_1 was"),
@@ -34,12 +34,12 @@ def test_the_same_and_more_is_no_loss() -> None:
         ),
     ],
 )
-def test_what_is_gone_or_other_is_named(after: Contents, said: str) -> None:
+def test_missing_or_changed_contents_are_named(after: Contents, message: str) -> None:
     (line,) = differences(BEFORE, after)
-    assert line.startswith(said)
+    assert line.startswith(message)
 
 
-def test_an_answer_by_words_says_so() -> None:
+def test_lexical_answer_is_reported() -> None:
     body = {"context": "c", "excerpts": [{"id": "psg_1", "text": "t"}], "hints": [NO_INDEX]}
     answer = comparable(body)
     assert answer.by_words and answer.against(answer) == "same"

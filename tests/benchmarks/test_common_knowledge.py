@@ -1,4 +1,4 @@
-"""Questions about our sections to a model without a context, and the marks of what it knows."""
+"""Questions on our sections to a model without context, and marks of the sections that it knows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def model() -> Iterator[Model]:
     server.server_close()
 
 
-def test_what_every_vote_answers_right_is_marked_and_left_out(model: Model, tmp_path: Path) -> None:
+def test_sections_answered_right_in_every_vote_are_marked(model: Model, tmp_path: Path) -> None:
     questions = questions_of("D", "Copies in bulk", TEXT)
     assert [q.right.splitlines()[0] for q in questions][1:] == ["32", "ldmatrix"]
     assert questions[1].asked.endswith("a width of ____ lanes.")
@@ -86,7 +86,7 @@ def test_what_every_vote_answers_right_is_marked_and_left_out(model: Model, tmp_
     assert CommonKnowledge(both).has("D", "Copies in bulk")
 
 
-def test_hundreds_of_questions_can_be_drawn_from_what_ships() -> None:
+def test_hundreds_of_questions_are_drawn_from_shipped_knowledge() -> None:
     every = [q for section in sections_of(common.KNOWLEDGE) for q in questions_of(*section)]
     chosen = common.drawn(every, 300, 60, seed=1)
     assert sum(q.kind == "idiom" for q in chosen) == 60 and len(chosen) == 360

@@ -1,4 +1,4 @@
-"""Labelled logs are read and counted as right, wrong or nothing, by tool and by class."""
+"""Labelled logs counted as right, wrong or without signal, by tool and by class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(folder: Path, rows: list[dict[str, object]]) -> Path:
     return folder
 
 
-def test_each_log_is_right_wrong_or_nothing(tmp_path: Path) -> None:
+def test_each_log_is_right_wrong_or_without_signal(tmp_path: Path) -> None:
     readings = read_logs(load_logs(write(tmp_path, ROWS)))
     assert [reading.outcome for reading in readings] == ["right", "wrong", "nothing"]
     assert [reading.class_is_right for reading in readings][:2] == [True, False]
@@ -38,7 +38,7 @@ def test_each_log_is_right_wrong_or_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"signal": "no_such"}, {"id": "absent"}, {"also": ["odd"]}])
-def test_a_broken_row_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_invalid_row_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     folder = write(tmp_path, [*ROWS, ROWS[0] | change])
     with pytest.raises(InvalidRequest, match="line 4"):
         load_logs(folder)

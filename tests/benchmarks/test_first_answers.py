@@ -1,4 +1,4 @@
-"""How the benchmark of first answers judges an excerpt and a set of answers."""
+"""Scoring of an excerpt and of a set of answers in the benchmark of first answers."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ def excerpt(heading: str, text: str) -> Excerpt:
         ("Shared memory bandwidth", "HBM, DRAM and global memory", False),
     ],
 )
-def test_an_excerpt_is_on_target_by_its_heading_or_by_what_it_says(
-    heading: str, text: str, hit: bool
-) -> None:
+def test_excerpt_is_on_target_by_heading_or_text(heading: str, text: str, hit: bool) -> None:
     targets, _ = load_targets()
     assert targets["memory_bound"].hit(excerpt(heading, text)) is hit
 
 
-def test_every_signal_but_unknown_has_a_target() -> None:
+def test_every_signal_but_unknown_has_target() -> None:
     assert set(load_targets()[0]) == set(load_signals().ids) - {"unknown"}
 
 
 @pytest.mark.parametrize(
     ("text", "begun"), [("The bus", False), ("and so on", True), ("**Bold**", False), ("", False)]
 )
-def test_a_text_that_begins_in_mid_sentence(text: str, begun: bool) -> None:
+def test_text_that_starts_in_mid_sentence(text: str, begun: bool) -> None:
     assert torn(text) is begun
 
 
-def test_the_report_names_what_missed_and_what_cannot_apply() -> None:
+def test_report_names_misses_and_inapplicable_excerpts() -> None:
     foreign = ("mfma",)
     other = replace(ROW, hardware="a100", on_target=False, sections=3, foreign_moves=foreign)
     _, table, missed, cannot = report([ROW, other])

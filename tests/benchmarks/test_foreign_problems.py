@@ -1,4 +1,6 @@
-"""The foreign set: problems are written as asked for, and its table says what searches came to."""
+"""The foreign problem set: problems have the required form, and its table reports the results of
+searches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def result(name: str, gain: float | None, *, best: float, first: float | None) -
     return Result(name, gain, "", 1.1, best, False, "traced", "", 3, first, 60.0, "")
 
 
-def test_a_drawn_problem_is_the_same_every_time() -> None:
+def test_drawn_problem_is_deterministic() -> None:
     for family in FAMILIES:
         text = problem_text(family, 3, "cpu")
         assert text == problem_text(family, 3, "cpu")
@@ -23,7 +25,7 @@ def test_a_drawn_problem_is_the_same_every_time() -> None:
         ast.parse(text)
 
 
-def test_blocks_of_models_are_written_for_both_sizes(tmp_path: Path) -> None:
+def test_model_blocks_are_written_for_both_sizes(tmp_path: Path) -> None:
     sizes = {"cpu": tmp_path / "cpu", "gpu": tmp_path / "gpu"}
     for size, folder in sizes.items():
         folder.mkdir()
@@ -34,7 +36,7 @@ def test_blocks_of_models_are_written_for_both_sizes(tmp_path: Path) -> None:
 
 
 def batch(path: Path) -> int:
-    """The value of BATCH; the file has all that the harness asks a problem for."""
+    """The value of BATCH; the file has all that the harness needs of a problem."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     assert {"Model", "get_inputs", "get_init_inputs"} <= names
@@ -48,7 +50,7 @@ def batch(path: Path) -> int:
     return value.value
 
 
-def test_the_report_names_what_falls_short() -> None:
+def test_report_names_shortcomings() -> None:
     results = [
         result("norm_1", 1.5, best=1.2, first=8.0),
         result("norm_2", 1.0, best=1.4, first=30.0),
@@ -66,6 +68,6 @@ def test_the_report_names_what_falls_short() -> None:
 @pytest.mark.parametrize(
     "name, drawn, opened", [("scan_3", True, False), ("timm_cbam", False, True)]
 )
-def test_blocks_of_models_count_as_opened(name: str, drawn: bool, opened: bool) -> None:
+def test_model_blocks_count_as_opened(name: str, drawn: bool, opened: bool) -> None:
     one = result(name, 1.0, best=1.0, first=None)
     assert (one.drawn, one.opened) == (drawn, opened)

@@ -1,4 +1,4 @@
-"""Hard problems: each can be judged on its small case, and arms are compared by problem."""
+"""Hard problems: each can be evaluated on its small case, and arms are compared by problem."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from optimizer.evaluation.problem.open_case import OpenCase
 FOLDERS = sorted((Path(__file__).parents[2] / "benchmarks/search/hard/problems").iterdir())
 
 
-def test_some_of_them_are_sealed() -> None:
+def test_some_problems_are_sealed() -> None:
     assert len(FOLDERS) == 16 and len(SEALED) == 4
     assert {folder.name for folder in FOLDERS} > set(SEALED)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_problem_has_a_timed_gpu_case_and_finite_results(folder: Path) -> None:
+def test_problem_has_timed_gpu_case_and_finite_results(folder: Path) -> None:
     problem = load_problem(folder)
     timed = [case for case in problem.cases if case.timed]
     assert [case.name for case in timed] == ["gpu"]
@@ -29,7 +29,7 @@ def test_a_problem_has_a_timed_gpu_case_and_finite_results(folder: Path) -> None
     assert all(output.isfinite().all() for output in outputs)
 
 
-def test_arms_are_compared_with_the_first_by_problem() -> None:
+def test_arms_are_compared_with_first_by_problem() -> None:
     arms = {
         "nothing": {
             "a": Cell(2, 2, 900.0, 200.0, 40.0, 3000),

@@ -1,4 +1,4 @@
-"""The tables of the benchmark of models that write for drawn chips, and stored cells replayed."""
+"""The tables of the benchmark of models that write for drawn chips, and replay of stored cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.search.model_writes.report import (
     bootstrap,
     by_arm,
     by_cell,
-    cycles_ratio,
+    cost_ratio,
     pairs,
     tokens_to_right,
 )
@@ -23,7 +23,7 @@ from tests.retrieval.drawn_bases import DrawnBase
 
 pytestmark = pytest.mark.slow(seconds=10)
 
-CELLS = Path(__file__).with_name("cells")  # of models that were asked once
+CELLS = Path(__file__).with_name("cells")  # of models with a single answer
 
 
 def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
@@ -34,16 +34,16 @@ def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
     return Cell("block", seed, "softmax", arm, "manual-alone", "m", attempts, 100)
 
 
-def test_a_cell_says_when_it_first_compiled_and_was_right() -> None:
+def test_cell_has_first_compiled_and_first_correct_attempt() -> None:
     cell = made("ours", "not_compiled", "incorrect", "correct")
     assert (cell.first_compiled, cell.first_right) == (2, 3)
-    assert tokens_to_right(cell) == 6_000 and cycles_ratio(cell) == 2.0
+    assert tokens_to_right(cell) == 6_000 and cost_ratio(cell) == 2.0
     none = made("ours", "not_compiled")
-    assert (none.first_compiled, none.first_right, cycles_ratio(none)) == (None, None, None)
+    assert (none.first_compiled, none.first_right, cost_ratio(none)) == (None, None, None)
     assert cell.name == "block-1-softmax-manual-alone-ours"
 
 
-def test_the_tables_count_what_happened() -> None:
+def test_tables_count_outcomes() -> None:
     cells = [
         made("ours", "correct"),
         replace(made("ours", "not_compiled", "correct"), problem="matmul"),
@@ -51,7 +51,7 @@ def test_the_tables_count_what_happened() -> None:
         replace(made("nothing", "incorrect"), problem="matmul"),
     ]
     nothing, ours = [line.split(" | ") for line in by_arm(cells).splitlines()[2:]]
-    # cells; compiled at 1, 4, 8; right at 1, 4, 8; attempts, tokens, cycles
+    # cells; compiled at 1, 4, 8; correct at 1, 4, 8; attempts, tokens, cycles
     assert ours[3:11] == ["ours", "2", "1/2", "2/2", "2/2", "1/2", "2/2", "2/2"]
     assert ours[11:14] == ["1.5", "2,000", "2.00"]
     assert nothing[3:14] == ["nothing", "2", *["1/2"] * 3, *["0/2"] * 3, "-", "-", "-"]
@@ -59,19 +59,19 @@ def test_the_tables_count_what_happened() -> None:
     compared = pairs(cells).splitlines()
     assert len(compared) == 3 and compared[2].startswith("| nothing | 2 | +0.50 [")
     assert compared[2].endswith("| +1.00 [+1.00, +1.00] |")
-    assert "| not_compiled correct | 2.00 |" in by_cell(cells)
+    assert "| not_compiled correct | 200 cycles | 2.00 |" in by_cell(cells)
     assert pairs(cells[:2]) == "No pair of arms has common cells."
     assert about_arms(["placebo"]).startswith("* `placebo`: another chip's manual")
 
 
-def test_the_interval_is_of_the_mean_and_the_same_each_time() -> None:
+def test_interval_of_mean_is_deterministic() -> None:
     values = [1.0] * 6 + [0.0] * 4
     low, high = bootstrap(values)
     assert (low, high) == bootstrap(values) and 0.2 <= low < 0.6 < high <= 0.9
     assert bootstrap([1.0] * 5) == (1.0, 1.0)
 
 
-def test_other_documents_are_enough_or_refused(tmp_path: Path) -> None:
+def test_too_few_other_documents_are_refused(tmp_path: Path) -> None:
     for n in range(3):
         (tmp_path / f"{n}.md").write_text("word " * 100)
     assert [p.name for p in other_documents(tmp_path, 150)] == ["0.md", "1.md"]
@@ -80,8 +80,8 @@ def test_other_documents_are_enough_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", load_cells(CELLS), ids=lambda cell: cell.name)
-def test_a_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) -> None:
-    """No model is asked; the chip is drawn again, its tools judge again."""
+def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) -> None:
+    """Without a model; the chip is drawn again and its tools evaluate again."""
     base = DrawnBase(tmp_path, model_cache)
     try:
         chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
@@ -93,4 +93,4 @@ def test_a_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path
     assert results == [attempt.validity for attempt in cell.attempts]
     for node, attempt in zip(nodes, cell.attempts, strict=True):
         timings = node.evaluation.timings if node.evaluation is not None else ()
-        assert (timings[0].cycles if timings else None) == attempt.cycles
+        assert (timings[0].cycles if timings else None) == attempt.cost

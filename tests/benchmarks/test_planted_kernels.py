@@ -1,4 +1,4 @@
-"""The planted kernels as they are declared: what a GPU run relies on."""
+"""Declarations of the planted kernels, on which a GPU run depends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROBLEMS = sorted(path.stem for path in (FOLDER / "problems").glob("*.py"))
 
 
 @pytest.mark.parametrize("planted", all_planted(), ids=lambda planted: planted.name)
-def test_every_kernel_names_known_signals_a_case_and_honest_source(planted: Planted) -> None:
+def test_every_kernel_has_known_signals_case_and_honest_source(planted: Planted) -> None:
     assert {*planted.expect} <= {*load_signals().ids}
     problem, case = planted.load()
     assert case.fits("cuda") and case in problem.searched
@@ -28,13 +28,13 @@ def test_every_kernel_file_is_declared() -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_a_control_passes_none_of_their_problems(name: str) -> None:
+def test_control_passes_none_of_their_problems(name: str) -> None:
     assert check_problem(load_problem(FOLDER / "problems" / f"{name}.py")) == []
 
 
-def test_the_target_comes_from_the_hardware_files() -> None:
+def test_target_comes_from_hardware_files() -> None:
     target = target_of("h200", None)
     assert target.lineage == ("h200", "hopper", "nvidia", "any")
     assert (target.arch, target.device) == ("90", None)
-    # Of the data sheet, though a measured one is told too.
+    # From the data sheet, though a measured one exists too.
     assert target.facts["memory_bandwidth"] == 4.8e12

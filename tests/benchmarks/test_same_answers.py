@@ -1,4 +1,4 @@
-"""The record of answers that shows whether a change of the code changed an answer."""
+"""The record of answers, which shows whether a change of the code changed an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHIPS = [
 SIGNALS = ["memory_bound", "bank_conflict", "compile_error", "tail_effect"]
 
 
-def test_the_requests_are_the_same_each_time_and_of_every_kind() -> None:
+def test_requests_are_deterministic_and_of_every_kind() -> None:
     requests = requests_for(CHIPS, SIGNALS, BUILTIN_GOLD)
     assert requests == requests_for(CHIPS, SIGNALS, BUILTIN_GOLD)
     kinds = [kind for kind, _ in requests]
@@ -34,7 +34,7 @@ def test_the_requests_are_the_same_each_time_and_of_every_kind() -> None:
     assert len(distinct) == len(set(distinct))
 
 
-def test_a_difference_is_named_by_its_place_and_shown_from_where_it_begins() -> None:
+def test_difference_has_its_path_and_first_differing_text() -> None:
     left = {"excerpts": [{"text": "x" * 60 + "one", "score": 1.0}], "hints": []}
     right = {"excerpts": [{"text": "x" * 60 + "two", "score": 1.0}], "hints": ["new"]}
     assert list(differences(left, right)) == [
@@ -43,7 +43,7 @@ def test_a_difference_is_named_by_its_place_and_shown_from_where_it_begins() -> 
     ]
 
 
-def test_compare_ends_with_status_1_where_an_answer_differs(
+def test_compare_exits_with_1_if_answer_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [

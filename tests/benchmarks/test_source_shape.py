@@ -1,4 +1,4 @@
-"""The limits of the packages' sizes, and journeys through the source."""
+"""Limits on the sizes of packages, and journeys through the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.source_shape import Journey, Room, room_limits, shape_rows
 from kb.errors import nearest
 
 
-def test_a_rise_adds_to_the_recorded_size_and_needs_a_reason(
+def test_rise_adds_to_recorded_size_and_needs_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms = tmp_path / "rooms.toml"
@@ -26,7 +26,7 @@ def test_a_rise_adds_to_the_recorded_size_and_needs_a_reason(
         room_limits()
 
 
-def test_a_journey_counts_calls_of_the_product_and_their_files() -> None:
+def test_journey_counts_calls_and_files_of_product() -> None:
     journey = Journey()
     with journey.recording():
         nearest("h10", ["h100", "h200"], count=1)
@@ -35,6 +35,6 @@ def test_a_journey_counts_calls_of_the_product_and_their_files() -> None:
 
 
 @pytest.mark.slow(seconds=4)
-def test_the_table_names_every_figure() -> None:
+def test_table_names_every_figure() -> None:
     names = [name for name, _ in shape_rows()]
     assert len(names) == len(set(names)) == 7

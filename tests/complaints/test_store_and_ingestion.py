@@ -1,4 +1,4 @@
-"""One test per row of COMPLAINTS.md that the store and ingestion answer, named after its row."""
+"""One test per row of COMPLAINTS.md about the store and ingestion, named after its row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_01_deleted_document_is_not_answered(store: Store, chroma: ChromaIndex) 
     second_client.close()
 
 
-def test_02_the_job_of_a_killed_worker_is_taken_up_again(store: Store) -> None:
+def test_02_job_of_a_killed_worker_is_resumed(store: Store) -> None:
     submitted = store.submit("manual.md", MANUAL, hardware=("h100",))
     claim = (
         "import os, sys, signal; from pathlib import Path; from kb.catalog import open_catalog;"
@@ -98,8 +98,8 @@ def test_04_upsert_loses_no_passages(store: Store) -> None:
     text = "# M\n\n" + "\n\n".join(lines)
     for body in (text, text + "\n\nA last line.\n", text):
         document = store.ingest("manual.md", body, hardware=("h100",)).document_id
-        kept = " ".join(p.text for p in store.passages_of(document))
-        assert "".join(kept.split()) == "".join(body.removeprefix("# M").split())
+        preserved = " ".join(p.text for p in store.passages_of(document))
+        assert "".join(preserved.split()) == "".join(body.removeprefix("# M").split())
 
 
 def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
@@ -113,12 +113,12 @@ def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
     assert {table: store.rows(table) for table in tables} == before
 
 
-def test_06_identity_is_the_source_key_and_the_bytes(store: Store) -> None:
-    said = {"hardware": ("h100",), "source_key": "chip-manual"}
+def test_06_identity_is_source_key_and_bytes(store: Store) -> None:
+    scope = {"hardware": ("h100",), "source_key": "chip-manual"}
     outcomes = [
-        store.submit("v1.md", MANUAL, **said).outcome,
-        store.submit("v1-renamed.md", MANUAL, **said).outcome,
-        store.submit("v2.md", MANUAL + "New.\n", **said).outcome,
+        store.submit("v1.md", MANUAL, **scope).outcome,
+        store.submit("v1-renamed.md", MANUAL, **scope).outcome,
+        store.submit("v2.md", MANUAL + "New.\n", **scope).outcome,
         store.submit("other.md", MANUAL + "New.\n", hardware=("h100",)).outcome,
     ]
     assert outcomes == ["created", "unchanged", "new_version", "duplicate_of"]
@@ -159,7 +159,7 @@ def test_08_another_pipeline_reads_unchanged_bytes_again(store: Store) -> None:
     assert store.rows("embeddings") == len(store.passages_of(first.document_id))
 
 
-def test_09_pages_and_boxes_are_kept_through_roman_front_matter(store: Store) -> None:
+def test_09_pages_and_boxes_survive_roman_front_matter(store: Store) -> None:
     document = store.ingest("manual.pdf", golden.manual(), hardware=("h100",)).document_id
     found = store.passages_of(document)
     assert found
@@ -191,7 +191,7 @@ def test_10_table_pieces_repeat_caption_and_all_header_rows(store: Store) -> Non
             assert words in piece.lead
 
 
-def test_11_no_passage_is_longer_than_the_window(store: Store) -> None:
+def test_11_no_passage_is_longer_than_window(store: Store) -> None:
     dense = "0x41000 vmcnt(0) 각낙닥 漢字 " * 200
     document = store.ingest("dense.md", f"# {'각' * 120}\n\n{dense}\n\n```\n{dense}\n```\n")
     assert store.job(document).state == "ready"
@@ -202,8 +202,8 @@ def test_11_no_passage_is_longer_than_the_window(store: Store) -> None:
         store.embedder.encode(["tile " * 400])
 
 
-def test_12_a_pdf_with_a_text_layer_is_read_quickly(store: Store, tmp_path: Path) -> None:
-    """No layout model touches it. The bound leaves room for a busy machine."""
+def test_12_pdf_with_text_layer_is_read_quickly(store: Store, tmp_path: Path) -> None:
+    """No layout model is involved. The bound allows for a busy machine."""
     path = tmp_path / "long.pdf"
     canvas = Canvas(str(path))
     for page in range(60):
@@ -220,7 +220,7 @@ def test_12_a_pdf_with_a_text_layer_is_read_quickly(store: Store, tmp_path: Path
     assert parsed.pages_parsed == 60 and pages_per_second > 5
 
 
-def test_13_a_parser_that_takes_all_memory_dies_alone(tmp_path: Path) -> None:
+def test_13_parser_out_of_memory_fails_alone(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.txt"
     bomb.write_text("bomb")
     limits = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
@@ -233,7 +233,7 @@ def test_13_a_parser_that_takes_all_memory_dies_alone(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
-def test_14_the_index_shrinks_and_does_not_grow_on_equal_content(
+def test_14_index_shrinks_and_does_not_grow_on_equal_content(
     store: Store, chroma: ChromaIndex
 ) -> None:
     put_vectors(store, 400)
@@ -268,12 +268,12 @@ def test_15_memory_is_bounded_under_query_load(store: Store, chroma: ChromaIndex
     assert resident_kib() - before < 24 * 1024
 
 
-def test_17_an_unreadable_index_is_rebuilt_at_start(store: Store, chroma: ChromaIndex) -> None:
+def test_17_unreadable_index_is_rebuilt_at_start(store: Store, chroma: ChromaIndex) -> None:
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     chroma.open_or_rebuild()
     expected = [p.text for p in store.by_meaning(SENTENCE, "h100", index=chroma)]
     chroma.close()
-    if not chroma_server.EVERYWHERE:  # a server reads its own file, and nobody else does
+    if not chroma_server.EVERYWHERE:  # the file of a server is read by the server only
         database = store.data_dir / "chroma" / "chroma.sqlite3"
         os.truncate(database, database.stat().st_size // 3)
         assert chroma.open_or_rebuild().added == 2
@@ -284,8 +284,8 @@ def test_17_an_unreadable_index_is_rebuilt_at_start(store: Store, chroma: Chroma
     assert [p.text for p in store.by_meaning(SENTENCE, "h100", index=chroma)] == expected
 
 
-def test_18_a_scope_is_asked_without_a_metadata_filter(store: Store, chroma: ChromaIndex) -> None:
-    """One collection per hardware: a chip's query never touches another chip's vectors."""
+def test_18_scope_is_searched_without_metadata_filter(store: Store, chroma: ChromaIndex) -> None:
+    """One collection per hardware: a query for one chip never touches vectors of another."""
     for chip in ("h100", "mi300x"):
         store.ingest("manual.md", MANUAL.replace("chip", chip), hardware=(chip,))
     assert chroma.open_or_rebuild().collections == 2
@@ -293,12 +293,12 @@ def test_18_a_scope_is_asked_without_a_metadata_filter(store: Store, chroma: Chr
     assert hits and {p.hardware for p in hits} == {("mi300x",)}
 
 
-def test_19_another_model_has_its_own_vectors(store: Store) -> None:
+def test_19_another_model_has_separate_vectors(store: Store) -> None:
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     other = "other-model-8-abc"
     with store.catalog.write() as connection:
         missing = all_missing(connection, other)
-        assert len(missing) == 2  # all is to be embedded again, nothing is lost
+        assert len(missing) == 2  # all texts are to be embedded again, none is lost
         eight = {m.sha256: np.eye(8, dtype=np.float32)[n] for n, m in enumerate(missing)}
         embeddings.put(connection, other, eight)
     directory = store.data_dir / "chroma"
@@ -315,7 +315,7 @@ def test_19_another_model_has_its_own_vectors(store: Store) -> None:
         index.close()
 
 
-def test_next_in_line_upload_names_cannot_climb(store: Store) -> None:
+def test_next_in_line_upload_names_cannot_leave_their_folder(store: Store) -> None:
     submitted = store.submit("../../../tmp/evil.md", MANUAL)
     version = store.documents.get(submitted.document_id).version
     assert version is not None and version.file_name == "tmp/evil.md"
@@ -324,7 +324,7 @@ def test_next_in_line_upload_names_cannot_climb(store: Store) -> None:
 
 
 def test_next_in_line_many_threads_share_one_store(store: Store, chroma: ChromaIndex) -> None:
-    """Questions, uploads and deletions at once: no error, no lock that stays."""
+    """Queries, uploads and deletions at once: no error, and no remaining lock."""
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     chroma.open_or_rebuild()
     vector = store.embedder.encode_query(SENTENCE)
@@ -357,7 +357,7 @@ def test_next_in_line_many_threads_share_one_store(store: Store, chroma: ChromaI
 
 
 def put_vectors(store: Store, count: int) -> None:
-    """A document of so many passages with random vectors: load without embedding."""
+    """A document with this many passages and random vectors: load without embedding."""
     body = "# M\n\n" + "\n\n".join(f"## S{n}\n\nPassage {n} of {count}." for n in range(count))
     store.submit(f"load-{count}.md", body, hardware=("h100",))
     store.worker().read_all(threading.Event())

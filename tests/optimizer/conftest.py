@@ -1,4 +1,4 @@
-"""Runners that many tests use: the interpreter that they are forked from takes seconds to start."""
+"""Runners shared by tests: the interpreter that they are forked from takes seconds to start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSett
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[RunnerPool]:
-    """Runners with one thread on the CPU, at the level that evaluations choose here."""
+    """Runners with one thread on the CPU, at the isolation level that evaluations choose here."""
     pool = RunnerPool(RunnerSettings("cpu", 1, level_for("auto")))
     yield pool
     pool.close()

@@ -1,4 +1,4 @@
-"""The fictional chip that is programmed in assembly: drawn, documented, assembled and run."""
+"""The fictional chip programmed in assembly: drawn, documented, assembled and run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Drawn:
         return read_bundle(path, self.language)
 
     def written(self, text: str) -> Bundle:
-        """A bundle of text that is already in the chip's words."""
+        """A bundle of text in the chip's own words."""
         name = f"k{self.numbers['suffix']}"
         return Bundle({name: text}, name, self.language, "kernlore_run")
 
@@ -146,10 +146,10 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-# ---------------------------------------------------------------- what is drawn
+# -- drawing
 
 
-def test_the_same_seed_draws_the_same_chip(chips: dict[int, Drawn], tmp_path: Path) -> None:
+def test_equal_seeds_draw_equal_chips(chips: dict[int, Drawn], tmp_path: Path) -> None:
     first, again = chips[SEEDS[0]], tmp_path / "again"
     python("chip.py", str(SEEDS[0]), again)
     for path in (first.folder / "chip.json", *(first.folder / "docs").iterdir()):
@@ -172,7 +172,7 @@ def test_chips_differ_in_words_signs_and_codes(chips: dict[int, Drawn]) -> None:
         assert len({error["code"] for error in numbers["errors"].values()}) == 36
 
 
-def test_the_documents_state_every_word_and_code(chip: Drawn) -> None:
+def test_documents_state_every_word_and_code(chip: Drawn) -> None:
     documents = chip.documents
     whole = "\n".join(documents.values())
     assert "{{" not in whole and "}}" not in whole
@@ -191,7 +191,7 @@ def test_the_documents_state_every_word_and_code(chip: Drawn) -> None:
         assert f"* - ``{field}``" in documents["07-launch.rst"]
 
 
-def test_the_documents_state_the_drawn_numbers(chip: Drawn) -> None:
+def test_documents_state_drawn_numbers(chip: Drawn) -> None:
     numbers, documents = chip.numbers, chip.documents
     for name, text in (
         ("01-overview.rst", f"Works on {numbers['lanes']} lanes"),
@@ -209,14 +209,14 @@ def test_the_documents_state_the_drawn_numbers(chip: Drawn) -> None:
         assert text in documents[name], text
 
 
-def test_the_documents_are_read_without_loss(chip: Drawn) -> None:
+def test_documents_are_read_without_loss(chip: Drawn) -> None:
     for name, text in chip.documents.items():
         document = parse(text.encode(), name)
         assert not document.warnings, (name, document.warnings)
         assert document.title, name
 
 
-def test_facts_read_from_the_overview_are_those_of_the_description(chip: Drawn) -> None:
+def test_facts_of_overview_equal_description(chip: Drawn) -> None:
     name = "01-overview.rst"
     elements = parse(chip.documents[name].encode(), name).elements
     read = {fact.key: fact.value for fact in propose_facts(elements)}
@@ -224,7 +224,7 @@ def test_facts_read_from_the_overview_are_those_of_the_description(chip: Drawn) 
     assert read == pytest.approx(stated)
 
 
-def test_the_description_is_whole(chip: Drawn) -> None:
+def test_description_is_complete(chip: Drawn) -> None:
     assert chip.spec.id == chip.numbers["id"] and chip.spec.languages == (chip.language,)
     assert chip.spec.toolchains[chip.language].timing == "simulator"
     assert chip.toolchain.available(chip.target).ok
@@ -234,21 +234,21 @@ def test_the_description_is_whole(chip: Drawn) -> None:
         assert signature.signal in load_signals(), signature.signal
 
 
-def test_the_tools_are_ordinary_programs() -> None:
+def test_tools_are_plain_programs() -> None:
     own = {path.stem for path in EXAMPLE.glob("*.py")}
     for path in EXAMPLE.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"))
         names = {a.name for n in ast.walk(module) if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module or "" for n in ast.walk(module) if isinstance(n, ast.ImportFrom)}
         foreign = {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) - own
-        assert foreign <= {"numpy", "examples"}, path  # `examples` for the type checker alone
+        assert foreign <= {"numpy", "examples"}, path  # `examples` for the type checker only
 
 
-# ---------------------------------------------------------------- kernels
+# -- kernels
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_good_kernels_are_right(chip: Drawn, name: str, tmp_path: Path) -> None:
+def test_good_kernels_are_correct(chip: Drawn, name: str, tmp_path: Path) -> None:
     case = CASES[name]()
     result = chip.ran(chip.kernel(f"{name}_good"), case, tmp_path)
     assert result.ok, result.message
@@ -265,7 +265,7 @@ def test_good_kernels_are_right(chip: Drawn, name: str, tmp_path: Path) -> None:
         assert metric in chip.documents["09-counters.html"] or metric == "launches", metric
 
 
-def test_the_problems_are_what_the_kernels_compute() -> None:
+def test_problems_equal_kernels() -> None:
     for name, case in CASES.items():
         scope: dict[str, Any] = {}
         exec((EXAMPLE / "problems" / f"{name}.py").read_text(encoding="utf-8"), scope)
@@ -274,13 +274,13 @@ def test_the_problems_are_what_the_kernels_compute() -> None:
         assert torch.equal(scope["Model"]()(*tensors), expected)
 
 
-def test_a_wrong_kernel_runs_and_is_wrong(chips: dict[int, Drawn], tmp_path: Path) -> None:
+def test_wrong_kernel_runs_with_wrong_results(chips: dict[int, Drawn], tmp_path: Path) -> None:
     chip, case = chips[SEEDS[0]], elementwise()
     result = chip.ran(chip.kernel("elementwise_wrong"), case, tmp_path)
     assert result.ok and (result.outputs[0] - case[1]).abs().max() > 0.5
 
 
-def test_what_does_not_assemble_says_where_and_why(chip: Drawn, tmp_path: Path) -> None:
+def test_assembly_error_has_place_and_reason(chip: Drawn, tmp_path: Path) -> None:
     made = chip.compiled(chip.kernel("elementwise_not_assembling"), tmp_path)
     assert not made.ok
     suffix = chip.numbers["suffix"]
@@ -309,10 +309,10 @@ def test_failing_kernels_trap_with_their_codes(
     assert re.search(rf":\d+: {chip.code(kind)} {text}: ", result.message), result.message
 
 
-# ---------------------------------------------------------------- what the documents show
+# -- examples in the documents
 
 
-def test_the_worked_examples_are_right_for_their_sizes(chip: Drawn, tmp_path: Path) -> None:
+def test_worked_examples_are_correct_for_their_sizes(chip: Drawn, tmp_path: Path) -> None:
     name = "11-examples.rst"
     elements = parse(chip.documents[name].encode(), name).elements
     scaled, peaks = (chip.written(part.text + "\n") for part in elements if part.kind == "code")
@@ -329,7 +329,7 @@ def test_the_worked_examples_are_right_for_their_sizes(chip: Drawn, tmp_path: Pa
     assert result.ok and torch.equal(result.outputs[0], expected), result.message
 
 
-def test_the_example_of_each_instruction_assembles(chip: Drawn, tmp_path: Path) -> None:
+def test_example_of_each_instruction_assembles(chip: Drawn, tmp_path: Path) -> None:
     text = chip.documents["05-instructions.rst"]
     examples = re.findall(r":Example: ``(.*)``", text)
     assert len(examples) == 34
@@ -338,7 +338,7 @@ def test_the_example_of_each_instruction_assembles(chip: Drawn, tmp_path: Path) 
     assert made.ok, made.log
 
 
-# ---------------------------------------------------------------- errors and traps
+# -- errors and traps
 
 # Canonical lines; each is refused with its code.
 REFUSED = {
@@ -422,9 +422,7 @@ def test_each_trap_has_its_code(chips: dict[int, Drawn], kind: str, tmp_path: Pa
     assert "Traceback" not in result.log
 
 
-def test_other_arguments_than_declared_are_a_launch_error(
-    chips: dict[int, Drawn], tmp_path: Path
-) -> None:
+def test_undeclared_arguments_are_launch_error(chips: dict[int, Drawn], tmp_path: Path) -> None:
     chip = chips[SEEDS[0]]
     tensors, expected = matmul()
     result = chip.ran(chip.kernel("matmul_good"), (tensors[:1], expected), tmp_path)

@@ -1,6 +1,5 @@
-"""The built-in chips that run in an emulator: their samples run, and costs keep their kind.
-
-Skipped for chips whose compiler or emulator is not installed (`make emulators`).
+"""The built-in chips with an emulator: their samples run, and costs keep their kind. Skipped for
+chips whose compiler or emulator is not installed (`make emulators`).
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ def _ran(hardware: str, language: str, template: ToolchainSpec) -> SampleRun:
 
 
 @pytest.mark.parametrize(("hardware", "language"), CHAINS)
-def test_the_sample_of_a_chip_is_right_and_its_cost_has_a_kind(
-    hardware: str, language: str
-) -> None:
+def test_sample_of_a_chip_is_correct_with_kind_of_cost(hardware: str, language: str) -> None:
     template = CHAINS[hardware, language]
     ran = _ran(hardware, language, template)
     assert ran.correct, ran.message
@@ -67,13 +64,13 @@ def test_the_sample_of_a_chip_is_right_and_its_cost_has_a_kind(
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.path)
-def test_shipped_kernels_of_emulated_chips_are_right(sample: ShippedSample) -> None:
+def test_shipped_kernels_of_emulated_chips_are_correct(sample: ShippedSample) -> None:
     _toolchain(sample.hardware, sample.language)
     checked = check_sample(MANUALS, sample, SPECS)
     assert checked.outcome == "right", checked.detail
 
 
-def test_vector_lengths_change_the_count_and_not_the_result() -> None:
+def test_vector_lengths_change_count_and_not_the_result() -> None:
     costs = []
     for bits in (128, 256, 512):
         ran = _ran(f"riscv-v-{bits}", "rvv", CHAINS[f"riscv-v-{bits}", "rvv"])
@@ -82,7 +79,7 @@ def test_vector_lengths_change_the_count_and_not_the_result() -> None:
     assert costs == sorted(costs, reverse=True) and costs[0] > 1.8 * costs[1] > 3 * costs[2]
 
 
-def test_counts_are_those_of_the_kernel_alone() -> None:
+def test_counts_are_those_of_kernel_alone() -> None:
     template = CHAINS["riscv-v", "rvv"]
     empty = '#include "chip.h"\nvoid kernlore_run(const tensor *t) { (void)t; }\n'
     nothing = _ran("riscv-v", "rvv", replace(template, sample=empty, sample_reference=""))
@@ -116,7 +113,7 @@ def test_counts_are_those_of_the_kernel_alone() -> None:
         ),
     ],
 )
-def test_errors_of_compilers_have_a_signature(
+def test_compiler_errors_have_signature(
     hardware: str, language: str, source: str, title: str, tmp_path: Path
 ) -> None:
     chain = _toolchain(hardware, language)
@@ -134,7 +131,7 @@ def test_errors_of_compilers_have_a_signature(
     assert any(title in text for text in found), compiled.log
 
 
-def test_a_missing_program_is_named_with_the_command_that_installs_it() -> None:
+def test_missing_program_is_named_with_its_install_command() -> None:
     template = replace(CHAINS["riscv-v", "rvv"], programs=("no-such-emulator",))
     available = CommandToolchain("rvv", template).available(_target("riscv-v"))
     assert not available.ok and "no-such-emulator" in available.reason
@@ -152,7 +149,7 @@ def test_costs_of_different_kinds_are_never_compared() -> None:
     assert clocks == {"instructions", "packets", "simulator"}
 
 
-def test_a_report_without_the_kind_of_cost_that_is_declared_has_no_cost(tmp_path: Path) -> None:
+def test_report_without_declared_kind_of_cost_has_no_cost(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text('{"cycles": 12, "time_us": 3.0}')
     assert read_report(report, "packets").count is None

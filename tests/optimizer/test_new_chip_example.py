@@ -139,10 +139,10 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return run
 
 
-# ---------------------------------------------------------------- what is drawn
+# -- drawing
 
 
-def test_the_same_seed_draws_the_same_chip(chips: dict[int, Drawn], tmp_path: Path) -> None:
+def test_equal_seeds_draw_equal_chips(chips: dict[int, Drawn], tmp_path: Path) -> None:
     again = drawn_in(tmp_path / "again", SEEDS[0])
     assert again.numbers == chips[SEEDS[0]].numbers and again.manual == chips[SEEDS[0]].manual
 
@@ -159,15 +159,15 @@ def test_chips_differ_in_numbers_names_and_codes(chips: dict[int, Drawn]) -> Non
         assert not set(left["errors"].values()) & set(right["errors"].values())
 
 
-def test_the_manual_states_the_drawn_numbers_and_names(chip: Drawn) -> None:
-    told = chip.manual
-    assert "$" not in told
+def test_manual_states_drawn_numbers_and_names(chip: Drawn) -> None:
+    reported = chip.manual
+    assert "$" not in reported
     for word in (
         *chip.numbers["opcodes"].values(),
         *chip.numbers["errors"].values(),
         *chip.numbers["traps"].values(),
     ):
-        assert word in told
+        assert word in reported
     for text in (
         f"scratchpad of {chip.numbers['scratchpad_bytes']} bytes",
         f"{chip.numbers['banks']} banks of {chip.numbers['bank_width']} bytes",
@@ -177,17 +177,17 @@ def test_the_manual_states_the_drawn_numbers_and_names(chip: Drawn) -> None:
         f"after {chip.numbers['mac_latency']} cycles",
         f"bursts of {chip.numbers['burst_bytes']} bytes",
     ):
-        assert text in told, text
+        assert text in reported, text
 
 
-def test_facts_read_from_the_manual_are_those_of_the_description(chip: Drawn) -> None:
+def test_facts_of_manual_equal_description(chip: Drawn) -> None:
     read = {f.key: f.value for f in propose_facts(parse(chip.manual.encode(), "m.md").elements)}
     stated = {fact.key: fact.value for fact in chip.spec.facts if not fact.key.startswith("x_")}
     assert read == pytest.approx(stated)
     assert stated["shared_memory_per_block"] == chip.numbers["scratchpad_bytes"]
 
 
-def test_the_description_is_whole(chip: Drawn) -> None:
+def test_description_is_complete(chip: Drawn) -> None:
     assert chip.spec.id == chip.numbers["id"] and chip.spec.languages == ("novac",)
     assert chip.spec.toolchains["novac"].timing == "simulator"
     assert chip.toolchain.available(chip.target).ok
@@ -196,7 +196,7 @@ def test_the_description_is_whole(chip: Drawn) -> None:
         compile_linear(one.pattern)
 
 
-def test_the_tools_are_ordinary_programs() -> None:
+def test_tools_are_plain_programs() -> None:
     own = {path.stem for path in EXAMPLE.glob("*.py")}
     for path in EXAMPLE.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"))
@@ -206,11 +206,11 @@ def test_the_tools_are_ordinary_programs() -> None:
         assert foreign <= {"numpy"}, path
 
 
-# ---------------------------------------------------------------- kernels
+# -- kernels
 
 
 @pytest.mark.parametrize("kernel", CASES)
-def test_good_kernels_are_right(chip: Drawn, kernel: str, sample: Sample) -> None:
+def test_good_kernels_are_correct(chip: Drawn, kernel: str, sample: Sample) -> None:
     _, expected = CASES[kernel]()
     result = sample(chip, kernel)
     assert result.ok, result.message
@@ -219,7 +219,7 @@ def test_good_kernels_are_right(chip: Drawn, kernel: str, sample: Sample) -> Non
     assert result.time_us == pytest.approx(result.cycles / chip.numbers["clock_hz"] * 1e6)
 
 
-def test_the_problems_are_what_the_kernels_compute() -> None:
+def test_problems_equal_kernels() -> None:
     for name, case in (("elementwise", elementwise), ("softmax", softmax), ("matmul", matmul)):
         scope: dict[str, Any] = {}
         exec((EXAMPLE / "problems" / f"{name}.py").read_text(encoding="utf-8"), scope)
@@ -228,13 +228,13 @@ def test_the_problems_are_what_the_kernels_compute() -> None:
         assert torch.equal(scope["Model"]()(*tensors), expected)
 
 
-def test_a_wrong_kernel_runs_and_is_wrong(chip: Drawn, tmp_path: Path) -> None:
+def test_wrong_kernel_runs_with_wrong_results(chip: Drawn, tmp_path: Path) -> None:
     tensors, expected = elementwise()
     result = chip.ran("elementwise_wrong", tensors, tmp_path)
     assert result.ok and (result.outputs[0] - expected).abs().max() > 0.5
 
 
-def test_a_crashing_kernel_traps(chip: Drawn, tmp_path: Path) -> None:
+def test_crashing_kernel_traps(chip: Drawn, tmp_path: Path) -> None:
     result = chip.ran("elementwise_crashing", elementwise()[0], tmp_path)
     assert (result.failure, result.timing) == ("crashed", "none")
     code = chip.numbers["traps"]["bounds"]
@@ -242,12 +242,12 @@ def test_a_crashing_kernel_traps(chip: Drawn, tmp_path: Path) -> None:
     assert signals_of(chip, result.log) == ["illegal_memory_access"]
 
 
-def test_a_hanging_kernel_is_stopped(chips: dict[int, Drawn], tmp_path: Path) -> None:
+def test_hanging_kernel_is_stopped(chips: dict[int, Drawn], tmp_path: Path) -> None:
     result = chips[SEEDS[0]].ran("elementwise_hanging", elementwise()[0], tmp_path, seconds=1.5)
     assert (result.failure, result.outputs) == ("timed_out", ())
 
 
-def test_what_does_not_compile_says_where_and_why(chip: Drawn, tmp_path: Path) -> None:
+def test_compile_error_has_place_and_reason(chip: Drawn, tmp_path: Path) -> None:
     made = chip.compiled("elementwise_not_compiling", tmp_path)
     errors, lanes = chip.numbers["errors"], chip.numbers["lanes"]
     assert not made.ok
@@ -264,7 +264,7 @@ def test_what_does_not_compile_says_where_and_why(chip: Drawn, tmp_path: Path) -
         ("elementwise_out_of_range", "range", "illegal_memory_access"),
     ],
 )
-def test_limits_are_found_while_compiling(
+def test_limits_are_checked_by_compiler(
     chip: Drawn, kernel: str, kind: str, signal: str, tmp_path: Path
 ) -> None:
     made = chip.compiled(kernel, tmp_path)
@@ -272,7 +272,7 @@ def test_limits_are_found_while_compiling(
     assert signals_of(chip, made.log)[0] == signal
 
 
-def test_tiles_for_a_larger_scratchpad_do_not_fit_a_smaller_one(
+def test_tiles_for_larger_scratchpad_do_not_fit_smaller_one(
     chips: dict[int, Drawn], tmp_path: Path
 ) -> None:
     large, small = chips[LARGE], chips[SMALL]
@@ -285,12 +285,12 @@ def test_tiles_for_a_larger_scratchpad_do_not_fit_a_smaller_one(
     assert not made.ok and f"need 65536 bytes, the scratchpad has {limit} bytes" in made.log
 
 
-def test_another_chip_s_instructions_are_unknown(chips: dict[int, Drawn], tmp_path: Path) -> None:
+def test_instructions_of_another_chip_are_unknown(chips: dict[int, Drawn], tmp_path: Path) -> None:
     made = chips[SMALL].compiled(chips[LARGE].kernel("elementwise_plain"), tmp_path)
     assert not made.ok and "unknown opcode" in made.log
 
 
-def test_the_manual_s_sample_compiles_and_is_right(chip: Drawn, tmp_path: Path) -> None:
+def test_sample_of_manual_compiles_and_is_correct(chip: Drawn, tmp_path: Path) -> None:
     (text,) = re.findall(r"```novac\n(.*?)```", chip.manual, re.DOTALL)
     tensors, expected = matmul()
     bundle = Bundle({"sample.nv": text}, "sample.nv", "novac", "kernlore_run")
@@ -307,7 +307,7 @@ def _told(signature: Any) -> dict[str, str]:
     return {key: value for key, value in asdict(signature).items() if value}
 
 
-# ---------------------------------------------------------------- compiler and simulator
+# -- compiler and simulator
 
 BROKEN = {
     "syntax": "tile x[8][LANES]; for i 0..8 { }",
@@ -320,14 +320,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_each_error_has_its_code_and_its_signal(chip: Drawn, kind: str, tmp_path: Path) -> None:
+def test_each_error_has_its_code_and_signal(chip: Drawn, kind: str, tmp_path: Path) -> None:
     made = chip.compiled(small_kernel(chip, BROKEN[kind]), tmp_path)
     assert not made.ok and f"error {chip.numbers['errors'][kind]}: " in made.log
     assert chip.numbers["lanes"] and len(signals_of(chip, made.log)) >= 1
 
 
 def small_kernel(chip: Drawn, body: str) -> Bundle:
-    """LANES and upper-case operations become this chip's."""
+    """LANES and upper-case operations are replaced by those of this chip."""
     words = {name.upper(): word for name, word in chip.numbers["opcodes"].items()}
     words["LANES"] = str(chip.numbers["lanes"])
     body = re.sub(r"[A-Z]{3,}", lambda found: words[found[0]], body)
@@ -335,15 +335,13 @@ def small_kernel(chip: Drawn, body: str) -> Bundle:
     return Bundle({"k.nv": text}, "k.nv", "novac", "k")
 
 
-def test_arrays_that_the_kernel_does_not_declare_are_a_launch_error(
-    chip: Drawn, tmp_path: Path
-) -> None:
+def test_undeclared_arrays_are_launch_error(chip: Drawn, tmp_path: Path) -> None:
     result = chip.ran("matmul_good", matmul()[0][:1], tmp_path)
     assert result.failure == "crashed" and "argument mismatch" in result.message
     assert signals_of(chip, result.log) == ["launch_error"]
 
 
-def test_half_precision_arrays_are_converted_at_the_border(chip: Drawn, tmp_path: Path) -> None:
+def test_half_precision_arrays_are_converted_at_transfer(chip: Drawn, tmp_path: Path) -> None:
     (x,), _ = softmax()
     half = x.bfloat16()
     made = chip.compiled("softmax_good", tmp_path)
@@ -352,7 +350,7 @@ def test_half_precision_arrays_are_converted_at_the_border(chip: Drawn, tmp_path
     assert torch.equal(result.outputs[0], torch.softmax(half.float(), -1).bfloat16())
 
 
-def test_metrics_have_names_that_kernlore_knows(chip: Drawn, sample: Sample) -> None:
+def test_metrics_have_known_names(chip: Drawn, sample: Sample) -> None:
     metrics = sample(chip, "matmul_good").metrics
     strange = {name for name in metrics if name not in load_metrics()}
     assert all(name.startswith("nova_") for name in strange)
@@ -375,7 +373,7 @@ def test_padding_removes_bank_conflicts(chip: Drawn, sample: Sample) -> None:
     assert packed.cycles > 1.2 * padded.cycles
 
 
-def test_accumulators_that_cover_the_latency_do_not_stall(chip: Drawn, tmp_path: Path) -> None:
+def test_accumulators_that_cover_latency_do_not_stall(chip: Drawn, tmp_path: Path) -> None:
     def stall(rows: int) -> float:
         body = (
             f"tile a[{rows}][LANES]; tile b[LANES][LANES]; acc s[{rows}][LANES];"
@@ -388,14 +386,14 @@ def test_accumulators_that_cover_the_latency_do_not_stall(chip: Drawn, tmp_path:
     assert stall(chip.numbers["mac_latency"]) == 0
 
 
-def test_a_narrow_transfer_moves_whole_bursts(chip: Drawn, tmp_path: Path) -> None:
+def test_narrow_transfer_moves_whole_bursts(chip: Drawn, tmp_path: Path) -> None:
     kernel = small_kernel(chip, "tile m[64][1]; LOAD m, X[0][0]; STORE Y[0][0], m;")
     metrics = chip.ran(kernel, softmax()[0], tmp_path).metrics
     assert metrics["dram_read_bytes"] == 64 * chip.numbers["burst_bytes"]
     assert metrics["load_efficiency_pct"] == 100 * 4 / chip.numbers["burst_bytes"]
 
 
-def test_a_run_is_repeatable(chip: Drawn, sample: Sample, tmp_path: Path) -> None:
+def test_run_is_repeatable(chip: Drawn, sample: Sample, tmp_path: Path) -> None:
     first, second = sample(chip, "matmul_good"), chip.ran("matmul_good", matmul()[0], tmp_path)
     assert first.cycles == second.cycles and first.metrics == second.metrics
     assert torch.equal(first.outputs[0], second.outputs[0])

@@ -1,4 +1,4 @@
-"""A search on a chip that nobody has seen: its manual, its command templates, no model."""
+"""A search on an unknown chip: its manual, its command templates, no model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow(seconds=45)
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 CANDIDATES = 4
-DOCUMENTS = ("guidance/memory-bound.md",)  # of the built-in ones, which a search reads first
+DOCUMENTS = ("guidance/memory-bound.md",)  # of the built-in documents, which a search reads first
 RECTANGULAR = """
 import torch
 
@@ -53,7 +53,7 @@ def get_init_inputs():
 
 
 class Chip:
-    """A drawn chip that a data directory knows, with its manual or without."""
+    """A drawn chip registered in a data directory, with or without its manual."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.id, self.numbers = f"nova-{seed}", CHIPS.draw(seed)
@@ -71,7 +71,7 @@ class Chip:
 
 
 class Chips:
-    """Drawn chips. A chip's data directory is made once; each chip has a copy of its own."""
+    """Drawn chips. The data directory of a chip is made once and copied for each use."""
 
     def __init__(self, folders: Callable[[str], Path], models: Path) -> None:
         self._folders, self._models = folders, models
@@ -91,11 +91,11 @@ class Chips:
         return self._chips[-1]
 
     def with_manual(self, seed: int) -> Chip:
-        """A chip with its own manual, before any search."""
+        """A chip with its manual, before any search."""
         return self.make(seed, CHIPS.manual(CHIPS.draw(seed)))
 
     def searched(self, seed: int) -> tuple[Chip, FinishedRun]:
-        """A chip with its own manual, and the search on it."""
+        """A chip with its manual, and the search on it."""
         if seed not in self._searched:
             chip = self.with_manual(seed)
             self._searched[seed] = chip, chip.searched(CANDIDATES)
@@ -135,11 +135,11 @@ def searched(request: pytest.FixtureRequest, chips: Chips) -> tuple[Chip, Finish
 
 @pytest.fixture(scope="module")
 def known(chips: Chips) -> Chip:
-    """nova-7 with its manual, where a search has ended."""
+    """nova-7 with its manual, after a search."""
     return chips.searched(7)[0]
 
 
-def asked(finished: FinishedRun) -> list[dict[str, Any]]:
+def proposed_values(finished: FinishedRun) -> list[dict[str, Any]]:
     return [dict(n.proposal.values) for n in finished.tree if n.proposal is not None]
 
 
@@ -147,17 +147,17 @@ def cycles(node: Any) -> int:
     return int(node.evaluation.timings[0].cycles)
 
 
-def test_every_candidate_keeps_the_drawn_limits_and_is_right(
+def test_every_candidate_is_within_limits_and_correct(
     searched: tuple[Chip, FinishedRun],
 ) -> None:
     chip, finished = searched
-    assert len(asked(finished)) == CANDIDATES
-    assert [values for values in asked(finished) if not legal(values, chip.numbers)] == []
+    assert len(proposed_values(finished)) == CANDIDATES
+    assert [values for values in proposed_values(finished) if not legal(values, chip.numbers)] == []
     assert {node.verdict for node in finished.tree} == {"correct"}
     assert len({n.proposal.bundle.sha256 for n in finished.tree if n.proposal}) == CANDIDATES
 
 
-def test_it_finds_better_than_the_sample_and_says_over_what(
+def test_best_candidate_beats_sample_and_names_baseline(
     searched: tuple[Chip, FinishedRun],
 ) -> None:
     _, finished = searched
@@ -170,7 +170,7 @@ def test_it_finds_better_than_the_sample_and_says_over_what(
     assert {n.evaluation.timing for n in tree if n.evaluation is not None} == {"simulator"}
 
 
-def test_each_plan_names_the_section_of_the_manual(searched: tuple[Chip, FinishedRun]) -> None:
+def test_each_plan_names_section_of_manual(searched: tuple[Chip, FinishedRun]) -> None:
     chip, finished = searched
     [sample] = chip.samples
     plans = [n.proposal.plan for n in finished.tree if n.proposal is not None]
@@ -180,38 +180,38 @@ def test_each_plan_names_the_section_of_the_manual(searched: tuple[Chip, Finishe
     assert all(sample.id in n.proposal.attributed for n in finished.tree if n.proposal)
 
 
-def test_stored_rows_have_the_figures(searched: tuple[Chip, FinishedRun]) -> None:
+def test_stored_rows_have_figures(searched: tuple[Chip, FinishedRun]) -> None:
     chip, finished = searched
     rows = run_store(chip.services).nodes(finished.run.id)
     assert [row.speedup for row in rows] == [node.speedup for node in finished.tree]
     assert run_store(chip.services).run(finished.run.id).result["over"] == finished.outcome.over
 
 
-def test_without_the_manual_nothing_is_proposed(chips: Chips) -> None:
+def test_nothing_is_proposed_without_manual(chips: Chips) -> None:
     finished = chips.make(7, None).searched(CANDIDATES)
     assert (len(finished.tree), finished.run.ended) == (1, "nothing is left to try")
     assert finished.outcome.gain is None and not finished.tree.root.correct
 
 
-def test_half_the_scratchpad_in_the_manual_changes_what_is_proposed(chips: Chips) -> None:
+def test_half_scratchpad_in_manual_changes_proposals(chips: Chips) -> None:
     known, whole = chips.searched(7)
     half = {**known.numbers, "scratchpad_bytes": known.numbers["scratchpad_bytes"] // 2}
     finished = chips.make(7, CHIPS.manual(half)).searched(CANDIDATES)
-    assert [values for values in asked(finished) if not legal(values, half)] == []
-    assert any(not legal(values, half) for values in asked(whole))
+    assert [values for values in proposed_values(finished) if not legal(values, half)] == []
+    assert any(not legal(values, half) for values in proposed_values(whole))
 
 
-def test_what_does_not_compile_is_not_proposed_again(known: Chip) -> None:
-    """Without the limits that the manual states, some do not."""
+def test_failed_values_are_not_proposed_again(known: Chip) -> None:
+    """Without the limits of the manual, some do not compile."""
     free = [replace(s, body={**s.body, "constraints": []}) for s in known.samples]
     finished = known.searched(CANDIDATES, proposers=[SampleSynthesizer(free)])
     verdicts = [node.verdict for node in finished.tree.nodes[1:]]
     assert "not_compiled" in verdicts
-    values = [tuple(sorted(v.items())) for v in asked(finished)]
+    values = [tuple(sorted(v.items())) for v in proposed_values(finished)]
     assert len(values) == len(set(values)) >= CANDIDATES
 
 
-def test_a_product_of_other_sizes_is_right_too(known: Chip, tmp_path: Path) -> None:
+def test_product_of_other_sizes_is_correct(known: Chip, tmp_path: Path) -> None:
     file = tmp_path / "rectangular.py"
     file.write_text(RECTANGULAR, encoding="utf-8")
     problem = load_problem(file)
@@ -231,13 +231,13 @@ def test_a_product_of_other_sizes_is_right_too(known: Chip, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["softmax", "elementwise"])
-def test_problems_that_the_manual_has_no_sample_of_get_none(known: Chip, name: str) -> None:
+def test_problems_without_sample_get_no_recipe(known: Chip, name: str) -> None:
     view = problem_view(load_problem(EXAMPLE / "problems" / f"{name}.py"), "cpu")
     [sample] = known.samples
     assert bind(sample, view) is None
 
 
-def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(chips: Chips) -> None:
+def test_rejected_sample_and_run_without_knowledge_propose_nothing(chips: Chips) -> None:
     chip = chips.with_manual(3)
     assert len(chip.searched(2, goal={"knowledge": False}).tree) == 1
     with chip.services.catalog.write() as connection:
@@ -245,7 +245,7 @@ def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(chips: Ch
     assert chip.samples == [] and len(chip.searched(2).tree) == 1
 
 
-def test_a_program_that_times_itself_on_real_hardware_is_searched_too(chips: Chips) -> None:
+def test_self_timing_program_on_real_hardware_is_searched(chips: Chips) -> None:
     chip = chips.with_manual(SEEDS[0])
     text = chip.description.read_text().replace('timing = "simulator"', 'timing = "wall"')
     chip.local.services.register_hardware(tomllib.loads(text), "hardware.toml")
@@ -260,7 +260,7 @@ def test_a_program_that_times_itself_on_real_hardware_is_searched_too(chips: Chi
     assert timing.speedup.n == timing.calls and timing.baseline_us is not None
 
 
-def test_the_chip_s_own_counters_lead_to_signals_in_a_search(chips: Chips) -> None:
+def test_own_counters_give_signals_in_search(chips: Chips) -> None:
     chip = chips.with_manual(3)
     strict = chip.description.read_text().replace("/ cycles > 0.4", "/ cycles > 0.001")
     chip.local.services.register_hardware(tomllib.loads(strict), "hardware.toml")
@@ -270,17 +270,19 @@ def test_the_chip_s_own_counters_lead_to_signals_in_a_search(chips: Chips) -> No
     assert "nova-waits-on-memory" in rules
 
 
-def test_the_chip_s_own_counters_lead_to_signals_in_an_answer(known: Chip) -> None:
+def test_own_counters_give_signals_in_answer(known: Chip) -> None:
     waits = {"nova_stall_dram_cycles": 700, "nova_stall_drain_cycles": 10, "cycles": 1000}
-    asked = RetrieveRequest(metrics=waits, hardware=known.id)
-    verdict = known.services.retriever.retrieve(asked).diagnosis
+    proposed_values = RetrieveRequest(metrics=waits, hardware=known.id)
+    verdict = known.services.retriever.retrieve(proposed_values).diagnosis
     [finding] = [signal for signal in verdict.signals if signal.id == "memory_latency"]
     assert {row["rule"] for row in finding.evidence} == {"nova-waits-on-memory"}
-    elsewhere = known.services.retriever.retrieve(replace(asked, hardware="h100")).diagnosis
+    elsewhere = known.services.retriever.retrieve(
+        replace(proposed_values, hardware="h100")
+    ).diagnosis
     assert "memory_latency" not in elsewhere.signal_ids
 
 
-def test_from_the_shell(known: Chip, model_cache: Path, tmp_path: Path) -> None:
+def test_command(known: Chip, model_cache: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     place_models(data, model_cache)
     few = {"KERNLORE_KNOWLEDGE_DIR": str(copy_knowledge(tmp_path / "knowledge", DOCUMENTS))}

@@ -4,7 +4,6 @@ language and operator with a shipped kernel; and what strong models do not need.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,6 @@ from retrieval.compose.kernels import (
     kernels_of,
     main_parts,
     parts_of,
-    with_defaults,
 )
 from retrieval.delivery import delivered_kernels
 from retrieval.knowledge_base import KnowledgeBase
@@ -216,24 +214,6 @@ def test_small_budget_gets_main_loop_and_reference_to_rest(base: KnowledgeBase) 
     assert "left out here: " in got.context and "`kernlore knowledge samples" in got.context
     kernel = next(s for s in SAMPLES if s.file == "gemm-tma-wgmma-cooperative.cu")
     assert all(part in got.context for part in main_parts(kernel.code, "cuda"))
-
-
-RECIPES = sorted(Path("skills/library").resolve().glob("*/references/recipe.json"))
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parents[1].name)
-def test_recipe_names_constants_of_a_problem(path: Path) -> None:
-    body = json.loads(path.read_text(encoding="utf-8"))
-    template = (path.parents[1] / body["template"]).read_text(encoding="utf-8")
-    code = with_defaults(body, template)
-    constants = [name for name in body.get("traits", {}) if f"@{{{name}}}" in template]
-    first = code.splitlines()[0]
-    assert all(f"{name} = {body['traits'][name]}" in first for name in constants)
-    if body["language"] == "cpp":
-        assert not re.search(r"\b(True|False)\b", code)
-        assert not any(re.search(rf"\b{name}f\b", code) for name in constants)
-    else:
-        compile(code, path.name, "exec")
 
 
 def test_listed_names_are_those_used_by_kernels(base: KnowledgeBase) -> None:

@@ -507,6 +507,53 @@ def accept(
     return answer
 
 
+def _probe_text(answer: Json) -> str:
+    if answer.get("pack"):
+        return f"wrote {answer['pack']}; run `python {answer['pack']} --out FOLDER` on the machine"
+    from pydantic import TypeAdapter
+
+    from optimizer.evaluation.acceptance.page import probe_page
+    from optimizer.evaluation.acceptance.probes import ProbeReport
+
+    return probe_page(TypeAdapter(ProbeReport).validate_python(answer))
+
+
+@command(app, text=_probe_text)
+def probe(
+    local: CommandTarget,
+    hardware_id: HardwareId,
+    language: Annotated[str, typer.Option(help="Only probes in this language.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Only this probe; repeatable.")] = None,
+    library: Annotated[
+        Path | None, typer.Option(help="Folder of probes. Default: the built-in ones.")
+    ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="Write a zip that runs the probes on another machine, and end."),
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Store the probes.json that a pack wrote, and show it.")
+    ] = None,
+) -> Json:
+    """Measure a chip and compare the figures with its facts and manuals."""
+    from kb.plain import plain
+    from optimizer.evaluation.acceptance import probes
+
+    base, names = local.services, only or ()
+    if results is not None:
+        return dict(plain(probes.import_results(base, hardware_id, results)))
+    if pack is not None:
+        from optimizer.search.portable.packing import write_program
+
+        files = dict(probes.pack_files(base, hardware_id, names, library))
+        write_program(pack, "optimizer.evaluation.acceptance.probe_runs", files)
+        return {"pack": str(pack)}
+    report = probes.probe_hardware(
+        base, hardware_id, language=language, only=names, library=library, say=note
+    )
+    return dict(plain(report))
+
+
 def coverage_text(coverage: Json, *, signals: bool = False) -> str:
     """Known topics, and the most useful of those that are missing. With `signals`, also every
     signal, covered or not.

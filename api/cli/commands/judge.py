@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _text(record: Json) -> str:
-    """The verdict first, then what it is about, and the signature."""
+    """The verdict, its subject and the signature."""
     signed = record["signature"]
     signature = f"signature: {signed['algorithm']} {signed['value']}"
     if "judgements" not in record:
@@ -56,7 +56,7 @@ def _judgement_text(record: Json) -> str:
 
 
 def _own_text(record: Json) -> str:
-    """The judgement of a task's own evaluator: verdict, its figures, and what was not checked."""
+    """The judgement of a task's own evaluator: verdict, its figures, and the omitted checks."""
     task, report = record["task"], record["report"]
     reason = f": {record['message']}" if record["message"] else ""
     lines = [f"{record['verdict']}{reason} ({task['name']}, {task['format']})"]

@@ -5,8 +5,8 @@
     python nothing.zip --out nothing                       (on the machine with the device)
     python -m benchmarks.search.hard nothing=nothing ours=ours -o report.md
 
-An arm is the results of one or more sessions; the first arm is what the others are compared with.
-The problems named in SEALED are for reports alone: do not read their results while the product is
+An arm is the results of one or more sessions; the others are compared with the first arm. The
+problems named in SEALED are for reports alone: do not read their results while the product is
 changed.
 """
 

@@ -6,7 +6,7 @@ The zip holds `PROBLEM__ARM__NUMBER.py` with `ModelNew`. A draft is right if its
 units of the output's root mean square, is at most four times that of the reference in the case's
 dtype, or 1e-3 for float32 and 2e-2 for 16-bit types where that is larger. Times are medians of 25
 calls between CUDA events, each after 256 MB were written. Use it to compare arms in little device
-time; what may be claimed of a kernel is for `kernlore judge`.
+time; claims about a kernel need `kernlore judge`.
 """
 
 from __future__ import annotations

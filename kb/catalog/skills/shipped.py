@@ -116,7 +116,7 @@ def trial_from_json(row: Mapping[str, Any]) -> ShippedTrial:
 
 
 def read_trials(text: str, problems: Problems) -> tuple[ShippedTrial, ...]:
-    """The trials of an `evidence.jsonl`; a line that is none is added to `problems`."""
+    """The trials of an `evidence.jsonl`; an invalid line is added to `problems`."""
     trials = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

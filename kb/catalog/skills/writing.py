@@ -289,8 +289,9 @@ def merge_skill(
 def _copy_evidence(
     connection: Connection, revision: SkillRow, skill_id: str, moment: str | None
 ) -> None:
-    """Copy the measurements of a skill to another one, as of a moment or of their own time; the
-    skill keeps them."""
+    """Copy the measurements of a skill to another one, dated to a given or their original time; the
+    skill keeps them.
+    """
     rows = connection.execute(
         sa.select(t.evidence)
         .where(t.evidence.c.subject_kind == "skill", t.evidence.c.subject_id == revision.id)

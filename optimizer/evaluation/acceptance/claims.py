@@ -23,7 +23,7 @@ FEW, MANY = 4, 12  # copies of a statement in a measurement
 LEAST_AGREED, LEAST_SHARE = 3, 0.6  # claims that validate a method of measuring
 LEAST_LISTED = 3  # names that a table shares with the sections after it
 MOST_REGISTERS = 64
-MOST_COUNTED = 30  # names whose operands are counted by tries of their own
+MOST_COUNTED = 30  # names whose operands are counted by separate trials
 MOST_NAMES = 150  # tried with the tool; of more, every second, third, ...
 MOST_QUOTED = 200  # words in code marks that are tried as names
 _NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
@@ -70,8 +70,9 @@ class ManualTrial:
 
 @dataclass(frozen=True)
 class Witness:
-    """A line of a host whose name the tool knows: `unknown` is the kind of the message for a
-    nonsense name in its place, `counted` those for one operand less or more."""
+    """A line of a host whose name the tool knows: `unknown` is the kind of the message for an
+    invalid name instead, `counted` those for one operand less or more.
+    """
 
     host: Host
     place: int

@@ -1,9 +1,10 @@
-"""The result of an acceptance test as Markdown, to print or to send to the manual's authors."""
+"""Results of an acceptance test and of probes as Markdown, to print or to send to authors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from optimizer.evaluation.acceptance.probes import ProbeReport
 from optimizer.evaluation.acceptance.records import (
     FAULTS,
     Acceptance,
@@ -75,6 +76,36 @@ def _problems(problems: Sequence[WrittenKernels]) -> Iterator[str]:
         for p in problems
     ]
     yield from (*_table(("problem", "model", "first right", "attempts", "cost", "run"), rows), "")
+
+
+def probe_page(report: ProbeReport) -> str:
+    """What probes of a chip decided: contradictions with both sources, then every probe."""
+    counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())
+    lines = [f"# Probes of {report.hardware}", "", f"{counts or 'nothing was measured'}.", ""]
+    lines += [f"Device: {device}." for device in report.devices]
+    lines += [f"Not run, {language}: {why}." for language, why in report.missing.items()]
+    ran = [result for result in report.results if result.state != "not run"]
+    findings = [finding for result in ran for finding in result.findings]
+    refuted = [finding for finding in findings if finding.outcome == "contradicted"]
+    if refuted:
+        lines += ["", "## Contradicted", "", *_findings(refuted)]
+    rows = [
+        (
+            result.probe,
+            result.state,
+            result.text,
+            str(result.repeats),
+            result.measures,
+            result.source,
+        )
+        for result in ran
+    ]
+    head = ("probe", "result", "measured", "repeats", "what", "source")
+    lines += ["", "## Probes", "", *_table(head, rows)] if rows else []
+    undecided = [finding for finding in findings if finding.outcome == "unchecked"]
+    if undecided:
+        lines += ["", "## Not decided", "", *_findings(undecided)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:

@@ -60,8 +60,8 @@ class ManualAcceptance:
     """The result for one language of a chip.
 
     `mark` is 0 to 100, `counts` are findings by outcome, `documents` names each manual with its
-    version, so that two results can be told apart. `tool` is the version of the toolchain, and
-    `compilations` what the test took.
+    version, to distinguish two results. `tool` is the version of the toolchain, and `compilations`
+    the number that the test needed.
     """
 
     hardware: str
@@ -94,7 +94,8 @@ class WrittenKernels:
 @dataclass(frozen=True)
 class Acceptance:
     """The results by language; `mark` is the least of them. `made_at` is in UTC. `problems` are
-    those that models wrote kernels for from the manuals alone, if any were asked."""
+    those for which models wrote kernels from the manuals alone, if any did.
+    """
 
     hardware: str
     mark: float
@@ -110,7 +111,7 @@ def store(base: KnowledgeBase, result: Acceptance) -> None:
 
 
 def show_acceptance(base: KnowledgeBase, hardware_id: str) -> Acceptance:
-    """The last result of a chip's acceptance test. Raises NotFound where none was made."""
+    """The last result of a chip's acceptance test. Raises NotFound without one."""
     hardware = base.registry.resolve(hardware_id)
     with base.catalog.read() as connection:
         stored = meta.get(connection, f"{KEY}{hardware}")

@@ -53,7 +53,7 @@ class Tried:
 
 @dataclass
 class ProbedTool:
-    """The toolchain of one language; results are kept by source."""
+    """The toolchain of one language; results are cached by source."""
 
     language: str
     template: ToolchainSpec
@@ -109,7 +109,7 @@ def _random(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
 
 
 def signature_of(arguments: Sequence[SampleArgument]) -> Signature:
-    """The interface of stated arguments, or of one input and one output where none are stated."""
+    """The interface of stated arguments, or of one input and one output by default."""
     roles = {"input": "input", "weight": "buffer", "output": "output"}
     if not arguments:
         return guessed(1, SHAPES[0])

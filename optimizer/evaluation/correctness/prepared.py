@@ -530,7 +530,7 @@ class PreparedProblem:
     ) -> list[Flag]:
         """Flags of a time that the device's ceilings contradict."""
         work, took = self.work(case), timing.candidate_us
-        # What the result depends on is found only if it matters.
+        # The dependence of the result is computed only if needed.
         explained = 1.0
         if took is not None and ceilings and took < doubtful_us(work, timing, ceilings):
             work = self.needed_work(case)

@@ -1,5 +1,5 @@
 """pytest: a test file that imports the submission. Its exit code is the verdict; times are those of
-the tests, and of pytest-benchmark where it is installed.
+the tests, and of pytest-benchmark if it is installed.
 """
 
 from __future__ import annotations

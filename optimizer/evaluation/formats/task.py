@@ -25,7 +25,7 @@ class ForeignTask:
 
 @dataclass(frozen=True)
 class TaskFormat:
-    """One convention. `task` and `submission` say what both consist of, for error messages.
+    """One convention. `task` and `submission` describe both for error messages.
 
     `read` converts a task and a submission; it raises InvalidRequest for files that are not in this
     convention. It may run code of the task, never of the submission.

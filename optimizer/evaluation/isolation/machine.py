@@ -164,7 +164,7 @@ def _busiest(then: Mapping[int, int], seconds: float) -> list[str]:
 
 
 def _named(pid: int) -> str:
-    """A process by its program and number, as `python (123)`; one of Kernlore by what it runs."""
+    """A process by its program and number, as `python (123)`; one of Kernlore by its command."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

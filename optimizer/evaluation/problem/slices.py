@@ -55,7 +55,7 @@ def golden_in_slices(
 def first_rows(
     inputs: Sequence[torch.Tensor], cut: Sequence[int], begin: int, end: int
 ) -> list[torch.Tensor]:
-    """The inputs, of which those numbered in `cut` have these rows only."""
+    """The inputs; those numbered in `cut` are reduced to these rows."""
     return [value[begin:end] if n in cut else value for n, value in enumerate(inputs)]
 
 

@@ -1,8 +1,8 @@
 """Takes torch's operators, and the linear algebra in its libraries, out of a runner whose problem
 forbids libraries.
 
-An operator is replaced where it is dispatched, so it fails however it is reached: by Python, by a
-C++ extension, by a compiled module. Functions of BLAS are replaced by an instruction that ends the
+An operator is replaced in the dispatcher, so it fails however it is reached: by Python, by a C++
+extension, by a compiled module. Functions of BLAS are replaced by an instruction that ends the
 process. This lasts for the life of the process, and whether a call is watched cannot be seen.
 """
 
@@ -58,7 +58,7 @@ MOVEMENT = frozenset(
 )
 REFUSED = "is an operator of torch, and the problem forbids libraries"
 _KEYS = ("CPU", "MkldnnCPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU")
-# How views, sizes and constants are made, and what the runner writes fresh values with.
+# Operators for views, sizes and constants, and those with which the runner writes fresh values.
 _ALSO_ALLOWED = frozenset(
     [
         "as_strided_",

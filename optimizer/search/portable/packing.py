@@ -25,7 +25,7 @@ from optimizer.search.store import RunRow
 # are never imported there.
 PACKAGES = ("kb", "retrieval", "optimizer")
 _MAIN = '''\
-"""Unpacks itself and searches; see --help."""
+"""Unpacks itself and runs; see --help."""
 
 import sys
 import tempfile
@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory(prefix="kernlore-session-") as folder:
     with zipfile.ZipFile(Path(__file__).parent) as packed:
         packed.extractall(folder)
     sys.path[0] = folder
-    from optimizer.search.portable.launch import main
+    from {module} import main
 
     code = main(Path(folder), sys.argv[1:])
 raise SystemExit(code)
@@ -99,16 +99,23 @@ def write_session(
         ],
     }
     packed_problems = [*problems, *(r.problem for r in drafted), *(t.problem for t in trials)]
+    files: dict[str, str | bytes] = {SESSION: json.dumps(session)}
+    for problem in packed_problems:
+        files |= _problem_files(problem)
+    return write_program(path, "optimizer.search.portable.launch", files)
+
+
+def write_program(path: Path, module: str, files: Mapping[str, str | bytes]) -> Path:
+    """Write a zip to `path` atomically that `python` runs on a machine without Kernlore: it unpacks
+    `files` and its own sources into a folder, and calls `main(folder, arguments)` of `module`."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("__main__.py", _MAIN)
-            packed.writestr(SESSION, json.dumps(session))
+            packed.writestr("__main__.py", _MAIN.format(module=module))
+            for name, text in files.items():
+                packed.writestr(name, text)
             for source in source_files(PACKAGES):
                 packed.write(source, source.relative_to(ROOT))
-            used = {p.name: p for p in packed_problems}
-            for problem in used.values():
-                _add_problem(packed, problem)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -121,11 +128,12 @@ def _known_as(problem: Problem) -> str:
     return problem.path.parent.name if shipped else str(problem.path)
 
 
-def _add_problem(packed: zipfile.ZipFile, problem: Problem) -> None:
+def _problem_files(problem: Problem) -> dict[str, str]:
     folder = f"problems/{problem.name}"
-    packed.writestr(f"{folder}/problem.py", problem.source)
+    files = {f"{folder}/problem.py": problem.source}
     toml = problem.path.with_name("problem.toml")
     if not toml.is_file():
         toml = problem.path.with_suffix(".toml")
     if problem.declared and toml.is_file():
-        packed.writestr(f"{folder}/problem.toml", toml.read_text(encoding="utf-8"))
+        files[f"{folder}/problem.toml"] = toml.read_text(encoding="utf-8")
+    return files

@@ -138,9 +138,10 @@ def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial to run. `place` says where the case lies relative to the preconditions of the recipe,
-    `unseen` why the recipe was not made from it. `reason` is set for a case outside, on which the
-    recipe makes no candidate, so that nothing is searched."""
+    """A trial to run. `place` is the position of the case relative to the preconditions of the
+    recipe, `unseen` why the recipe was not made from it. `reason` is set for a case outside, on
+    which the recipe makes no candidate, so that nothing is searched.
+    """
 
     skill: str
     problem: Problem

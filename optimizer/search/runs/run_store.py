@@ -297,8 +297,8 @@ def starting_runs(base: KnowledgeBase) -> list[ShownRun]:
 def list_runs(
     base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
 ) -> list[Json]:
-    """Summaries of matching runs, newest first, with the `id` of the HTTP interface. Those that are
-    starting come first where nothing is chosen.
+    """Summaries of matching runs, newest first, with the `id` of the HTTP interface. Without
+    filters, starting runs come first.
     """
     listed = run_store(base).latest(limit, offset, where)
     starting = starting_runs(base) if where == EVERY_RUN and not offset else []

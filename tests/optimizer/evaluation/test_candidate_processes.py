@@ -1,4 +1,4 @@
-"""Processes and memory that are reused for several candidates, as on a GPU; here on the CPU."""
+"""Processes and memory reused for several candidates, as on a GPU; here on the CPU."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def evaluated(evaluator: Evaluator, number: int, old: str = "", new: str = "") -
     return evaluator.evaluate(bundle, CppToolchain())
 
 
-def test_goldens_are_computed_while_a_candidate_is_compiled(
+def test_goldens_are_computed_during_compilation(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not while another process measures on the device."""
+    """But not while another process measures on the device."""
     case = evaluator.case(evaluator.problem.cases[0])
     compute, compile_, events = case._compute, CppToolchain.compile, list[str]()
 
@@ -125,7 +125,7 @@ def reference_pid(evaluator: Evaluator) -> int:
     return waiting.side.runner.pid
 
 
-def test_the_reference_s_process_is_reused_for_all_candidates(evaluator: Evaluator) -> None:
+def test_reference_process_is_reused_for_all_candidates(evaluator: Evaluator) -> None:
     assert evaluated(evaluator, 1).timing == "measured"
     first = reference_pid(evaluator)
     crashed = evaluated(evaluator, 2, "return 0;", "*(volatile int *)0 = 1; return 0;")
@@ -136,7 +136,7 @@ def test_the_reference_s_process_is_reused_for_all_candidates(evaluator: Evaluat
     assert reference_pid(evaluator) == first
 
 
-def test_a_lost_process_of_the_reference_is_replaced_without_a_verdict(
+def test_lost_reference_process_is_replaced_without_verdict(
     evaluator: Evaluator,
 ) -> None:
     evaluated(evaluator, 1)
@@ -147,7 +147,7 @@ def test_a_lost_process_of_the_reference_is_replaced_without_a_verdict(
     assert evaluated(evaluator, 3).timing == "measured"
 
 
-def test_the_uses_of_a_process_are_bounded(
+def test_uses_of_a_process_are_bounded(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("optimizer.evaluation.candidate_processes.MAX_USES", 2)
@@ -159,7 +159,7 @@ def test_the_uses_of_a_process_are_bounded(
     assert reference_pid(evaluator) != first
 
 
-def test_reused_memory_holds_nothing_of_the_previous_candidate(
+def test_reused_memory_holds_nothing_of_previous_candidate(
     evaluator: Evaluator,
 ) -> None:
     evaluated(evaluator, 1)
@@ -175,7 +175,7 @@ def test_reused_memory_holds_nothing_of_the_previous_candidate(
 
 @pytest.fixture
 def killing(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """No runner is killed before this is set, as ending a process on a GPU takes a while."""
+    """No runner is killed before this is set, because ending a process on a GPU takes a while."""
     if not evaluator.context.pool.ends_surely:
         pytest.skip("without namespaces an evaluation waits for its processes")
     event, end = threading.Event(), RunnerProcess.end
@@ -189,7 +189,7 @@ def killing(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
     event.set()
 
 
-def test_verdicts_do_not_wait_for_ending_processes_but_timing_does(
+def test_timing_waits_for_ending_processes_but_verdicts_do_not(
     evaluator: Evaluator, killing: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids: list[int] = []
@@ -230,7 +230,7 @@ def test_other_supervisors_wait_for_ending_processes(
         assert other.stdout.readline() == "alone\n"
 
 
-def test_a_process_that_cannot_be_ended_fails_the_next_timing() -> None:
+def test_unkillable_process_fails_next_timing() -> None:
     departures, stuck = Departures(), Future[bool]()
     departures.add([stuck], [])
     stuck.set_result(False)
@@ -239,7 +239,7 @@ def test_a_process_that_cannot_be_ended_fails_the_next_timing() -> None:
     departures.settle()
 
 
-def test_a_mark_ends_with_its_process(tmp_path: Path) -> None:
+def test_mark_ends_with_its_process(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         lock = DeviceLock("cpu", tmp_path)
@@ -248,8 +248,8 @@ def test_a_mark_ends_with_its_process(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     mark = DeviceLock("cpu", tmp_path).departing()
     other = DeviceLock("cpu", tmp_path)
-    with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(other.alone)
+    with ThreadPoolExecutor(1) as nearby:
+        waiting = nearby.submit(other.alone)
         with pytest.raises(TimeoutError):
             waiting.result(0.2)
         mark.close()
@@ -269,7 +269,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_ending_runners_end_with_a_killed_supervisor() -> None:
+def test_ending_runners_end_with_killed_supervisor() -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False
     )
@@ -293,7 +293,7 @@ def test_gaps_between_arrays_are_cleared_before_reuse() -> None:
     store.give(again, reusable=True)
 
 
-def test_memory_that_a_process_may_map_is_not_reused() -> None:
+def test_memory_that_process_may_map_is_not_reused() -> None:
     store = SharedStore(reuses=True)
     specs = [("float32", (4, 5))]
     first = store.take(specs)
@@ -312,7 +312,7 @@ def test_memory_that_a_process_may_map_is_not_reused() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_findings_of_clocks_alone_must_occur_twice(
+def test_clock_findings_must_occur_twice(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """A delay of the machine is in one measurement, hidden work in each."""
@@ -332,7 +332,7 @@ def test_findings_of_clocks_alone_must_occur_twice(
     assert any("timed twice" in note for note in found.notes)
 
 
-def test_findings_of_other_kinds_are_not_measured_again() -> None:
+def test_other_findings_are_not_measured_again() -> None:
     def doubtful(*rows: int) -> bool:
         flags = tuple(Flag(row, "reject", "") for row in rows)
         return TimingResult(CaseTiming("case", "measured"), flags).doubtful
@@ -341,7 +341,7 @@ def test_findings_of_other_kinds_are_not_measured_again() -> None:
     assert not doubtful() and not doubtful(4) and not doubtful(4, 13)
 
 
-def test_several_timed_cases_are_timed_in_one_process(
+def test_timed_cases_share_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: RunnerPool
 ) -> None:
     monkeypatch.setattr("optimizer.evaluation.evaluator.reuses_processes", lambda device: True)

@@ -1,4 +1,4 @@
-"""Candidates of every kind of fate, through real compilers and real processes."""
+"""Candidates with every verdict, through real compilers and real processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 }
 """
 MODEL_NEW = PROBLEM.replace("class Model(", "class ModelNew(")
-# What is tested here are verdicts; a busy test machine has no timing to offer.
+# These tests are about verdicts; a busy machine has no quiet time for measurements.
 QUICK = EvaluationSettings(
     call_seconds=2.5,
     threads=1,
@@ -71,7 +71,7 @@ CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 def evaluator(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pool: RunnerPool
 ) -> Iterator[Evaluator]:
-    """With fresh processes for everything, as on the CPU, and with those that stay, as on a GPU."""
+    """With fresh processes for everything, as on the CPU, and with reused ones, as on a GPU."""
     path = tmp_path_factory.mktemp("problem") / "scaled_relu.py"
     path.write_text(PROBLEM)
     with pytest.MonkeyPatch.context() as patch:
@@ -95,19 +95,19 @@ def verdict(evaluator: Evaluator, bundle: Bundle) -> Evaluation:
     return evaluator.evaluate(bundle, toolchain)
 
 
-def test_a_right_kernel_is_correct_and_timed(evaluator: Evaluator) -> None:
+def test_correct_kernel_is_correct_and_timed(evaluator: Evaluator) -> None:
     found = verdict(evaluator, cpp(KERNEL))
     assert (found.validity, found.timing) == ("correct", "measured"), (found.flags, found)
     assert found.speedup is not None and found.speedup.low <= found.speedup.value
     assert found.isolation is not None and found.isolation.level.startswith(("name", "process"))
 
 
-def test_the_reference_itself_is_correct(evaluator: Evaluator) -> None:
+def test_reference_is_correct(evaluator: Evaluator) -> None:
     assert verdict(evaluator, model(MODEL_NEW)).validity == "correct"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "validity", "told"),
+    ("old", "new", "validity", "reported"),
     [
         ("1.5f", "1.4f", "incorrect", "off by"),
         ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed", "SIGSEGV"),
@@ -118,17 +118,17 @@ def test_the_reference_itself_is_correct(evaluator: Evaluator) -> None:
         ("rows = t[0].shape[0]", "rows = t[0].shape[0] - 1", "incorrect", "off by"),
     ],
 )
-def test_a_bad_kernel_has_its_own_verdict(
-    evaluator: Evaluator, old: str, new: str, validity: str, told: str
+def test_verdict_of_a_bad_kernel(
+    evaluator: Evaluator, old: str, new: str, validity: str, reported: str
 ) -> None:
     found = verdict(evaluator, cpp(KERNEL.replace(old, new, 1)))
     assert found.validity == validity, found
-    assert told in found.message
+    assert reported in found.message
     assert found.speedup is None and found.timing == "none"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "validity", "told"),
+    ("old", "new", "validity", "reported"),
     [
         ("torch.relu(", "torch.nonsense(", "crashed", "nonsense"),
         ("self.bias)", "self.bias).double()", "incorrect", "float64"),
@@ -139,15 +139,15 @@ def test_a_bad_kernel_has_its_own_verdict(
         ("def get_inputs", "def get inputs", "not_compiled", "expected '('"),
     ],
 )
-def test_a_bad_module_has_its_own_verdict(
-    evaluator: Evaluator, old: str, new: str, validity: str, told: str
+def test_verdict_of_a_bad_module(
+    evaluator: Evaluator, old: str, new: str, validity: str, reported: str
 ) -> None:
     found = verdict(evaluator, model(MODEL_NEW.replace(old, new, 1)))
     assert found.validity == validity, found
-    assert told in found.message, found.message
+    assert reported in found.message, found.message
 
 
-def test_results_of_earlier_calls_are_of_no_use(evaluator: Evaluator) -> None:
+def test_cached_results_are_incorrect(evaluator: Evaluator) -> None:
     cached = MODEL_NEW.replace(
         "        return torch.relu(x * self.scale + self.bias)",
         "        if not hasattr(self, 'kept'):\n"
@@ -162,7 +162,7 @@ def test_results_of_earlier_calls_are_of_no_use(evaluator: Evaluator) -> None:
     assert "is off by" in found.message
 
 
-def test_a_process_that_stays_beside_the_reference_is_refused(evaluator: Evaluator) -> None:
+def test_process_left_running_is_refused(evaluator: Evaluator) -> None:
     leaving = MODEL_NEW.replace(
         "class ModelNew",
         "import os, time\n"
@@ -178,8 +178,8 @@ def test_a_process_that_stays_beside_the_reference_is_refused(evaluator: Evaluat
     assert "still alive" in evaluation.message
 
 
-def test_a_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> None:
-    """No block is quiet enough when none may wait at all, and the wait is negative."""
+def test_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> None:
+    """No block is quiet enough if no waiting is allowed, and the wait is negative."""
     path = tmp_path / "scaled_relu.py"
     path.write_text(PROBLEM)
     never = replace(QUICK, timing=replace(QUICK.timing, quiet=-1e9))
@@ -189,7 +189,7 @@ def test_a_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> Non
     assert "timing must be repeated" in found.timings[0].reason
 
 
-def test_brief_timing_says_how_it_was_taken(
+def test_brief_timing_is_recorded(
     tmp_path: Path, pool: RunnerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "scaled_relu.py"
@@ -208,7 +208,7 @@ def test_brief_timing_says_how_it_was_taken(
         EvaluationSettings()
 
 
-def test_a_bundle_is_read_from_a_file(tmp_path: Path) -> None:
+def test_bundle_is_read_from_file(tmp_path: Path) -> None:
     path = tmp_path / "kernel.cpp"
     path.write_text(KERNEL)
     bundle = read_bundle(path)
@@ -216,16 +216,16 @@ def test_a_bundle_is_read_from_a_file(tmp_path: Path) -> None:
     assert bundle.sha256 == cpp(KERNEL).sha256
 
 
-def test_a_result_of_one_processor_is_none_of_another(
+def test_key_depends_on_timed_processor(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = Bundle({"model.py": MODEL_NEW}, "model.py", "torch", "ModelNew")
-    asked = (bundle, TorchPython(), evaluator.problem.cases)
-    here = evaluator.key(*asked)
-    assert evaluator.key(*asked) == here
+    requested = (bundle, TorchPython(), evaluator.problem.cases)
+    here = evaluator.key(*requested)
+    assert evaluator.key(*requested) == here
     monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 26 2")
-    assert evaluator.key(*asked) != here
+    assert evaluator.key(*requested) != here
     monkeypatch.setattr(evaluator, "device", "cuda")
-    elsewhere = evaluator.key(*asked)
+    elsewhere = evaluator.key(*requested)
     monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 25 17")
-    assert evaluator.key(*asked) == elsewhere  # the host of a GPU is not what is timed
+    assert evaluator.key(*requested) == elsewhere  # the host of a GPU is not timed

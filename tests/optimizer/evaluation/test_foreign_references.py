@@ -1,5 +1,5 @@
-"""References as users write them: seeds of their own, changes in place, named outputs, shapes that
-depend on values. What a candidate could get away with there.
+"""References of users: own seeds, changes in place, named outputs, value-dependent shapes; and the
+exploits that they could permit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def faults(problem: Problem) -> list[CaseFault]:
-    """But for sizes: these are small on purpose."""
+    """Faults except sizes, which are deliberately small."""
     return [found for found in check_problem(problem) if "too little to time" not in found.message]
 
 
@@ -85,7 +85,7 @@ def evaluated(
 
 
 @pytest.mark.parametrize("seeds", OWN_SEEDS.values(), ids=OWN_SEEDS)
-def test_seeds_of_the_file_make_other_inputs_each_time(make: Make, seeds: str) -> None:
+def test_file_seeds_give_other_inputs_each_time(make: Make, seeds: str) -> None:
     problem = make(*SCALED, f"{seeds}\n    {DRAWN}")
     case = OpenCase(problem, problem.searched[0])
     first, again, other = (case.inputs(seed) for seed in (5, 5, 6))
@@ -98,7 +98,7 @@ def test_seeds_of_the_file_make_other_inputs_each_time(make: Make, seeds: str) -
     assert faults(problem) == []
 
 
-def test_a_kernel_that_draws_what_it_should_read_is_wrong(make: Make, pool: RunnerPool) -> None:
+def test_kernel_that_draws_its_input_is_wrong(make: Make, pool: RunnerPool) -> None:
     seeds = OWN_SEEDS["a generator"]
     problem = make(*SCALED, f"{seeds}\n    {DRAWN}")
     cheat = f"{seeds}; torch.randn(64, 65, generator=g); w = torch.randn(65, generator=g)"
@@ -107,7 +107,7 @@ def test_a_kernel_that_draws_what_it_should_read_is_wrong(make: Make, pool: Runn
     assert ignoring.validity == "incorrect" and "is off by" in ignoring.message
 
 
-def test_an_input_that_never_varies_is_named(make: Make, pool: RunnerPool) -> None:
+def test_input_that_never_varies_is_named(make: Make, pool: RunnerPool) -> None:
     inputs = f"{X}; return [x, torch.arange(0, 64, 7)]"
     problem = make("x, rows", "return x[rows] + 1", inputs)
     [warning] = faults(problem)
@@ -118,7 +118,7 @@ def test_an_input_that_never_varies_is_named(make: Make, pool: RunnerPool) -> No
     assert evaluation.correct and any("whether it reads rows" in n for n in evaluation.notes)
 
 
-def test_a_change_in_place_that_is_not_returned_is_refused(make: Make, pool: RunnerPool) -> None:
+def test_unreturned_change_in_place_is_refused(make: Make, pool: RunnerPool) -> None:
     drawn = "return [torch.randn(999) for _ in range(3)]"
     lost = make("p, grad, buf", f"{MOMENTUM}; return p", drawn)
     candidate = "buf = buf * 0.9 + grad; return p - 0.01 * buf"
@@ -136,7 +136,7 @@ def test_a_change_in_place_that_is_not_returned_is_refused(make: Make, pool: Run
     assert "it changed p, buf, which a candidate may only read" in changing.message
 
 
-def test_a_dict_is_compared_by_its_keys(make: Make, pool: RunnerPool) -> None:
+def test_dict_is_compared_by_its_keys(make: Make, pool: RunnerPool) -> None:
     problem = make("x", NAMED, f"{X}; return [x]")
     verdicts = {
         "return {'top': x.exp(), 'hidden': x * 2}": "",
@@ -150,7 +150,7 @@ def test_a_dict_is_compared_by_its_keys(make: Make, pool: RunnerPool) -> None:
         assert message in evaluation.message
 
 
-def test_a_shape_that_depends_on_values_is_refused(make: Make, pool: RunnerPool) -> None:
+def test_value_dependent_shape_is_refused(make: Make, pool: RunnerPool) -> None:
     forward = "return torch.nonzero(x > 1.0)"
     problem = make("x", forward, f"{X}; return [x]")
     [finding] = faults(problem)
@@ -200,7 +200,7 @@ def judged(problem: Problem, bundle: Bundle | str, pool: RunnerPool) -> Evaluati
         return evaluator.evaluate(bundle, TorchPython())
 
 
-def test_a_backward_pass_is_a_problem(tmp_path: Path, pool: RunnerPool) -> None:
+def test_backward_pass_is_a_problem(tmp_path: Path, pool: RunnerPool) -> None:
     path = tmp_path / "backward.py"
     path.write_text(BACKWARD, encoding="utf-8")
     problem = load_problem(path)
@@ -254,7 +254,7 @@ def get_init_inputs():
 """
 
 
-def test_arguments_of_any_type_reach_a_candidate(
+def test_arguments_of_any_type_reach_candidate(
     tmp_path: Path, pool: RunnerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["kernlore", "optimize", "configured.py"])
@@ -283,7 +283,7 @@ class ModelNew(nn.Module):
     assert judged(problem, wrong, pool).validity == "incorrect"
 
 
-def test_a_file_that_ends_the_process_is_refused(tmp_path: Path) -> None:
+def test_file_that_exits_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ends.py"
     text = CONFIGURED.replace('"--rows", type=int, default=64', '"rows", type=int')
     path.write_text(text, encoding="utf-8")
@@ -292,7 +292,7 @@ def test_a_file_that_ends_the_process_is_refused(tmp_path: Path) -> None:
         OpenCase(problem, problem.cases[0])
 
 
-def test_a_reference_that_changes_an_input_can_be_measured(make: Make, pool: RunnerPool) -> None:
+def test_reference_that_changes_input_is_measured(make: Make, pool: RunnerPool) -> None:
     inputs = "return [torch.randn(64, 65), torch.randn(64, 65)]"
     problem = make("buf, grad", "buf.mul_(0.9).add_(grad); return buf", inputs)
     opened = OpenCase(problem, problem.cases[0])

@@ -1,5 +1,6 @@
-"""`kernlore hardware check`: what a description lacks, and which line to add. The tools are small
-real programs."""
+"""`kernlore hardware check`: what a description lacks, and the line to add. The tools are small
+real programs.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def local(tmp_path: Path) -> Iterator[CommandTarget]:
 
 
 def checked(local: CommandTarget, **changes: Any) -> HardwareCheck:
-    """`changes` of the toolchain; None takes a key away."""
+    """`changes` of the toolchain; None removes a key."""
     chain = {**TOY["toolchains"]["toyc"], **changes}
     chain = {key: value for key, value in chain.items() if value is not None}
     local.services.register_hardware({**TOY, "toolchains": {"toyc": chain}}, "toy.toml")
@@ -88,7 +89,7 @@ def part(check: LanguageCheck, name: str) -> CheckedPart:
     return next(p for p in (*check.tools, *check.sample, *check.prompt) if p.name == name)
 
 
-def test_a_complete_description(local: CommandTarget) -> None:
+def test_complete_description(local: CommandTarget) -> None:
     check = checked(local)
     [toyc] = check.languages
     assert check.ok, toyc
@@ -126,7 +127,7 @@ def test_a_complete_description(local: CommandTarget) -> None:
         ({"run": "no-such-runner {source} {input}"}, "tools", "failed", "Install it"),
     ],
 )
-def test_what_is_missing_or_fails_is_said_with_the_line_to_add(
+def test_missing_or_failing_part_has_line_to_add(
     local: CommandTarget, changes: dict[str, Any], name: str, state: str, fix: str
 ) -> None:
     check = checked(local, **changes)
@@ -135,7 +136,7 @@ def test_what_is_missing_or_fails_is_said_with_the_line_to_add(
     assert (found.state, found.needed) == (state, True) and fix in found.fix
 
 
-def test_a_toolchain_that_works_without_an_entry_is_complete(local: CommandTarget) -> None:
+def test_toolchain_without_entry_is_complete(local: CommandTarget) -> None:
     check = checked(local, entry=None, sample=KERNEL.replace(NAMED, ""))
     found = part(check.languages[0], "entry")
     one = check.languages[0]
@@ -145,20 +146,20 @@ def test_a_toolchain_that_works_without_an_entry_is_complete(local: CommandTarge
     assert "optional" in found.message and "kernlore_run" in found.message
 
 
-def test_a_sample_without_a_reference_runs_and_is_not_judged(local: CommandTarget) -> None:
+def test_sample_without_reference_runs_unjudged(local: CommandTarget) -> None:
     check = checked(local, sample_reference=None)
     right = part(check.languages[0], "right")
     assert check.ok and (right.state, right.needed) == ("missing", False)
     assert part(check.languages[0], "runs").message == "5.00 us"
 
 
-def test_a_chip_without_a_toolchain(local: CommandTarget) -> None:
+def test_chip_without_toolchain(local: CommandTarget) -> None:
     local.services.register_hardware({"id": "bare", "languages": ["barec"]}, "bare.toml")
     check = check_hardware(local.services, "bare")
     assert not check.ok and check.parts[0].fix.startswith("[toolchains.barec]")
 
 
-def test_parts_of_the_first_prompt_are_listed_by_name(local: CommandTarget) -> None:
+def test_parts_of_first_prompt_are_named(local: CommandTarget) -> None:
     checked(local)
     chain = local.services.registry.get("toy").toolchains["toyc"]
     names = [p.name for p in first_prompt_parts(local.services, "toy", "toyc", chain)]
@@ -173,7 +174,7 @@ def test_parts_of_the_first_prompt_are_listed_by_name(local: CommandTarget) -> N
     ]
 
 
-def test_from_the_shell(local: CommandTarget, tmp_path: Path) -> None:
+def test_command(local: CommandTarget, tmp_path: Path) -> None:
     checked(local)
     done = kernlore("hardware", "check", "toy", data=tmp_path / "data")
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""Evaluations as rows: one for each key, also when the process is killed and asked again."""
+"""Evaluations as rows: one per key, also after a kill and a repeated request."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SETTINGS = EvaluationSettings(
 
 
 def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None:
-    """One evaluation with the store in `folder`; without a pool it has runners of its own."""
+    """One evaluation with the store in `folder`; without a pool it has its own runners."""
     catalog = open_catalog(folder, os.environ.get("KERNLORE_CATALOG"))
     blobs = open_blobs(folder, os.environ.get("KERNLORE_BLOB_URL"))
     journal = CatalogJournal(Evaluations(catalog), blobs)
@@ -73,7 +73,7 @@ def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None
 
 
 def work(arguments: Sequence[str]) -> int:
-    """In a process of its own: evaluate one candidate into the store of the test."""
+    """In a separate process: evaluate one candidate into the store of the test."""
     folder, sleep = arguments
     evaluate(Path(folder), float(sleep))
     return 0
@@ -81,7 +81,7 @@ def work(arguments: Sequence[str]) -> int:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[PreparedProcesses]:
-    """As a service's evaluations are: forks of one that has imported what they need."""
+    """Forks of a process with the needed imports, as in a service."""
     prepared = PreparedProcesses("tests.optimizer.evaluation.test_journal:work")
     yield prepared
     prepared.close()
@@ -100,9 +100,7 @@ def rows(catalog: Catalog, table: sa.Table) -> list[sa.Row[object]]:
         return list(connection.execute(sa.select(table)).all())
 
 
-def test_an_evaluation_is_one_row_and_found_again(
-    store: tuple[Path, Catalog], pool: RunnerPool
-) -> None:
+def test_evaluation_is_one_row_and_reused(store: tuple[Path, Catalog], pool: RunnerPool) -> None:
     folder, catalog = store
     evaluate(folder, 0, pool)
     evaluate(folder, 0, pool)
@@ -118,13 +116,15 @@ def test_an_evaluation_is_one_row_and_found_again(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are for Linux")
 @pytest.mark.parametrize("stage", ["parse", "correctness"])
-def test_a_killed_evaluation_goes_on(
+def test_killed_evaluation_resumes(
     store: tuple[Path, Catalog], pool: RunnerPool, processes: PreparedProcesses, stage: str
 ) -> None:
-    """Killed during correctness or during the benchmark; the second process ends it, one row."""
+    """Killed during correctness or during the benchmark; the second process finishes it, with one
+    row.
+    """
     folder, catalog = store
     environment = os.environ | environment_of(folder)
-    # Slow enough to be caught in the stage after the one that is already written.
+    # Slow enough to be killed in the stage after the stored one.
     child = processes.start([str(folder), "0.1"], environment, folder, output=(1, 2))
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -142,7 +142,7 @@ def test_a_killed_evaluation_goes_on(
     assert len(rows(catalog, t.evaluation_cases)) == 1
 
 
-def test_a_verdict_keeps_its_stored_form() -> None:
+def test_verdict_keeps_its_stored_form() -> None:
     stored = {
         "signals": [{"id": "memory_bound", "confidence": "B", "evidence": [{"name": "x"}]}],
         "unrecognised": [],

@@ -11,7 +11,7 @@ from kb.errors import InvalidRequest
 from optimizer.evaluation.judge import read_key, signature, verify
 
 
-def test_a_changed_judgement_is_found(tmp_path: Path) -> None:
+def test_changed_judgement_is_detected(tmp_path: Path) -> None:
     key, path = b"0123456789abcdef", tmp_path / "judgement.json"
     record = {"verdict": "correct", "evaluation": {"speedup": {"value": 1.25}}}
     signed = {**record, "signature": signature(record, key)}
@@ -28,7 +28,7 @@ def test_a_changed_judgement_is_found(tmp_path: Path) -> None:
         verify(path, key)
 
 
-def test_a_short_key_is_refused(tmp_path: Path) -> None:
+def test_short_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("short\n")
     with pytest.raises(InvalidRequest, match="has 5 bytes"):

@@ -1,4 +1,4 @@
-"""The part of its inputs that a result depends on, and the minimum work that follows."""
+"""The part of the inputs that a result depends on, and the minimum work that follows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def opened(folder: Path, result: str) -> OpenCase:
     "result",
     [
         "x + y",
-        "x.amax(dim=1)",  # all but one of a row change nothing, but all must be read
+        "x.amax(dim=1)",  # changing all but one of a row has no effect, but all must be read
         "torch.where(x > 0, 1.0, 0.0)",
         "torch.arange(9.0)[(x.sigmoid() * 9).long()]",  # only values in its range can be tried
         "torch.special.entr(x.sigmoid())",
@@ -81,9 +81,7 @@ def test_inputs_that_matter_everywhere_must_be_read_whole(tmp_path: Path, result
 @pytest.mark.parametrize(
     ("result", "share"), [("x[::4] + y", 0.25), ("x[:8] * 2", 0.03), ("x[:, :256] * 2", 0.25)]
 )
-def test_elements_outside_of_a_slice_need_not_be_read(
-    tmp_path: Path, result: str, share: float
-) -> None:
+def test_elements_outside_slice_need_not_be_read(tmp_path: Path, result: str, share: float) -> None:
     needed = needed_read_bytes(opened(tmp_path, result), "cpu", seed=1)
     assert 0.5 * share * BYTES - 4096 < needed <= 1.2 * share * BYTES
 
@@ -96,7 +94,7 @@ def test_unused_weights_need_not_be_read(tmp_path: Path) -> None:
     assert needed < 4 * 100_000 * 8 / 4
 
 
-def test_the_work_of_a_case_that_skips_most_inputs_is_smaller(tmp_path: Path) -> None:
+def test_case_that_skips_most_inputs_has_less_work(tmp_path: Path) -> None:
     opened_case = opened(tmp_path, "x[:8] * 2")
     prepared = PreparedProblem(opened_case.problem, "cpu", EvaluationSettings())
     whole, needed = prepared.work(opened_case.case), prepared.needed_work(opened_case.case)
@@ -104,7 +102,7 @@ def test_the_work_of_a_case_that_skips_most_inputs_is_smaller(tmp_path: Path) ->
     assert needed.needed_read_bytes == 4 * 8 * 1024 and needed.written_bytes == whole.written_bytes
 
 
-def test_an_output_that_may_be_a_view_moves_no_bytes(tmp_path: Path) -> None:
+def test_output_that_may_be_a_view_moves_no_bytes(tmp_path: Path) -> None:
     for result, viewed in (("x[:, ::4].t()", 256 * 256), ("x[:8] * 1", 0), ("x.half()", 0)):
         case = opened(tmp_path, result)
         prepared = PreparedProblem(case.problem, "cpu", EvaluationSettings())
@@ -113,7 +111,7 @@ def test_an_output_that_may_be_a_view_moves_no_bytes(tmp_path: Path) -> None:
         assert work.needed_read_bytes == 0 if viewed else work.needed_read_bytes
 
 
-def test_the_share_is_the_lower_end_of_an_interval() -> None:
+def test_share_is_the_lower_bound_of_an_interval() -> None:
     assert least_share(24, 24) == 1.0
     assert least_share(0, 24) == 0.0
     assert 0.3 < least_share(12, 24) < 0.5
@@ -183,13 +181,15 @@ def test_only_admitted_pairs_are_needed(tmp_path: Path, body: str, pairs: int) -
         ("return (q.detach() @ k.detach()) + v @ v[:, :1]", "randn(64, 64)"),
     ],
 )
-def test_what_autograd_does_not_show_is_not_counted(tmp_path: Path, body: str, draw: str) -> None:
+def test_dependence_invisible_to_autograd_is_not_counted(
+    tmp_path: Path, body: str, draw: str
+) -> None:
     case = products(tmp_path, body, draw)
     assert case.flops >= 2 * 64**3
     assert dependence(case, "cpu", 1, 1e-6).operations is None
 
 
-def test_without_memory_for_the_graph_nothing_is_counted(
+def test_graph_beyond_memory_is_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = products(tmp_path, "return q @ k.mT")
@@ -213,14 +213,14 @@ def test_without_memory_for_the_graph_nothing_is_counted(
         ("return q @ torch.relu(k)", 0.0),
     ],
 )
-def test_only_a_product_of_inputs_bounds_every_algorithm(
+def test_only_product_of_inputs_bounds_every_algorithm(
     tmp_path: Path, body: str, certain: float
 ) -> None:
     found = dependence(products(tmp_path, body, "randn(64, 64)"), "cpu", 1, 0.0).operations
     assert found is not None and found.certain == int(0.5 * certain * 2 * 64**3)
 
 
-def test_weights_that_a_kernel_may_know_need_not_be_read(tmp_path: Path) -> None:
+def test_weights_known_to_kernel_need_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "problem.py"
     path.write_text(TABLE.replace("self.table(x)", "self.table.weight * x[0]"), encoding="utf-8")
     whole = load_problem(path)
@@ -230,7 +230,7 @@ def test_weights_that_a_kernel_may_know_need_not_be_read(tmp_path: Path) -> None
     assert needed_read_bytes(OpenCase(frozen, frozen.cases[0]), "cpu", seed=1) == 0
 
 
-def test_frozen_weights_are_the_same_for_all_seeds(tmp_path: Path) -> None:
+def test_frozen_weights_are_equal_for_all_seeds(tmp_path: Path) -> None:
     path = tmp_path / "problem.py"
     path.write_text(TABLE, encoding="utf-8")
     for policy, same in (("varying", False), ("frozen", True)):

@@ -13,15 +13,15 @@ UNTIMED = CaseTiming(
 )
 
 
-def test_a_rough_ratio_has_two_digits_and_says_what_it_is() -> None:
-    said = "roughly 20x (not confirmed: the processors were busy)"
-    assert rough_ratio([UNTIMED]) == rough_ratio([asdict(UNTIMED)]) == said
+def test_rough_ratio_has_two_digits_and_label() -> None:
+    message = "roughly 20x (not confirmed: the processors were busy)"
+    assert rough_ratio([UNTIMED]) == rough_ratio([asdict(UNTIMED)]) == message
     twice = replace(UNTIMED, rough_us=24594.467 / 5)
     assert rough_ratio([UNTIMED, twice]).startswith("roughly 10x")
     assert rough_ratio([CaseTiming("declared", "repeat", reason=NOISY)]) == ""
 
 
-def test_evaluate_prints_it_with_the_reason() -> None:
+def test_evaluate_prints_rough_ratio_with_its_reason() -> None:
     line = timing_text(asdict(UNTIMED))
     assert line == (
         "declared: roughly 20x (not confirmed: the processors were busy);"

@@ -1,4 +1,4 @@
-"""Built-in kernels are given to the tools of their rows; what cannot be checked here says why."""
+"""Built-in kernels are checked with the tools of their rows; unchecked ones have a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sample(hardware: str, file: str) -> ShippedSample:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-def test_a_kernel_that_stopped_compiling_is_called_broken(tmp_path: Path) -> None:
+def test_kernel_that_stopped_compiling_is_broken(tmp_path: Path) -> None:
     place = tmp_path / "samples" / "x86-64"
     place.mkdir(parents=True)
     row = ShippedSample(
@@ -51,20 +51,20 @@ def test_a_kernel_that_stopped_compiling_is_called_broken(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-def test_specific_instructions_compile_for_the_specific_target() -> None:
-    """`-arch=sm_90a` would also assemble for plain sm_90, which has no wgmma."""
+def test_specific_instructions_compile_for_specific_target() -> None:
+    """`-arch=sm_90a` would also assemble for plain sm_90, which lacks wgmma."""
     result = check_sample(SHIPPED, sample("hopper", "gemm-tma-wgmma-cooperative.cu"), SPECS)
     assert (result.outcome, result.target) == ("compiles", "sm_90a"), result.detail
 
 
-def test_gluon_and_descriptors_compile_without_a_device() -> None:
+def test_gluon_and_descriptors_compile_without_device() -> None:
     row = sample("hopper", "gemm-gluon-tma-wgmma.py")
     result = check_sample(SHIPPED, row, SPECS)
     assert (result.outcome, result.target) == ("compiles", "90"), result.detail
     assert result.toolchain.startswith("triton 3.")
 
 
-def test_what_cannot_be_compiled_is_parsed_or_said() -> None:
+def test_uncompilable_sample_is_parsed_or_not_checked() -> None:
     row = sample("hopper", "paged-decode-attention.py")
     parsed = check_sample(SHIPPED, replace(row, check="parse"), SPECS)
     assert (parsed.outcome, parsed.detail) == ("parses", "parsed only, not compiled")
@@ -72,6 +72,6 @@ def test_what_cannot_be_compiled_is_parsed_or_said() -> None:
     assert check_sample(SHIPPED, other, SPECS).outcome == "not checked"
 
 
-def test_a_chip_without_samples_is_no_success() -> None:
+def test_chip_without_samples_is_an_error() -> None:
     with pytest.raises(NotFound, match="mtia-v9"):
         next(check_samples(SHIPPED, "mtia-v9"))

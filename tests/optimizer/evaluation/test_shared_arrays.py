@@ -47,7 +47,7 @@ def test_arrays_of_any_layout_are_copied(threads: int) -> None:
     assert same_bits(torch.empty(0), torch.empty(0))
 
 
-def test_pages_of_new_memory_are_entered_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_new_memory_are_touched_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_arrays, "POPULATED", 1 << 20)
     memory = mmap.mmap(-1, 5 << 20)
     values = torch.frombuffer(memory, dtype=torch.uint8)

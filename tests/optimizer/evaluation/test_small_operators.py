@@ -1,5 +1,6 @@
-"""A reference of many small operators, whose threads wait for each other in each of them, is timed
-like any other where nothing else runs; where other work runs, it gets no figure."""
+"""A reference of many small operators, whose threads wait for each other in each, is timed on a
+quiet machine and gets no figure on a busy one.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ POLICY = TimingPolicy(block_ms=10.0, min_pairs=4, max_pairs=6, narrow=0.1)
 
 @pytest.fixture(autouse=True)
 def all_processors() -> Iterator[None]:
-    """A worker of the suite has one of two; what other workers do is other work here."""
+    """A worker of the suite has one of two processors; other workers count as other work here."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     yield
@@ -79,7 +80,7 @@ def all_processors() -> Iterator[None]:
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[TimedBlock]:
-    """The blocks of what is evaluated."""
+    """The blocks of the evaluation."""
     seen, run = [], TimedSide.run
 
     def watched(self: TimedSide, *args: int, **kwargs: int) -> TimedBlock:
@@ -92,7 +93,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[TimedBlock]:
 
 @pytest.fixture
 def other_work() -> Iterator[None]:
-    """Two processes for each processor."""
+    """Two processes per processor."""
     spin = [sys.executable, "-c", "while True: pass"]
     hogs = [subprocess.Popen(spin) for _ in range(2 * len(os.sched_getaffinity(0)))]
     yield
@@ -110,7 +111,7 @@ def against_itself(folder: Path) -> Evaluation:
         return evaluator.evaluate(bundle, TorchPython())
 
 
-def test_it_has_a_figure_but_where_other_work_ran(tmp_path: Path, blocks: list[TimedBlock]) -> None:
+def test_quiet_machine_gives_figure(tmp_path: Path, blocks: list[TimedBlock]) -> None:
     evaluation = against_itself(tmp_path)
     assert evaluation.correct and not evaluation.flags
     busy = [
@@ -129,7 +130,7 @@ def test_it_has_a_figure_but_where_other_work_ran(tmp_path: Path, blocks: list[T
 
 
 @pytest.mark.usefixtures("other_work")
-def test_beside_other_work_it_has_none(tmp_path: Path, blocks: list[TimedBlock]) -> None:
+def test_other_work_gives_no_figure(tmp_path: Path, blocks: list[TimedBlock]) -> None:
     evaluation = against_itself(tmp_path)
     assert evaluation.correct and evaluation.timing == "repeat"
     assert any((b.others_ns or 0.0) > SHARE * b.wall_ns for b in blocks)

@@ -1,4 +1,4 @@
-"""A candidate that needs torch's extension builder: Python that builds C++ when it is loaded."""
+"""A candidate that uses torch's extension builder: Python that builds C++ on import."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelNew(torch.nn.Module):
 '''
 
 
-def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path, pool: RunnerPool) -> None:
+def test_extension_is_built_in_isolation_and_correct(tmp_path: Path, pool: RunnerPool) -> None:
     path = tmp_path / "rows.py"
     path.write_text(PROBLEM, encoding="utf-8")
     path.with_suffix(".toml").write_text(

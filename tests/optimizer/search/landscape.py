@@ -1,4 +1,4 @@
-"""A search over a table of results instead of a device: what the loop is replayed on."""
+"""A search over a table of results instead of a device: the loop is replayed on it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 327
 
 
 def evaluation(bundle: Bundle | None, value: float | None, validity: str = "correct") -> Evaluation:
-    """A result as the harness would record it."""
+    """A result as the harness records it."""
     speedup = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
     return Evaluation(
         key=f"key-{bundle.sha256 if bundle else 'reference'}",
@@ -74,14 +74,15 @@ def evaluation(bundle: Bundle | None, value: float | None, validity: str = "corr
 
 
 def hill(proposal: Proposal) -> float:
-    """Fastest at x = 7: every step towards it pays."""
+    """Fastest at x = 7: every step towards it is a gain."""
     return 1.0 + 1.0 / (1 + abs(7 - int(proposal.values["x"])))
 
 
 @dataclass
 class TableBench:
-    """Answers from a function; counts what it was asked; fails where it is told to. delay: seconds
-    that an evaluation takes. most: that were under way at the same time."""
+    """Answers from a function; counts requests; fails on given ones. delay: seconds of an
+    evaluation. most: the largest number of concurrent ones.
+    """
 
     value: Callable[[Proposal], float] = hill
     fail: Callable[[int], bool] = lambda call: False
@@ -128,7 +129,7 @@ class Steps:
 
 
 class Nonsense:
-    """Never brings anything."""
+    """Never proposes anything."""
 
     name = "nonsense"
     first_tries = 1
@@ -143,7 +144,7 @@ def proposal(x: int, parent: int) -> Proposal:
 
 
 class RecordingListener:
-    """Remembers what a listener is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -159,7 +160,7 @@ class RecordingListener:
 
 
 class Moves:
-    """Knowledge with one move; remembers what it was asked and told."""
+    """Knowledge with one move; records requests and reports."""
 
     def __init__(self, *moves: ShownMove) -> None:
         self.moves = moves
@@ -182,7 +183,7 @@ def search(
     knowledge: Moves | None = None,
     name: str = "run_1",
 ) -> Search:
-    """Over a file store in this folder; a run that is there goes on."""
+    """Over a file store in this folder; an existing run is resumed."""
     store = FileStore(folder)
     run = RunRow(name, "hill", "0" * 64, "x86-64", goal)
     if (folder / name / "run.json").exists():
@@ -203,12 +204,13 @@ def search(
 
 class ReplayBench:
     """A bench that answers from the stored evaluations of a run instead of a device: with the same
-    goal and seed the search gives the same tree again."""
+    goal and seed the search gives the same tree.
+    """
 
     at_once: int
 
     def __init__(self, nodes: Iterable[Node], at_once: int = 1) -> None:
-        """`at_once` is how many candidates the run's bench evaluated side by side."""
+        """`at_once`: the number of candidates that the run's bench evaluated concurrently."""
         self.at_once = at_once
         self._reference: Evaluation | None = None
         self._nodes: dict[str, Node] = {}
@@ -225,8 +227,9 @@ class ReplayBench:
         return self._reference
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
-        """The stored evaluation of the same bundle. Raises NotFound for a bundle that the run never
-        had, Unavailable where the run's own evaluation failed."""
+        """The stored evaluation of the same bundle. Raises NotFound for a bundle that the run
+        lacks, Unavailable if the run's evaluation failed.
+        """
         node = self._nodes.get(proposal.bundle.sha256)
         if node is None:
             raise _absent(f"bundle {proposal.bundle.sha256[:12]}")

@@ -1,4 +1,4 @@
-"""What of the shown knowledge made a candidate, on shipped recipes and stored runs."""
+"""Attribution of a candidate to shown knowledge, on shipped recipes and stored runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.optimizer.search.landscape import HARDWARE, VIEW, RecordingListener, 
 
 LIBRARY = Path(__file__).parents[3] / "skills" / "library"
 CPP, TRITON = "cpp-fused-row-softmax", "triton-resident-row-softmax"
-# Rows as long as both recipes ask for.
+# Rows as long as both recipes require.
 WIDE = Signature(
     tuple(replace(tensor, shape=(64, 1024)) for tensor in VIEW.cases[0].signature.tensors)
 )
@@ -42,7 +42,7 @@ SOFTMAX = replace(
     source="import torch\n\nclass Model(torch.nn.Module):\n    pass\n",
     cases=(replace(VIEW.cases[0], signature=WIDE, traits={"_softmax.dim": -1}),),
 )
-# Downwards: without a move neighbours are tried upwards first.
+# Downwards: without a move, neighbours are tried upwards first.
 UNROLL = ShownMove(
     "mv_unroll", "roll up", {"role": "unroll", "direction": "decrease"}, None, None, "", True
 )
@@ -70,7 +70,7 @@ def proposer() -> RecipeSynthesizer:
 
 
 class Answers:
-    """The same knowledge for every question."""
+    """The same knowledge for every request."""
 
     def __init__(self, *moves: ShownMove, excerpts: Sequence[ShownExcerpt] = (EXCERPT,)) -> None:
         self._known = ShownKnowledge("ret_1", tuple(excerpts), moves, (SKILL,))
@@ -86,7 +86,7 @@ TASK = SearchTask("run_1", Goal(candidates=4, seed=2), SOFTMAX, HARDWARE)
 
 
 def stored(folder: Path, knowledge: Answers, synthesizer: Synthesizer, at_once: int = 1) -> Tree:
-    """A run over a table in which unrolling does not pay, as it lies in its store."""
+    """A stored run over a table in which unrolling is no gain."""
     store = FileStore(folder)
     run = RunRow("run_1", "hill", "0" * 64, "x86-64", TASK.goal)
     store.begin(run)
@@ -103,7 +103,7 @@ def by_node(attributions: Sequence[Attribution]) -> dict[int, Attribution]:
     return {item.node: item for item in attributions}
 
 
-def test_what_changes_the_candidate_is_attributed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_knowledge_that_changes_candidate_is_attributed(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, PAD)
     tree = stored(tmp_path, knowledge, proposer())
     attributions = by_node(attribution(tree, TASK, [proposer()], knowledge))
@@ -116,7 +116,7 @@ def test_what_changes_the_candidate_is_attributed_and_nothing_else(tmp_path: Pat
     recipes = {n.number: n.proposal.recipe for n in tree if n.proposal}
     assert (recipes[1], recipes[2]) == (TRITON, CPP)
     assert attributions[1].attributed == (TRITON,)  # the skill put its recipe first
-    assert attributions[2].attributed == ()  # the only one that was left
+    assert attributions[2].attributed == ()  # the only remaining one
     unrolled = next(
         n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",)
     )
@@ -125,7 +125,7 @@ def test_what_changes_the_candidate_is_attributed_and_nothing_else(tmp_path: Pat
     assert all("psg_1" not in item.attributed for item in attributions.values())
 
 
-def test_what_was_in_flight_is_in_flight_again(tmp_path: Path) -> None:
+def test_running_candidates_are_restored(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, PAD)
     tree = stored(tmp_path, knowledge, proposer(), at_once=4)
     assert any(node.batch for node in tree)
@@ -133,7 +133,7 @@ def test_what_was_in_flight_is_in_flight_again(tmp_path: Path) -> None:
     assert attributions and not any(item.note for item in attributions)
 
 
-def test_of_two_that_ask_for_the_same_neither_is_attributed(tmp_path: Path) -> None:
+def test_two_sources_of_same_change_are_not_attributed(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, replace(UNROLL, id="mv_twin"))
     tree = stored(tmp_path, knowledge, proposer())
     attributions = by_node(attribution(tree, TASK, [proposer()], knowledge))
@@ -141,11 +141,11 @@ def test_of_two_that_ask_for_the_same_neither_is_attributed(tmp_path: Path) -> N
     assert attributions[number].attributed == () and attributions[number].recorded == ("mv_unroll",)
 
 
-def test_knowledge_that_has_changed_since_attributes_nothing(tmp_path: Path) -> None:
+def test_changed_knowledge_is_not_attributed(tmp_path: Path) -> None:
     tree = stored(tmp_path, Answers(UNROLL, PAD), proposer())
     gone = attribution(tree, TASK, [proposer()], Answers(PAD))
     assert {(item.attributed, item.note) for item in gone} == {((), CHANGED)}
-    # The same ids, and another direction behind one of them.
+    # The same ids, with another direction for one of them.
     up = replace(UNROLL, change={"role": "unroll", "direction": "increase"})
     other = by_node(attribution(tree, TASK, [proposer()], Answers(up, PAD)))
     number = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
@@ -168,7 +168,7 @@ class Model:
         return Proposal(bundle, self.name, context.parent.number, claimed=claimed, model="m")
 
 
-def test_of_a_models_claims_those_are_told_that_its_change_has_a_word_of(tmp_path: Path) -> None:
+def test_claims_of_a_model_need_word_in_its_change(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, PAD)
     tree = stored(tmp_path, knowledge, Model())
     attributions = attribution(tree, TASK, [Model()], knowledge)
@@ -176,6 +176,6 @@ def test_of_a_models_claims_those_are_told_that_its_change_has_a_word_of(tmp_pat
     assert first.claimed == ("psg_1",)
     assert {item.attributed for item in attributions} == {()}
     assert {item.note for item in attributions} == {ASKED_A_MODEL}
-    # The call stands in the parent already: this change did not bring it.
+    # The call is in the parent already: this change did not add it.
     child = next(item for item in attributions if tree[item.node].parent != 0)
     assert child.claimed == ()

@@ -12,7 +12,7 @@ from optimizer.search.records import Node, Proposal
 
 
 def _node(number: int, loads: int, multiplies: int, *, timed: bool = True) -> Node:
-    """A right kernel that costs 2 packets a load and 1 a multiplication."""
+    """A correct kernel with 2 packets per load and 1 per multiplication."""
     cost = 2 * loads + multiplies
     timing = CaseTiming("main", "simulator", count=cost, counted="packets")
     if not timed:
@@ -39,7 +39,7 @@ def _node(number: int, loads: int, multiplies: int, *, timed: bool = True) -> No
 FALLING = [(90, 40), (80, 64), (64, 64), (64, 40)]
 
 
-def test_costs_of_events_are_fitted_from_right_kernels() -> None:
+def test_costs_of_events_are_fitted_from_correct_kernels() -> None:
     nodes = [_node(n, *events) for n, events in enumerate(FALLING, start=1)]
     floor = floor_of(nodes)
     assert floor is not None and floor.kind == "packets" and floor.kernels == 4
@@ -49,7 +49,7 @@ def test_costs_of_events_are_fitted_from_right_kernels() -> None:
     assert "loads: 2 packets each, at least 64 seen" in floor.sentence()
 
 
-def test_a_run_stops_where_three_more_kernels_cost_the_same() -> None:
+def test_run_stops_after_three_more_kernels_at_floor() -> None:
     nodes = [_node(n, *events) for n, events in enumerate(FALLING, start=1)]
     assert reason_at_floor(nodes) is None
     nodes += [_node(n, 64, 40) for n in (5, 6, 7)]
@@ -60,7 +60,7 @@ def test_a_run_stops_where_three_more_kernels_cost_the_same() -> None:
     assert stopped is not None and "floor" in stopped
 
 
-def test_a_cheaper_combination_that_was_not_written_keeps_the_run_going() -> None:
+def test_unwritten_cheaper_combination_continues_run() -> None:
     events = [(90, 40), (80, 64), (64, 90), (70, 70)]
     nodes = [_node(n, *each) for n, each in enumerate(events, start=1)]
     floor = floor_of(nodes)

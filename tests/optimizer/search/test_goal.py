@@ -1,4 +1,6 @@
-"""What ends a run: speed-up, time a call or share of the roofline, each by its certain side."""
+"""Goals of a run: speed-up, time per call or share of the roofline, each by its confidence
+bound.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ GAIN = Interval(2.0, 1.6, 2.5, 12)
 
 
 def node(*times: float | None, roofline: float | None = 60.0) -> Node:
-    """Correct and measured; a call takes 100 us in the reference and each of these here."""
+    """Correct and measured; a call takes 100 us in the reference and these times here."""
     bundle = Bundle({"k.cpp": ""}, "k.cpp", "cpp", "kernlore_run", {}, "recipe")
     timings = tuple(
         CaseTiming(f"case{n}", "measured", 2 * us, us, GAIN, 10)
@@ -54,17 +56,17 @@ def reason(goal: Goal, *nodes: Node) -> str | None:
     return reason_to_stop(goal, list(nodes), 1.0)
 
 
-def test_a_time_is_reached_by_its_upper_bound_on_every_case() -> None:
+def test_time_goal_uses_upper_bound_of_every_case() -> None:
     measured = node(100.0, 50.0)
     assert slowest_us(measured) == pytest.approx(200 / 1.6)
     assert reason(Goal(target_us=125), measured) == "the target of 125 us is reached"
     assert reason(Goal(target_us=124), measured) is None
-    assert reason(Goal(target_us=101), measured) is None  # the value itself is no certainty
+    assert reason(Goal(target_us=101), measured) is None  # the value itself is not the bound
     assert slowest_us(node(100.0, None)) is None
     assert reason(Goal(target_us=1000), node(100.0, None)) is None
 
 
-def test_a_share_of_the_roofline_is_reached_by_its_lower_bound() -> None:
+def test_roofline_goal_uses_lower_bound() -> None:
     measured = node(100.0)
     assert roofline_of(measured) == pytest.approx(0.6 * 1.6 / 2.0)
     assert (
@@ -74,7 +76,7 @@ def test_a_share_of_the_roofline_is_reached_by_its_lower_bound() -> None:
     assert reason(Goal(target_roofline=0.5), measured) is None
 
 
-def test_an_unknown_roofline_is_never_reached_and_the_end_says_so() -> None:
+def test_unknown_roofline_is_never_reached() -> None:
     unknown = node(100.0, roofline=None)
     goal = Goal(target_roofline=0.01, candidates=1)
     assert reason(goal, unknown) == f"1 candidates were tried; {UNKNOWN_ROOFLINE}"
@@ -82,12 +84,12 @@ def test_an_unknown_roofline_is_never_reached_and_the_end_says_so() -> None:
     assert reason(Goal(target_roofline=0.01), unknown) is None
 
 
-def test_a_speed_up_is_reached_by_its_lower_bound() -> None:
+def test_speed_up_goal_uses_lower_bound() -> None:
     assert reason(Goal(target=1.6), node(100.0)) == "the target of 1.6 is reached"
     assert reason(Goal(target=1.61), node(100.0)) is None
 
 
-def test_a_goal_comes_back_from_json() -> None:
+def test_goal_round_trips_through_json() -> None:
     goal = Goal(target_us=120.0, target_roofline=0.85, synthesizers=("recipe", "llm"))
     assert goal_from_json(json.loads(json.dumps(goal.as_json()))) == goal
     older = {"candidates": 3, "knowledge": False}
@@ -97,6 +99,6 @@ def test_a_goal_comes_back_from_json() -> None:
 @pytest.mark.parametrize(
     "changes", [{"target_us": 0}, {"target_roofline": -1}, {"synthesizers": ["recipes"]}]
 )
-def test_what_is_no_goal_is_refused(changes: dict[str, object]) -> None:
+def test_invalid_goal_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         goal_from_json(changes)

@@ -30,9 +30,7 @@ from tests.optimizer.search.landscape import (
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_climbs_the_hill_and_the_same_seed_gives_the_same_tree(
-    tmp_path: Path, policy: str
-) -> None:
+def test_every_policy_finds_maximum_deterministically(tmp_path: Path, policy: str) -> None:
     trees = []
     for name in ("one", "two"):
         going = search(tmp_path, Goal(candidates=25, policy=policy, seed=3), name=name)  # type: ignore[arg-type]
@@ -45,7 +43,7 @@ def test_every_policy_climbs_the_hill_and_the_same_seed_gives_the_same_tree(
     assert trees[0] == trees[1]
 
 
-def test_a_target_a_stall_and_an_exhausted_space_end_a_run(tmp_path: Path) -> None:
+def test_target_stall_and_exhausted_space_end_run(tmp_path: Path) -> None:
     assert (
         search(tmp_path, Goal(target=1.3), name="a").run().ended == "the target of 1.3 is reached"
     )
@@ -62,8 +60,8 @@ def test_a_target_a_stall_and_an_exhausted_space_end_a_run(tmp_path: Path) -> No
     )
 
 
-def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path) -> None:
-    """A kill at any moment leaves whole rows and perhaps half a one."""
+def test_interrupted_run_gives_same_tree(tmp_path: Path) -> None:
+    """A kill at any moment leaves whole rows and perhaps a partial one."""
     whole = search(tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), name="whole")
     whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes()
@@ -73,19 +71,19 @@ def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path
         cut = search(tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), name=name)
         at = chance.randrange(len(rows))
         (tmp_path / name / "nodes.jsonl").write_bytes(rows[:at])
-        kept = rows[:at].count(b"\n")
+        remaining = rows[:at].count(b"\n")
         bench = TableBench()
         again = search(
             tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), bench, name=name
         )
         again.run()
         del cut
-        assert len(bench.requests) == 20 - max(0, kept - 1)
+        assert len(bench.requests) == 20 - max(0, remaining - 1)
         same = [(n.parent, n.proposal and n.proposal.values) for n in again.tree]
         assert same == [(n.parent, n.proposal and n.proposal.values) for n in whole.tree]
 
 
-def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: Path) -> None:
+def test_failing_machine_is_retried_without_blaming_kernel(tmp_path: Path) -> None:
     bench = TableBench(fail=lambda call: call in (2, 3))
     going = search(tmp_path, Goal(candidates=5), bench)
     going.run()
@@ -107,7 +105,7 @@ def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: 
     assert mended.run().ended == "30 candidates were tried"
 
 
-def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
+def test_equal_bundles_are_measured_once(tmp_path: Path) -> None:
     class Same(Steps):
         def propose(self, context):  # type: ignore[no-untyped-def]
             return proposal(4, context.parent.number)
@@ -120,7 +118,7 @@ def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
     assert {n.same_as for n in going.tree.nodes[2:]} == {1}
 
 
-def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Path) -> None:
+def test_proposers_without_proposals_end_run_with_reason(tmp_path: Path) -> None:
     going = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
     ended = going.run()
     assert ended.ended.startswith(f"{SILENT_IN_A_ROW} proposals in a row came to nothing")
@@ -128,7 +126,7 @@ def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Pa
     assert other.run().ended == "6 candidates were tried"
 
 
-def test_a_run_whose_proposer_is_out_of_reach_fails_and_can_go_on(tmp_path: Path) -> None:
+def test_run_with_unreachable_proposer_fails_and_can_resume(tmp_path: Path) -> None:
     class Away(Steps):
         asked = 0
 
@@ -144,7 +142,7 @@ def test_a_run_whose_proposer_is_out_of_reach_fails_and_can_go_on(tmp_path: Path
     assert search(tmp_path, Goal(candidates=4)).run().state == "finished"
 
 
-def test_a_proposer_that_answered_before_is_given_time_to_come_back(tmp_path: Path) -> None:
+def test_proposer_that_answered_before_has_time_to_recover(tmp_path: Path) -> None:
     class Back(Steps):
         asked = 0
 
@@ -157,7 +155,7 @@ def test_a_proposer_that_answered_before_is_given_time_to_come_back(tmp_path: Pa
     assert search(tmp_path, Goal(candidates=4), synthesizers=(Back(),)).run().state == "finished"
 
 
-def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:
+def test_cancelled_run_stops_and_can_resume(tmp_path: Path) -> None:
     going = search(tmp_path, Goal(candidates=4))
     FileStore(tmp_path).cancel("run_1")
     assert going.run().state == "cancelled"
@@ -166,7 +164,7 @@ def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:
     assert again.run().ended == "4 candidates were tried"
 
 
-def test_an_interrupted_run_is_stored_as_such_and_can_go_on(tmp_path: Path) -> None:
+def test_interrupted_run_is_stored_as_such_and_can_resume(tmp_path: Path) -> None:
     @dataclass
     class Interrupted(TableBench):
         def evaluate(self, requests):  # type: ignore[no-untyped-def]
@@ -183,7 +181,7 @@ def test_an_interrupted_run_is_stored_as_such_and_can_go_on(tmp_path: Path) -> N
     assert again.run().state == "finished"
 
 
-def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> None:
+def test_outcomes_are_reported_for_shown_knowledge(tmp_path: Path) -> None:
     moves = Moves()
     search(tmp_path, Goal(candidates=3), knowledge=moves).run()
     assert [retrieval for retrieval, _ in moves.reported] == ["ret_0", "ret_1", "ret_2"]
@@ -192,7 +190,7 @@ def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> Non
     assert silent.requests == [] and silent.reported == []
 
 
-def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+def test_node_rows_round_trip(tmp_path: Path) -> None:
     going = search(tmp_path, Goal(candidates=3))
     going.run()
     for node in going.tree:
@@ -200,7 +198,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert FileStore(tmp_path).nodes("run_1") == going.tree.nodes
 
 
-def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
+def test_finalists_are_candidates_with_likely_gain(tmp_path: Path) -> None:
     going = search(tmp_path, Goal(candidates=12))
     going.run()
     values = [n.proposal.values["x"] for n in finalists(going.tree) if n.proposal]
@@ -210,7 +208,7 @@ def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
     assert finalists(slow.tree) == []
 
 
-def test_what_could_not_be_measured_is_not_called_no_gain(tmp_path: Path) -> None:
+def test_unmeasured_run_is_not_called_no_gain(tmp_path: Path) -> None:
     class Busy:
         def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
             raise OSError("too busy")
@@ -222,7 +220,7 @@ def test_what_could_not_be_measured_is_not_called_no_gain(tmp_path: Path) -> Non
     assert again.notes and "too busy" in again.notes[0]
     slow = search(tmp_path, Goal(candidates=2), TableBench(value=lambda p: 0.7), name="slow")
     slow.run()
-    assert confirm(slow.tree, Busy()).measured  # nothing stood above 1
+    assert confirm(slow.tree, Busy()).measured  # no candidate was above 1
     untimed = replace(slow.tree[1], evaluation=evaluation(proposal(1, 0).bundle, None))
     only = confirm(Tree([slow.tree[0], untimed]), Busy())
     assert not only.measured and "1 of 1 candidates are right and none could" in only.reason
@@ -230,8 +228,8 @@ def test_what_could_not_be_measured_is_not_called_no_gain(tmp_path: Path) -> Non
     assert not nothing.measured and nothing.reason == UNTRIED
 
 
-def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: Path) -> None:
-    """Killed while the winner is measured again, it can still go on."""
+def test_run_is_finished_only_after_its_winner_is_confirmed(tmp_path: Path) -> None:
+    """A run killed during the confirmation can still resume."""
     ended = search(tmp_path, Goal(candidates=3)).run()
     stored = FileStore(tmp_path).run("run_1")
     assert ended.state == "finished" and stored.state == "running"
@@ -240,7 +238,7 @@ def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: P
 
 @dataclass(eq=False)
 class Slow:
-    """Proposes what takes long to evaluate and brings nothing."""
+    """Proposals that take long to evaluate and give no gain."""
 
     name: str = "slow"
     first_tries: int = 1
@@ -252,7 +250,7 @@ class Slow:
 
 @dataclass
 class TimedBench(TableBench):
-    """Tells how long an evaluation took. slow: seconds of those of `Slow`."""
+    """Reports the duration of an evaluation. slow: seconds of those of `Slow`."""
 
     slow: float = 20.0
 
@@ -263,10 +261,10 @@ class TimedBench(TableBench):
 
 
 @pytest.mark.parametrize(("slow", "turns"), [(1.5, (6, 6)), (20.0, (1, 3))])
-def test_proposers_take_turns_by_the_time_that_their_candidates_took(
+def test_proposers_share_evaluation_time(
     tmp_path: Path, slow: float, turns: tuple[int, int]
 ) -> None:
-    """On flat ground, so that gains decide nothing."""
+    """On a flat table, so that gains decide nothing."""
     bench = TimedBench(value=lambda _: 1.0, slow=slow)
     going = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
     going.run()
@@ -279,7 +277,7 @@ def test_proposers_take_turns_by_the_time_that_their_candidates_took(
 
 @dataclass(eq=False)
 class Wandering:
-    """Proposes something new from anywhere."""
+    """Proposes a new value from any node."""
 
     name: str = "steps"
     first_tries: int = 1
@@ -288,16 +286,16 @@ class Wandering:
         return proposal(len(context.tried) + 1, context.parent.number)
 
 
-def test_the_minutes_keep_time_for_the_last_measurement() -> None:
+def test_minutes_reserve_time_for_last_measurement() -> None:
     goal = Goal(minutes=2)
     assert reason_to_stop(goal, [], 60.0) is None
     assert reason_to_stop(goal, [], 100.0, reserve=15.0) is None
     ended = reason_to_stop(goal, [], 100.0, reserve=25.0)
     assert ended == "2 minutes are over, with 25 seconds for the last measurement"
-    assert reason_to_stop(goal, [], 50.0, reserve=500.0) is None  # half of the time is searched
+    assert reason_to_stop(goal, [], 50.0, reserve=500.0) is None  # half for the search
 
 
-def test_a_finalist_is_measured_once_where_the_time_is_over(tmp_path: Path) -> None:
+def test_finalist_is_measured_once_after_time_is_over(tmp_path: Path) -> None:
     asked: list[bool] = []
 
     class Once:
@@ -312,7 +310,7 @@ def test_a_finalist_is_measured_once_where_the_time_is_over(tmp_path: Path) -> N
     assert sum("the time is over" in note for note in outcome.notes) == 3
 
 
-def test_no_measurement_is_begun_that_would_end_late(tmp_path: Path) -> None:
+def test_measurement_that_would_end_late_is_not_started(tmp_path: Path) -> None:
     asked: list[bool] = []
     left = [0.1]
 

@@ -1,4 +1,4 @@
-"""What each memory operator shows of a tree."""
+"""The nodes that each memory operator shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.optimizer.search.landscape import evaluation, proposal, search
 
 
 def tree_of(*rows: tuple[int | None, float]) -> Tree:
-    """Rows of (parent, speed-up); 0 is a kernel that is wrong."""
+    """Rows of (parent, speed-up); 0 is a wrong kernel."""
     nodes = []
     for number, (parent, value) in enumerate(rows):
         if parent is None:
@@ -33,12 +33,12 @@ def numbers(memory: str, parent: int) -> list[int]:
 def test_each_operator_shows_its_part() -> None:
     assert numbers("none", 1) == []
     assert numbers("parent", 1) == [0] and numbers("parent", 0) == []
-    assert numbers("siblings", 1) == [3, 4, 2]  # the good ones by merit, then what failed
+    assert numbers("siblings", 1) == [3, 4, 2]  # the correct ones by merit, then failed ones
     assert numbers("both", 1) == [0, 3, 4, 2]
     assert numbers("ancestors", 6) == [5, 3]  # up to the first that beats the reference
 
 
-def test_no_operator_shows_more_than_fits(tmp_path: Path) -> None:
+def test_every_operator_is_bounded(tmp_path: Path) -> None:
     wide = tree_of((None, 1.0), *[(0, 1.0 + number / 10) for number in range(20)])
     for memory in MEMORIES:
         assert len(seen(wide, 0, memory)) <= MAX_SEEN

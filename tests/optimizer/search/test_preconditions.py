@@ -1,4 +1,4 @@
-"""Preconditions of remedies, decided with what a search knows when it asks."""
+"""Preconditions of remedies, decided by the information that a search has."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def request_with(**problem: float) -> RetrieveRequest:
     )
 
 
-def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() -> None:
+def test_false_preconditions_are_dropped_and_undecided_ones_stay() -> None:
     holding = (
-        "problem.op in ['matmul']",  # as the vocabulary calls it
+        "problem.op in ['matmul']",  # the term of the vocabulary
         "signals.memory_bound and problem.dtype == 'float32'",
         "facts.sm_count >= 100 and problem.reduction_length <= 64",
         "problem.language == 'triton'",

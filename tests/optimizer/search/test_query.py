@@ -1,4 +1,4 @@
-"""What the search asks the knowledge base, and what it makes of the answer."""
+"""The queries of the search to the knowledge base, and its use of the answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOUND = Evaluation(
 )  # fmt: skip
 
 
-def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
+def test_query_has_evidence_of_verdict() -> None:
     question = request_for(TASK, Node(1, 0, "evaluated", None, FOUND), ("vector",))
     assert question.signals == ("poor_reuse", "memory_bound")
     assert question.metrics == {"packed_instructions": 3, "roofline_pct": 40.0}
@@ -34,7 +34,7 @@ def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
     assert question.roles == ("vector",)
 
 
-def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
+def test_verdict_of_an_earlier_release_is_queried() -> None:
     old = replace(FOUND, verdict=verdict_from_json({"signals": [{"id": "poor_reuse"}]}))
     question = request_for(TASK, Node(1, 0, "evaluated", None, old))
     assert question.metrics == {"packed_instructions": 3} and question.problem is None
@@ -63,12 +63,12 @@ class OfAnything:
         return None
 
 
-def test_only_proposers_that_are_bound_to_roles_name_some() -> None:
+def test_only_proposers_bound_to_roles_name_some() -> None:
     assert roles_of([OfAnything(), OfTiles()], VIEW) == ("tile_m", "vector")
     assert roles_of([OfAnything()], VIEW) == ()
 
 
-def test_the_device_knows_itself_better_than_its_family_is_known() -> None:
+def test_device_facts_take_precedence_over_family_facts() -> None:
     task = replace(TASK, hardware=replace(HARDWARE, facts={"vector_bits": 256.0}))
     tree = Tree([Node(0, None, "evaluated", None, FOUND)])
     knowledge = ShownKnowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})

@@ -46,7 +46,7 @@ class Help:
     least: int = 0
 
     def acts_with(self, options: Options) -> bool:
-        """Whether an option in `beside` is on."""
+        """Whether an option of `beside` is on."""
         return not self.beside or any(options.get(name) is True for name in self.beside)
 
     def fits(self, context: ProposalContext) -> bool:

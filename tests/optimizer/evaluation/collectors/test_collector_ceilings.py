@@ -41,7 +41,7 @@ def points(*rows: tuple[int, float]) -> tuple[BandwidthPoint, ...]:
     return tuple(BandwidthPoint(size * MIB, rate * 1e9, 0.02, 20) for size, rate in rows)
 
 
-# Two cores of a virtual machine, measured while it did nothing else.
+# Two cores of an idle virtual machine.
 SEEN = Ceilings(
     device="seen",
     kind="cpu",
@@ -62,8 +62,8 @@ SEEN = Ceilings(
 )
 
 
-def test_the_child_measures_this_machine() -> None:
-    """Loose: another process may be using the machine at this moment."""
+def test_child_process_measures_this_machine() -> None:
+    """Wide bounds, because another process may be using the machine."""
     command = [sys.executable, "-I", str(CHILD), "cpu", "1", str(4 * MIB)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = _ceilings(identify("cpu"), 1, json.loads(done.stdout))
@@ -75,27 +75,27 @@ def test_the_child_measures_this_machine() -> None:
     assert from_json(json.loads(json.dumps(found.as_json()))) == found
 
 
-def test_bandwidth_between_the_measured_footprints() -> None:
+def test_bandwidth_between_measured_footprints() -> None:
     assert interpolated(SEEN.copy, 8 * MIB) == pytest.approx(58.1e9)
     assert 53.2e9 < interpolated(SEEN.copy, 60 * MIB) < 57.8e9
     assert interpolated(SEEN.copy, 1) == pytest.approx(136.5e9)
     assert interpolated(SEEN.copy, 1 << 40) == pytest.approx(25.7e9)
 
 
-def test_a_reduction_is_held_to_the_read_bandwidth_and_a_copy_to_the_copys() -> None:
+def test_reduction_has_read_ceiling_and_copy_that_of_copies() -> None:
     size = 960 * MIB
     assert SEEN.stream_seconds(size / 2, size / 2) == pytest.approx(size / 25.7e9)
     assert SEEN.stream_seconds(size, 0) == pytest.approx(size / 29.6e9)
-    # `fill_` is slower than a copy here, and a ceiling is never the slower one.
+    # `fill_` is slower than a copy here, and a ceiling is the faster one.
     assert SEEN.stream_seconds(0, size) == pytest.approx(size / 25.7e9)
 
 
-def test_new_memory_for_a_large_output_is_part_of_the_floor() -> None:
-    kept = points((1, 136.5), (32, 57.0))
-    both = replace(SEEN, clone=(*kept, *points((128, 7.1))))
+def test_new_memory_of_a_large_output_adds_to_floor() -> None:
+    remaining = points((1, 136.5), (32, 57.0))
+    both = replace(SEEN, clone=(*remaining, *points((128, 7.1))))
     half = 64 * MIB
     assert both.stream_seconds(half, half) == pytest.approx(2 * half / 7.1e9)
-    # A reduction writes next to nothing, and small arrays are used again.
+    # A reduction writes very little, and small arrays are reused.
     assert both.stream_seconds(2 * half, 64) == pytest.approx(
         SEEN.stream_seconds(2 * half, 64), rel=1e-3
     )
@@ -103,20 +103,20 @@ def test_new_memory_for_a_large_output_is_part_of_the_floor() -> None:
     assert both.stream_seconds(small, small) == pytest.approx(2 * small / 57.0e9, rel=0.02)
 
 
-def test_the_last_level_may_keep_no_more_than_it_holds() -> None:
+def test_cached_bytes_are_at_most_last_level_cache() -> None:
     assert SEEN.cached_bytes == 480 * MIB
     assert replace(SEEN, cache_bytes=0).cached_bytes == 960 * MIB
     flat = replace(SEEN, copy=points((1, 50), (64, 12), (256, 11)), read=(), write=())
     assert flat.cached_bytes == 64 * MIB
 
 
-def test_relaxed_precision_is_held_to_the_fastest_dtype() -> None:
+def test_relaxed_precision_has_peak_of_fastest_dtype() -> None:
     assert SEEN.peak("float32") == pytest.approx(335.9e9)
     assert SEEN.peak("float32", relaxed=True) == pytest.approx(2233.7e9)
     assert SEEN.peak("int8") is None
 
 
-def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
+def test_store_has_best_measurement(tmp_path: Path) -> None:
     store, identity = DeviceStore(tmp_path), identify("cpu")
     assert store.load(identity, 2) is None
     busy = replace(SEEN, copy=points((1, 1), (8, 60), (32, 2), (128, 2), (960, 2)), waited=0.7)
@@ -134,13 +134,13 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
     assert store.load(identity, 2) is None
 
 
-def test_joining_takes_each_better_figure() -> None:
+def test_join_takes_better_of_each_figure() -> None:
     slow = replace(SEEN, matmul={"float32": MeasuredRate(1e9, 0.1, 3)}, launch=None)
     both = joined(slow, SEEN)
     assert both.matmul == SEEN.matmul and both.launch == SEEN.launch
 
 
-def test_a_measured_device_is_one_row_of_the_catalog(tmp_path: Path) -> None:
+def test_measured_device_is_one_row_of_catalog(tmp_path: Path) -> None:
     catalog = open_catalog(fresh_data_dir(tmp_path))
     with catalog.write() as connection:
         connection.execute(
@@ -165,7 +165,7 @@ def test_a_measured_device_is_one_row_of_the_catalog(tmp_path: Path) -> None:
     assert row.measured_at.startswith("2023-11-14") and row.environment["kind"] == "cpu"
 
 
-def test_a_machine_that_stays_busy_is_not_measured_before_every_search(
+def test_busy_machine_is_not_measured_before_every_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, now = DeviceStore(tmp_path), time.time()

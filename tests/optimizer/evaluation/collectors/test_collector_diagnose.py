@@ -1,4 +1,4 @@
-"""From an evaluation to signals: failures by their logs, working kernels by what was measured."""
+"""From an evaluation to signals: failures by their logs, working kernels by their measurements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow(seconds=8)
 MIB = 1 << 20
 CPU = EvaluationTarget("x86-64", ("x86-64", "any"), "native", "cpu")
 SIZES = ((1, 136.5), (8, 58.1), (32, 57.8), (128, 53.2), (960, 25.7))
-# Two cores of a virtual machine, as the collector measured them.
+# Two cores of a virtual machine, as measured by the collector.
 DEVICE = Ceilings(
     device="seen",
     kind="cpu",
@@ -79,7 +79,7 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 }
 """
 STREAMING = "for (int64_t i = 0; i < n; i++) { float v = x[i] * 1.5f; y[i] = v > 0 ? v : 0; }"
-# Every element waits for the one before it.
+# Every element depends on the previous one.
 CHAINED = "float s = 0; for (int64_t i = 0; i < n; i++) { s = s * 0.5f + x[i]; y[i] = s; }"
 
 
@@ -95,18 +95,18 @@ def timed(microseconds: float, **changes: object) -> Evaluation:
 
 
 def around(work: CaseWork = STREAM, **changes: object) -> DiagnosisInputs:
-    told = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
-    return replace(told, **changes)  # type: ignore[arg-type]
+    reported = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
+    return replace(reported, **changes)  # type: ignore[arg-type]
 
 
 def ids(verdict: EvaluationVerdict) -> list[str]:
     return list(verdict.signal_ids)
 
 
-# -- what works
+# -- working kernels
 
 
-def test_a_stream_near_the_copy_bandwidth_is_done(tmp_path: Path) -> None:
+def test_stream_near_copy_bandwidth_is_done(tmp_path: Path) -> None:
     done = compiled(STREAMING, tmp_path)
     assert done.ok and int(done.metrics["packed_instructions"]) > 0
     verdict = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
@@ -116,8 +116,8 @@ def test_a_stream_near_the_copy_bandwidth_is_done(tmp_path: Path) -> None:
     assert 85 <= share["value"] <= 105 and share["raw"] == "roofline_pct"
 
 
-def test_what_the_evaluator_measured_here_of_three_candidates() -> None:
-    """relu(x * 1.5 + bias) over 4096 x 4096 float32 on two cores, and these cores' ceilings."""
+def test_recorded_evaluations_of_three_candidates() -> None:
+    """relu(x * 1.5 + bias) over 4096 x 4096 float32 on two cores, with their ceilings."""
     sizes = [size * MIB for size in (1, 8, 32, 72, 192, 960)]
     copy = (132.5e9, 58.1e9, 57.8e9, 57.6e9, 29.3e9, 25.8e9)
     clone = (124.4e9, 57.4e9, 53.6e9, 8.94e9, 7.69e9, 7.80e9)
@@ -143,7 +143,7 @@ def test_what_the_evaluator_measured_here_of_three_candidates() -> None:
     assert ids(diagnose_evaluation(model, chain)) == ["poor_reuse"]
 
 
-def test_more_than_a_ceiling_says_that_the_ceiling_is_wrong() -> None:
+def test_time_below_ceiling_means_wrong_ceiling() -> None:
     product = replace(STREAM, op="matmul", flops=8_000_000_000)
     assert ids(diagnose_evaluation(timed(26_000.0), around(product))) == [
         "compute_bound",
@@ -155,7 +155,7 @@ def test_more_than_a_ceiling_says_that_the_ceiling_is_wrong() -> None:
     assert "ipc" in verdict.measure_next
 
 
-def test_a_verdict_keeps_what_it_was_derived_from() -> None:
+def test_verdict_has_its_evidence() -> None:
     verdict = diagnose_evaluation(timed(3_600.0, metrics={"packed_instructions": 8}), around())
     assert verdict.metrics["packed_instructions"] == 8 and verdict.metrics["call_us"] == 3_600
     assert 60 < float(verdict.metrics["copy_bandwidth_pct"]) < 85
@@ -164,25 +164,25 @@ def test_a_verdict_keeps_what_it_was_derived_from() -> None:
     assert broken.metrics == {}  # nothing was timed
 
 
-def test_a_stream_at_seventy_percent_is_memory_bound_and_not_done() -> None:
+def test_stream_at_70_percent_is_memory_bound_and_not_done() -> None:
     verdict = diagnose_evaluation(timed(3_600.0), around())
     assert ids(verdict) == ["memory_bound"]
     assert "bytes_ratio" in verdict.measure_next
 
 
-def test_scalar_code_far_from_the_roof_is_not_vectorized(tmp_path: Path) -> None:
+def test_scalar_code_far_from_roof_is_not_vectorized(tmp_path: Path) -> None:
     done = compiled(CHAINED, tmp_path)
     assert done.ok and done.metrics == {"packed_instructions": 0, "vec_missed": 1}
     verdict = diagnose_evaluation(timed(30_000.0, metrics=done.metrics), around())
     assert ids(verdict) == ["not_vectorized"]
     assert "l1d_miss_pct" in verdict.measure_next
-    # The same code at the speed of memory has nothing to gain from wider instructions.
+    # The same code at the speed of memory gains nothing from wider instructions.
     fast = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
     assert ids(fast) == ["memory_bound", "at_roofline"]
     assert "not_vectorized" in {entry["signal"] for entry in fast.ruled_out}
 
 
-def test_an_unfused_chain_passes_over_memory_again_and_again() -> None:
+def test_unfused_chain_has_poor_reuse() -> None:
     chain = Collected("torch_profiler", {"kernel_launches": 6.0, "copies_pct": 2.0})
     model = replace(timed(11_000.0), language="torch")
     assert ids(diagnose_evaluation(model, around(collected=[chain]))) == ["poor_reuse"]
@@ -190,7 +190,7 @@ def test_an_unfused_chain_passes_over_memory_again_and_again() -> None:
     assert ids(diagnose_evaluation(model, around(collected=[copies]))) == ["poor_reuse"]
 
 
-def test_many_operators_on_little_data_cost_their_calls() -> None:
+def test_many_operators_on_little_data_are_launch_bound() -> None:
     small = CaseWork("elementwise", "float32", 4096, 4096)
     chain = Collected("torch_profiler", {"kernel_launches": 6.0})
     model = replace(timed(15.0), language="torch")
@@ -206,26 +206,26 @@ def test_many_operators_on_little_data_cost_their_calls() -> None:
         (90_000, ["poor_reuse"]),
     ],
 )
-def test_a_product_against_the_matmul_peak(microseconds: float, signals: list[str]) -> None:
+def test_product_against_matmul_peak(microseconds: float, signals: list[str]) -> None:
     work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     metrics = {"packed_instructions": 300, "vec_missed": 0}
     verdict = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
     assert ids(verdict) == signals
 
 
-def test_a_time_that_cannot_be_is_a_measurement_error() -> None:
+def test_impossible_time_is_a_measurement_error() -> None:
     verdict = diagnose_evaluation(timed(1_000.0), around())
     assert ids(verdict) == ["measurement_error"]
 
 
-def test_ceilings_of_a_busy_machine_say_nothing() -> None:
+def test_ceilings_of_a_busy_machine_are_not_used() -> None:
     verdict = diagnose_evaluation(timed(2_700.0), around(ceilings=replace(DEVICE, waited=0.5)))
     assert ids(verdict) == [] and verdict.primary == "unknown"
     assert "busy" in verdict.hint
     assert "not measured" in diagnose_evaluation(timed(1.0), around(ceilings=None)).hint
 
 
-def test_counters_of_a_gpu_lead_and_compulsory_bytes_are_supplied() -> None:
+def test_gpu_counters_lead_and_compulsory_bytes_are_supplied() -> None:
     work = CaseWork("elementwise", "float32", 2 * 4 * 64 * MIB, 4 * 64 * MIB)
     counters = Collected(
         "ncu",
@@ -249,15 +249,15 @@ def test_counters_of_a_gpu_lead_and_compulsory_bytes_are_supplied() -> None:
     assert ids(diagnose_evaluation(spilled, surroundings))[0] == "register_spill"
 
 
-# -- what failed
+# -- failures
 
 
 def failed(validity: str, message: str, log: str = "", **changes: object) -> Evaluation:
-    told = replace(EVALUATION, validity=validity, message=message, log=log, timing="none")  # type: ignore[arg-type]
-    return replace(told, **changes)  # type: ignore[arg-type]
+    reported = replace(EVALUATION, validity=validity, message=message, log=log, timing="none")  # type: ignore[arg-type]
+    return replace(reported, **changes)  # type: ignore[arg-type]
 
 
-def test_a_real_compiler_error(tmp_path: Path) -> None:
+def test_real_compiler_error(tmp_path: Path) -> None:
     done = compiled("undeclared_thing(x);", tmp_path)
     verdict = diagnose_evaluation(failed("not_compiled", "", done.log), around())
     assert verdict.primary == "compile_error"
@@ -306,7 +306,7 @@ def wrong(worst: float, quantile: float = 1.0, message: str = "") -> Evaluation:
     return failed("incorrect", "case main: off", checks=(check,))
 
 
-def test_lost_digits_nan_and_plainly_wrong_are_told_apart() -> None:
+def test_lost_digits_nan_and_wrong_results_are_distinguished() -> None:
     precise = diagnose_evaluation(wrong(0.004), around(replace(STREAM, reduction_length=4096)))
     assert ids(precise) == ["numerical_instability", "correctness_mismatch"]
     assert {"reduction_length", "main/output0"} <= {e["name"] for e in precise.signals[0].evidence}
@@ -318,14 +318,14 @@ def test_lost_digits_nan_and_plainly_wrong_are_told_apart() -> None:
     assert any("borders" in str(e["test"]) + str(e["value"]) for e in edge.signals[0].evidence)
 
 
-def test_a_second_call_that_differs_is_nondeterminism() -> None:
+def test_differing_second_call_is_nondeterminism() -> None:
     good = OutputError("output0", "float", 0.0, 1e-5, 0.0, 1e-5)
     check = CaseCheck("main", 1, False, (good,), "a second call differs: output0 is off by 2")
     verdict = diagnose_evaluation(failed("incorrect", "off", checks=(check,)), around())
     assert ids(verdict) == ["nondeterminism", "correctness_mismatch"]
 
 
-def test_a_rejected_candidate_has_no_diagnosis_but_the_reason() -> None:
+def test_rejected_candidate_has_only_reason() -> None:
     flags = (Flag(29, "reject", "3.0 us a call, but moving its data takes 300 us"),)
     verdict = diagnose_evaluation(failed("rejected", "3.0 us", flags=flags), around())
     assert ids(verdict) == ["measurement_error"] and "300 us" in verdict.hint
@@ -333,7 +333,7 @@ def test_a_rejected_candidate_has_no_diagnosis_but_the_reason() -> None:
     assert ids(cheat) == [] and cheat.primary == "unknown"
 
 
-def test_errors_of_a_new_chip_are_read_by_its_own_signatures() -> None:
+def test_errors_of_a_new_chip_match_its_signatures() -> None:
     own = SignatureSpec(r"ZK-\d+: bank overflow", "shared_memory_limit", "Bank overflow", "Shrink.")
     log = "ZK-17: bank overflow in tile 3"
     verdict = diagnose_evaluation(failed("not_compiled", "", log), around(signatures=[own]))
@@ -361,7 +361,7 @@ def get_init_inputs():
 """
 
 
-def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Path) -> None:
+def test_cpu_profilers_run_candidate_in_separate_process(tmp_path: Path) -> None:
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
@@ -424,12 +424,12 @@ def test_lines_of_a_compiled_candidate_are_sampled_and_stored(tmp_path: Path) ->
     assert verdict_from_json(verdict.as_json()).lines == verdict.lines
 
 
-def test_lines_of_python_are_not_sampled_on_a_processor(tmp_path: Path) -> None:
+def test_python_lines_are_not_sampled_on_cpu(tmp_path: Path) -> None:
     report = collect_lines(ProfileJob(tmp_path, "cpu", 1, {"kind": "python"}), 1.0)
     assert "compiled candidates only" in report.not_measured
 
 
-def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_path: Path) -> None:
+def test_exception_under_profiler_loses_only_figures(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.py"
     candidate.write_text(
         "class ModelNew:\n    def __init__(self):\n        raise OSError('gone')\n"

@@ -1,4 +1,4 @@
-"""What profilers print as the report of a collector. tests/retrieval/profiles has the formats."""
+"""Profiler output as the report of a collector. tests/retrieval/profiles has the formats."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_bytes_of_all_launches_in_base_units() -> None:
     assert summarise_ncu(LAUNCHES * NCU_MAX_LAUNCHES).call_bytes is None
 
 
-def test_every_metric_that_is_asked_for_is_known() -> None:
+def test_every_requested_metric_is_known() -> None:
     assert normalise(dict.fromkeys(NCU_METRICS, 1.0)).unrecognised == ()
     assert len(set(NCU_METRICS)) == len(NCU_METRICS)
 
 
-def test_the_time_that_is_asked_for_is_the_one_that_is_read() -> None:
+def test_requested_time_is_read() -> None:
     text = (
         '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
         f'"0","k","{NCU_METRICS[0]}","us","1.5"\n'
@@ -52,7 +52,7 @@ def test_the_time_that_is_asked_for_is_the_one_that_is_read() -> None:
     assert [launch.nanoseconds for launch in read_launches(text)] == [1500]
 
 
-def test_perf_names_what_it_did_not_count() -> None:
+def test_uncounted_perf_events_are_named() -> None:
     text = (
         "4000000,,cycles,2000000,100.00,,\n<not supported>,,LLC-loads,0,100.00,,\n"
         "70000,,branches,100000,5.00,,\n"
@@ -82,7 +82,7 @@ def test_proton_sums_launches_of_a_kernel() -> None:
     assert parse_proton([], 1).not_measured
 
 
-def test_rows_of_pytorch_are_of_one_call() -> None:
+def test_pytorch_rows_are_per_call() -> None:
     kernel = {"name": "add_kernel", "device": "cuda", "calls": 10, "cpu_us": 0.0, "device_us": 60.0}
     copy = {**kernel, "name": "Memcpy DtoD (Device -> Device)", "device_us": 40.0}
     report = parse_torch_profile({"calls": 5, "events": [copy, kernel]}, "cuda", 0.5)

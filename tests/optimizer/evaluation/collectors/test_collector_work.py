@@ -1,4 +1,4 @@
-"""Time against what the device can do, and times that no device can reach."""
+"""Time relative to the ceilings of the device, and impossible times."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def get_init_inputs():
 """
 
 
-def test_the_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> None:
+def test_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> None:
     path = tmp_path / "linear.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
@@ -71,23 +71,23 @@ def test_the_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> Non
     assert work.element_bytes == 4 and work.reduction_length is not None
 
 
-def test_a_stream_is_limited_by_bytes() -> None:
-    told = achieved(COPY, 0.06, DEVICE)
-    assert told.floor_seconds == pytest.approx(GIB / 20e9)
-    assert told.bandwidth_pct == pytest.approx(89.5, abs=0.1) == told.roofline_pct
-    assert told.flops_pct is None or told.flops_pct == 0
+def test_stream_is_limited_by_bytes() -> None:
+    reported = achieved(COPY, 0.06, DEVICE)
+    assert reported.floor_seconds == pytest.approx(GIB / 20e9)
+    assert reported.bandwidth_pct == pytest.approx(89.5, abs=0.1) == reported.roofline_pct
+    assert reported.flops_pct is None or reported.flops_pct == 0
 
 
-def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
+def test_product_is_limited_by_flops_of_its_dtype() -> None:
     work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
-    told = achieved(work, 0.01, DEVICE)
-    assert told.flops_pct == pytest.approx(71.6, abs=0.1) == told.roofline_pct
+    reported = achieved(work, 0.01, DEVICE)
+    assert reported.flops_pct == pytest.approx(71.6, abs=0.1) == reported.roofline_pct
     relaxed = achieved(replace(work, relaxed=True), 0.01, DEVICE)
     assert relaxed.flops_pct == pytest.approx(10.7, abs=0.1)
     assert achieved(replace(work, dtype="int8"), 0.01, DEVICE).flops_pct is None
 
 
-def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
+def test_causal_attention_needs_half_of_counted_products() -> None:
     problem = load_problem(Path("attention"))
     work = work_of(OpenCase(problem, problem.cases[0]))
     assert work.causal and work.needed_flops == work.flops // 2 > 0
@@ -95,14 +95,14 @@ def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
     assert limits_of(work, CaseTiming("main", "measured", 1e6, 1e6), None).flops == 0
 
 
-def test_a_gather_reads_a_part_and_no_share_is_told() -> None:
+def test_partial_gather_has_no_share() -> None:
     gather = CaseWork("embedding_bag", "float32", GIB, MIB)
     assert achieved(gather, 0.001, DEVICE).bandwidth_pct is None
     assert "copy_bandwidth_pct" not in metrics_of(gather, 0.001, DEVICE)
     assert severities(gather, timing(0.001)) == []
 
 
-def test_shares_are_only_told_of_ceilings_of_a_quiet_machine() -> None:
+def test_shares_need_ceilings_of_a_quiet_machine() -> None:
     assert metrics_of(COPY, 0.06, DEVICE)["copy_bandwidth_pct"] == pytest.approx(89.5, abs=0.1)
     assert metrics_of(COPY, 0.06, replace(DEVICE, waited=0.5)) == {"call_us": 60_000.0}
     assert metrics_of(COPY, 0.06, None) == {"call_us": 60_000.0}
@@ -134,9 +134,9 @@ def get_inputs():
 """
 
 
-def test_operands_of_eight_bits_may_be_multiplied_faster_than_any_ceiling(tmp_path: Path) -> None:
-    """A kernel for FP8 that reached 968 TFLOPS on an H100 was refused, as 790 are measured there in
-    16 bits.
+def test_eight_bit_operands_may_exceed_every_ceiling(tmp_path: Path) -> None:
+    """An FP8 kernel that reached 968 TFLOPS on an H100 was once refused, because 790 are measured
+    there in 16 bits.
     """
     path = tmp_path / "fp8.py"
     path.write_text(FP8.replace("{mask}", "int64"))
@@ -150,7 +150,7 @@ def test_operands_of_eight_bits_may_be_multiplied_faster_than_any_ceiling(tmp_pa
     assert severities(replace(PRODUCT, narrow_rate=2.0), timing(0.2e-3)) == ["reject"]
 
 
-def test_faster_than_the_bytes_is_rejected() -> None:
+def test_time_below_that_of_bytes_is_rejected() -> None:
     floor = (GIB - 32 * MIB) / 25e9
     assert limits_of(COPY, timing(1.0), DEVICE).least_us == pytest.approx(floor * 1e6 / 1.05)
     assert severities(COPY, timing(floor / 2, 8.0)) == ["reject"]
@@ -158,9 +158,9 @@ def test_faster_than_the_bytes_is_rejected() -> None:
     assert severities(COPY, timing(floor / 1.04)) == []
 
 
-def test_faster_than_the_fastest_arithmetic_is_rejected_and_winograd_is_not() -> None:
+def test_time_below_fastest_arithmetic_is_rejected_but_not_winograd() -> None:
     assert severities(PRODUCT, timing(0.4e-3)) == ["reject"]
-    # Half of the operations at the fastest rate: no known algorithm, but no proof either.
+    # Half of the operations at the fastest rate: no known algorithm, but not impossible.
     assert severities(PRODUCT, timing(0.9e-3)) == ["review"]
     # Three products in bfloat16 give a float32 one: faster than float32's own peak, and honest.
     assert severities(PRODUCT, timing(3e-3)) == []
@@ -170,7 +170,7 @@ def test_faster_than_the_fastest_arithmetic_is_rejected_and_winograd_is_not() ->
     assert severities(conv, timing(0.2e-3)) == ["review"]
 
 
-def test_a_formula_alone_refuses_nothing() -> None:
+def test_operation_formula_alone_rejects_nothing() -> None:
     formula = replace(PRODUCT, operations=None)
     assert formula.counted_from == "formula" and PRODUCT.counted_from == "dependence"
     (flag,) = impossible_times(formula, timing(0.4e-3), DEVICE)
@@ -182,25 +182,25 @@ def test_a_formula_alone_refuses_nothing() -> None:
     assert severities(replace(masked, operations=None), timing(0.9e-3)) == ["review"]
 
 
-def test_the_share_of_the_roof_is_of_needed_operations() -> None:
+def test_share_of_roof_uses_needed_operations() -> None:
     masked = replace(PRODUCT, operations=NeededOperations(G // 2, G // 2, 0))
     whole, needed = achieved(PRODUCT, 0.01, DEVICE), achieved(masked, 0.01, DEVICE)
     assert whole.flops_pct is not None and needed.flops_pct == pytest.approx(whole.flops_pct / 4)
 
 
-def test_what_fits_the_cache_is_never_impossible() -> None:
+def test_time_of_cached_data_is_never_impossible() -> None:
     small = CaseWork("elementwise", "float32", 8 * MIB, 8 * MIB)
     assert limits_of(small, timing(1.0), DEVICE).least_us == 0
     assert severities(small, timing(1e-6)) == ["review"]
 
 
-def test_doubtful_ceilings_reject_nobody() -> None:
+def test_doubtful_ceilings_reject_nothing() -> None:
     fast = GIB / 25e9 / 3
     assert severities(COPY, timing(fast, 1.1)) == ["review"]
     assert severities(COPY, timing(fast, 8.0), replace(DEVICE, waited=0.4)) == ["review"]
 
 
-def test_ten_times_as_fast_is_shown_to_a_person() -> None:
+def test_tenfold_speed_up_needs_review() -> None:
     assert severities(COPY, timing(1.0, 10.5)) == ["review"]
     assert severities(COPY, timing(1.0, 10.5), None) == ["review"]
     assert severities(COPY, timing(1.0, 9.0), None) == []

@@ -1,5 +1,6 @@
 """Memory of goldens: those of large arrays are cached for few seeds, and computed by slices, or on
-the CPU, if the device has too little memory."""
+the CPU, if the device has too little memory.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-ONE_SEED = 64 * 100 * (8 + 4 + 8)  # the golden, the reference's result, the units of errors
+ONE_SEED = 64 * 100 * (8 + 4 + 8)  # golden, result of the reference, units of errors
 
 
 @pytest.fixture
@@ -44,24 +45,24 @@ def problem(tmp_path: Path) -> Problem:
 
 
 @pytest.mark.parametrize(("allowed", "cached"), [(1, 1), (2 * ONE_SEED, 2), (1 << 30, 3)])
-def test_the_number_of_cached_goldens_depends_on_memory(
+def test_number_of_cached_goldens_depends_on_memory(
     problem: Problem, allowed: int, cached: int
 ) -> None:
     prepared = PreparedCase(problem, problem.cases[0], "cpu", golden_bytes=allowed)
     first = [prepared.expected(seed) for seed in range(3)]
     assert first[0].bytes == ONE_SEED
     again = [prepared.expected(seed) for seed in (2, 1, 0)][::-1]
-    # In reverse order, each one that is computed again evicts the oldest.
+    # In reverse order, each recomputed golden evicts the oldest.
     assert sum(a is b for a, b in zip(first, again, strict=True)) == cached
     for a, b in zip(first, again, strict=True):
         assert torch.equal(a.golden[0], b.golden[0]) and a.bounds[0].allowed == b.bounds[0].allowed
 
 
-def test_without_device_memory_goldens_are_computed_on_the_cpu(
+def test_goldens_without_device_memory_are_computed_on_cpu(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = PreparedCase(problem, problem.cases[0], "cpu")
-    _ = case.signature, case.flops  # run the reference too
+    _ = case.signature, case.flops  # the reference too
     monkeypatch.setattr(case, "_golden_device", "cuda")
     reference, tries = case.reference, list[str]()
 
@@ -131,7 +132,7 @@ def run_of(model: Callable[..., Any]) -> Callable[..., list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", APART)
-def test_goldens_by_slices_are_those_of_the_whole(name: str) -> None:
+def test_goldens_by_slices_equal_whole_ones(name: str) -> None:
     model, inputs = APART[name]
     run = run_of(model)
     sliced = golden_in_slices(run, inputs, run(inputs, None), 50)
@@ -142,13 +143,13 @@ def test_goldens_by_slices_are_those_of_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_rows_that_depend_on_each_other_are_not_computed_by_slices(name: str) -> None:
+def test_dependent_rows_are_not_computed_by_slices(name: str) -> None:
     model, inputs = TOGETHER[name]
     run = run_of(model)
     assert golden_in_slices(run, inputs, run(inputs, None), 1) is None
 
 
-def test_a_device_that_holds_no_whole_golden_computes_it_by_slices(
+def test_device_too_small_for_golden_computes_it_by_slices(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = OpenCase(problem, problem.cases[0])

@@ -1,5 +1,6 @@
-"""Counts that depend on comparisons of computed floats: elements that only rounding decides may
-equal any rounding of the reference; no other element may."""
+"""Counts that depend on comparisons of computed floats: elements decided only by rounding may equal
+any rounding of the reference; no other element may.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def prepared(folder: Path, forward: str) -> PreparedCase:
 
 
 def on_the_limit(case: PreparedCase, count: int) -> list[torch.Tensor]:
-    """Values in which so many distances equal the limit in float64, up to rounding."""
+    """Values with this many distances equal to the limit in float64, up to rounding."""
     points, centres = (t.clone() for t in case.values(SEED).tensors)
     for n in range(count):
         apart = (points[n].double() - centres[n].double()).abs()
@@ -78,7 +79,7 @@ def judged(case: PreparedCase, output: torch.Tensor, values: list[torch.Tensor])
     return error
 
 
-def test_a_count_in_another_order_of_additions_is_right(tmp_path: Path) -> None:
+def test_count_in_another_summation_order_is_correct(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
     golden = (distances([v.double() for v in values], list(range(19))) < 14.0).sum(-1)
@@ -91,13 +92,13 @@ def test_a_count_in_another_order_of_additions_is_right(tmp_path: Path) -> None:
     assert 0 < max(apart) <= 3
 
 
-def test_a_wrong_count_stays_wrong(tmp_path: Path) -> None:
+def test_wrong_count_stays_wrong(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
     order = list(range(19))
     right = counted(values, order)
     far = right.clone()
-    far[1] += 2  # at the limit, but no rounding gives this
+    far[1] += 2  # at the limit, but impossible by rounding
     inner = right.clone()
     inner[200] += 1
     narrower = counted(values, order, 14.0 - 1e-2)
@@ -108,7 +109,7 @@ def test_a_wrong_count_stays_wrong(tmp_path: Path) -> None:
     assert "0.00333 of its elements" in judged(case, inner, values).in_words()
 
 
-def test_a_comparison_of_inputs_is_decided(tmp_path: Path) -> None:
+def test_comparison_of_inputs_is_decided(tmp_path: Path) -> None:
     case = prepared(tmp_path, "return (points[:, None, 0] < centres[None, :, 0]).sum(-1)")
     values = [t.clone() for t in case.values(SEED).tensors]
     values[0][:3, 0] = torch.nextafter(values[1][:3, 0], torch.tensor(torch.inf))
@@ -119,24 +120,24 @@ def test_a_comparison_of_inputs_is_decided(tmp_path: Path) -> None:
     assert all(torch.equal(o, reference) for o in OtherRoundings(case, values, "cpu").of(0))
 
 
-def test_sums_that_floats_hold_exactly_are_decided(tmp_path: Path) -> None:
+def test_exact_sums_are_decided(tmp_path: Path) -> None:
     case = prepared(tmp_path, "return ((points > 0).float().sum(-1) > 9.0).long()")
     values = case.values(SEED).tensors
     (reference,) = case.reference(values, {})
     assert all(torch.equal(o, reference) for o in OtherRoundings(case, values, "cpu").of(0))
 
 
-def test_an_output_that_shows_only_rounding_must_equal_the_reference(tmp_path: Path) -> None:
+def test_output_of_rounding_only_must_equal_reference(tmp_path: Path) -> None:
     case = prepared(tmp_path, "return ((points * 0.1 + 0.2 - points / 10) > 0.2).sum(-1)")
     values = list(case.values(SEED).tensors)
     assert not judged(case, torch.full((300,), 19), values).ok
 
 
-def test_a_choice_between_nearly_equal_values_may_be_either(tmp_path: Path) -> None:
+def test_choice_between_nearly_equal_values_may_be_either(tmp_path: Path) -> None:
     case = prepared(tmp_path, f"return {DISTANCES}.argmin(-1)")
     points, centres = (t.clone() for t in case.values(SEED).tensors)
     centres[7] = centres[3].roll(1)
-    points[0] = points[0].mean()  # equally far from both, up to the order of additions
+    points[0] = points[0].mean()  # equally far from both, up to the order of summation
     centres[3:8:4] = centres[3:8:4] * 0.1 + points[0]
     values = [points, centres]
     reference = case.reference(values, {})[0]
@@ -158,7 +159,7 @@ def test_too_many_elements_are_not_undecided(differing: int) -> None:
     assert (int(wrong.sum()), undecided) == ((2, 0) if differing == 2 else (0, 1))
 
 
-def test_timed_calls_are_compared_in_the_same_way(tmp_path: Path) -> None:
+def test_timed_calls_are_compared_equally(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
     (reference,) = case.reference(values, {})
@@ -181,7 +182,7 @@ def test_timed_calls_are_compared_in_the_same_way(tmp_path: Path) -> None:
     assert "output0 of a timed call is wrong" in str(compared(wrong)[0])
 
 
-def test_sampled_elements_are_compared_for_the_inputs_of_their_call(tmp_path: Path) -> None:
+def test_sampled_elements_are_compared_with_inputs_of_their_call(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
     others = case.values(SEED).tensors

@@ -1,4 +1,4 @@
-"""Tasks and submissions in foreign conventions, judged for real on this CPU."""
+"""Tasks and submissions in other conventions, evaluated on this CPU."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def gpu_mode_task(task: Path, factor: str) -> ForeignTask:
     return form.read(task, submission)
 
 
-def test_a_gpu_mode_task_is_judged(gpu_mode: Path, pool: RunnerPool) -> None:
+def test_gpu_mode_task_is_judged(gpu_mode: Path, pool: RunnerPool) -> None:
     read = gpu_mode_task(gpu_mode, "3.0")
     assert [(c.name, c.timed) for c in read.problem.cases] == [
         ("rows=7,cols=33", False),
@@ -129,14 +129,14 @@ def test_a_gpu_mode_task_is_judged(gpu_mode: Path, pool: RunnerPool) -> None:
     assert [case.name for case in hidden.cases] == ["cols=511", "cols=513", "rows=128"]
 
 
-def test_a_wrong_gpu_mode_submission_is_incorrect(gpu_mode: Path, pool: RunnerPool) -> None:
+def test_wrong_gpu_mode_submission_is_incorrect(gpu_mode: Path, pool: RunnerPool) -> None:
     read = gpu_mode_task(gpu_mode, "2.0")
     found = judged(read, pool)
     assert found.validity == "incorrect" and "is off by" in found.message
     assert read.write_back(found).startswith("check: fail\nerror: ")
 
 
-def test_a_gpu_mode_output_that_is_read_first_is_copied(gpu_mode: Path, pool: RunnerPool) -> None:
+def test_gpu_mode_output_that_is_read_first_is_copied(gpu_mode: Path, pool: RunnerPool) -> None:
     text = REFERENCE.replace("out[...] =", "out +=").replace("torch.empty", "torch.randn")
     (gpu_mode / "reference.py").write_text(text)
     adding = "from task import input_t\n\ndef custom_kernel(data):\n    x, w, _, out = data\n"
@@ -148,7 +148,7 @@ def test_a_gpu_mode_output_that_is_read_first_is_copied(gpu_mode: Path, pool: Ru
     assert judged(format_of(gpu_mode).read(gpu_mode, wrong), pool).validity == "incorrect"
 
 
-def test_gpu_mode_files_that_lack_something_say_so(gpu_mode: Path) -> None:
+def test_incomplete_gpu_mode_files_are_refused(gpu_mode: Path) -> None:
     other = gpu_mode.parent / "other.py"
     other.write_text("def kernel(data):\n    return data\n")
     with pytest.raises(InvalidRequest, match=r"other\.py does not define custom_kernel"):
@@ -223,7 +223,7 @@ def flashinfer_task(definition: Path, given: dict[str, Any]) -> ForeignTask:
     return form.read(definition, path)
 
 
-def test_a_flashinfer_solution_is_judged(definition: Path, pool: RunnerPool) -> None:
+def test_flashinfer_solution_is_judged(definition: Path, pool: RunnerPool) -> None:
     read = flashinfer_task(definition, solution(DESTINATION))
     found = judged(read, pool)
     assert found.correct, found.message
@@ -235,7 +235,7 @@ def test_a_flashinfer_solution_is_judged(definition: Path, pool: RunnerPool) -> 
     assert [case.name for case in hidden.cases] == ["rows=31", "rows=33", "rows=16"]
 
 
-def test_a_wrong_flashinfer_solution_is_incorrect(definition: Path, pool: RunnerPool) -> None:
+def test_wrong_flashinfer_solution_is_incorrect(definition: Path, pool: RunnerPool) -> None:
     given = solution(RETURNING, "main.py::solve", destination_passing_style=False)
     read = flashinfer_task(definition, given)
     found = judged(read, pool)
@@ -244,7 +244,7 @@ def test_a_wrong_flashinfer_solution_is_incorrect(definition: Path, pool: Runner
     assert trace["status"] == "INCORRECT_NUMERICAL" and trace["performance"] is None
 
 
-def test_arrays_of_a_workload_are_read_from_their_file(definition: Path, pool: RunnerPool) -> None:
+def test_arrays_of_a_workload_are_read_from_file(definition: Path, pool: RunnerPool) -> None:
     from safetensors.torch import save_file
 
     lines = definition.parents[2] / "workloads" / "elementwise" / "scaled_add_n64.jsonl"
@@ -259,7 +259,7 @@ def test_arrays_of_a_workload_are_read_from_their_file(definition: Path, pool: R
     assert any("whether it reads row" in note for note in found.notes), found.notes
 
 
-def test_flashinfer_files_that_lack_something_say_so(definition: Path) -> None:
+def test_incomplete_flashinfer_files_are_refused(definition: Path) -> None:
     with pytest.raises(InvalidRequest, match="solutions in 'cuda' are not read"):
         flashinfer_task(definition, solution(DESTINATION, language="cuda"))
     with pytest.raises(InvalidRequest, match="solves 'another'"):
@@ -300,7 +300,7 @@ SOL_DEFINITION = {
 }
 
 
-def test_a_sol_execbench_solution_is_judged(tmp_path: Path, pool: RunnerPool) -> None:
+def test_sol_execbench_solution_is_judged(tmp_path: Path, pool: RunnerPool) -> None:
     (tmp_path / "definition.json").write_text(json.dumps(SOL_DEFINITION))
     inputs = {"x": {"type": "custom"}, "picked": {"type": "custom"}}
     row = {"uuid": "one", "axes": {"rows": 512}, "inputs": inputs}
@@ -319,7 +319,7 @@ def test_a_sol_execbench_solution_is_judged(tmp_path: Path, pool: RunnerPool) ->
 # -- the table
 
 
-def test_unknown_formats_and_tasks_name_what_is_read(tmp_path: Path) -> None:
+def test_unknown_formats_and_tasks_have_hint(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as refused:
         format_of(tmp_path, "gpumode")
     assert "Did you mean gpu-mode" in refused.value.hint
@@ -328,7 +328,7 @@ def test_unknown_formats_and_tasks_name_what_is_read(tmp_path: Path) -> None:
     assert "task.yml" in refused.value.hint and "definition.json" in refused.value.hint
 
 
-def test_a_bundle_contains_only_what_the_submission_imports(gpu_mode: Path) -> None:
+def test_bundle_contains_only_imports_of_submission(gpu_mode: Path) -> None:
     bundle: Bundle = gpu_mode_task(gpu_mode, "3.0").bundle
     assert sorted(bundle.files) == ["submission.py", "task.py"]
 
@@ -362,7 +362,7 @@ def jax_task(tmp_path: Path) -> Path:
     return tmp_path / "scaled_softmax.py"
 
 
-def test_without_jax_a_reference_in_it_says_how_to_install_it(
+def test_jax_reference_without_jax_names_package(
     jax_task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = format_of(jax_task)
@@ -374,9 +374,7 @@ def test_without_jax_a_reference_in_it_says_how_to_install_it(
 
 
 @pytest.mark.parametrize(("old", "new", "right"), [("", "", True), ("(-1)", "(-1) * 1.001", False)])
-def test_a_reference_in_jax(
-    jax_task: Path, pool: RunnerPool, old: str, new: str, right: bool
-) -> None:
+def test_jax_reference(jax_task: Path, pool: RunnerPool, old: str, new: str, right: bool) -> None:
     pytest.importorskip("jax", reason="JAX is an optional package of those who have tasks in it")
     submission = jax_task.with_name("submission.py")
     submission.write_text(JAX_SUBMISSION.replace(old, new, 1))

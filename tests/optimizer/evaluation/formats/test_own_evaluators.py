@@ -82,12 +82,12 @@ def evaluated(task: Path, text: str, name: str = "mine.py") -> OwnResult:
     return form.evaluate(task, submission, "auto")
 
 
-def test_metrics_of_an_evaluator_are_the_verdict(evolve: Path) -> None:
+def test_metrics_of_an_evaluator_are_verdict(evolve: Path) -> None:
     result = evaluated(evolve, RIGHT)
     assert (result.verdict, result.message) == ("correct", "")
     assert result.report["metrics"]["correctness"] == 1.0
     assert 0 < result.report["metrics"]["seconds"] < 60
-    assert result.report["metrics"]["worst"] == "inf"  # JSON has no such number
+    assert result.report["metrics"]["worst"] == "inf"  # not a JSON number
     result = evaluated(evolve, RIGHT.replace("x + x", "x + 2.5"))
     assert result.verdict == "incorrect" and "correctness is 0.25" in result.message
     result = evaluated(evolve, RIGHT.replace("return", "raise OSError;"))
@@ -96,7 +96,7 @@ def test_metrics_of_an_evaluator_are_the_verdict(evolve: Path) -> None:
     assert result.verdict == "none" and "metrics: combined_score" in result.message
 
 
-def test_a_submission_that_ends_or_delays_the_evaluator_is_incorrect(evolve: Path) -> None:
+def test_submission_that_ends_or_delays_evaluator_is_incorrect(evolve: Path) -> None:
     result = evaluated(evolve, "import os\n\nos._exit(0)\n")
     assert result.verdict == "incorrect" and "code 0 and no result" in result.message
     (evolve / "config.yaml").write_text("evaluator:\n  timeout: 2\n")
@@ -112,7 +112,7 @@ def test_a_submission_that_ends_or_delays_the_evaluator_is_incorrect(evolve: Pat
 @pytest.mark.skipif(
     level_for("auto") != "namespaces" or not landlock_abi(), reason="needs namespaces and Landlock"
 )
-def test_the_evaluator_is_isolated(evolve: Path, tmp_path: Path) -> None:
+def test_evaluator_is_isolated(evolve: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     tries = {
         f"open({str(outside)!r}, 'w')": "PermissionError",
@@ -129,7 +129,7 @@ def test_the_evaluator_is_isolated(evolve: Path, tmp_path: Path) -> None:
     assert result.level == "namespaces" and "landlock" in result.applied
 
 
-def test_an_evaluator_that_cannot_be_imported_is_a_fault_of_the_task(evolve: Path) -> None:
+def test_unimportable_evaluator_is_an_error_of_task(evolve: Path) -> None:
     (evolve / "helper.py").unlink()
     with pytest.raises(Unavailable, match="No module named 'helper'"):
         evaluated(evolve, RIGHT)
@@ -138,7 +138,7 @@ def test_an_evaluator_that_cannot_be_imported_is_a_fault_of_the_task(evolve: Pat
         evaluated(evolve, RIGHT)
 
 
-def test_tests_of_pytest_are_the_verdict(tests: Path) -> None:
+def test_pytest_results_are_verdict(tests: Path) -> None:
     result = evaluated(tests, RIGHT)  # its name differs, and the stub next to the tests is not used
     assert (result.verdict, result.message) == ("correct", "")
     names = ["test_doubled.py::test_right[1]", "test_doubled.py::test_right[5]"]
@@ -153,7 +153,7 @@ def test_tests_of_pytest_are_the_verdict(tests: Path) -> None:
     assert result.verdict == "none"
 
 
-def test_a_submission_replaces_only_the_module_under_test(tests: Path) -> None:
+def test_submission_replaces_only_module_under_test(tests: Path) -> None:
     with pytest.raises(NotFound, match="no file"):
         form = evaluator_format_of(tests)
         assert form is not None
@@ -179,7 +179,7 @@ def test_formats_are_recognised(evolve: Path, tests: Path) -> None:
     assert "openevolve: a folder" in (raised.value.hint or "")
 
 
-def test_the_command_says_whose_verdict_it_is(evolve: Path, tmp_path: Path) -> None:
+def test_command_names_source_of_verdict(evolve: Path, tmp_path: Path) -> None:
     submission, output = tmp_path / "wrong.py", tmp_path / "judgement.json"
     submission.write_text(RIGHT.replace("x + x", "x"))
     given = ("judge", submission, "--task", evolve)

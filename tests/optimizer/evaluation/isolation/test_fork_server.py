@@ -1,4 +1,4 @@
-"""Forks of a process that has done the imports."""
+"""Forks of a process that has the imports already."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_each_fork_starts_after_the_imports(started: Started) -> None:
+def test_each_fork_starts_after_imports(started: Started) -> None:
     for word in ("first", "second"):
         code, out, err = started.ended("say", "it", WORD=word)
         assert (code, err) == (0, "complaint\n")
@@ -81,16 +81,18 @@ def test_each_fork_starts_after_the_imports(started: Started) -> None:
     ("arguments", "code"),
     [(("three",), 3), (("leave", "7"), 7), (("raise",), 1), (("die",), -signal.SIGABRT)],
 )
-def test_it_ends_as_the_work_does(started: Started, arguments: tuple[str, ...], code: int) -> None:
+def test_fork_ends_with_status_of_its_work(
+    started: Started, arguments: tuple[str, ...], code: int
+) -> None:
     assert started.ended(*arguments)[0] == code
     assert ("ValueError: no such thing" in started.read(of_errors=True)) == (code == 1)
 
 
-def test_forks_use_the_shared_fork_server(started: Started) -> None:
+def test_forks_use_shared_fork_server(started: Started) -> None:
     assert started.ended("runners")[1] == "True False\n[]\n"  # it has not started another
 
 
-def test_an_ended_fork_leaves_nothing(started: Started) -> None:
+def test_ended_fork_leaves_nothing(started: Started) -> None:
     process = started.start("stay")
     while not (printed := started.read().strip()):
         assert process.wait(0.05) is None
@@ -99,7 +101,7 @@ def test_an_ended_fork_leaves_nothing(started: Started) -> None:
     assert gone(process.pid) and gone(int(printed))
 
 
-def test_a_killed_waiting_process_is_replaced(started: Started) -> None:
+def test_killed_waiting_process_is_replaced(started: Started) -> None:
     started.ended("say")
     before = started.times_imported()
     server = int(started.imports.read_text(encoding="utf-8").split()[-1])

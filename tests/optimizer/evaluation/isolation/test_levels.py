@@ -1,5 +1,6 @@
-"""Runners in containers: the command line, the meeting socket, and real containers if an engine is
-installed."""
+"""Runners in containers: the command line, the socket, and real containers if an engine is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def words(command: list[str], option: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "user"), [("podman", 0), ("podman", 1000), ("docker", 1000)])
-def test_the_command_line_gives_a_runner_only_what_it_needs(
+def test_command_line_gives_runner_only_what_it_needs(
     name: str, user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: user)
@@ -92,7 +93,7 @@ def test_the_command_line_gives_a_runner_only_what_it_needs(
     assert ("kernlore-empty" in command) == (name == "docker")
 
 
-def test_without_subuids_podman_makes_this_user_root_inside(
+def test_podman_without_subuids_maps_this_user_to_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
@@ -101,7 +102,7 @@ def test_without_subuids_podman_makes_this_user_root_inside(
     assert words(command, "--cap-drop") == ["ALL"]
 
 
-def test_a_runner_reads_its_python_and_its_program() -> None:
+def test_runner_can_read_its_python_and_program() -> None:
     folders = readable_folders()
     for needed in (sys.executable, sys.prefix, levels.__file__):
         assert any(Path(needed).resolve().is_relative_to(folder) for folder in folders)
@@ -109,7 +110,7 @@ def test_a_runner_reads_its_python_and_its_program() -> None:
     assert not {Path("/"), Path("/proc"), Path("/dev"), Path("/var"), Path("/run")} & {*folders}
 
 
-def test_the_meeting_socket_accepts_two_connections(tmp_path: Path) -> None:
+def test_socket_accepts_two_connections(tmp_path: Path) -> None:
     meeting = MeetingSocket(tmp_path)
 
     def call() -> None:
@@ -129,12 +130,12 @@ def test_the_meeting_socket_accepts_two_connections(tmp_path: Path) -> None:
         sock.close()
 
 
-def test_an_ended_container_does_not_connect(tmp_path: Path) -> None:
+def test_ended_container_does_not_connect(tmp_path: Path) -> None:
     with pytest.raises(EOFError):
         MeetingSocket(tmp_path).accept(10, lambda: True)
 
 
-def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENGINE, "no-such-engine --runtime x")
     monkeypatch.setenv(OPTIONS, "--cgroupns host")
     with pytest.raises(Unavailable, match="no-such-engine --runtime x: not installed") as refused:
@@ -142,7 +143,7 @@ def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert ENGINE in refused.value.hint
 
 
-def test_a_gpu_is_refused() -> None:
+def test_gpu_in_container_is_refused() -> None:
     with pytest.raises(Unavailable, match="GPU"):
         level_for("container", "cuda")
 
@@ -156,7 +157,7 @@ def runs_containers() -> None:
 
 
 @pytest.mark.usefixtures("runs_containers")
-def test_a_kernel_runs_in_a_container_which_leaves_nothing(
+def test_kernel_runs_in_container_which_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "plus_one.py"

@@ -1,4 +1,4 @@
-"""Processor time of other work during a timing, measured with real other work."""
+"""CPU time of other work during a timing, measured with real other processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def used_ns(pid: int) -> int:
     return time.clock_gettime_ns(~pid << 3 | 2)
 
 
-def test_a_process_counts_as_other_work_unless_it_is_ours() -> None:
+def test_other_process_counts_as_other_work_unless_listed() -> None:
     with spinning() as pid:
         others = after(KNOWN_NS / 1e9)
         then, before = others.now(), used_ns(pid)
@@ -66,8 +66,8 @@ def test_a_process_counts_as_other_work_unless_it_is_ours() -> None:
     assert seen - without >= 0.9 * took > 0
 
 
-def test_children_of_ours_are_ours() -> None:
-    """As of a runner that starts processes; here this process is the parent."""
+def test_children_of_own_processes_are_own() -> None:
+    """As a runner that starts processes; here this process is the parent."""
     with spinning() as pid:
         others = after(KNOWN_NS / 1e9)
         then, before = others.now(), used_ns(pid)
@@ -79,7 +79,7 @@ def test_children_of_ours_are_ours() -> None:
     assert theirs - ours >= 0.9 * took > 0
 
 
-def test_the_calling_thread_is_ours_and_other_threads_of_this_process_are_not() -> None:
+def test_only_calling_thread_is_own() -> None:
     others = after(KNOWN_NS / 1e9)
     stop = threading.Event()
 
@@ -93,19 +93,19 @@ def test_the_calling_thread_is_ours_and_other_threads_of_this_process_are_not() 
         pass
     own = time.thread_time_ns() - own
     alone = others.since(then, ELSEWHERE, ALL)
-    beside = threading.Thread(target=work)
+    nearby = threading.Thread(target=work)
     then, process, thread = others.now(), time.process_time_ns(), time.thread_time_ns()
-    beside.start()
+    nearby.start()
     time.sleep(0.3)
     with_thread = others.since(then, ELSEWHERE, ALL)
     theirs = (time.process_time_ns() - process) - (time.thread_time_ns() - thread)
     stop.set()
-    beside.join()
+    nearby.join()
     assert alone is not None and with_thread is not None and own > 0
     assert with_thread > 0.5 * theirs
 
 
-def test_a_short_period_is_inconclusive_unless_enough_is_measured() -> None:
+def test_short_period_is_inconclusive_unless_enough_is_measured() -> None:
     with spinning() as pid:
         others = OtherWork()
         then = others.now()
@@ -115,7 +115,7 @@ def test_a_short_period_is_inconclusive_unless_enough_is_measured() -> None:
     assert took is not None and took > 0
 
 
-def test_work_of_others_takes_processors_and_our_own_does_not() -> None:
+def test_only_work_of_others_takes_processors() -> None:
     count = len(os.sched_getaffinity(0))
     hogs = [subprocess.Popen(SPIN) for _ in range(2 * count)]
     try:
@@ -139,34 +139,34 @@ def test_work_of_others_takes_processors_and_our_own_does_not() -> None:
     assert used > 0.2 and own > 0.9 * used  # other processes may run too
 
 
-def test_a_short_period_has_no_result() -> None:
+def test_short_period_has_no_result() -> None:
     assert left_between(account([]), account([])) is None
 
 
-def test_a_busy_machine_is_reported() -> None:
+def test_busy_machine_is_reported() -> None:
     others = [subprocess.Popen(SPIN) for _ in range(2 * usable_processors())]
     try:
-        said = too_busy(usable_processors())
+        message = too_busy(usable_processors())
     finally:
         for other in others:
             other.kill()
             other.wait()
-    assert "most get no figure" in said and "begins with the correct candidates" in said
-    assert any(f"({other.pid}): " in said for other in others) and "--wait" in said
+    assert "most get no figure" in message and "begins with the correct candidates" in message
+    assert any(f"({other.pid}): " in message for other in others) and "--wait" in message
 
 
-def test_it_waits_until_other_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_until_other_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "WAIT_SECONDS", 0.05)
-    said: list[str] = []
+    messages: list[str] = []
     work = iter(["python (7): 1.9", "python (7): 1.9", ""])
     monkeypatch.setattr(machine, "too_busy", lambda threads: next(work))
-    assert wait_until_quiet(2, 30.0, said.append)
-    assert len(said) == 1 and "at most 1 minutes: python (7)" in said[0]
+    assert wait_until_quiet(2, 30.0, messages.append)
+    assert len(messages) == 1 and "at most 1 minutes: python (7)" in messages[0]
     monkeypatch.setattr(machine, "too_busy", lambda threads: "always")
-    assert not wait_until_quiet(2, 0.1, said.append)
+    assert not wait_until_quiet(2, 0.1, messages.append)
 
 
-def test_an_idle_machine_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_machine_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = iter([ProcessorAccount(5.0, 1.0, 10.0, 2), ProcessorAccount(5.1, 1.0, 11.0, 2)])
     monkeypatch.setattr(machine, "account", lambda processes: next(accounts))
     assert too_busy(2, seconds=0.0) == ""

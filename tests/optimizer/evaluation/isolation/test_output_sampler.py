@@ -39,7 +39,7 @@ def expected(values: list[torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:
 def sampled(
     values: list[torch.Tensor], change: Callable[[], object] = lambda: None
 ) -> OutputSampler:
-    """Samples of outputs that `change` changes after the call has ended."""
+    """Samples of outputs that `change` modifies after the call."""
     sampler = OutputSampler(OWN, sampled_outputs(expected(values)), [DRAW])
     reported = report(held := resolved(values), OTHER)
     assert held and len(reported) == sampler.report_bytes
@@ -48,7 +48,7 @@ def sampled(
     return sampler
 
 
-def test_the_same_elements_are_read_from_outside_as_from_inside() -> None:
+def test_elements_read_from_outside_equal_those_inside() -> None:
     wide, ids = torch.randn(6, 40), torch.arange(30).view(5, 6)
     values = [wide[:, 3:20], ids.t(), torch.empty(0, 4), torch.tensor(2.5), torch.ones(1).expand(9)]
     sampler = sampled(values)
@@ -56,13 +56,13 @@ def test_the_same_elements_are_read_from_outside_as_from_inside() -> None:
     assert not sampler.changed_late and not sampler.error
 
 
-def test_a_conjugate_view_is_resolved() -> None:
+def test_conjugate_view_is_resolved() -> None:
     values = [torch.randn(7, dtype=torch.complex64).conj(), torch.randn(5)]
     assert sampled(values).samples == [read_elements(resolved(values), DRAW)]
 
 
-def test_outputs_that_change_after_the_call_are_late() -> None:
-    """All of them, or one that was read at the end of the call."""
+def test_outputs_changed_after_call_are_late() -> None:
+    """All of them, or one read at the end of the call."""
     value = torch.zeros(1000)
     assert sampled([value], lambda: value.fill_(1)).changed_late == 1
     value = torch.zeros(1000)
@@ -72,7 +72,7 @@ def test_outputs_that_change_after_the_call_are_late() -> None:
     assert change.changed_late == 1
 
 
-def test_reading_an_unreadable_page_calls_no_handler() -> None:
+def test_unreadable_page_calls_no_handler() -> None:
     """Rows 36 and 42: no handler of the candidate is called."""
     held = mmap.mmap(-1, 4 * mmap.PAGESIZE)
     value = torch.frombuffer(held, dtype=torch.float32)
@@ -109,7 +109,7 @@ def test_unmapped_memory_and_missing_processes() -> None:
     assert struct.unpack("3000Q", read_memory(OWN, many)) == (READABLE,) * 3000
 
 
-def test_a_token_contains_seed_and_draw() -> None:
+def test_token_contains_seed_and_draw() -> None:
     given = token(True, OTHER, DRAW)
     assert len(given) == TOKEN_BYTES and given[:1] == b"c"
     assert seed_in(given) == int.from_bytes(OTHER, "little") and draw_in(given) == DRAW

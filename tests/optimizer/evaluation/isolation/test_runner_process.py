@@ -1,4 +1,4 @@
-"""Runners as real processes: their limits, their end, and results that they cannot forge."""
+"""Runners as real processes: their limits, their end, and unforgeable results."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def loaded(fork_server: ForkServer, case: OpenCase, tmp_path: Path) -> Iterator[
         assert runner.end()
 
 
-def test_a_call_gives_the_outputs(loaded: Calls, case: OpenCase) -> None:
+def test_call_gives_outputs(loaded: Calls, case: OpenCase) -> None:
     runner, kernel = loaded("pass")
     (output,) = kernel.call(10)
     assert torch.equal(output, case.inputs(1)[0] + 1)
     assert runner.end() and runner.processes() == []
 
 
-def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
+def test_block_replays_to_same_inputs(loaded: Calls) -> None:
     """The mirror computes the inputs of the last call without reading them."""
     _, kernel = loaded("pass")
     kernel.block(seed=5, calls=7, seconds=10)
@@ -117,7 +117,7 @@ def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
     assert kernel.inputs_changed(10) == []
 
 
-def test_a_candidate_on_a_cpu_sees_no_gpu(
+def test_candidate_on_cpu_sees_no_gpu(
     loaded: Calls, case: OpenCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise torch's compiler reads the random state of a GPU, which fails in a fork."""
@@ -127,8 +127,8 @@ def test_a_candidate_on_a_cpu_sees_no_gpu(
     assert torch.equal(kernel.call(10)[0], case.inputs(1)[0] + 1)
 
 
-def test_nothing_outlives_its_runner(loaded: Calls) -> None:
-    """A detached process in another session is found and ended, too."""
+def test_processes_end_with_their_runner(loaded: Calls) -> None:
+    """A detached process in another session is ended too."""
     work = "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
     runner, kernel = loaded(work)
     kernel.call(10)
@@ -140,7 +140,7 @@ def test_nothing_outlives_its_runner(loaded: Calls) -> None:
     assert runner.processes() == []
 
 
-def test_a_hang_ends_at_its_deadline(loaded: Calls) -> None:
+def test_hang_ends_at_its_deadline(loaded: Calls) -> None:
     runner, kernel = loaded("import time; time.sleep(300)")
     began = time.monotonic()
     with pytest.raises(RunnerHung):
@@ -149,7 +149,7 @@ def test_a_hang_ends_at_its_deadline(loaded: Calls) -> None:
     assert runner.processes() == []
 
 
-def test_a_crash_names_its_signal(loaded: Calls) -> None:
+def test_crash_names_its_signal(loaded: Calls) -> None:
     _, kernel = loaded("import ctypes; ctypes.string_at(0)")
     with pytest.raises(RunnerDied, match="SIGSEGV"):
         kernel.call(10)
@@ -162,7 +162,7 @@ def test_memory_is_limited(loaded: Calls) -> None:
     assert "memory" in failed.value.message.lower() or "allocate" in failed.value.message.lower()
 
 
-def test_files_outside_the_scratch_folder_cannot_be_written(loaded: Calls, tmp_path: Path) -> None:
+def test_files_outside_scratch_folder_cannot_be_written(loaded: Calls, tmp_path: Path) -> None:
     target = tmp_path / "outside"
     _, kernel = loaded(f"open({str(target)!r}, 'w').write('x')")
     confined = _landlock()
@@ -207,10 +207,10 @@ WRITES_INTO = """
 """
 
 
-def test_candidates_can_read_the_compiler_cache_and_not_write_it(
+def test_compiler_cache_is_read_only_for_candidates(
     loaded: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise one could prepare the library or header of the next."""
+    """Otherwise a candidate could prepare the library or header of the next."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if not compiler_cache():
         pytest.skip("there is no cache: this kernel cannot forbid writing")
@@ -229,12 +229,12 @@ def test_candidates_can_read_the_compiler_cache_and_not_write_it(
         assert library.read_text() == "library"
 
 
-def test_the_scratch_folder_can_be_written(loaded: Calls) -> None:
+def test_scratch_folder_is_writable(loaded: Calls) -> None:
     _, kernel = loaded("open('note', 'w').write('x')")
     kernel.call(10)
 
 
-def test_there_is_no_network_in_namespaces(loaded: Calls, fork_server: ForkServer) -> None:
+def test_namespaces_have_no_network(loaded: Calls, fork_server: ForkServer) -> None:
     if fork_server.level != "namespaces":  # type: ignore[attr-defined]
         pytest.skip("level process has the network, which the evaluation reports")
     work = "import socket; socket.create_connection(('127.0.0.1', 9), 2)"
@@ -243,13 +243,13 @@ def test_there_is_no_network_in_namespaces(loaded: Calls, fork_server: ForkServe
         kernel.call(10)
 
 
-def test_a_printed_result_is_not_a_result(loaded: Calls) -> None:
+def test_printed_result_is_not_a_result(loaded: Calls) -> None:
     runner, kernel = loaded('print(\'{"ok": true, "ns": 1}\', flush=True)')
     kernel.call(10)
     assert '"ns": 1' in runner.log
 
 
-def test_an_unavailable_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from kb.errors import Unavailable
     from optimizer.evaluation.isolation import levels
 
@@ -260,7 +260,7 @@ def test_an_unavailable_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert command("process", ["true"]) == ["true"]
 
 
-def test_the_device_lock_is_freed_with_its_process(tmp_path: Path) -> None:
+def test_device_lock_is_freed_with_its_process(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         with DeviceLock("cpu", tmp_path):
@@ -299,7 +299,7 @@ NAMES_IPC = """
 """
 
 
-def test_a_fork_bomb_is_bounded_and_ended(loaded: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_bomb_is_bounded_and_ended(loaded: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "processes", 40)
     runner, kernel = loaded(FORKS)
     if "processes" not in APPLIED[kernel]:
@@ -330,8 +330,8 @@ def test_runners_share_no_ipc(loaded: Calls, fork_server: ForkServer) -> None:
     assert len(seen) == 2 and all("ipc:[" in message for message in seen)
 
 
-def test_a_process_shares_one_fork_server_and_replaces_an_ended_one() -> None:
-    threads = 3  # used by no other test
+def test_process_has_one_fork_server_and_replaces_ended_one() -> None:
+    threads = 3  # unused by other tests
     first = ForkServer.shared(threads, "process")
     assert ForkServer.shared(threads, "process") is first
     first.close()
@@ -340,7 +340,7 @@ def test_a_process_shares_one_fork_server_and_replaces_an_ended_one() -> None:
     again.close()
 
 
-def test_messages_are_bounded_and_sending_uses_no_replaceable_function(
+def test_messages_are_bounded_and_use_no_replaceable_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = (Wire(end, "nonce") for end in socket.socketpair())
@@ -367,7 +367,7 @@ def test_prepared_compilers_build_no_headers_in_read_only_folders(
     assert settings.cpp_cache_precompile_headers is False
 
 
-def test_code_that_was_built_for_some_instructions_is_not_built_for_weaker_ones() -> None:
+def test_code_built_for_instruction_set_is_not_built_for_weaker_one() -> None:
     built = []
 
     def build(kind: str, code: str) -> bool:

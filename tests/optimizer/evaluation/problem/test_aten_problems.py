@@ -25,7 +25,7 @@ pytest.importorskip("expecttest")
 NAMES = ("nn.functional.gelu", "gather", "cat")
 
 
-def test_a_problem_computes_the_operator_on_small_and_on_real_sizes(tmp_path: Path) -> None:
+def test_operator_problem_has_small_and_real_sizes(tmp_path: Path) -> None:
     written = write_problems(NAMES, tmp_path, lambda _: None)
     assert [w.operator for w in written] == list(NAMES)
     for entry in written:
@@ -40,7 +40,7 @@ def test_a_problem_computes_the_operator_on_small_and_on_real_sizes(tmp_path: Pa
         assert elements[1] > 1_000 * elements[0]
 
 
-def test_whole_numbers_of_an_input_stay_places_of_another_at_every_size() -> None:
+def test_index_inputs_stay_valid_at_every_size() -> None:
     made = aten_problem("gather")
     assert isinstance(made, AtenProblem)
     known: dict[str, object] = {}
@@ -62,13 +62,13 @@ def test_whole_numbers_of_an_input_stay_places_of_another_at_every_size() -> Non
         ("new_empty_strided", "memory as it was"),
     ],
 )
-def test_what_cannot_be_a_problem_says_why(name: str, reason: str) -> None:
+def test_operator_without_problem_has_reason(name: str, reason: str) -> None:
     made = aten_problem(name)
     assert isinstance(made, SkippedOperator)
     assert reason in made.reason
 
 
-def test_a_problem_leaves_its_inputs_as_they_were() -> None:
+def test_problem_does_not_change_its_inputs() -> None:
     made = aten_problem("_native_batch_norm_legit")  # with running statistics it writes into them
     assert isinstance(made, AtenProblem)
     known: dict[str, object] = {}
@@ -79,14 +79,14 @@ def test_a_problem_leaves_its_inputs_as_they_were() -> None:
     assert all(torch.equal(old, new) for old, new in zip(given, inputs, strict=True))
 
 
-def test_an_unknown_operator_is_refused_with_similar_ones(tmp_path: Path) -> None:
+def test_unknown_operator_is_refused_with_similar_ones(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         write_problems(["sofmax"], tmp_path, lambda _: None)
     assert "softmax" in caught.value.hint
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_writes_and_exits_with_1_where_an_operator_has_no_problem(
+def test_command_exits_with_1_if_operator_has_no_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["problem", "aten", "sin", "bernoulli", "--dir", str(tmp_path)]
@@ -95,20 +95,20 @@ def test_the_command_writes_and_exits_with_1_where_an_operator_has_no_problem(
     assert "its result is random" in capsys.readouterr().out
 
 
-def test_results_are_made_where_the_inputs_are() -> None:
+def test_results_are_made_on_device_of_inputs() -> None:
     made = aten_problem("new_full")
     assert isinstance(made, AtenProblem)
     assert "device" not in made.source
 
 
-def test_an_operator_with_a_bound_of_its_own_has_a_smaller_case_for_a_gpu() -> None:
-    made = aten_problem("nanquantile")  # torch takes no more than 16 million elements
+def test_operator_with_size_limit_has_smaller_gpu_case() -> None:
+    made = aten_problem("nanquantile")  # torch takes at most 16 million elements
     assert isinstance(made, AtenProblem)
     assert 'devices = ["cuda"]' in made.toml
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("sort", '["float", "index"]'), ("tanh", "")])
-def test_places_of_equal_elements_are_compared_by_what_stands_there(name: str, kinds: str) -> None:
+def test_indices_of_equal_elements_are_compared_by_value(name: str, kinds: str) -> None:
     made = aten_problem(name)
     assert isinstance(made, AtenProblem)
     assert (f"outputs = {kinds}" in made.toml) == bool(kinds)

@@ -1,4 +1,4 @@
-"""Operators that torch's counter does not know, and what a search says before it begins."""
+"""Operators unknown to torch's counter, and messages before a search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_recurrent_layers_are_counted(kind: str, gates: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_sparse_products_are_counted_by_their_elements() -> None:
+def test_sparse_products_are_counted_by_elements() -> None:
     matrix, dense = torch.zeros(8, 8), torch.ones(8, 5)
     matrix[0, :3] = 1
     csr, coo = matrix.to_sparse_csr(), matrix.to_sparse()
@@ -63,7 +63,7 @@ def _file(folder: Path, mode: str = "pass", result: str = "self.bn(self.d(x))") 
     return path
 
 
-def test_modules_that_train_otherwise_are_named(tmp_path: Path) -> None:
+def test_modules_that_differ_in_training_are_named(tmp_path: Path) -> None:
     warnings = [f.message for f in check_problem(load_problem(_file(tmp_path)))]
     named = [message for message in warnings if "d (Dropout), bn (BatchNorm1d)" in message]
     assert named and "none" not in named[0]
@@ -71,8 +71,10 @@ def test_modules_that_train_otherwise_are_named(tmp_path: Path) -> None:
     assert not any("eval mode" in fault.message for fault in in_eval_mode)
 
 
-def test_a_search_says_first_that_a_problem_is_invalid(tmp_path: Path) -> None:
+def test_search_reports_invalid_problem_first(tmp_path: Path) -> None:
     good = distrust(load_problem(_file(tmp_path, "self.eval()", "self.bn(x)")))
     assert good == []
     zeros = distrust(load_problem(_file(tmp_path, "self.eval()", "self.bn(x) * 0")))
-    assert any("cannot be trusted" in said and "the same everywhere" in said for said in zeros)
+    assert any(
+        "cannot be trusted" in output and "the same everywhere" in output for output in zeros
+    )

@@ -31,7 +31,7 @@ def _derived(folder: Path, result: str, sizes: str, shape: str) -> DerivedCases:
     return fitting(problem, problem.searched[0])
 
 
-def test_one_less_one_more_and_another_batch(tmp_path: Path) -> None:
+def test_sizes_plus_and_minus_one_and_another_batch(tmp_path: Path) -> None:
     derived = _derived(tmp_path, "x.relu()", "batch, width = 8, 64", "batch, width")
     assert [dict(case.constants) for case in derived.cases] == [
         {"width": 63}, {"width": 65}, {"batch": 4},
@@ -40,14 +40,14 @@ def test_one_less_one_more_and_another_batch(tmp_path: Path) -> None:
     assert "width=63, width=65, batch=4" in derived.note and "not possible" not in derived.note
 
 
-def test_sizes_that_the_reference_refuses_are_named(tmp_path: Path) -> None:
+def test_sizes_refused_by_reference_are_named(tmp_path: Path) -> None:
     sizes = "batch, width = 7, 64\nshape = (batch, width)"
     derived = _derived(tmp_path, "x.view(-1, 32)", sizes, "shape")
     assert [case.name for case in derived.cases] == ["batch=3"]
     assert "not possible: width=63 (" in derived.note
 
 
-def test_without_sizes_there_is_none_and_the_note_says_so(tmp_path: Path) -> None:
+def test_problem_without_sizes_has_no_derived_cases(tmp_path: Path) -> None:
     derived = _derived(tmp_path, "x.relu()", "factor = 3", "8, 64")
     assert derived == DerivedCases((), derived.note)
     assert "none: no size of its inputs is a constant" in derived.note

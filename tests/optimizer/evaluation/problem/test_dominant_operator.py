@@ -1,4 +1,4 @@
-"""What a problem is about, where its file calls something small by name."""
+"""The subject of a problem whose file names only a minor operator."""
 
 from pathlib import Path
 
@@ -62,6 +62,9 @@ def view_of(folder: Path, forward: str, inputs: str, inner: str = "None") -> Pro
         pytest.param(
             "return torch.logcumsumexp(x, 1).cummax(1).values", ROWS, "scan", "", id="scans"
         ),
+        pytest.param(
+            "return x * 2 + torch.maximum(x, x.sin())", ROWS, "elementwise", "", id="two of each"
+        ),
         pytest.param("return x.erfinv()", ROWS, "unknown", "elementwise", id="nothing known"),
         pytest.param(
             "return x.square().median(1).values",
@@ -72,25 +75,25 @@ def view_of(folder: Path, forward: str, inputs: str, inner: str = "None") -> Pro
         ),
     ],
 )
-def test_the_work_decides_where_the_name_is_incidental(
+def test_work_decides_if_name_is_incidental(
     tmp_path: Path, forward: str, inputs: str, guessed: str, mostly: str
 ) -> None:
     view = view_of(tmp_path, forward, inputs)
     assert (view.op, view.mostly) == (guessed, mostly)
 
 
-def test_products_of_a_module_whose_layers_nobody_names(tmp_path: Path) -> None:
+def test_products_of_a_module_with_unnamed_layers(tmp_path: Path) -> None:
     layer = "torch.nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)"
     view = view_of(tmp_path, "return self.inner(x, x)", "torch.randn(8, 32, 64)", layer)
     assert (view.op, view.mostly) == ("unknown", "bmm")
 
 
-def test_what_something_elementwise_stands_beside(tmp_path: Path) -> None:
+def test_elementwise_operator_with_dominant_one(tmp_path: Path) -> None:
     view = view_of(tmp_path, "return self.inner(x) * 2", ROWS, "torch.nn.AdaptiveMaxPool1d(4)")
     assert (view.op, view.mostly) == ("elementwise", "pooling")
 
 
-def test_a_declaration_is_believed(tmp_path: Path) -> None:
+def test_declared_operator_takes_precedence(tmp_path: Path) -> None:
     (tmp_path / "sent.toml").write_text('op = "scatter"\n')
     assert (view_of(tmp_path, VOTES, NEAR).op, view_of(tmp_path, VOTES, NEAR).mostly) == (
         "scatter",

@@ -1,4 +1,4 @@
-"""The error bound lets honest arithmetic pass and catches what is wrong or too coarse."""
+"""The error bound accepts honest arithmetic and rejects wrong or too coarse results."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def passes(
     return compare(output, golden, bound).ok
 
 
-def test_an_honest_sequential_sum_passes() -> None:
+def test_honest_sequential_sum_passes() -> None:
     x = draw(64, LONG) + 1
     sequential = torch.zeros(64)
-    for start in range(0, LONG, 64):  # columns in order, one running sum a row
+    for start in range(0, LONG, 64):  # columns in order, one running sum per row
         for column in x[:, start : start + 64].unbind(1):
             sequential = sequential + column
     assert passes(sequential, x.double().sum(1), x.sum(1), LONG)
 
 
-def test_dropping_a_thousandth_of_the_terms_fails() -> None:
+def test_dropping_thousandth_of_terms_fails() -> None:
     x = draw(64, LONG) + 1
     assert not passes(x[:, :-64].sum(1), x.double().sum(1), x.sum(1), LONG)
 
@@ -59,7 +59,7 @@ def test_softmax_through_float16_fails() -> None:
     assert not passes(x.half().softmax(1).float(), golden, reference, 1024)
 
 
-def test_a_matmul_in_bfloat16_passes_only_where_the_policy_relaxes() -> None:
+def test_bfloat16_matmul_passes_only_with_relaxed_policy() -> None:
     a, b = draw(96, 1024), draw(1024, 64, seed=1)
     golden, reference = a.double() @ b.double(), a @ b
     coarse = (a.bfloat16().float() @ b.bfloat16().float()).float()
@@ -69,8 +69,10 @@ def test_a_matmul_in_bfloat16_passes_only_where_the_policy_relaxes() -> None:
     assert passes(coarse, golden, reference, 1024, relaxed=True)
 
 
-def test_a_cancelling_reference_is_exposed_by_its_own_mean() -> None:
-    """E[x^2] - E[x]^2 at mean 3000 is wrong by more than its result; so is any bound from it."""
+def test_mean_of_a_cancelling_reference_fails() -> None:
+    """E[x^2] - E[x]^2 at mean 3000 has an error above its result, and so has any bound derived from
+    it.
+    """
     x = draw(512, 1024) + 3000
     golden = x.double().var(1, correction=0)
     bad = x.square().mean(1) - x.mean(1).square()
@@ -80,7 +82,7 @@ def test_a_cancelling_reference_is_exposed_by_its_own_mean() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_long_row_in_sixteen_bits_still_needs_its_bias(dtype: torch.dtype) -> None:
+def test_missing_bias_of_a_long_16_bit_row_fails(dtype: torch.dtype) -> None:
     x, scale = draw(64, 4096).to(dtype), (draw(4096).abs() + 0.5).to(dtype)
     bias = draw(4096, seed=2).clamp(-0.5, 0.5).to(dtype)
     wide = [t.double() for t in (x, scale, bias)]
@@ -102,14 +104,14 @@ def test_one_wrong_element_among_many_fails() -> None:
     assert error.quantile <= error.quantile_allowed < error.worst
 
 
-def test_a_row_is_measured_by_its_own_size() -> None:
+def test_error_of_a_row_is_relative_to_its_own_size() -> None:
     x = draw(8, 64) * torch.logspace(-6, 0, 8).unsqueeze(1)
     wrong = x.clone()
-    wrong[0] = 0  # nothing beside the other rows, everything in its own
+    wrong[0] = 0  # negligible for the other rows, all of its own
     assert not passes(wrong, x.double(), x, 1)
 
 
-def test_not_a_number_is_right_only_where_the_reference_has_it() -> None:
+def test_nan_is_correct_only_where_reference_has_it() -> None:
     x = draw(4, 64)
     x[0, 0], x[1, 1] = -1.0, math.inf
     golden, reference = x.double().log(), x.log()
@@ -122,7 +124,7 @@ def test_not_a_number_is_right_only_where_the_reference_has_it() -> None:
     assert not passes(other, golden, reference, 1)
 
 
-def test_a_finite_value_where_the_reference_overflowed_is_better() -> None:
+def test_finite_value_where_reference_overflows_passes() -> None:
     golden = torch.full((1, 64), 70_000.0, dtype=torch.float64)
     reference = golden.half()
     assert reference.isinf().all()
@@ -141,7 +143,7 @@ def test_exact_outputs_are_exact() -> None:
     assert not compare(x.double(), x.double(), bound).ok  # another dtype is another output
 
 
-def test_indices_are_compared_by_what_they_point_to() -> None:
+def test_indices_are_compared_by_values_they_select() -> None:
     source = torch.tensor([[1.0, 5.0, 5.0], [2.0, 0.0, 1.0]])
     right = source.argmax(1)
     bound = allowed(right, right, "index", "int64", 1, pointed=Pointed(source, 1))
@@ -152,7 +154,7 @@ def test_indices_are_compared_by_what_they_point_to() -> None:
     assert not compare(torch.tensor([1, -1]), right, bound).ok
 
 
-def test_scalars_and_nothing_have_bounds_too() -> None:
+def test_scalars_and_empty_outputs_have_bounds() -> None:
     one = torch.tensor(3.0)
     assert passes(one, one.double(), one, 8)
     assert not passes(one * 1.01, one.double(), one, 8)
@@ -162,18 +164,18 @@ def test_scalars_and_nothing_have_bounds_too() -> None:
     assert plainly_equal(empty, empty, bound)
 
 
-def test_a_short_look_and_a_full_one_agree() -> None:
+def test_partial_and_full_comparison_agree() -> None:
     x = draw(1024, 64)
     bound = allowed(x.double(), x, "float", "float32", 1)
     one_off = x.clone()
-    one_off[777, 3] += 1  # in no slice that is looked at first
+    one_off[777, 3] += 1  # outside the slices compared first
     for output, right in ((x, True), (x + 1, False), (one_off, False), (x * math.nan, False)):
         assert compare(output, x.double(), bound).ok is right
         assert within(output, x.double(), bound) is right
 
 
-def test_counts_that_differ_are_no_errors_of_size() -> None:
-    """One of 1,501 is wrong, by however much."""
+def test_differing_counts_are_share_not_a_size() -> None:
+    """One of 1,501 is wrong, by any amount."""
     error = OutputError("output1", "exact", 1 / 1501, 0.0, 1 / 1501, 0.0, (7,))
     assert error.in_words() == (
         "output1 is wrong in a share of 0.000666 of its elements, one of them at [7],"
@@ -183,7 +185,7 @@ def test_counts_that_differ_are_no_errors_of_size() -> None:
     assert called.startswith("output1 of a timed call is wrong in a share of 0.000666")
 
 
-def test_a_slice_that_is_empty_in_the_case_has_the_scale_of_a_calls_own_outputs() -> None:
+def test_empty_slice_of_case_is_scaled_by_outputs_of_a_call() -> None:
     golden = torch.zeros(4, 48, dtype=torch.float64)
     golden[0] = torch.randn(48, dtype=torch.float64)
     bound = allowed(golden, golden.float(), "float", "float32", 48)

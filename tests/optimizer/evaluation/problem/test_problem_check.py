@@ -1,4 +1,4 @@
-"""A problem that cannot tell right from wrong is found out; those that are shipped can."""
+"""Problems that cannot distinguish right from wrong are detected; shipped ones can."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def invalid(findings: list[CaseFault]) -> list[str]:
     return [finding.message for finding in findings if finding.severity == "invalid"]
 
 
-def test_an_honest_problem_passes(tmp_path: Path) -> None:
+def test_honest_problem_passes(tmp_path: Path) -> None:
     problem = problem_of(tmp_path, "return x * self.weight + self.bias + y")
     assert not invalid(check_problem(problem))
 
@@ -57,13 +57,13 @@ def test_an_honest_problem_passes(tmp_path: Path) -> None:
         ("return (x + y) * self.weight / (self.bias - self.bias)", "nowhere finite"),
     ],
 )
-def test_what_makes_a_problem_invalid(tmp_path: Path, forward: str, message: str) -> None:
+def test_invalid_problem_has_reasons(tmp_path: Path, forward: str, message: str) -> None:
     found = invalid(check_problem(problem_of(tmp_path, forward)))
     assert any(message in one for one in found), found
 
 
-def test_a_bound_wider_than_the_result_is_found(tmp_path: Path) -> None:
-    """Long sums in bfloat16: the error that is allowed exceeds what varies in the result."""
+def test_bound_wider_than_result_is_found(tmp_path: Path) -> None:
+    """Long sums in bfloat16: the allowed error exceeds the variation of the result."""
     problem = problem_of(
         tmp_path, "return (x * self.weight + y + self.bias).sum(1)", "torch.rand(64, 128) + 99"
     )
@@ -72,7 +72,7 @@ def test_a_bound_wider_than_the_result_is_found(tmp_path: Path) -> None:
     assert any("would pass" in message for message in invalid(narrow))
 
 
-def test_a_small_case_is_a_warning_unless_it_is_not_timed(tmp_path: Path) -> None:
+def test_small_case_is_a_warning_only_if_timed(tmp_path: Path) -> None:
     problem = problem_of(tmp_path, "return x * self.weight + self.bias + y")
     (warning,) = check_problem(problem)
     assert warning.severity == "warning" and "too little to time" in warning.message
@@ -80,7 +80,7 @@ def test_a_small_case_is_a_warning_unless_it_is_not_timed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", shipped_problems())
-def test_a_shipped_problem_can_be_trusted(name: str) -> None:
+def test_shipped_problem_is_trusted(name: str) -> None:
     problem = load_problem(Path(name))
     assert problem.declared and problem.name == name and problem.op != "unknown"
     timed = [case for case in problem.searched if case.timed and case.fits("cpu")]
@@ -91,7 +91,7 @@ def test_a_shipped_problem_can_be_trusted(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["elementwise", "softmax", "gemm", "made_up"])
-def test_a_new_problem_passes_as_it_is_written(tmp_path: Path, op: str) -> None:
+def test_new_problem_passes_as_written(tmp_path: Path, op: str) -> None:
     folder = write_problem("my_kernel", tmp_path, op)
     problem = load_problem(folder)
     assert problem.held_out and problem.declared
@@ -101,6 +101,6 @@ def test_a_new_problem_passes_as_it_is_written(tmp_path: Path, op: str) -> None:
         write_problem("my_kernel", tmp_path, op)
 
 
-def test_a_new_problem_needs_a_name_that_can_be_a_file(tmp_path: Path) -> None:
+def test_new_problem_needs_valid_file_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         write_problem("../My Kernel", tmp_path)

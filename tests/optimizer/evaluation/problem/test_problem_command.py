@@ -10,7 +10,7 @@ import pytest
 from api.cli.main import main
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -20,7 +20,7 @@ def test_new_then_check_then_break(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "not a known operator" in capsys.readouterr().err
     folder = tmp_path / "mine"
     assert main(["problem", "check", str(folder), "--case", "odd", "--json"]) == 0
-    assert told(capsys) == {"problem": "mine", "ok": True, "cases": ["odd"], "findings": []}
+    assert printed_json(capsys) == {"problem": "mine", "ok": True, "cases": ["odd"], "findings": []}
     source = (folder / "problem.py").read_text(encoding="utf-8")
     (folder / "problem.py").write_text(
         source.replace("x * self.scale", "x * 0 * self.scale"), encoding="utf-8"
@@ -38,11 +38,11 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "first_id=1099511627776" in capsys.readouterr().out
 
 
-def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["problem", "show", "softmx", "--json"]) == 2
-    assert "softmax" in str(told(capsys)["hint"])
+    assert "softmax" in str(printed_json(capsys)["hint"])
     assert main(["problem", "check", "softmax", "--case", "od", "--json"]) == 2
-    assert "odd" in str(told(capsys)["hint"])
+    assert "odd" in str(printed_json(capsys)["hint"])
 
 
 PROBLEM = """\
@@ -74,7 +74,7 @@ def test_every_problem_of_a_folder_is_checked(
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert main(["problem", "check", str(tmp_path), "--json"]) == 1
-    answer = told(capsys)
+    answer = printed_json(capsys)
     rows = {row["problem"]: row for row in answer["problems"]}  # type: ignore[attr-defined]
     assert {name: row["ok"] for name, row in rows.items()} == {
         "broken": False,

@@ -1,4 +1,4 @@
-"""Problem files as users have them: what loads, and what is said about what does not."""
+"""Problem files of users: what loads, and the errors for what does not."""
 
 from __future__ import annotations
 
@@ -82,16 +82,16 @@ def replaceable(case: OpenCase) -> tuple[bool, ...]:
     return case.replaceable(case.drawn(0), case.second_draw(0))
 
 
-def test_inputs_are_drawn_once_for_a_seed_and_every_caller_gets_its_own(write: Write) -> None:
+def test_inputs_are_drawn_once_per_seed_and_copied(write: Write) -> None:
     case = OpenCase(*_with_case(write(COUNTED)))
     first = case.inputs(0)[0]
-    kept = first.clone()
+    stored = first.clone()
     case.reference([first], {})
     first.zero_()
     assert case.signature.of("input")[0].shape == (4, 8) and case.flops == 0
-    assert torch.equal(case.inputs(0)[0], kept)
+    assert torch.equal(case.inputs(0)[0], stored)
     assert len(case._module.drawn) == 1
-    assert not torch.equal(case.inputs(1)[0], kept)
+    assert not torch.equal(case.inputs(1)[0], stored)
     assert len(case._module.drawn) == 2
 
 
@@ -100,7 +100,7 @@ def _with_case(path: Path) -> tuple[Problem, Case]:
     return problem, problem.cases[0]
 
 
-def test_a_lone_file_is_a_problem_with_its_own_shape(write: Write) -> None:
+def test_single_file_is_a_problem_with_its_shape(write: Write) -> None:
     problem = load_problem(write(PLAIN))
     assert (problem.name, problem.declared, problem.summary) == ("mine", False, "Adds a bias.")
     assert problem.cases == (Case("declared"),)
@@ -109,8 +109,8 @@ def test_a_lone_file_is_a_problem_with_its_own_shape(write: Write) -> None:
 
 def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
     case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
-    told = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
-    assert told == [
+    reported = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
+    assert reported == [
         ("x", "input", "float32", (6, 40)),
         ("times", "input", "int64", ()),
         ("bias", "parameter", "float32", (40,)),
@@ -123,7 +123,7 @@ def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
     assert replaceable(case) == (True, False, True, True)
 
 
-def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> None:
+def test_case_sets_constants_and_derived_values(write: Write) -> None:
     problem = load_problem(write(PLAIN))
     case = OpenCase(problem, Case("small", {"cols": 5}, dtype="bfloat16"))
     assert case.signature.tensors[0].shape == (6, 5)
@@ -131,14 +131,14 @@ def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> No
     assert "rows, cols = 6, 5" in case.source
 
 
-def test_a_constant_that_is_not_there_names_those_that_are(write: Write) -> None:
+def test_unknown_constant_error_names_known_ones(write: Write) -> None:
     with pytest.raises(InvalidRequest, match="no constant 'row'") as refused:
         OpenCase(load_problem(write(PLAIN)), Case("bad", {"row": 5}))
     assert "Did you mean rows?" in refused.value.hint
     assert "cols, rows, size" in refused.value.hint
 
 
-def test_draws_depend_on_the_seed_alone(write: Write) -> None:
+def test_draws_depend_only_on_seed(write: Write) -> None:
     case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
@@ -147,10 +147,10 @@ def test_draws_depend_on_the_seed_alone(write: Write) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     state = case.state(3)
     assert not torch.equal(case.second_draw(3).inputs[0], one[0])
-    assert len(set(state["bias"].tolist())) > 30  # a constant weight could be left out unseen
+    assert len(set(state["bias"].tolist())) > 30  # a constant weight could be ignored unnoticed
 
 
-def test_the_golden_is_float64_and_near_the_reference(write: Write) -> None:
+def test_golden_is_float64_and_near_reference(write: Write) -> None:
     case = OpenCase(load_problem(write(PLAIN)), Case("declared", dtype="float16"))
     inputs, state = case.inputs(0), case.state(0)
     golden = case.reference(inputs, state, dtype=torch.float64)
@@ -170,7 +170,7 @@ def test_every_form_of_init_inputs(write: Write, given: str) -> None:
     assert case.signature.of("parameter")[0].shape == (40,)
 
 
-def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> None:
+def test_problem_without_init_inputs_and_with_named_tensors(write: Write) -> None:
     path = write("""
         import torch
         from torch import nn
@@ -184,11 +184,11 @@ def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> 
     assert case.init_args == []
     assert [t.name for t in case.signature.of("input")] == ["a", "b"]
     assert len(case.outputs) == 2
-    assert replaceable(case) == (False, False)  # the same in every draw: a table, not a sample
+    assert replaceable(case) == (False, False)  # equal in every draw: a table, not a sample
     assert load_problem(path).op == "elementwise"
 
 
-def test_structured_inputs_are_not_replaced_piecewise(write: Write) -> None:
+def test_structured_inputs_are_not_replaced_elementwise(write: Write) -> None:
     path = write("""
         import torch
         from torch import nn
@@ -219,7 +219,7 @@ def test_structured_inputs_are_not_replaced_piecewise(write: Write) -> None:
         ("torch.arange(40) < torch.randint(1, 39, (5, 1))", False),
     ],
 )
-def test_integers_are_replaced_unless_their_order_means_something(
+def test_integers_are_replaced_unless_their_order_matters(
     write: Write, drawn: str, fresh: bool
 ) -> None:
     path = write(f"""
@@ -234,7 +234,7 @@ def test_integers_are_replaced_unless_their_order_means_something(
     assert replaceable(OpenCase(load_problem(path), Case("declared"))) == (fresh,)
 
 
-def test_integers_that_the_reference_refuses_stay_the_same(write: Write) -> None:
+def test_integers_that_reference_refuses_are_constant(write: Write) -> None:
     path = write("""
         import torch
         from torch import nn
@@ -296,7 +296,9 @@ def test_distributions(write: Write, distribution: str, dtype: str) -> None:
         ("class Model(:\n", "line 1", "syntax"),
     ],
 )
-def test_what_is_no_problem_file(write: Write, source: str, message: str, hint: str) -> None:
+def test_invalid_problem_file_is_refused(
+    write: Write, source: str, message: str, hint: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message) as refused:
         load_problem(write(source))
     assert hint in refused.value.hint
@@ -315,7 +317,7 @@ def test_what_is_no_problem_file(write: Write, source: str, message: str, hint: 
         (("return [cols]", "return [cols, 1, 2, 3]"), "Model", "Run `python"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_opened_says_what_to_do(
+def test_unopenable_problem_has_hint(
     write: Write, change: tuple[str, str], message: str, hint: str
 ) -> None:
     if "cuda" in change[1] and torch.cuda.is_available():
@@ -326,7 +328,7 @@ def test_what_cannot_be_opened_says_what_to_do(
     assert hint in refused.value.hint
 
 
-def test_a_toml_reports_every_mistake_at_once(write: Write) -> None:
+def test_all_errors_of_a_toml_are_reported_together(write: Write) -> None:
     toml = """
         naem = "x"
         [policy]
@@ -359,7 +361,7 @@ def test_a_toml_reports_every_mistake_at_once(write: Write) -> None:
         assert any(part in problem for problem in problems), part
 
 
-def test_a_toml_is_taken_over(write: Write) -> None:
+def test_toml_settings_apply(write: Write) -> None:
     toml = """
         op = "GEMM"
         [policy]
@@ -380,7 +382,7 @@ def test_a_toml_is_taken_over(write: Write) -> None:
     assert OpenCase(problem, problem.cases[0]).reduction_length() == 32
 
 
-def test_keys_shared_by_heads_count_for_every_head_of_the_query(write: Write) -> None:
+def test_shared_key_heads_count_for_every_query_head(write: Write) -> None:
     text = """
 import torch
 class Model(torch.nn.Module):
@@ -394,7 +396,7 @@ def get_inputs():
     assert case.flops == 2 * 2 * 8 * 24 * 24 * (16 + 16)
 
 
-def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
+def test_length_and_flops_follow_from_operators(write: Write) -> None:
     path = write("""
         import torch
         from torch import nn
@@ -410,13 +412,26 @@ def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
     assert case.signature.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
 
 
-def test_an_unknown_name_offers_the_nearest() -> None:
+@pytest.mark.parametrize("call", ["torch.cumsum(x, -1)", "x.cumsum(dim=1) + 1", "x.t().cumsum(0)"])
+def test_scan_has_as_many_terms_as_it_is_long(write: Write, call: str) -> None:
+    path = write(f"""
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return {call}
+        def get_inputs():
+            return [torch.randn(9, 70)]
+    """)
+    assert OpenCase(load_problem(path), Case("declared")).reduction_length() == 70
+
+
+def test_unknown_name_has_nearest() -> None:
     with pytest.raises(NotFound) as refused:
         load_problem(Path("softmx"))
     assert "softmax" in refused.value.hint
 
 
-def test_a_case_for_another_device_is_described_without_its_memory() -> None:
+def test_case_for_another_device_is_described_without_memory() -> None:
     problem = load_problem(Path("layernorm"))
     gpu = next(case for case in problem.cases if case.name == "gpu")
     case = OpenCase(problem, gpu)
@@ -424,7 +439,7 @@ def test_a_case_for_another_device_is_described_without_its_memory() -> None:
     assert case.signature.of("output")[0].shape == (32768, 4096)
 
 
-def test_seen_from_another_machine_no_array_is_made(write: Write) -> None:
+def test_remote_view_makes_no_arrays(write: Write) -> None:
     path = write("""
         import torch
         class Model(torch.nn.Module):
@@ -443,12 +458,12 @@ def test_seen_from_another_machine_no_array_is_made(write: Write) -> None:
 @pytest.mark.parametrize(
     "name", ["softmax", "layernorm", "max_pool3d", "embedding_bag_sum", "attention"]
 )
-def test_shapes_tell_what_a_run_tells(name: str) -> None:
+def test_view_from_shapes_equals_view_from_run(name: str) -> None:
     problem = load_problem(Path(name))
     assert problem_view(problem, "cpu", remote=True) == problem_view(problem, "cpu")
 
 
-def test_numbers_and_buffers_have_the_dtypes_that_a_run_gives_them(write: Write) -> None:
+def test_numbers_and_buffers_have_dtypes_of_a_run(write: Write) -> None:
     path = write("""
         import torch
         class Model(torch.nn.Module):
@@ -466,7 +481,7 @@ def test_numbers_and_buffers_have_the_dtypes_that_a_run_gives_them(write: Write)
         assert seen == OpenCase(problem, case).signature
 
 
-def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
+def test_value_dependent_case_is_run(write: Write) -> None:
     path = write("""
         import torch
         class Model(torch.nn.Module):
@@ -492,7 +507,7 @@ def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
         ("q.softmax(-1)", "softmax"),
     ],
 )
-def test_the_operator_is_guessed_from_what_is_called(body: str, op: str) -> None:
+def test_operator_is_guessed_from_calls(body: str, op: str) -> None:
     source = (
         f"class Model(torch.nn.Module):\n    def forward(self, q, k, v):\n        return {body}\n"
     )
@@ -503,7 +518,7 @@ def test_twenty_four_problems_are_shipped() -> None:
     assert len(shipped_problems()) == 24
 
 
-def test_a_default_of_forward_is_no_input(write: Write) -> None:
+def test_default_of_forward_is_not_an_input(write: Write) -> None:
     path = write("""
         import torch
         from torch import nn
@@ -518,8 +533,8 @@ def test_a_default_of_forward_is_no_input(write: Write) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is about what a GPU cannot draw")
-def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
-    """As on this machine, or where get_inputs takes arrays of numpy's: decided once."""
+def test_inputs_that_gpu_cannot_draw_are_drawn_on_cpu() -> None:
+    """Also if get_inputs converts numpy arrays; decided once."""
     draws: list[int] = []
 
     def draw(seed: int) -> list[torch.Tensor]:
@@ -532,10 +547,10 @@ def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
         values = latest.of(seed, draw)
         assert values[0].device.type == "cpu"
         assert torch.equal(values[0], expected[0]) == (seed == 1)
-    assert draws == [1, 1, 2]  # cached while the seed is the same
+    assert draws == [1, 1, 2]  # cached for the same seed
 
 
-def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_cached(
+def test_draw_of_most_free_memory_is_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(open_case, "ALWAYS_CACHED", 0)
@@ -563,7 +578,7 @@ def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_cached(
         ("state = torch.matmul(state, k) + q[t]", "matmul"),
     ],
 )
-def test_a_loop_that_carries_a_value_over_positions_is_a_scan(line: str, op: str) -> None:
+def test_loop_that_carries_value_is_a_scan(line: str, op: str) -> None:
     source = (
         "class Model(torch.nn.Module):\n    def forward(self, q, k, state):\n"
         f"        for t in range(9):\n            {line}\n        return q.amax()\n"
@@ -571,7 +586,7 @@ def test_a_loop_that_carries_a_value_over_positions_is_a_scan(line: str, op: str
     assert guess_op(source) == op
 
 
-def test_a_folder_stands_for_the_problems_in_it(tmp_path: Path) -> None:
+def test_folder_means_its_problems(tmp_path: Path) -> None:
     source = (SHIPPED / "softmax" / "problem.py").read_text(encoding="utf-8")
     for name in ("b.py", "a.py"):
         (tmp_path / name).write_text(source, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The sizes of problems that conditions of skills read, from references as people write them."""
+"""Sizes of problems as conditions of skills read them, from references in many styles."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ KNOWN: dict[str, dict[str, float | str]] = {
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["run", "imagined"])
 @pytest.mark.parametrize("source", KNOWN, ids=["layer", "pairs", "windows", "masked", "integers"])
-def test_sizes_are_those_of_the_reference(tmp_path: Path, source: str, elsewhere: bool) -> None:
+def test_sizes_equal_those_of_reference(tmp_path: Path, source: str, elsewhere: bool) -> None:
     path = tmp_path / "mine.py"
     path.write_text(HEAD + source, encoding="utf-8")
     sizes = problem_view(load_problem(path), "cpu", elsewhere).main.quantities
@@ -109,12 +109,12 @@ def applies(skill: str, problem: str, **signals: bool) -> bool | None:
         ("triton-shifted-products-conv1d", "conv1d", "depthwise_conv2d"),
     ],
 )
-def test_a_shipped_skill_applies_where_its_text_says(skill: str, fits: str, does_not: str) -> None:
+def test_shipped_skill_applies_as_its_text_says(skill: str, fits: str, does_not: str) -> None:
     assert applies(skill, fits) is True
     assert applies(skill, does_not) is False
 
 
-def test_a_condition_on_sizes_excludes_nothing_where_they_are_not_known() -> None:
+def test_condition_on_unknown_sizes_excludes_nothing() -> None:
     texts = [read_skill(folder).metadata.get("kb.predicate") for folder in LIBRARY.iterdir()]
     predicates = [compile_predicate(text) for text in texts if text]
     sizes = problem_terms().quantities.keys()
@@ -124,7 +124,7 @@ def test_a_condition_on_sizes_excludes_nothing_where_they_are_not_known() -> Non
         assert predicate.evaluate(Bindings(set())).value is True, predicate.text
 
 
-def test_a_model_that_converts_its_weights_is_inferred_without_a_run(
+def test_model_that_converts_weights_is_inferred_without_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arrays without memory cannot be converted in a constructor."""

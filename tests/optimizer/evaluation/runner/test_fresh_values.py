@@ -18,7 +18,7 @@ PIECES = [1, 3, 7, 100_001, 5, 60_000, 17]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rounded", [True, False])
-def test_values_do_not_depend_on_the_number_of_threads(dtype: torch.dtype, rounded: bool) -> None:
+def test_values_do_not_depend_on_number_of_threads(dtype: torch.dtype, rounded: bool) -> None:
     """The supervisor and a runner may have different numbers of threads."""
     values, move = (
         torch.randn(sum(PIECES), dtype=dtype),
@@ -37,7 +37,7 @@ def test_values_do_not_depend_on_the_number_of_threads(dtype: torch.dtype, round
 
 
 @pytest.mark.parametrize("rounded", [True, False])
-def test_a_default_device_set_by_a_candidate_has_no_effect(rounded: bool) -> None:
+def test_default_device_of_a_candidate_has_no_effect(rounded: bool) -> None:
     bank = torch.randn(3_000)
     first, second = torch.empty(5_000), torch.empty(5_000)
     refresh([first], [bank], seed=5, rounded=rounded)
@@ -47,7 +47,7 @@ def test_a_default_device_set_by_a_candidate_has_no_effect(rounded: bool) -> Non
 
 
 @pytest.mark.parametrize("name", ["random", "getrandbits", "randrange"])
-def test_a_replaced_generator_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_generator_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     originals, original = original_functions(), getattr(random.Random, name)
     assert not replaced(originals)
     monkeypatch.setattr(random.Random, name, lambda self, *of: original(self, *of), raising=False)
@@ -55,7 +55,7 @@ def test_a_replaced_generator_is_detected(name: str, monkeypatch: pytest.MonkeyP
     assert not replaced(originals, runner=False)
 
 
-def test_replaced_functions_and_code_of_the_runner_are_detected(
+def test_replaced_functions_and_code_of_runner_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     originals = original_functions()
@@ -87,7 +87,7 @@ DTYPES = (
 )
 
 
-def test_the_assembler_accepts_the_kernels(tmp_path: Path) -> None:
+def test_assembler_accepts_kernels(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not assembler.exists():
@@ -100,7 +100,7 @@ def test_the_assembler_accepts_the_kernels(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
 
 
-def test_without_a_gpu_torch_writes_the_values() -> None:
+def test_torch_writes_values_without_gpu() -> None:
     banks = [torch.randn(3_000), torch.randint(0, 9, (300,))]
     plain, by_writer = ([bank.clone() for bank in banks] for _ in range(2))
     writer = GpuValueWriter()
@@ -113,7 +113,7 @@ def test_without_a_gpu_torch_writes_the_values() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spread", [True, False])
-def test_the_kernel_and_torch_write_equal_values(dtype: torch.dtype, spread: bool) -> None:
+def test_kernel_and_torch_write_equal_values(dtype: torch.dtype, spread: bool) -> None:
     near = [(3 * torch.randn(min(size, HELD))).to(dtype) for size in SIZES]
     banks = [bank.cuda() for bank in near]
     writer = GpuValueWriter()
@@ -171,7 +171,7 @@ def test_rows_of_a_few_integers_stay_whole() -> None:
     assert bool((own[:, 1] - own[:, 0] == 7).all())
 
 
-def test_zeros_that_repeat_stay_zeros_and_other_values_change() -> None:
+def test_repeated_zeros_stay_zero_and_other_values_change() -> None:
     bank = torch.relu(torch.randn(5_000))
     own = bank.clone()
     refresh([own], [bank], seed=3, rounded=False)

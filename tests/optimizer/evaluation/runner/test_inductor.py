@@ -1,4 +1,4 @@
-"""The cache of torch's compiler that processes share, and its protection."""
+"""The cache of torch's compiler shared by processes, and its protection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(parent: Path, key: str = "a compiler") -> list[str]:
         return [path.name for path in folder.glob("*.so")] if folder else ["no folder"]
 
 
-def test_a_partial_build_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
+def test_partial_build_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
     fill(tmp_path)
     with pytest.raises(KeyboardInterrupt), build_cache(tmp_path, "a compiler") as folder:
         assert folder is not None
@@ -37,7 +37,7 @@ def test_a_partial_build_of_a_killed_process_is_not_used(tmp_path: Path) -> None
     assert names(tmp_path) == ["avx2.so"]
 
 
-def test_a_changed_file_is_built_again(tmp_path: Path) -> None:
+def test_changed_file_is_built_again(tmp_path: Path) -> None:
     library = fill(tmp_path)
     library.write_bytes(b"another")
     assert names(tmp_path) == []
@@ -59,7 +59,7 @@ def test_files_of_another_compiler_are_not_used(tmp_path: Path) -> None:
     assert names(tmp_path) == ["avx2.so"]
 
 
-def test_the_number_of_caches_is_bounded(tmp_path: Path) -> None:
+def test_number_of_caches_is_bounded(tmp_path: Path) -> None:
     fill(tmp_path)
     for other in range(inductor.MAX_CACHES):
         assert names(tmp_path, f"compiler {other}") == []
@@ -67,7 +67,7 @@ def test_the_number_of_caches_is_bounded(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_held_lock_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate can lock any file that it can read, including Inductor's locks."""
     library = fill(tmp_path)
     monkeypatch.setattr(inductor, "LOCK_SECONDS", 0.1)
@@ -84,7 +84,7 @@ def test_a_held_lock_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert names(tmp_path) == ["avx2.so"]
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+def test_folder_writable_by_others_is_not_used(tmp_path: Path) -> None:
     shared, link = tmp_path / "shared", tmp_path / "link"
     shared.mkdir()
     shared.chmod(0o777)
@@ -94,7 +94,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
         assert names(folder) == ["no folder"]
 
 
-def test_the_cache_key_has_compiler_torch_and_processor() -> None:
+def test_cache_key_has_compiler_torch_and_processor() -> None:
     parts: dict[str, Any] = json.loads(inductor.cache_key())
     path, version = parts["compiler"]
     assert os.access(path, os.X_OK) and "version" in version
@@ -103,9 +103,7 @@ def test_the_cache_key_has_compiler_torch_and_processor() -> None:
 
 
 @pytest.mark.parametrize("abi", [0, 2])
-def test_without_landlock_there_is_no_cache(
-    abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_needs_landlock(abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before version 3 of Landlock a candidate could truncate a file that it can only read."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(confine, "landlock_abi", lambda: abi)

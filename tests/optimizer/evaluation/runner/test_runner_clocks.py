@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copies_are_read_like_the_outputs_themselves(dtype: torch.dtype) -> None:
+def test_copies_are_read_like_the_outputs(dtype: torch.dtype) -> None:
     wide, turned = (10 * torch.randn(6, 40)).to(dtype), (10 * torch.randn(5, 6)).to(dtype).t()
     values = [wide[:, 3:20], turned, torch.empty(0, dtype=dtype), torch.ones(3, 1).expand(3, 4)]
     expected = read_elements(values, DRAW)
@@ -30,7 +30,7 @@ def test_copies_are_read_like_the_outputs_themselves(dtype: torch.dtype) -> None
         assert snapshots.read(DRAW) == expected
 
 
-def test_later_changes_are_not_in_the_copies() -> None:
+def test_later_changes_are_not_in_copies() -> None:
     """Rows 46 and 47: the compared outputs are those at the end of the call."""
     output, snapshots = torch.zeros(500), Snapshots()
     snapshots.take([output])
@@ -50,7 +50,7 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_copies_bypass_a_dispatch_mode() -> None:
+def test_copies_bypass_dispatch_mode() -> None:
     output, snapshots, clock = torch.zeros(500), Snapshots(), CpuClock()
     clock.time(list)
     assert not clock.known["mode_left"]
@@ -62,7 +62,7 @@ def test_copies_bypass_a_dispatch_mode() -> None:
     assert clock.known["mode_left"]
 
 
-def test_a_patched_function_is_detected() -> None:
+def test_patched_function_is_detected() -> None:
     original = prologues()
     assert original
     assert not patched(original)
@@ -70,14 +70,14 @@ def test_a_patched_function_is_detected() -> None:
     assert patched([Prologue(at, bytes(len(code)))])
 
 
-def test_without_a_driver_there_is_no_hold() -> None:
+def test_hold_needs_driver() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a driver")
     with pytest.raises(HoldUnavailable):
         DeviceHold(1 << 20)
 
 
-def test_the_assembler_accepts_the_hold_kernel(tmp_path: Path) -> None:
+def test_assembler_accepts_hold_kernel(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not assembler.exists():
@@ -90,7 +90,7 @@ def test_the_assembler_accepts_the_hold_kernel(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
 
 
-def test_late_changes_are_made_before_a_call() -> None:
+def test_late_changes_are_made_before_call() -> None:
     banks = [torch.randn(5_000), torch.randint(0, 9, (300,))]
     early, late = [bank.clone() for bank in banks], [bank.clone() for bank in banks]
     refresh(early, banks, seed=3)

@@ -54,7 +54,7 @@ def flags(candidate: tuple[int, int], skipped: float = 0.0) -> list[Flag]:
 
 
 @pytest.mark.parametrize("took", [20_000, 100_000, 300_000, 900_000])
-def test_an_honest_kernel_is_not_flagged(took: int) -> None:
+def test_honest_kernel_is_not_flagged(took: int) -> None:
     assert flags((took, took)) == []
 
 
@@ -67,7 +67,7 @@ def test_work_on_another_stream_is_detected(skipped: float) -> None:
 
 
 @pytest.mark.parametrize("blocks, rows", [(4, [36]), (3, [])])
-def test_outputs_that_wait_for_a_reader_are_detected(blocks: int, rows: list[int]) -> None:
+def test_outputs_completed_by_reader_are_detected(blocks: int, rows: list[int]) -> None:
     """On a busy machine a single block of an honest kernel may take as long to read."""
     theirs = [block(300_000, 300_000, seed) for seed in range(blocks)]
     ours = [
@@ -77,17 +77,18 @@ def test_outputs_that_wait_for_a_reader_are_detected(blocks: int, rows: list[int
 
 
 @pytest.mark.parametrize("rows, doubtful", [((36,), True), ((1, 36), True), ((4, 36), False)])
-def test_findings_of_clocks_alone_are_measured_again(rows: tuple[int, ...], doubtful: bool) -> None:
+def test_clock_findings_are_measured_again(rows: tuple[int, ...], doubtful: bool) -> None:
     flags = tuple(Flag(row, "reject", "") for row in rows)
     assert TimingResult(CaseTiming("small", "none"), flags).doubtful == doubtful
 
 
 def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed: int) -> TimedBlock:
-    """A block by nanoseconds per call: by its own clock, processor time of the main thread, by the
-    supervisor's clock, and processor time of all threads. All but the first vary by up to 3 us."""
+    """A block by nanoseconds per call: by its own clock, CPU time of the main thread, by the
+    supervisor's clock, and CPU time of all threads. All but the first vary by up to 3 us.
+    """
     chance = random.Random(seed)
     times = (shown_ns,) * CALLS
-    worked, wall, beside = (
+    worked, wall, nearby = (
         CALLS * (value + chance.randrange(3_000)) for value in (worked_ns, wall_ns, beside_ns)
     )
     return TimedBlock(
@@ -103,45 +104,46 @@ def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed:
         busy_ns=worked,
         threads=(1, 1),
         patched=False,
-        worked_ns=beside,
+        worked_ns=nearby,
     )
 
 
-def charged(shown: int, worked: int, wall: int, beside: int, threads: int = 1) -> float:
+def charged(shown: int, worked: int, wall: int, nearby: int, threads: int = 1) -> float:
     """For a kernel and a reference of 300 us, with 100 us between two calls."""
     sides = [
         [cpu_block(*of, seed + 50 * n) for seed in range(6)]
         for n, of in enumerate(
-            ((300_000, 400_000, 400_000, 400_000), (shown, worked, wall, beside))
+            ((300_000, 400_000, 400_000, 400_000), (shown, worked, wall, nearby))
         )
     ]
     return hidden_ns(list(zip(*sides, strict=True)), threads)
 
 
-def test_an_honest_kernel_is_not_charged() -> None:
+def test_honest_kernel_is_not_charged() -> None:
     for took in (20_000, 300_000, 2_000_000):
         assert charged(took, took + 100_000, took + 100_000, took + 100_000) == 0
 
 
-def test_time_missing_from_the_runner_clock_is_charged() -> None:
+def test_time_missing_from_runner_clock_is_charged() -> None:
     """Row 40: reported as 200 us, 260 us by the kernel's accounting."""
     assert charged(200_000, 360_000, 360_000, 360_000) == pytest.approx(60_000, abs=6_000)
 
 
-def test_work_of_another_thread_is_charged_by_the_wall_clock() -> None:
+def test_work_of_another_thread_is_charged_by_wall_clock() -> None:
     assert charged(200_000, 110_000, 360_000, 360_000) == pytest.approx(60_000, abs=6_000)
 
 
-def test_with_one_thread_work_between_calls_is_charged() -> None:
+def test_single_thread_work_between_calls_is_charged() -> None:
     """Work on another processor while the harness is busy between two calls."""
     seen = charged(200_000, 300_000, 300_000, 390_000)
     assert seen == pytest.approx(90_000, abs=6_000)
     assert charged(200_000, 300_000, 300_000, 390_000, threads=2) == 0
 
 
-def test_waits_of_the_reference_are_not_charged() -> None:
-    """Its main thread reports to sleep or wait for 200 of 300 us a call; the kernel works for 20
-    us. No other process runs."""
+def test_waits_of_reference_are_not_charged() -> None:
+    """Its main thread reports sleep or waiting for 200 of 300 us per call; the kernel works for 20
+    us. No other process runs.
+    """
     waiting, quick = (
         [cpu_block(*of, seed) for seed in range(6)]
         for of in ((300_000, 200_000, 400_000, 200_000), (20_000, 120_000, 120_000, 120_000))
@@ -168,11 +170,11 @@ def test_few_blocks_and_gpus_are_not_charged() -> None:
 
 def timed_outside(reported_us: int, outer_us: int) -> TimedBlock:
     times = (1000 * reported_us,) * CALLS
-    outer = (1000 * outer_us,) * (CALLS - 1) + (900_000_000,)  # the machine did something else
+    outer = (1000 * outer_us,) * (CALLS - 1) + (900_000_000,)  # the machine did other work
     return TimedBlock(times=times, walls=times, outer=outer, **EMPTY)  # type: ignore[arg-type]
 
 
-def test_time_that_only_the_supervisor_sees_is_charged() -> None:
+def test_time_seen_only_by_supervisor_is_charged() -> None:
     theirs = timed_outside(50, 200)
     shortened = [timed_outside(38, 200 + noise) for noise in (0, 1, -1, 40)]
     assert unreported_ns([(theirs, ours) for ours in shortened]) == pytest.approx(12_500, abs=1e3)
@@ -206,22 +208,22 @@ def gpu_block(us: int, late_us: int, idle_us: int = 0) -> TimedBlock:
     )
 
 
-def test_later_work_of_the_device_is_charged() -> None:
+def test_later_work_of_device_is_charged() -> None:
     pairs = [(gpu_block(100, 30), gpu_block(60, 70 + spread)) for spread in (0, 5, 90)]
     assert charged_late_ns(pairs) == 40_000
 
 
 @pytest.mark.parametrize("us", [5, 100, 10_000])
-def test_a_delay_is_not_charged(us: int) -> None:
+def test_single_delay_is_not_charged(us: int) -> None:
     once = [(gpu_block(us, 30), gpu_block(us, 30 + spread)) for spread in (0, 5, 90)]
     assert charged_late_ns(once) == 0.0
 
 
-def test_on_a_cpu_no_work_is_late() -> None:
+def test_cpu_has_no_late_work() -> None:
     assert charged_late_ns([(gpu_block(100, 0), gpu_block(100, 0))]) == 0.0
 
 
-def test_idle_times_of_the_device_are_exact_to_microseconds() -> None:
+def test_idle_times_of_device_are_exact_to_microseconds() -> None:
     idles = [(gpu_block(100, 30, 2), gpu_block(95, 60, 9 + spread)) for spread in (0, 1, 30)]
     assert charged_late_ns(idles) == 7_000
     assert charged_late_ns([(gpu_block(100, 30, 2), gpu_block(100, 30, 6))] * 3) == 0.0

@@ -34,7 +34,7 @@ class BusySide(TimedSide):
     """Synthetic blocks. Those of the `disturbed` pairs waited for half of their time."""
 
     disturbed: frozenset[int] = frozenset()
-    others_share: float | None = None  # of a processor that other work used, if known
+    others_share: float | None = None  # CPU time of other work, if known
     slower: float = 1.0  # factor of the candidate's calls in disturbed pairs
     blocks: int = 0
 
@@ -96,7 +96,7 @@ def measured(
         ({*range(24)} - {0, 1, 2, 3, 4}, 24),
     ],
 )
-def test_it_ends_when_timing_has_become_impossible(disturbed: set[int], pairs: int) -> None:
+def test_timing_ends_once_it_is_impossible(disturbed: set[int], pairs: int) -> None:
     result, made = measured(disturbed)
     assert made == pairs
     assert result.timing.state == "repeat" and result.timing.speedup is None
@@ -114,7 +114,7 @@ def test_it_ends_when_timing_has_become_impossible(disturbed: set[int], pairs: i
         (None, "repeat"),
     ],
 )
-def test_threads_that_wait_for_each_other_are_not_other_work(
+def test_threads_waiting_for_each_other_are_not_other_work(
     others: float | None, state: str
 ) -> None:
     """Every block of both sides waits for half of its time."""
@@ -125,28 +125,28 @@ def test_threads_that_wait_for_each_other_are_not_other_work(
 
 
 @pytest.mark.parametrize("waiting, speedup", [({1, 3, 5}, 1.0), ({*range(24)} - {1, 3, 5}, 0.5)])
-def test_few_waiting_pairs_are_left_out_and_many_count(waiting: set[int], speedup: float) -> None:
-    """Two threads that share a processor for a while are no property of a kernel."""
+def test_few_waiting_pairs_are_dropped_and_many_count(waiting: set[int], speedup: float) -> None:
+    """Two threads that share a processor for a while are not a property of the kernel."""
     timing = measured(waiting, others=0.0, slower=2.0)[0].timing
     assert timing.state == "measured" and timing.speedup is not None
     assert timing.speedup.value == pytest.approx(speedup, rel=0.1)
 
 
-def test_the_fastest_call_is_the_rough_time_without_a_measured_one() -> None:
+def test_fastest_call_is_the_rough_time() -> None:
     timing = measured(set(range(24)))[0].timing
     assert timing.rough_us == timing.rough_baseline_us == CALL_NS / 1e3
     assert timing.candidate_us is None and timing.baseline_us is None
     assert measured(set())[0].timing.rough_us is None
 
 
-def test_there_is_no_figure_where_blocks_disagree() -> None:
+def test_disagreeing_blocks_give_no_figure() -> None:
     """Half of the pairs, in which threads wait for each other, take ten times as long."""
     timing = measured({*range(0, 24, 2), 1}, others=0.0, slower=10.0)[0].timing
     assert timing.state == "repeat" and timing.speedup is None
     assert "the blocks disagree about the speed-up, from 0.1x to 1x" in timing.reason
 
 
-def test_a_rough_time_is_confirmed_by_both_halves_of_the_blocks() -> None:
+def test_rough_time_needs_agreement_of_both_halves() -> None:
     quick = _with_rough(CaseTiming("main", "repeat"), [_blocks(90, 30), _blocks(88, 31)])
     assert (quick.rough_baseline_us, quick.rough_us) == (0.088, 0.03)
     for pairs in ([_blocks(90, 30)], [_blocks(90, 30), _blocks(90, 3000)], []):
@@ -159,18 +159,18 @@ def _blocks(baseline: int, candidate: int) -> tuple[TimedBlock, TimedBlock]:
     return cast("tuple[TimedBlock, TimedBlock]", tuple(sides))
 
 
-def test_a_machine_that_becomes_idle_in_time_gives_a_time() -> None:
+def test_machine_that_becomes_idle_in_time_gives_time() -> None:
     result, made = measured({*range(24)} - {9, *range(19, 24)})
     assert (result.timing.state, made) == ("measured", 24)
     assert result.timing.speedup is not None
     assert result.timing.speedup.value == pytest.approx(1.0)
 
 
-def test_a_case_that_is_too_small_to_time_is_reported_first() -> None:
+def test_case_too_small_to_time_is_reported_first() -> None:
     busy = measured(set(range(24)))[0].timing
     small = with_size(busy, CaseWork("softmax", "float32", 200_000, 100_596))
     assert small.reason.startswith("300,596 bytes, and no operation that is counted, are too")
-    slow = replace(busy, rough_baseline_us=17_000.0)  # a long call, with work that is not counted
+    slow = replace(busy, rough_baseline_us=17_000.0)  # a long call, with uncounted work
     assert with_size(slow, CaseWork("softmax", "float32", 200_000, 100_596)) == slow
     assert small.reason.endswith(busy.reason) and small.state == "repeat"
     assert with_size(busy, CaseWork("softmax", "float32", 1 << 20, 1 << 20)) == busy
@@ -210,8 +210,8 @@ class CostlySide(TimedSide):
 @pytest.mark.parametrize(
     "walls, calls",
     [
-        (2.0, 16 / 0.6),  # the wall limits it: 16 ms, 0.6 a call
-        (100.0, 8 / 0.15),  # the time of the calls does
+        (2.0, 16 / 0.6),  # limited by wall time: 16 ms, 0.6 per call
+        (100.0, 8 / 0.15),  # limited by the time of the calls
     ],
 )
 def test_fixed_costs_of_a_block_do_not_reduce_its_calls(

@@ -25,14 +25,14 @@ def test_errors_of_independent_times_add_as_squares() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.0, 2.0), (1.0, math.inf)])
-def test_an_unbounded_interval_has_no_ratio(bounds: tuple[float, float]) -> None:
+def test_unbounded_interval_has_no_ratio(bounds: tuple[float, float]) -> None:
     known, unbounded = Interval(2.0, 1.9, 2.1, 20), Interval(1.5, *bounds, 1)
     assert independent_ratio(known, unbounded) is None
     assert independent_ratio(unbounded, known) is None
 
 
 @pytest.mark.parametrize("call_us, least, most", [(5.0, 0.11, 0.14), (30.0, 0.012, 0.02)])
-def test_intervals_of_short_calls_include_the_effect_of_addresses(
+def test_intervals_of_short_calls_include_effect_of_addresses(
     call_us: float, least: float, most: float
 ) -> None:
     """One pair of processes does not show it."""

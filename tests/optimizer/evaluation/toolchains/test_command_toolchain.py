@@ -1,4 +1,4 @@
-"""The command toolchain with small real programs: what they write, and what they get wrong."""
+"""The command toolchain with small real programs: correct and faulty output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADD = Signature(
         TensorSpec("out", "output", "float32", (2, 3)),
     )
 )
-# A program of the chip: a Python file that gets the manifest and the report as arguments.
+# A program of the chip: a Python file whose arguments are the manifest and the report.
 READ = """
 import json, os, sys, time
 from pathlib import Path
@@ -73,7 +73,7 @@ def ran(
     return chain.run(compiled(chain, source, workdir), inputs(), ADD, workdir, seconds)
 
 
-def test_a_program_gets_its_tensors_and_gives_outputs_and_a_simulator_s_time(
+def test_program_gets_tensors_and_returns_outputs_and_simulated_time(
     tmp_path: Path,
 ) -> None:
     result = ran(GOOD + REPORT + 'print("hello")', tmp_path)
@@ -84,7 +84,7 @@ def test_a_program_gets_its_tensors_and_gives_outputs_and_a_simulator_s_time(
     assert result.seconds > 0.01
 
 
-def test_the_manifest_names_the_tensors_in_abi_order(tmp_path: Path) -> None:
+def test_manifest_has_tensors_in_abi_order(tmp_path: Path) -> None:
     ran(GOOD, tmp_path)
     record = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (record["entry"], record["hardware"], record["report"]) == ("main", "toy", "report.json")
@@ -96,7 +96,7 @@ def test_the_manifest_names_the_tensors_in_abi_order(tmp_path: Path) -> None:
     ]
 
 
-def test_real_hardware_is_not_timed_under_its_profiler_and_its_cycles_are_no_time(
+def test_profiled_hardware_is_not_timed_and_cycles_are_not_a_time(
     tmp_path: Path,
 ) -> None:
     write = "Path(folder, manifest['report']).write_text(json.dumps({TOLD}))"
@@ -113,7 +113,7 @@ def test_real_hardware_is_not_timed_under_its_profiler_and_its_cycles_are_no_tim
     "dtype",
     ["bfloat16", "float16", "float64", "int64", "int8", "uint8", "bool"],
 )
-def test_every_dtype_arrives_and_returns_bit_for_bit(dtype: str, tmp_path: Path) -> None:
+def test_every_dtype_round_trips_bit_for_bit(dtype: str, tmp_path: Path) -> None:
     kind = getattr(torch, dtype)
     given = torch.tensor([[0, 1, 3], [5, 7, 1]]).to(kind)
     signature = Signature(
@@ -190,7 +190,7 @@ FLAWED = {
 
 
 @pytest.mark.parametrize("flaw", FLAWED)
-def test_bad_outputs_are_answers_with_a_reason(flaw: str, tmp_path: Path) -> None:
+def test_invalid_outputs_are_failures_with_reason(flaw: str, tmp_path: Path) -> None:
     source, message = FLAWED[flaw]
     result = ran(OUT + source + REPORT, tmp_path)
     assert (result.ok, result.failure) == (False, "output")
@@ -216,7 +216,7 @@ BAD_REPORTS = {
 
 
 @pytest.mark.parametrize("flaw", BAD_REPORTS)
-def test_a_bad_report_costs_the_time_and_not_the_outputs(flaw: str, tmp_path: Path) -> None:
+def test_invalid_report_loses_time_not_the_outputs(flaw: str, tmp_path: Path) -> None:
     text, note = BAD_REPORTS[flaw]
     write = f"Path(sys.argv[2]).write_text({text})" if text else ""
     result = ran(GOOD + write, tmp_path)
@@ -225,14 +225,14 @@ def test_a_bad_report_costs_the_time_and_not_the_outputs(flaw: str, tmp_path: Pa
     assert len(result.notes) == 1 and note in result.notes[0]
 
 
-def test_a_failing_program_gives_its_status_and_last_words(tmp_path: Path) -> None:
+def test_failing_program_has_status_and_last_output(tmp_path: Path) -> None:
     result = ran("print('lots'); sys.exit('trap 7: bad address')", tmp_path)
     assert result.failure == "crashed"
     assert result.message.startswith("the run ended with exit status 1")
     assert "trap 7: bad address" in result.log
 
 
-def test_a_program_killed_by_a_signal_says_which(tmp_path: Path) -> None:
+def test_program_killed_by_signal_names_it(tmp_path: Path) -> None:
     result = ran("import signal; os.kill(os.getpid(), signal.SIGSEGV)", tmp_path)
     assert (result.failure, result.message) == (
         "crashed",
@@ -240,7 +240,7 @@ def test_a_program_killed_by_a_signal_says_which(tmp_path: Path) -> None:
     )
 
 
-def test_a_hanging_program_is_stopped_with_its_children(tmp_path: Path) -> None:
+def test_hanging_program_is_stopped_with_its_children(tmp_path: Path) -> None:
     source = """
     import subprocess
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -254,23 +254,23 @@ def test_a_hanging_program_is_stopped_with_its_children(tmp_path: Path) -> None:
     assert members(int((tmp_path / "run" / "group").read_text())) == ()
 
 
-def test_a_file_over_the_limit_ends_the_program(tmp_path: Path) -> None:
+def test_file_over_limit_ends_program(tmp_path: Path) -> None:
     result = ran(OUT + "path.open('wb').truncate(1 << 30)" + REPORT, tmp_path)
     assert not result.ok and result.failure in ("crashed", "output")
 
 
-def test_outputs_of_an_earlier_run_do_not_pass_for_this_one_s(tmp_path: Path) -> None:
+def test_outputs_of_an_earlier_run_are_not_accepted(tmp_path: Path) -> None:
     assert ran(GOOD, tmp_path).ok
     result = ran("", tmp_path)
     assert result.failure == "output" and "was not written" in result.message
 
 
-# ---------------------------------------------------------------- compile and templates
+# -- compile and templates
 
 COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
 
 
-def test_a_compiler_s_output_is_what_runs(tmp_path: Path) -> None:
+def test_compiler_output_is_run(tmp_path: Path) -> None:
     chain = toolchain(
         compile=f"python -c '{COPY}' {{source}} {{output}}",
         profile="python {output} {input} {report}",
@@ -282,7 +282,7 @@ def test_a_compiler_s_output_is_what_runs(tmp_path: Path) -> None:
     assert chain.run(made, inputs(), ADD, tmp_path / "case", 20).ok
 
 
-def test_what_does_not_compile_is_an_answer(tmp_path: Path) -> None:
+def test_compile_error_is_a_result(tmp_path: Path) -> None:
     fails = toolchain(compile="python -c 'raise SystemExit(\"k.toy:3: no\")' {source} {output}")
     made = compiled(fails, GOOD, tmp_path / "a")
     assert (made.ok, made.loader, made.log) == (False, None, "k.toy:3: no")
@@ -293,7 +293,7 @@ def test_what_does_not_compile_is_an_answer(tmp_path: Path) -> None:
     assert "exit status 4 and printed nothing" in compiled(silent, GOOD, tmp_path / "c").log
 
 
-def test_a_hanging_compiler_is_stopped(tmp_path: Path) -> None:
+def test_hanging_compiler_is_stopped(tmp_path: Path) -> None:
     template = ToolchainSpec(
         compile="python -c 'while True: pass' {source} {output}", run="python {output} {input}"
     )
@@ -301,7 +301,7 @@ def test_a_hanging_compiler_is_stopped(tmp_path: Path) -> None:
     assert made.timed_out and not made.ok and "was stopped after" in made.log
 
 
-def test_templates_keep_words_with_spaces_and_braces_and_give_the_environment(
+def test_templates_keep_words_with_spaces_and_set_environment(
     tmp_path: Path,
 ) -> None:
     show = "import os, sys; open(sys.argv[2], 'w').write(repr((sys.argv[3:], os.environ['FLAGS'])))"
@@ -313,11 +313,11 @@ def test_templates_keep_words_with_spaces_and_braces_and_give_the_environment(
     workdir = tmp_path / "with space"
     made = compiled(CommandToolchain("toy", template), GOOD, workdir)
     assert made.ok, made.log
-    told = (workdir / "program.out").read_text()
-    assert told == repr((["a b t1", "{x}", "toy"], f"--dir={workdir} t1"))
+    reported = (workdir / "program.out").read_text()
+    assert reported == repr((["a b t1", "{x}", "toy"], f"--dir={workdir} t1"))
 
 
-def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_tools_are_reported_before_run(tmp_path: Path) -> None:
     assert toolchain().available(TARGET).ok
     missing = toolchain(compile="no-such-cc {source} {output}").available(TARGET)
     assert not missing.ok and missing.reason == "no-such-cc is not installed" and missing.hint
@@ -330,7 +330,7 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:
     assert "compute_capability" in no_arch.hint
 
 
-def test_the_version_follows_the_templates_and_the_tools(tmp_path: Path) -> None:
+def test_version_follows_templates_and_tools(tmp_path: Path) -> None:
     tool = tmp_path / "sim.py"
     tool.write_text("print(1)")
     template = f"{sys.executable} {tool} {{source}} {{input}} {{report}}"
@@ -342,7 +342,7 @@ def test_the_version_follows_the_templates_and_the_tools(tmp_path: Path) -> None
     assert len({first, second, third}) == 3
 
 
-def test_the_harness_s_own_mistakes_are_refused(tmp_path: Path) -> None:
+def test_invalid_calls_of_harness_are_refused(tmp_path: Path) -> None:
     chain = toolchain()
     made = compiled(chain, GOOD, tmp_path)
     with pytest.raises(InvalidRequest, match="1 tensors for 2"):
@@ -351,7 +351,7 @@ def test_the_harness_s_own_mistakes_are_refused(tmp_path: Path) -> None:
         chain.run(made, [inputs()[0], torch.ones(3, dtype=torch.float64)], ADD, tmp_path, 5)
 
 
-def test_a_relative_working_directory_is_the_one_meant(
+def test_relative_working_directory_is_resolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -359,7 +359,7 @@ def test_a_relative_working_directory_is_the_one_meant(
 
 
 @pytest.mark.skipif(not can_unshare(), reason="no user namespaces here")
-def test_in_namespaces_there_is_no_network_and_a_hang_still_ends(tmp_path: Path) -> None:
+def test_namespaces_have_no_network_and_enforce_deadline(tmp_path: Path) -> None:
     chain = CommandToolchain("toy", ToolchainSpec(run=RUN), level="namespaces")
     show = "import socket; print(sorted(name for _, name in socket.if_nameindex()))\n"
     assert ran(show + GOOD, tmp_path, chain).log == "['lo']"

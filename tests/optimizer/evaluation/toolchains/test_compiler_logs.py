@@ -1,4 +1,4 @@
-"""What the real compilers say reaches the signature index in a form that it knows."""
+"""Messages of the real compilers match the signature index."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CUDA = {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 messages")
 @pytest.mark.parametrize("case", CPP)
-def test_errors_of_cpp(tmp_path: Path, case: str) -> None:
+def test_cpp_errors_have_signals(tmp_path: Path, case: str) -> None:
     body, signal = CPP[case]
     source = HEAD + body
     entry = "another_entry" if case == "not exported" else "kernlore_run"
@@ -76,7 +76,7 @@ def test_errors_of_cpp(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 @pytest.mark.parametrize("case", CUDA)
-def test_errors_of_cuda(tmp_path: Path, case: str) -> None:
+def test_cuda_errors_have_signals(tmp_path: Path, case: str) -> None:
     body, signal = CUDA[case]
     bundle = Bundle({"k.cu": HEAD + body}, "k.cu", "cuda", "kernlore_run")
     done = Nvcc().compile(bundle, HOPPER, tmp_path, ())
@@ -84,7 +84,7 @@ def test_errors_of_cuda(tmp_path: Path, case: str) -> None:
     assert _first(done.log) == signal, done.log
 
 
-def test_a_clean_log_says_nothing(tmp_path: Path) -> None:
+def test_clean_log_has_no_signature(tmp_path: Path) -> None:
     bundle = Bundle({"k.cpp": HEAD + "return 0; }"}, "k.cpp", "cpp", "kernlore_run")
     done = CppToolchain().compile(bundle, X86, tmp_path, ())
     assert done.ok

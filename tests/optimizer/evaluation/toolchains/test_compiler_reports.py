@@ -21,7 +21,7 @@ from optimizer.evaluation.toolchains.reports import (
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_every_metric_of_a_candidate_is_known_to_the_registry() -> None:
+def test_every_candidate_metric_is_in_registry() -> None:
     path = ROOT / "retrieval" / "data" / "metrics.toml"
     metrics = tomllib.loads(path.read_text(encoding="utf-8"))["metrics"]
     aliases = [alias for metric in metrics for alias in metric.get("aliases", [])]
@@ -90,7 +90,7 @@ def test_amd_assembly() -> None:
     assert (report["ld_global_vector"], report["ld_global_scalar"]) == (2, 1)
 
 
-def test_a_loop_with_one_vectorised_copy_is_not_missed() -> None:
+def test_loop_with_vectorised_copy_is_not_missed() -> None:
     report = """src/k.cpp:9:5: optimized: loop vectorized using 32 byte vectors
 src/k.cpp:9:5: missed: couldn't vectorize loop
 src/k.cpp:20:3: missed: couldn't vectorize loop
@@ -125,7 +125,7 @@ def test_packed_instructions(op: str, args: str, bits: int) -> None:
     assert packed_bits(op, args) == bits
 
 
-def test_start_up_code_does_not_count() -> None:
+def test_start_up_code_is_not_counted() -> None:
     listing = (
         "0000000000001000 <frame_dummy>:\n    1000:\tvaddps %ymm0,%ymm1,%ymm2\n"
         "0000000000001100 <work>:\n    1100:\tvaddps %ymm0,%ymm1,%ymm2\n"

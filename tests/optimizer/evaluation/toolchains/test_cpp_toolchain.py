@@ -1,4 +1,4 @@
-"""C++ candidates with the real compiler: what is built, what is reported, what is refused."""
+"""C++ candidates with the real compiler: builds, reports and refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(source: str, workdir: Path, seconds: float = 30.0, **parameters: objec
     return chain.compile(bundle, TARGET, workdir, ())
 
 
-def test_a_vectorised_loop(tmp_path: Path) -> None:
+def test_vectorised_loop(tmp_path: Path) -> None:
     done = build(VECTOR, tmp_path)
     assert done.ok, done.log
     assert done.loader is not None and done.loader.kind == "c_abi"
@@ -54,13 +54,13 @@ def test_a_vectorised_loop(tmp_path: Path) -> None:
     assert "loops vectorised: 1" in done.notes[0]
 
 
-def test_a_loop_that_depends_on_itself(tmp_path: Path) -> None:
+def test_loop_with_dependence_is_not_vectorised(tmp_path: Path) -> None:
     done = build(CHAIN, tmp_path)
     assert done.ok, done.log
     assert done.metrics == {"packed_instructions": 0, "vec_missed": 1}
 
 
-def test_flag_variants_change_the_code(tmp_path: Path) -> None:
+def test_flag_variants_change_code(tmp_path: Path) -> None:
     (tmp_path / "strict").mkdir()
     (tmp_path / "fast").mkdir()
     (tmp_path / "marked").mkdir()
@@ -80,7 +80,7 @@ def test_vector_width(tmp_path: Path, width: str, bits: int) -> None:
     assert done.kernels["kernlore_run"]["vector_bits"] == bits
 
 
-def test_flags_off_the_list_are_refused(tmp_path: Path) -> None:
+def test_unlisted_flags_are_refused(tmp_path: Path) -> None:
     done = build(VECTOR, tmp_path, march="native -fplugin=evil.so")
     assert not done.ok
     assert "not allowed" in done.log
@@ -89,27 +89,27 @@ def test_flags_off_the_list_are_refused(tmp_path: Path) -> None:
         flags_of(bundle)
 
 
-def test_an_error_is_an_answer_without_local_paths(tmp_path: Path) -> None:
+def test_error_log_has_no_local_paths(tmp_path: Path) -> None:
     done = build(VECTOR.replace("a[i]", "b[i]"), tmp_path)
     assert not done.ok and done.loader is None
     assert "src/k.cpp:7:" in done.log
     assert str(tmp_path) not in done.log
 
 
-def test_an_entry_that_is_not_exported(tmp_path: Path) -> None:
+def test_missing_entry_is_an_error(tmp_path: Path) -> None:
     done = build(VECTOR.replace("KERNLORE_EXPORT", ""), tmp_path)
     assert not done.ok
     assert "undefined symbol: kernlore_run" in done.log
 
 
-def test_an_endless_file_is_ended_at_the_deadline(tmp_path: Path) -> None:
+def test_endless_file_is_stopped_at_deadline(tmp_path: Path) -> None:
     # A newer compiler refuses the file at once; this one may read it until the deadline.
     done = build('#include "/dev/zero"\n', tmp_path, seconds=1.0)
     assert not done.ok and done.log
     assert done.seconds < 6
 
 
-def test_a_template_bomb_is_ended(tmp_path: Path) -> None:
+def test_template_bomb_is_stopped(tmp_path: Path) -> None:
     bomb = """
     template <int N, long M> struct F {
       static constexpr long v = F<N-1, M*2>::v + F<N-1, M*2+1>::v;
@@ -123,7 +123,7 @@ def test_a_template_bomb_is_ended(tmp_path: Path) -> None:
     assert done.seconds < 8
 
 
-def test_c_files_and_headers_of_the_bundle(tmp_path: Path) -> None:
+def test_c_files_and_headers_of_bundle(tmp_path: Path) -> None:
     files = {
         "k.c": VECTOR.replace("2.0f", "FACTOR").replace(
             '#include "kernlore_abi.h"', '#include "kernlore_abi.h"\n#include "sub/factor.h"'
@@ -135,7 +135,7 @@ def test_c_files_and_headers_of_the_bundle(tmp_path: Path) -> None:
     assert done.ok, done.log
 
 
-def test_torch_headers_are_refused_plainly(tmp_path: Path) -> None:
+def test_torch_headers_are_refused(tmp_path: Path) -> None:
     done = build("#include <torch/extension.h>\n", tmp_path)
     assert not done.ok
     assert "does not build" in done.log
@@ -152,13 +152,13 @@ def test_other_processors_are_not_available() -> None:
     assert not CppToolchain("no-such-g++").available(TARGET).ok
 
 
-def test_the_version_names_compiler_and_processor() -> None:
+def test_version_names_compiler_and_processor() -> None:
     version = CppToolchain().version()
     assert "native=" in version and version.endswith(f" on {processor()}")
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "told"),
+    ("cpuinfo", "message"),
     [
         (
             "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n"
@@ -170,12 +170,12 @@ def test_the_version_names_compiler_and_processor() -> None:
         ("processor : 0\nhart : 2\n", ""),
     ],
 )  # fmt: skip
-def test_generations_of_one_name_are_told_apart(cpuinfo: str, told: str) -> None:
-    assert signature(cpuinfo) == told
+def test_generations_of_one_processor_name_are_distinguished(cpuinfo: str, message: str) -> None:
+    assert signature(cpuinfo) == message
 
 
-def test_the_same_candidate_is_compiled_once_and_another_is_not(tmp_path: Path) -> None:
-    """In a folder of its own each time, though the first is gone."""
+def test_equal_candidates_are_compiled_once(tmp_path: Path) -> None:
+    """In a new folder each time, after the first is deleted."""
     chain = CppToolchain()
     results = []
     for place, source in enumerate((VECTOR, VECTOR, CHAIN)):
@@ -193,7 +193,7 @@ def test_the_same_candidate_is_compiled_once_and_another_is_not(tmp_path: Path) 
     assert other.metrics != first.metrics
 
 
-def test_what_does_not_compile_is_tried_again(tmp_path: Path) -> None:
+def test_failed_compilation_is_repeated(tmp_path: Path) -> None:
     chain = CppToolchain()
     bundle = Bundle({"k.cpp": "int x = y;"}, "k.cpp", "cpp", "kernlore_run", {})
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""CUDA C++ with the real nvcc, where there is one."""
+"""CUDA C++ with the real nvcc, if installed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build(source: str, workdir: Path, target: EvaluationTarget = HOPPER) -> Comp
 
 
 @with_nvcc
-def test_the_resource_report_of_each_kernel(tmp_path: Path) -> None:
+def test_each_kernel_has_resource_report(tmp_path: Path) -> None:
     done = build(SOURCE, tmp_path)
     assert done.ok, done.log
     assert done.loader is None and "not run" in done.notes[0]
@@ -76,20 +76,20 @@ def test_errors_keep_their_text(tmp_path: Path) -> None:
 
 
 @with_nvcc
-def test_with_a_device_it_is_loaded(tmp_path: Path) -> None:
+def test_library_is_loaded_on_device(tmp_path: Path) -> None:
     on_device = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90", "cuda")
     done = build(SOURCE, tmp_path, on_device)
     assert done.loader is not None and done.loader.kind == "c_abi"
 
 
 @with_nvcc
-def test_architectures_that_this_nvcc_does_not_know() -> None:
+def test_architecture_unknown_to_nvcc_is_unavailable() -> None:
     assert Nvcc().available(HOPPER).ok
     answer = Nvcc().available(EvaluationTarget("old", ("old",), "30"))
     assert not answer.ok and "sm_30" in answer.reason
 
 
-def test_without_nvcc(tmp_path: Path) -> None:
+def test_missing_nvcc_is_reported(tmp_path: Path) -> None:
     chain = Nvcc(env={"PATH": str(tmp_path)})
     answer = chain.available(HOPPER)
     assert not answer.ok

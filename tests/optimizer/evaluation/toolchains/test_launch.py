@@ -1,4 +1,4 @@
-"""Names of arguments and scalars, as the manifest hands them to a program."""
+"""Names of arguments and scalars in the manifest of a program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chain(**stated: Any) -> ToolchainSpec:
     return ToolchainSpec(run="r {source} {input}", scalars=scalars, **stated)
 
 
-def test_names_follow_the_patterns_and_a_single_one_has_its_own() -> None:
+def test_names_follow_patterns_with_single_ones_separate() -> None:
     assert argument_names(NORM, chain()) == ()
     assert argument_names(NORM, chain(arguments=PATTERNS)) == ("in0", "w1", "o0")
     single = {**PATTERNS, "single_output": "out", "weight": "{name}"}
@@ -87,7 +87,7 @@ def test_scalars_are_read_from_shapes_and_constants() -> None:
     }
 
 
-def test_a_scalar_without_a_value_names_what_there_is() -> None:
+def test_scalar_without_value_has_hint() -> None:
     with pytest.raises(InvalidRequest) as refused:
         scalar_values(NORM, chain(scalars={"eps": "epsilon * 2"}), {"eps": 1e-5, "model.eps": 1e-5})
     assert "eps = 'epsilon * 2'" in refused.value.message
@@ -97,11 +97,11 @@ def test_a_scalar_without_a_value_names_what_there_is() -> None:
     assert scalar_values(NORM, optional, {}) == {}
     with pytest.raises(InvalidRequest, match=r"no x\.shape\[2\]"):
         scalar_values(NORM, chain(scalars={"depth": "x.shape[2]"}), {})
-    with pytest.raises(InvalidRequest, match="no eps"):  # two layers with other values of it
+    with pytest.raises(InvalidRequest, match="no eps"):  # two layers with different values of it
         scalar_values(NORM, chain(scalars={"e": "eps"}), {"a.eps": 1.0, "b.eps": 2.0})
 
 
-def test_the_manifest_has_both_and_neither_where_nothing_is_stated(tmp_path: Path) -> None:
+def test_manifest_omits_unstated_names(tmp_path: Path) -> None:
     tensors = [torch.zeros(4, 8), torch.zeros(8)]
     known: dict[str, Any] = {"entry": "main", "hardware": "toy"}
     plain = json.loads(write_manifest(tensors, NORM, tmp_path, **known).read_text())
@@ -115,7 +115,7 @@ def test_the_manifest_has_both_and_neither_where_nothing_is_stated(tmp_path: Pat
     assert [row["name"] for row in manifest["tensors"]] == ["x", "norm.weight", "output"]
 
 
-def test_constants_of_a_case_are_those_of_its_file_model_and_attributes() -> None:
+def test_constants_come_from_file_model_and_attributes() -> None:
     opened = OpenCase(problem_from_text(PROBLEM), Case("main"))
     known = opened.constants()
     assert known["ROWS"] == 4 and known["width"] == 8

@@ -1,4 +1,4 @@
-"""Commands end at their deadline with all that they started, and cannot take more than allowed."""
+"""Commands end at their deadline with all their processes, within their limits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_output_and_status(tmp_path: Path) -> None:
     assert done.log == "bad\nout"
 
 
-def test_a_program_that_is_not_there_is_a_result(tmp_path: Path) -> None:
+def test_missing_program_is_a_result(tmp_path: Path) -> None:
     done = run(["no-such-compiler"], cwd=tmp_path, limits=CommandLimits())
     assert not done.ok
     assert "no-such-compiler" in done.stderr
 
 
-def test_the_deadline_ends_the_whole_group(tmp_path: Path) -> None:
+def test_deadline_ends_whole_group(tmp_path: Path) -> None:
     script = "sleep 60 & (sleep 60 & echo $! > grandchild; sleep 60) & echo started; wait"
     done = run(["sh", "-c", script], cwd=tmp_path, limits=CommandLimits(seconds=0.5))
     assert done.timed_out
@@ -36,15 +36,15 @@ def test_the_deadline_ends_the_whole_group(tmp_path: Path) -> None:
     assert not _lives(int((tmp_path / "grandchild").read_text()))
 
 
-def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+def test_processes_left_by_command_are_ended(tmp_path: Path) -> None:
     script = "sleep 60 & echo $! > left"
     done = run(["sh", "-c", script], cwd=tmp_path, limits=CommandLimits(seconds=20))
     assert done.ok
-    assert done.seconds < 5  # though the left-over still holds the pipes open
+    assert done.seconds < 5  # though the left-over process still holds the pipes open
     assert not _lives(int((tmp_path / "left").read_text()))
 
 
-def test_limits_hold(tmp_path: Path) -> None:
+def test_limits_apply(tmp_path: Path) -> None:
     memory = CommandLimits(memory_bytes=512 << 20)
     greedy = run([sys.executable, "-S", "-c", "b'x' * (1 << 30)"], cwd=tmp_path, limits=memory)
     assert "MemoryError" in greedy.stderr
@@ -62,7 +62,7 @@ def test_limits_hold(tmp_path: Path) -> None:
     assert spin.seconds < 15
 
 
-def test_output_is_capped_and_the_writer_is_not_blocked(tmp_path: Path) -> None:
+def test_output_is_capped_without_blocking_writer(tmp_path: Path) -> None:
     code = "import sys; sys.stdout.write('first ' + 'x' * (8 << 20)); sys.stderr.write('end')"
     done = run(
         [sys.executable, "-S", "-c", code], cwd=tmp_path, limits=CommandLimits(output_bytes=1_000)
@@ -74,7 +74,7 @@ def test_output_is_capped_and_the_writer_is_not_blocked(tmp_path: Path) -> None:
     assert done.stderr == "end"
 
 
-def test_runs_from_a_thread(tmp_path: Path) -> None:
+def test_runs_from_thread(tmp_path: Path) -> None:
     found: list[str] = []
 
     def work() -> None:
@@ -88,7 +88,7 @@ def test_runs_from_a_thread(tmp_path: Path) -> None:
     assert found == ["hello\n"] * 4
 
 
-def test_the_environment_has_no_keys(tmp_path: Path) -> None:
+def test_environment_has_no_keys(tmp_path: Path) -> None:
     os.environ["KERNLORE_TEST_KEY"] = "secret"
     try:
         env = clean_env(tmp_path, EXTRA="1")
@@ -98,7 +98,7 @@ def test_the_environment_has_no_keys(tmp_path: Path) -> None:
     assert (env["EXTRA"], env["HOME"]) == ("1", str(tmp_path))
 
 
-def test_members_sees_this_group() -> None:
+def test_members_includes_this_group() -> None:
     assert os.getpid() in members(os.getpgrp())
 
 

@@ -1,4 +1,4 @@
-"""Every toolchain that a built-in hardware file names resolves, or says plainly why not."""
+"""Every toolchain named in a built-in hardware file resolves, or has a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def named() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("hardware, language, builtin", named())
-def test_built_in_names_of_hardware_files(hardware: str, language: str, builtin: str) -> None:
+def test_built_in_toolchain_names_of_hardware_files(
+    hardware: str, language: str, builtin: str
+) -> None:
     target = EvaluationTarget(hardware, (hardware,))
     if builtin in NOT_BUILT:
         with pytest.raises(Unavailable, match="not supported"):
@@ -46,7 +48,7 @@ def test_built_in_names_of_hardware_files(hardware: str, language: str, builtin:
     assert (chain.name, language in chain.languages) == (builtin, True)
 
 
-def test_nothing_compiles_this_language() -> None:
+def test_language_without_toolchain_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no toolchain") as raised:
         toolchain_for("sycl", HOPPER)
     assert "[toolchains.sycl]" in raised.value.hint
@@ -56,7 +58,7 @@ def test_nothing_compiles_this_language() -> None:
         toolchain_for("cpp", HOPPER, "tcc")
 
 
-def test_who_asks_for_another_language_is_told_those_of_the_chip() -> None:
+def test_language_of_other_chips_has_hint() -> None:
     files = sorted((ROOT / "hw_manuals" / "hardware").glob("*/hardware.toml"))
     specs = {p.parent.name: parse_hardware(p.read_text(encoding="utf-8"), p.name) for p in files}
     chips = {"h100": "It has cuda (.cu) and triton (.py):", "x86-64": "It has cpp (.cpp):"}
@@ -69,7 +71,7 @@ def test_who_asks_for_another_language_is_told_those_of_the_chip() -> None:
         assert "[toolchains.sycl]" in raised.value.hint
 
 
-def test_what_cannot_be_used_here_says_what_is_installed() -> None:
+def test_unavailable_toolchain_lists_installed_ones() -> None:
     with pytest.raises(Unavailable, match="no h100 to run on") as raised:
         usable_toolchain("torch", HOPPER)
     assert set(raised.value.details["installed"]) == set(BUILTIN)

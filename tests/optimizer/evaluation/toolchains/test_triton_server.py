@@ -72,7 +72,7 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return count
 
 
-def test_the_same_kernels_are_reported_in_the_same_order(
+def test_equal_kernels_are_reported_in_equal_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -88,13 +88,13 @@ def test_the_same_kernels_are_reported_in_the_same_order(
     assert (tmp_path / "4" / "triton" / "003" / "events").is_file(), "no case was forked"
 
 
-def test_a_candidate_that_crashes_its_process_is_reported(tmp_path: Path, at_once: int) -> None:
+def test_candidate_that_crashes_its_process_is_reported(tmp_path: Path, at_once: int) -> None:
     found = compiled(tmp_path / "a", "ctypes.string_at(0)")
     assert not found.ok
     assert f"the compiler ended with status {-signal.SIGSEGV}" in found.log
 
 
-def test_one_bad_case_of_several_is_a_compile_error(tmp_path: Path, at_once: int) -> None:
+def test_one_failing_case_is_a_compile_error(tmp_path: Path, at_once: int) -> None:
     found = compiled(tmp_path / "a", "assert x.shape != (4096,) or twice[(1,)](x)")
     assert not found.ok
     assert "twice" in found.log
@@ -122,7 +122,7 @@ def _sleeping() -> list[Path]:
     return found
 
 
-def test_the_deadline_ends_forked_cases_too(tmp_path: Path, at_once: int) -> None:
+def test_deadline_ends_forked_cases(tmp_path: Path, at_once: int) -> None:
     began = time.monotonic()
     found = compiled(tmp_path / "a", "print('here', flush=True); time.sleep(60)", 2.0)
     assert time.monotonic() - began < 30
@@ -130,7 +130,7 @@ def test_the_deadline_ends_forked_cases_too(tmp_path: Path, at_once: int) -> Non
     assert any("did not end within" in note for note in found.notes)
 
 
-def test_the_server_is_started_again_after_it_ended(tmp_path: Path) -> None:
+def test_ended_server_is_restarted(tmp_path: Path) -> None:
     assert compiled(tmp_path / "a").ok
     first = server_process()
     os.killpg(first.pid, signal.SIGKILL)
@@ -145,7 +145,7 @@ def server_process() -> subprocess.Popen[bytes]:
     return forks._process
 
 
-def test_an_unused_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = tmp_path / "server.py"
     text = Path(server.__file__).read_text(encoding="utf-8")
     root = str(Path(server.__file__).resolve().parents[4])

@@ -1,5 +1,4 @@
-"""Triton for chips that are not in this machine: compiling the kernels that a candidate
-launches."""
+"""Triton for absent chips: compiling the kernels that a candidate launches."""
 
 from __future__ import annotations
 
@@ -205,7 +204,7 @@ def test_cdna3_resources_of_each_kernel(tmp_path: Path) -> None:
     assert done.metrics["vgpr_spill_count"] == spills["vgpr_spill_count"]
 
 
-def test_a_device_runs_the_compiled_kernels(tmp_path: Path) -> None:
+def test_device_runs_compiled_kernels(tmp_path: Path) -> None:
     here = replace(HOPPER, device="cuda")
     signature = tensors((512, 64), dtype="bfloat16")
     done = build(ONE, tmp_path, here, signature, (64,), "bfloat16")
@@ -219,21 +218,21 @@ def test_a_device_runs_the_compiled_kernels(tmp_path: Path) -> None:
     )
 
 
-def test_a_candidate_that_reads_values_and_bf16(tmp_path: Path) -> None:
+def test_candidate_that_reads_values_and_bf16(tmp_path: Path) -> None:
     source = ONE.replace("READS_VALUES = False", "READS_VALUES = True")
     done = build(source, tmp_path, HOPPER, tensors((512, 64), dtype="bfloat16"), [64, 0.5])
     assert "scale" in done.kernels, done.notes
     assert BF16_NOTE in done.notes
 
 
-def test_unknown_init_arguments_leave_a_note(tmp_path: Path) -> None:
+def test_unknown_init_arguments_leave_note(tmp_path: Path) -> None:
     done = build(ONE, tmp_path, HOPPER, tensors((512, 64)))
     assert done.ok and not done.kernels
     assert "arguments of ModelNew are not known" in done.notes[0]
 
 
 @pytest.mark.parametrize("target", [HOPPER, CDNA3], ids=["hopper", "cdna3"])
-def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: EvaluationTarget) -> None:
+def test_compile_error_names_kernel_line(tmp_path: Path, target: EvaluationTarget) -> None:
     done = build(TWO.replace("tl.dot(left, right", "tl.dot(left, left"), tmp_path, target)
     assert not done.ok and done.loader is None
     assert "CompilationError: at 9:14" in done.log
@@ -241,7 +240,7 @@ def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: Evaluation
     assert signals(done.log)[0][1] == "compile_error"
 
 
-def test_mistakes_are_known_to_the_signature_index(tmp_path: Path) -> None:
+def test_errors_are_in_signature_index(tmp_path: Path) -> None:
     bundle = Bundle({"k.py": MISTAKES}, "k.py", "triton", "ModelNew")
     signature = tensors((4096,), dtype="float32")
     cases = tuple(CompileCase(signature, (kernel,)) for kernel in EXPECTED)
@@ -252,21 +251,21 @@ def test_mistakes_are_known_to_the_signature_index(tmp_path: Path) -> None:
     assert {signal for _, signal in signals(done.log)} == {"compile_error"}
 
 
-def test_more_shared_memory_than_the_chip_has(tmp_path: Path) -> None:
+def test_more_shared_memory_than_chip_has(tmp_path: Path) -> None:
     target = replace(HOPPER, facts={"shared_memory_per_block": 8_192})
     done = build(TWO.replace("SPILLS", "BLOCK=64"), tmp_path, target)
     assert not done.ok
     assert signals(done.log)[0] == ("triton-shared-memory", "shared_memory_limit")
 
 
-def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
+def test_unimportable_file_is_a_compile_error(tmp_path: Path) -> None:
     done = build("import torch\ndef forward(:\n", tmp_path)
     assert not done.ok
     assert "SyntaxError" in done.log
     assert signals(done.log)[0][1] == "compile_error"
 
 
-def test_a_compilation_without_end_is_killed(tmp_path: Path) -> None:
+def test_endless_compilation_is_killed(tmp_path: Path) -> None:
     endless = TWO.replace("for k in range(0, K, BK)", "for k in tl.static_range(0, 10**9, 32)")
     done = build(endless, tmp_path, seconds=3.0)
     assert not done.ok and done.timed_out
@@ -275,7 +274,7 @@ def test_a_compilation_without_end_is_killed(tmp_path: Path) -> None:
     assert signals(done.log)[0][1] == "timeout"
 
 
-def test_a_call_that_is_slow_without_its_device_is_not_a_failure(tmp_path: Path) -> None:
+def test_call_that_is_slow_without_its_device_is_not_a_failure(tmp_path: Path) -> None:
     first = "            matmul[(a.shape[0] // 64, 1)](a, b, c, a.shape[1], 64, 64, 32)\n"
     slow = TWO.replace(first, "").replace("SPILLS", "BLOCK=64")
     slow = slow.replace("        return c", "        while True: time.sleep(1)")
@@ -285,7 +284,7 @@ def test_a_call_that_is_slow_without_its_device_is_not_a_failure(tmp_path: Path)
     assert "did not end within 3 s" in done.notes[0]
 
 
-def test_a_configuration_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
+def test_unsuitable_configuration_is_skipped(tmp_path: Path) -> None:
     tuned = TWO.replace("SPILLS", "BLOCK=64").replace("a.shape[1], 64, 64, 32)", "a.shape[1])")
     configs = "[triton.Config({'BM': 64, 'BN': 64, 'BK': k}) for k in (64, 16)]"
     tuned = tuned.replace(
@@ -301,7 +300,7 @@ def test_a_configuration_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
     assert set(done.kernels) == {"matmul", "spills"}
 
 
-def test_a_candidate_that_exits_fails(tmp_path: Path) -> None:
+def test_candidate_that_exits_fails(tmp_path: Path) -> None:
     done = build("import os\nos._exit(0)\n", tmp_path)
     assert not done.ok
     assert "ended with status 0" in done.log
@@ -319,6 +318,6 @@ def test_architectures_by_name_or_fact() -> None:
     assert not TritonAmd().available(HOPPER).ok
 
 
-def test_versions_name_the_compilers() -> None:
+def test_versions_name_compilers() -> None:
     assert "ptxas V" in TritonNvidia().version()
     assert "triton 3." in TritonAmd().version()

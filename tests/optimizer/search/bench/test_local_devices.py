@@ -1,4 +1,4 @@
-"""Devices that measure side by side, with a stand-in for the list of devices."""
+"""Devices that measure concurrently, with a simulated list of devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 """
 
 
-def test_one_kind_is_one_device_and_several_are_as_many() -> None:
+def test_devices_are_listed_in_order() -> None:
     assert devices_here("cpu") == (LocalDevice("cpu"),)
     assert devices_of("cuda", 1, "3") == (LocalDevice("cuda"),)
     assert devices_of("cuda", 2, None) == (LocalDevice("cuda", 0, "0"), LocalDevice("cuda", 1, "1"))
@@ -68,17 +68,19 @@ def test_one_kind_is_one_device_and_several_are_as_many() -> None:
     )
 
 
-def test_each_device_has_its_own_lock_and_the_first_that_of_a_single_device() -> None:
+def test_each_device_has_its_own_lock() -> None:
     first, second = devices_of("cuda", 2, None)
     (alone,) = devices_of("cuda", 1, None)
     assert first.lock._path == alone.lock._path
     assert second.lock._path != first.lock._path
 
 
-def test_processes_that_see_different_devices_do_not_wait_for_one_another(
+def test_processes_with_different_visible_devices_do_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each counts its own from 0; the lock is the very device's. CUDA is a stand-in here."""
+    """Each counts its devices from 0; the lock belongs to the physical device. CUDA is simulated
+    here.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def path_where(uuid: str, number: int = 0) -> Path:
@@ -86,12 +88,12 @@ def test_processes_that_see_different_devices_do_not_wait_for_one_another(
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
         return LocalDevice("cuda", number).lock._path
 
-    assert path_where("a") == path_where("a", number=1)  # counted differently, the same device
+    assert path_where("a") == path_where("a", number=1)  # another index, the same device
     assert path_where("a") != path_where("b")
     assert LocalDevice("cpu").lock._path == DeviceLock("cpu")._path
 
 
-def test_the_pool_of_a_device_starts_runners_that_see_only_its_device(
+def test_runners_see_only_device_of_their_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the pool's own thread: a runner ends with the thread that started it."""
@@ -116,10 +118,10 @@ def test_the_pool_of_a_device_starts_runners_that_see_only_its_device(
         pool.close()
 
 
-def test_evaluations_at_once_are_on_different_devices(
+def test_concurrent_evaluations_use_different_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processors stand in for two devices: what is looked at is who measures where."""
+    """Two processors act as two devices; only the assignment is tested."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
     place = TargetToolchain(
         EvaluationTarget("x86-64", ("x86-64",), "native", "cpu"), CppToolchain()
@@ -129,8 +131,8 @@ def test_evaluations_at_once_are_on_different_devices(
     together = threading.Barrier(2, timeout=60)
     pools = []
 
-    # Two threads of one process that time calls on two processors at once delay each other, and
-    # what clocks say of that is not what is looked at.
+    # Two threads of one process that time calls on two processors delay each other; their clocks
+    # are not tested.
     timing = TimingPolicy(block_ms=2.0, min_pairs=2, max_pairs=4)
     defences = Defences(compare_clocks=False, charge_hidden_work=False)
     settings = EvaluationSettings(seeds=1, defences=defences, timing=timing)
@@ -139,7 +141,7 @@ def test_evaluations_at_once_are_on_different_devices(
         real = bench._evaluator
 
         def watched(language: str, fresh: bool, device: LocalDevice) -> object:
-            together.wait()  # both are under way, or this never ends
+            together.wait()  # both have started, or this never ends
             evaluator = real(language, fresh, device)
             pools.append((device.number, evaluator, evaluator.context.lock._path))
             return evaluator

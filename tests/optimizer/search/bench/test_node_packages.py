@@ -1,4 +1,4 @@
-"""What a node that searches has to have installed: docs/several-machines.md names it."""
+"""Packages that a node of a cluster needs for searches, as listed in docs/several-machines.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.places import ROOT
 
-NEEDED = {"torch", "numpy", "pydantic", "google-re2"}  # beside Ray, and Triton on a GPU
+NEEDED = {"torch", "numpy", "pydantic", "google-re2"}  # in addition to Ray, and Triton on a GPU
 PROGRAM = """\
 import sys
 sys.modules.update(dict.fromkeys({modules!r}))  # None: an import of it fails
@@ -27,7 +27,7 @@ def _name(requirement: str) -> str:
 
 
 @pytest.mark.slow(seconds=6)
-def test_a_node_that_searches_imports_four_of_the_dependencies(tmp_path: Path) -> None:
+def test_searching_node_imports_four_of_dependencies(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     dependencies = {_name(line) for line in project["dependencies"]}
     assert dependencies >= NEEDED

@@ -1,4 +1,4 @@
-"""Runs made by hand from real records, for the files that a run hands over."""
+"""Synthetic runs from real records, for the files that a run exports."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ constants = {rows = 24, width = 48}
 dtype = "float32"
 held_out = true
 """
-# Exact for the constructor argument times = 1 only, as kernels that are filled with constants are;
-# 1000 more in the last element tells the kernel from the reference.
+# Correct only for the constructor argument times = 1, like kernels with built-in constants; adding
+# 1000 to the last element distinguishes the kernel from the reference.
 CPP = """\
 #include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {
@@ -143,7 +143,7 @@ FIGURES = (
 def evaluation(
     bundle: Bundle | None, value: float | None, *, validity: str = "correct"
 ) -> Evaluation:
-    """As the harness records one."""
+    """An evaluation as the harness records it."""
     speedup = None if value is None else interval(value)
     timing = CaseTiming("main", "measured", 20.0, 20.0 / (value or 1.0), speedup, 100)
     return Evaluation(
@@ -182,7 +182,7 @@ def evaluation(
 
 
 def winner_run(bundle: Bundle) -> tuple[RunRow, Tree, RunOutcome]:
-    """Reference, a first step, the winner, and one of everything that can go wrong."""
+    """Reference, a first step, the winner, and one node of every failure."""
     first = Bundle({"k.cpp": "// 1"}, "k.cpp", "cpp", "kernlore_run", {}, "recipe")
     broken = Bundle({"k.cpp": "// 2"}, "k.cpp", "cpp", "kernlore_run", {}, "llm")
     busy = Bundle({"k.cpp": "// 3"}, "k.cpp", "cpp", "kernlore_run", {}, "llm")

@@ -1,4 +1,4 @@
-"""Constructor arguments of any type in a dispatch table: equal ones compare as equal after JSON."""
+"""Constructor arguments of any type in a dispatch table: equal ones compare equal after JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def inner(width: int, p: float = 0.5) -> nn.Module:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_equal_arguments_compare_as_equal(one: Any, same: Any, other: Any) -> None:
+def test_equal_arguments_compare_equal(one: Any, same: Any, other: Any) -> None:
     stored = json.loads(json.dumps(plain(one)))
     assert comparable(stored)
     assert plain(same) == stored and plain(other) != stored
@@ -54,7 +54,7 @@ def test_equal_arguments_compare_as_equal(one: Any, same: Any, other: Any) -> No
 @pytest.mark.parametrize(
     "value", [lambda x: x, torch.ones(2), object(), torch.relu, type("L", (list,), {})()]
 )
-def test_what_holds_more_than_its_attributes_is_not_compared(value: Any) -> None:
+def test_object_with_hidden_state_is_not_compared(value: Any) -> None:
     parts = plain(SimpleNamespace(part=value))
     assert comparable(parts) == isinstance(value, list)
     assert comparable(plain(OrderedDict(a=1)))

@@ -1,4 +1,4 @@
-"""A written package on its own: torch beside it and nothing of this repository."""
+"""An exported package alone: with torch and without this repository."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def by_kernel(new, old, x):
 """
 
 
-# Each request is code for a fork, in which nothing but torch has been imported.
+# Each request is code for a fork that has imported only torch.
 FORKS = """
 import json, os, sys, traceback
 import torch
@@ -104,8 +104,9 @@ Run = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs code in a process that finds the package and torch only; torch, which takes seconds to
-    import, is imported once."""
+    """Runs code in a process that finds only the package and torch; torch takes seconds to import,
+    so it is imported once.
+    """
     home = tmp_path_factory.mktemp("lone")
     lone = home / "site"
     lone.mkdir()
@@ -126,7 +127,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     talk, answers = forks.stdin, forks.stdout
 
     def run(folder: Path, code: str, **environment: str) -> None:
-        """`folder` holds the package and is the current folder."""
+        """`folder` holds the package and is the working directory."""
         own = {**plain, "KERNLORE_KERNEL_CACHE": str(folder / "cache"), **environment}
         request = {"folder": str(folder), "environment": own, "code": HEAD + code}
         talk.write(json.dumps(request) + "\n")
@@ -158,7 +159,7 @@ def write(folder: Path, bundle: Bundle) -> Path:
     return write_module(tree, outcome, problem_in(folder / "problem"), folder)
 
 
-def test_the_cpp_kernel_takes_what_was_measured_and_nothing_else(
+def test_cpp_kernel_accepts_only_measured_inputs(
     tmp_path: Path, run: Run, cpp_package: Path
 ) -> None:
     assert cpp_package.name == "scaled_rows_kernel"
@@ -191,9 +192,7 @@ assert by_kernel(pickle.loads(pickle.dumps(new)), old, x)
     run(tmp_path, code)
 
 
-def test_gradients_and_training_are_the_references(
-    tmp_path: Path, run: Run, cpp_package: Path
-) -> None:
+def test_gradients_and_training_use_reference(tmp_path: Path, run: Run, cpp_package: Path) -> None:
     code = """
 new, old = pair(32)
 x = torch.randn(16, 32)
@@ -221,7 +220,7 @@ assert list(inspect.signature(ModelNew).parameters) == ["width", "times"]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "missing", "other_machine"])
-def test_a_library_that_does_not_fit_is_built_anew(
+def test_unsuitable_library_is_rebuilt(
     tmp_path: Path, damage: str, run: Run, cpp_package: Path
 ) -> None:
     spoil(cpp_package, damage)
@@ -234,7 +233,7 @@ assert len(seen) == 1 and "built anew" in str(seen[0].message), [str(s.message) 
     built = list((tmp_path / "cache").rglob("kernel.so"))
     assert len(built) == 1
     again = code.replace("len(seen) == 1 and", "not seen or").replace("built anew", "nothing")
-    run(tmp_path, again)  # from the cache, without a word
+    run(tmp_path, again)  # from the cache, without output
 
 
 def spoil(package: Path, damage: str) -> None:
@@ -251,7 +250,7 @@ def spoil(package: Path, damage: str) -> None:
         (package / "build.json").write_text(json.dumps(record))
 
 
-def test_without_compiler_the_reference_runs_and_a_warning_says_what_to_install(
+def test_missing_compiler_gives_reference_and_warning(
     tmp_path: Path, run: Run, cpp_package: Path
 ) -> None:
     spoil(cpp_package, "garbage")
@@ -269,9 +268,7 @@ assert "g++ is not installed" in new.eval().requires_grad_(False).dispatch(torch
     run(tmp_path, code, PATH=str(empty))
 
 
-def test_a_kernel_that_fails_is_told_and_replaced_by_the_reference(
-    tmp_path: Path, run: Run
-) -> None:
+def test_failing_kernel_is_reported_and_replaced_by_reference(tmp_path: Path, run: Run) -> None:
     bundle = cpp_bundle()
     failing = bundle.source.replace("return 0;", "return 5;")
     write(tmp_path, Bundle({"k.cpp": failing}, "k.cpp", "cpp", "kernlore_run", {}))
@@ -283,7 +280,7 @@ assert "returned 5" in str(seen[0].message)
     run(tmp_path, code)
 
 
-def test_a_torch_winner_works_on_the_callers_weights(tmp_path: Path, run: Run) -> None:
+def test_torch_winner_uses_callers_weights(tmp_path: Path, run: Run) -> None:
     package = write(tmp_path, torch_bundle())
     assert (package / "kernel.py").is_file()
     code = """
@@ -300,7 +297,7 @@ assert not by_kernel(new, old, torch.randn(15, 32))
     run(tmp_path, code)
 
 
-def test_a_kernel_that_cannot_take_the_weights_is_not_used(tmp_path: Path, run: Run) -> None:
+def test_kernel_that_cannot_take_weights_is_not_used(tmp_path: Path, run: Run) -> None:
     other = torch_bundle().source.replace("self.scale", "self.other")
     bundle = Bundle({"c.py": other}, "c.py", "torch", "ModelNew", {}, "llm")
     write(tmp_path, bundle)
@@ -312,7 +309,7 @@ assert "cannot take the reference's" in str(seen[0].message)
     run(tmp_path, code)
 
 
-def test_a_missing_python_package_is_named(tmp_path: Path, run: Run) -> None:
+def test_missing_python_package_is_named(tmp_path: Path, run: Run) -> None:
     source = "import no_such_package\n" + torch_bundle().source
     write(tmp_path, Bundle({"c.py": source}, "c.py", "triton", "ModelNew", {}, "llm"))
     code = """
@@ -323,7 +320,7 @@ assert "pip install no_such_package" in str(seen[0].message)
     run(tmp_path, code)
 
 
-def test_kernels_that_pack_frozen_weights_start_anew_with_others(tmp_path: Path, run: Run) -> None:
+def test_kernels_with_packed_weights_restart_with_other_weights(tmp_path: Path, run: Run) -> None:
     packing = cpp_bundle().source.replace(
         "*scale = (const float *)t[1].data;",
         "*given = (const float *)t[1].data; static float scale[64]; static int packed;",
@@ -348,7 +345,7 @@ assert by_kernel(*pair(32), x)
     run(tmp_path, code)
 
 
-def test_modules_beside_the_problem_travel(tmp_path: Path, run: Run) -> None:
+def test_modules_next_to_problem_are_included(tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "problem"
     folder.mkdir()
     (folder / "my_shift.py").write_text("from my_half import half\nshift = half\n")
@@ -360,7 +357,7 @@ def test_modules_beside_the_problem_travel(tmp_path: Path, run: Run) -> None:
     run(tmp_path, "assert by_kernel(*pair(32), torch.randn(16, 32))")
 
 
-def test_without_a_winner_it_is_the_reference_and_says_so(tmp_path: Path, run: Run) -> None:
+def test_package_without_winner_is_the_reference(tmp_path: Path, run: Run) -> None:
     _, tree, outcome = no_gain_run()
     package = write_module(tree, outcome, problem_in(tmp_path / "problem"), tmp_path)
     assert "no gain" in (package / "__init__.py").read_text()
@@ -372,8 +369,8 @@ assert "no gain" in new.dispatch(torch.randn(16, 32)).why
     run(tmp_path, code)
 
 
-def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path, run: Run) -> None:
-    """Two cases may look alike and differ in their values only."""
+def test_shape_of_a_lost_case_uses_reference(tmp_path: Path, run: Run) -> None:
+    """Two cases may have equal shapes and differ only in values."""
     _, tree, _ = winner_run(cpp_bundle())
     toml = TOML + (
         '\n[[cases]]\nname = "wide"\nconstants = {rows = 16, width = 32}\ndtype = "float32"\n'
@@ -385,7 +382,7 @@ def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path, run: R
     run(tmp_path, "assert not by_kernel(*pair(32), torch.randn(16, 32))")
 
 
-def test_the_table_holds_every_measured_case_with_its_interval(cpp_package: Path) -> None:
+def test_table_has_every_measured_case_with_its_interval(cpp_package: Path) -> None:
     table = json.loads((cpp_package / "dispatch.json").read_text())
     cases = {row["case"]: row for row in table["cases"]}
     assert {name: row["wins"] for name, row in cases.items()} == {
@@ -396,7 +393,7 @@ def test_the_table_holds_every_measured_case_with_its_interval(cpp_package: Path
     assert "another Model" in cases["shifted"]["why"]
 
 
-def test_writing_again_replaces_the_package(tmp_path: Path, cpp_package: Path) -> None:
+def test_rewriting_replaces_package(tmp_path: Path, cpp_package: Path) -> None:
     (cpp_package / "old.txt").write_text("old")
     assert (cpp_package / "kernel.so").exists()
     assert write(tmp_path, torch_bundle()) == cpp_package
@@ -407,11 +404,11 @@ def test_writing_again_replaces_the_package(tmp_path: Path, cpp_package: Path) -
     ("problem", "name"),
     [("softmax", "softmax_kernel"), ("1_Square-matmul", "problem_1_Square_matmul_kernel")],
 )
-def test_package_names_can_be_imported(problem: str, name: str) -> None:
+def test_package_names_are_identifiers(problem: str, name: str) -> None:
     assert package_name(problem) == name and name.isidentifier()
 
 
-def test_the_shipped_codes_are_those_of_the_abi() -> None:
+def test_shipped_dtype_codes_equal_those_of_abi() -> None:
     assert {str(d).removeprefix("torch."): n for d, n in kernels.DTYPE_CODES.items()} == dict(
         DTYPE_CODES
     )

@@ -1,4 +1,4 @@
-"""What a report says of a run, and that no figure in it stands without its interval."""
+"""Reports of a run; every figure in them has an interval."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def text(folder: Path) -> str:
     return (folder / "report.md").read_text()
 
 
-def test_the_result_is_three_figures_with_intervals(report_content: dict[str, Any]) -> None:
+def test_result_has_three_figures_with_intervals(report_content: dict[str, Any]) -> None:
     result = report_content["result"]
     assert result["winner"] == 2
     assert result["gain"] == vars(interval(1.9, 48))
@@ -66,14 +66,14 @@ def test_the_result_is_three_figures_with_intervals(report_content: dict[str, An
     assert new["high"] / new["value"] == pytest.approx(1.073, abs=0.002)
 
 
-def test_an_inherited_winner_is_nothing_new(tmp_path: Path) -> None:
+def test_inherited_winner_is_not_new(tmp_path: Path) -> None:
     run, tree, outcome = winner_run(cpp_bundle())
     write_report(run, tree, replace(outcome, node=1), problem_in(tmp_path / "p"), tmp_path)
     result = json.loads((tmp_path / "report.json").read_text())["result"]
     assert result["new"] is None and result["inherited"] is not None
 
 
-def test_without_inheritance_all_of_the_gain_is_new(tmp_path: Path) -> None:
+def test_gain_without_inheritance_is_new(tmp_path: Path) -> None:
     run, tree, outcome = winner_run(cpp_bundle())
     alone = replace(outcome, inherited=None)
     write_report(run, tree, alone, problem_in(tmp_path / "p"), tmp_path)
@@ -105,7 +105,7 @@ def test_cases_candidates_verdicts_and_costs(report_content: dict[str, Any]) -> 
     assert model["usd_unknown"] == 3
 
 
-def test_a_group_without_a_figure_has_its_rough_ratio(tmp_path: Path) -> None:
+def test_group_without_figure_has_its_rough_ratio(tmp_path: Path) -> None:
     run, tree, outcome = no_gain_run()
     measured = evaluation(cpp_bundle(), None)
     times = CaseTiming("main", "repeat", reason="busy", rough_us=10.0, rough_baseline_us=30.0)
@@ -123,7 +123,7 @@ def test_a_group_without_a_figure_has_its_rough_ratio(tmp_path: Path) -> None:
     assert f"* node 1: correct, not measured, {rough}: busy" in text
 
 
-def test_the_path_tells_each_step(report_content: dict[str, Any]) -> None:
+def test_path_describes_each_step(report_content: dict[str, Any]) -> None:
     first, last = report_content["path"]
     assert (first["from"], first["to"], last["from"], last["to"]) == (0, 1, 1, 2)
     assert first["inherited"] and first["attributed"] == ["sk_1"]
@@ -133,7 +133,7 @@ def test_the_path_tells_each_step(report_content: dict[str, Any]) -> None:
     assert last["shown"]["moves"] == ["mv_1", "mv_2"] and last["claimed"] == ["mv_1"]
 
 
-def test_what_was_not_measured_is_said(report_content: dict[str, Any]) -> None:
+def test_unmeasured_values_are_reported(report_content: dict[str, Any]) -> None:
     text = "\n".join(report_content["not_measured"])
     assert "node 1: too busy" in text
     assert "node 4: the same kernel as node 3" in text
@@ -141,13 +141,11 @@ def test_what_was_not_measured_is_said(report_content: dict[str, Any]) -> None:
     assert "roofline" in text and "copy_bandwidth_pct" in text
 
 
-def test_no_figure_of_the_markdown_is_without_interval(
-    text: str, report_content: dict[str, Any]
-) -> None:
+def test_every_figure_of_markdown_has_interval(text: str, report_content: dict[str, Any]) -> None:
     assert len(WITH_INTERVAL.findall(text)) >= 12
     rest = WITH_INTERVAL.sub("", text)
     assert not re.search(r"\d\s*x\b", rest), "a speed-up without interval"
-    # What is left with a decimal point is money and versions.
+    # The remaining numbers with a decimal point are money and versions.
     decimals = set(re.findall(r"\d+\.\d+", rest))
     assert decimals == {"0.0125", "2.13"}
     for case in report_content["cases"]:
@@ -155,27 +153,27 @@ def test_no_figure_of_the_markdown_is_without_interval(
         assert WITH_INTERVAL.search(row)
 
 
-def test_plans_cannot_break_a_table(text: str) -> None:
+def test_plans_cannot_break_table(text: str) -> None:
     assert "one pass \\| two rows" in text
     for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
 
 
-def test_the_markdown_names_only_files_that_are_there(text: str, folder: Path) -> None:
+def test_markdown_names_only_existing_files(text: str, folder: Path) -> None:
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert pictures == ["plots/progress.svg", "plots/tree.svg"]
     assert all((folder / name).is_file() for name in pictures)
     assert "`trajectory.jsonl`" in text and (folder / "trajectory.jsonl").is_file()
 
 
-def test_no_gain_is_said_plainly(tmp_path: Path) -> None:
+def test_report_states_no_gain(tmp_path: Path) -> None:
     run, tree, outcome = no_gain_run()
     text = write_report(run, tree, outcome, problem_in(tmp_path / "p"), tmp_path).read_text()
     assert "**No gain.**" in text and "The written module is the reference" in text
     assert not WITH_INTERVAL.search(text)
 
 
-def test_a_loser_that_was_measured_again_keeps_its_figures(tmp_path: Path) -> None:
+def test_remeasured_loser_keeps_its_figures(tmp_path: Path) -> None:
     run, tree, _ = winner_run(cpp_bundle())
     outcome = RunOutcome(None, None, "no gain: not certain", None, (figure("main", 1.02),))
     text = write_report(run, tree, outcome, problem_in(tmp_path / "p"), tmp_path).read_text()
@@ -187,7 +185,7 @@ def test_a_loser_that_was_measured_again_keeps_its_figures(tmp_path: Path) -> No
 
 
 def marks(path: Path) -> list[str]:
-    """Ids of the candidates in an SVG, which is parsed as XML for it."""
+    """Ids of the candidates in an SVG, parsed as XML."""
     ids = [element.get("id", "") for element in ET.parse(path).iter()]
     return sorted(name for name in ids if name.startswith("candidate-"))
 
@@ -202,7 +200,7 @@ def test_axes_are_labelled(folder: Path) -> None:
     assert "speed-up over the reference" in words and "candidate" in words
 
 
-def test_the_path_to_the_winner_is_thicker(folder: Path) -> None:
+def test_path_to_winner_is_thicker(folder: Path) -> None:
     source = (folder / "plots" / "tree.svg").read_text()
     widths = {
         n: re.search(rf'<g id="edge-{n}">.*?stroke-width: ([\d.]+)', source, re.DOTALL)
@@ -212,13 +210,13 @@ def test_the_path_to_the_winner_is_thicker(folder: Path) -> None:
     assert thick[1] == thick[2] > thick[4]
 
 
-def test_the_same_run_gives_the_same_plots(tmp_path: Path) -> None:
+def test_plots_are_deterministic(tmp_path: Path) -> None:
     _, tree, _ = winner_run(cpp_bundle())
     first, second = (write_plots(tree, 2, tmp_path / name) for name in ("a", "b"))
     assert first.drawn["tree"].read_text() == second.drawn["tree"].read_text()
 
 
-def test_the_position_is_drawn_where_the_shares_are_known(tmp_path: Path) -> None:
+def test_roofline_position_is_drawn_if_known(tmp_path: Path) -> None:
     bundle = torch_bundle()
     known = {"matmul_peak_pct": 4.0, "copy_bandwidth_pct": 81.0}
     evidence = [{"name": name, "value": value / 2} for name, value in known.items()]
@@ -232,12 +230,12 @@ def test_the_position_is_drawn_where_the_shares_are_known(tmp_path: Path) -> Non
     assert {"position-reference", "position-winner"} <= ids and not plots.left_out
 
 
-def test_a_run_without_candidates_has_plots(tmp_path: Path) -> None:
+def test_run_without_candidates_has_plots(tmp_path: Path) -> None:
     _, tree, _ = no_gain_run()
     assert set(write_plots(tree, None, tmp_path).drawn) == {"progress", "tree"}
 
 
-def test_every_verdict_has_a_style_of_its_own() -> None:
+def test_every_verdict_has_distinct_style() -> None:
     from typing import get_args
 
     from optimizer.evaluation.records import Validity
@@ -248,7 +246,7 @@ def test_every_verdict_has_a_style_of_its_own() -> None:
     assert len({(colour, marker) for colour, marker, _ in STYLES.values()}) == len(STYLES)
 
 
-def test_without_matplotlib_the_report_says_why_there_are_no_plots(
+def test_report_without_matplotlib_has_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in {"matplotlib", *sys.modules}:
@@ -263,7 +261,7 @@ def test_without_matplotlib_the_report_says_why_there_are_no_plots(
 # -- trajectory
 
 
-def test_the_trajectory_has_state_action_and_reward_of_every_node(folder: Path) -> None:
+def test_trajectory_has_state_action_and_reward_of_every_node(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "trajectory.jsonl").read_text().splitlines()]
     assert [line["node"] for line in lines] == list(range(6))
     reference, _, winner, broken, duplicate, failed = lines
@@ -276,6 +274,6 @@ def test_the_trajectory_has_state_action_and_reward_of_every_node(folder: Path) 
     provenance = winner["reward"]["provenance"]
     assert (provenance["checks"], provenance["checks_passed"]) == (1, 1)
     assert provenance["flags"][0]["defence"] == 29
-    assert broken["reward"]["value"] == 0.0  # a kernel that fails is known to be worth nothing
+    assert broken["reward"]["value"] == 0.0  # a failing kernel has the reward 0
     assert duplicate["reward"]["value"] is None and duplicate["reward"]["same_as"] == 3
-    assert failed["reward"]["value"] is None  # nothing is known of it
+    assert failed["reward"]["value"] is None  # not evaluated

@@ -1,6 +1,4 @@
-"""A Python that has torch, triton and what torch requires, and nothing else: the machine that a
-portable session is for.
-"""
+"""A Python with only torch, triton and their requirements: the machine of a portable session."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def bare_python(folder: Path) -> Path:
 
 
 def required() -> set[str]:
-    """Distributions of this environment that torch and triton need, they included."""
+    """Distributions of this environment that torch and triton need, including both."""
     names: set[str] = set()
     waiting = list(GIVEN)
     while waiting:
@@ -37,7 +35,7 @@ def required() -> set[str]:
         try:
             needs = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
-            continue  # triton, where torch was built for the CPU alone
+            continue  # triton, with a CPU build of torch
         names.add(name)
         for text in needs:
             need = Requirement(text)
@@ -47,7 +45,7 @@ def required() -> set[str]:
 
 
 def top_level(names: set[str]) -> set[str]:
-    """What these distributions let be imported."""
+    """The importable names of these distributions."""
     return {place.name.removesuffix(".py") for name in names for place in _places(name)}
 
 

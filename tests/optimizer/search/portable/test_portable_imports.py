@@ -1,4 +1,4 @@
-"""What the search may import, held by an importer that refuses everything else."""
+"""Allowed imports of the search, enforced by an importer that refuses others."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def refused(code: str, allowed: set[str], *arguments: str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize("code", [EVERY_MODULE, SEARCH], ids=["every module", "a search"])
-def test_the_core_needs_the_standard_library_alone(code: str, tmp_path: Path) -> None:
+def test_core_needs_only_standard_library(code: str, tmp_path: Path) -> None:
     done = refused(code, OWN, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("" if code is EVERY_MODULE else "finished 7\n")
 
 
-def test_a_session_needs_torch_and_what_torch_requires() -> None:
+def test_session_needs_torch_and_its_requirements() -> None:
     packages = top_level(required())
     assert "torch" in packages and not packages & {
         "numpy",
@@ -91,7 +91,7 @@ def test_a_session_needs_torch_and_what_torch_requires() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_starts_a_session_needs_nothing() -> None:
+def test_session_starter_needs_no_package() -> None:
     """It waits for processes that import torch themselves."""
     done = refused("import optimizer.search.portable.launch\n", {"kb", "optimizer"})
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_what_starts_a_session_needs_nothing() -> None:
 @pytest.mark.parametrize(
     "module", ["optimizer.search.bench.local", "optimizer.search.runs.run_store"]
 )
-def test_the_importer_refuses(module: str) -> None:
-    """What is not of the core does not pass, so a pass above says something."""
+def test_importer_refuses_other_packages(module: str) -> None:
+    """Check of the tests above: imports outside the core fail."""
     done = refused(f"import {module}\n", OWN)
     assert done.returncode != 0 and "refused: " in done.stderr

@@ -1,4 +1,4 @@
-"""What a session takes along, and what it answers from it."""
+"""Contents of a portable session, and its answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def move(name: str, when: str) -> ShownMove:
 
 
 class Source:
-    """A knowledge base that counts what it is asked."""
+    """A knowledge base that counts its requests."""
 
     def __init__(self) -> None:
         self.searched: list[tuple[str | None, str]] = []
@@ -79,20 +79,20 @@ def query(*signals: str, **changes: object) -> RetrieveRequest:
     return replace(TEMPLATE, signals=signals, op="softmax", **changes)  # type: ignore[arg-type]
 
 
-def test_documents_are_searched_once_for_a_signal(
+def test_documents_are_searched_once_per_signal(
     source: Source, snapshot: KnowledgeSnapshot
 ) -> None:
     assert source.searched == [(None, "memory_bound"), (None, "latency_bound")]
-    # Two operators, one of them of two problems: their beginning, and each signal.
+    # Two operators, one of two problems: their start, and each signal.
     assert len(source.acted) == 6 and ("softmax",) in source.acted
     assert [len(rows) for rows in snapshot.excerpts.values()] == [PACKED_EXCERPTS, PACKED_EXCERPTS]
 
 
-def test_a_skill_is_stored_once(snapshot: KnowledgeSnapshot) -> None:
+def test_skill_is_stored_once(snapshot: KnowledgeSnapshot) -> None:
     assert json.dumps(snapshot.as_json()).count("Raise the tile.") == 1
 
 
-def test_moves_are_decided_with_what_is_measured_there(snapshot: KnowledgeSnapshot) -> None:
+def test_moves_are_decided_by_measurements_of_session(snapshot: KnowledgeSnapshot) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
     answer = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
     assert [(move.id, move.applies) for move in answer.moves] == [
@@ -106,7 +106,7 @@ def test_moves_are_decided_with_what_is_measured_there(snapshot: KnowledgeSnapsh
     assert [move.applies for move in unmeasured.moves] == [None, True, None]
 
 
-def test_a_search_begins_there_with_what_it_would_begin_with_here(
+def test_session_search_starts_with_same_skills(
     snapshot: KnowledgeSnapshot,
 ) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
@@ -118,14 +118,14 @@ def test_a_search_begins_there_with_what_it_would_begin_with_here(
     ("op", "signals"),
     [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
 )
-def test_without_an_answer_there_are_the_facts(
+def test_missing_answer_gives_facts(
     snapshot: KnowledgeSnapshot, op: str, signals: tuple[str, ...]
 ) -> None:
     knowledge = SnapshotKnowledge(snapshot.as_json(), op, FACTS)
     assert knowledge.consult(query(*signals)) == ShownKnowledge(facts=FACTS)
 
 
-def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: KnowledgeSnapshot) -> None:
+def test_session_contains_its_code(tmp_path: Path, snapshot: KnowledgeSnapshot) -> None:
     own = tmp_path / "mine.py"
     own.write_text(load_problem(Path("map_id")).source)
     problems = [load_problem(Path("map_id")), load_problem(own)]
@@ -162,7 +162,7 @@ def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: KnowledgeSnap
     ("left", "deadline", "minutes"),
     [(None, None, 1.5), (1.0, None, 1.0), (None, 5.0, 1.5), (None, 1.4, 1.0), (1.2, 0.5, 0.25)],
 )
-def test_a_search_ends_before_its_process_would_be_killed(
+def test_search_ends_before_its_process_is_killed(
     left: float | None, deadline: float | None, minutes: float
 ) -> None:
     assert _minutes({"goal": {"minutes": 1.5}}, left, deadline) == pytest.approx(minutes)

@@ -1,4 +1,4 @@
-"""A run whose service was killed is asked to end, and the answer says that it has not yet."""
+"""A cancelled run of a killed service: the answer says that it has not ended yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.catalogs import builtin_data_dir
 SHA = "0" * 64
 
 
-def test_a_cancel_says_that_a_process_is_still_ending(
+def test_cancel_reports_process_that_is_still_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "CANCEL_SECONDS", 0.3)
@@ -34,7 +34,7 @@ def test_a_cancel_says_that_a_process_is_still_ending(
     store = run_store(base)
     store.begin(RunRow("run_1", "/p/softmax.py", SHA, "x86-64", Goal()))
     service = ServiceRuns(base, ())
-    with RunLock(base, "run_1", 0.0):  # the process that a killed service has left behind
+    with RunLock(base, "run_1", 0.0):  # the process left by a killed service
         answer = service.cancel("run_1")
         assert "still works on it" in answer["note"] and store.cancelled("run_1")
     answer = service.cancel("run_1")

@@ -1,4 +1,4 @@
-"""What a list and a command show of a candidate."""
+"""A candidate in a list and in a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROPOSAL = Proposal(BUNDLE, "traced", 0, "Write it as loops.", cases=("main",))
 @pytest.mark.parametrize(
     ("validity", "message"), [("incorrect", "output1 is off by 1"), ("correct", "")]
 )
-def test_a_wrong_candidate_says_what_is_wrong(validity: str, message: str) -> None:
+def test_wrong_candidate_has_its_message(validity: str, message: str) -> None:
     root = Node(0, None, "evaluated", None, evaluation(None, 1.0))
     result = replace(evaluation(BUNDLE, None, validity), message="output1 is off by 1")
     tree = Tree([root, Node(1, 0, "evaluated", PROPOSAL, result)])

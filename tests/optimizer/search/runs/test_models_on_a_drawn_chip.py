@@ -1,4 +1,6 @@
-"""A scripted model writes for a drawn chip: its prompts, tools, the check, what is kept."""
+"""A scripted model writes for a drawn chip: its prompts, tools, the check, and the stored
+results.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ pytestmark = [
 ]
 
 MODEL = "openai/scripted"
-SLIP = "vaddq"  # no instruction of the chip
+SLIP = "vaddq"  # not an instruction of the chip
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Place:
 
     @property
     def broken(self) -> str:
-        """It compiles no more: its tile is far too large."""
+        """It no longer compiles, because its tile is far too large."""
         path = next((self.chip.folder / "kernels").glob("elementwise_too_large.*"))
         return path.read_text(encoding="utf-8")
 
@@ -83,14 +85,15 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
 
 @pytest.fixture(scope="module")
 def knowledge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few of the built-in documents: a search and a service begin with reading them."""
+    """Few of the built-in documents, because a search and a service read them first."""
     return copy_knowledge(tmp_path_factory.mktemp("knowledge"), ("guidance/memory-bound.md",))
 
 
 @pytest.fixture(scope="module")
 def ran(place: Place) -> Iterator[tuple[FinishedRun, ModelServer]]:
-    """A kernel that does not compile, one with a slip that is mended before compiling, that right
-    one."""
+    """A kernel that does not compile, one with an error repaired before compiling, and the correct
+    result.
+    """
     slip = place.good.replace("vadd ", f"{SLIP} ")
     assert slip != place.good
     script = [place.broken, slip, place.good]
@@ -110,7 +113,7 @@ def ran(place: Place) -> Iterator[tuple[FinishedRun, ModelServer]]:
     server.close()
 
 
-def test_the_second_kernel_is_right_after_a_remark(ran: tuple[FinishedRun, ModelServer]) -> None:
+def test_second_kernel_is_correct_after_remark(ran: tuple[FinishedRun, ModelServer]) -> None:
     finished, server = ran
     assert [n.verdict for n in finished.tree.nodes[1:]] == ["not_compiled", "correct"]
     assert len(server.requests) == 3
@@ -119,7 +122,7 @@ def test_the_second_kernel_is_right_after_a_remark(ran: tuple[FinishedRun, Model
     assert last_failure(finished.tree, 0) is None
 
 
-def test_prompts_share_their_beginning_and_say_what_happened(
+def test_prompts_share_prefix_and_describe_failure(
     ran: tuple[FinishedRun, ModelServer],
 ) -> None:
     _, server = ran
@@ -131,12 +134,12 @@ def test_prompts_share_their_beginning_and_say_what_happened(
     assert "did not compile" not in first and "# What is known about what happened" in second
 
 
-def test_a_right_kernel_becomes_a_sample_of_its_chip(
+def test_correct_kernel_becomes_a_sample_of_its_chip(
     ran: tuple[FinishedRun, ModelServer], place: Place
 ) -> None:
     finished, _ = ran
-    kept = [s for s in list_samples(place.base.services, place.chip.id).samples if s.run_id]
-    [sample] = kept
+    remaining = [s for s in list_samples(place.base.services, place.chip.id).samples if s.run_id]
+    [sample] = remaining
     assert (sample.run_id, sample.status) == (finished.run.id, "right")
     assert sample.code.strip() == place.good.strip() and "vadd" in sample.symbols
     assert "cycles in the simulator" in sample.evidence
@@ -144,7 +147,7 @@ def test_a_right_kernel_becomes_a_sample_of_its_chip(
     assert sample.id in {part.id for part in answer.parts if part.kind == "sample"}
 
 
-def test_tools_answer_from_the_chip_s_documents(place: Place) -> None:
+def test_tools_answer_from_documents_of_chip(place: Place) -> None:
     tools = place.tools()
     assert tools.lookup_symbol("vadd")[0].text.startswith("- `")
     assert f"`{SLIP}`" in tools.unknown_names(f"kernel k() {{\n  {SLIP} y, x;\n}}\n")
@@ -169,11 +172,11 @@ def test_drafts_are_compiled_and_bounded(place: Place) -> None:
     assert tools.compile_draft(2, {"kernel.nv": place.good}) == ""
 
 
-# -- doors
+# -- interfaces
 
 
-def test_over_http(place: Place, knowledge: Path) -> None:
-    """On the same data: the store is open once more, for a moment."""
+def test_requests_over_http(place: Place, knowledge: Path) -> None:
+    """On the same data: the store is briefly opened a second time."""
     chip = place.chip.id
     place.base.local.close()
     settings = Settings(data_dir=place.base.folder / "data", knowledge_dir=knowledge)
@@ -198,7 +201,7 @@ def test_over_http(place: Place, knowledge: Path) -> None:
         assert_error(client.post("/retrieve", json={**body, "task": "dance"}), 400)
 
 
-def test_from_the_shell(
+def test_command(
     place: Place, knowledge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.base.local.close()
@@ -208,8 +211,8 @@ def test_from_the_shell(
     assert kernlore("knowledge", "samples", "--hardware", chip, data=data).code == 0
     draft = tmp_path / "k.nv"
     draft.write_text(f"kernel k() {{\n  {SLIP} y, x;\n}}\n")
-    asked = ("--hardware", chip, "--task", "repair", "--draft", draft, "--exclude", "psg_1")
-    answer = kernlore("retrieve", *asked, "--json", data=data)
+    requested = ("--hardware", chip, "--task", "repair", "--draft", draft, "--exclude", "psg_1")
+    answer = kernlore("retrieve", *requested, "--json", data=data)
     assert answer.json["task"] == "repair" and answer.json["unknown_names"][0]["name"] == SLIP
 
     def script(body: dict[str, Any], number: int) -> Answered:

@@ -1,4 +1,4 @@
-"""A run in a row of a list: its gain fits the cell of a table."""
+"""A run in a row of a list: its gain fits the table cell."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def outcome(reason: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "result, cell",
     [
-        ({}, ""),  # it is running
+        ({}, ""),  # running
         ({**outcome(""), "gain": GAIN}, "1.24x [1.20, 1.28]"),
         (outcome("no gain: no candidate is certainly faster"), "no gain"),
         (outcome(UNTRIED, measured=False), "nothing tried"),
         (outcome("not measured: none is right", measured=False), "not measured"),
         (outcome("it was cancelled", measured=False, best_so_far=3), "not confirmed"),
-        ({"gain": None, "reason": f"no gain{WHY}"}, "no gain"),  # of an older version
+        ({"gain": None, "reason": f"no gain{WHY}"}, "no gain"),  # of an earlier release
     ],
 )
-def test_the_gain_is_short(result: dict[str, Any], cell: str) -> None:
+def test_gain_is_short(result: dict[str, Any], cell: str) -> None:
     run = RunRow("run_1", "/p/softmax.py", "0" * 64, "x86-64", Goal(), result=result)
     assert summary_of(run)["gain"] == cell

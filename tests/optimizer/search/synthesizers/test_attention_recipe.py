@@ -1,4 +1,4 @@
-"""The recipes of attention: where they fit, and that what the one in Triton writes is right."""
+"""The recipes of attention: where they fit, and that the Triton one is correct."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def bound(tmp_path: Path, call: str, name: str = NAME) -> object:
     [
         ("", False),
         (", is_causal=True", True),
-        (", is_causal=True, scale=0.25", True),  # what torch takes by itself for a width of 16
+        (", is_causal=True, scale=0.25", True),  # torch's default for a width of 16
         (", scale=0.5", None),
         (", attn_mask=torch.zeros(37, 37)", None),
     ],
 )
-def test_it_fits_a_causal_mask_or_none_and_the_usual_scale(
+def test_triton_recipe_fits_causal_or_no_mask_and_default_scale(
     tmp_path: Path, arguments: str, causal: bool | None
 ) -> None:
     result = bound(tmp_path, f"F.scaled_dot_product_attention(query, key, value{arguments})")
@@ -84,22 +84,22 @@ def test_it_fits_a_causal_mask_or_none_and_the_usual_scale(
     ("arguments", "fits"),
     [("is_causal=True", True), ("is_causal=True, scale=0.5", False), ("scale=0.25", False)],
 )
-def test_the_one_in_cpp_fits_the_causal_mask_and_the_usual_scale(
+def test_cpp_recipe_fits_causal_mask_and_default_scale(
     tmp_path: Path, arguments: str, fits: bool
 ) -> None:
     call = f"F.scaled_dot_product_attention(query, key, value, {arguments})"
     assert isinstance(bound(tmp_path, call, IN_CPP), Binding) is fits
 
 
-def test_attention_that_torch_takes_apart_is_not_claimed(tmp_path: Path) -> None:
-    """Nothing says then whether later keys are masked."""
+def test_decomposed_attention_is_not_matched(tmp_path: Path) -> None:
+    """The trace does not show whether later keys are masked."""
     result = bound(tmp_path, "(query @ key.transpose(-1, -2)).softmax(-1) @ value")
     assert not isinstance(result, Binding)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
-def test_both_kernels_are_right(tmp_path: Path) -> None:
-    """In Triton's interpreter, lengths that are no multiple of a block among them."""
+def test_both_kernels_are_correct(tmp_path: Path) -> None:
+    """In Triton's interpreter, also for lengths that are not a multiple of a block."""
     plain = recipe()
     values = {**plain.defaults, "tile_m": 64, "tile_n": 32}
     for causal in (True, False):

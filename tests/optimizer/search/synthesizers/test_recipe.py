@@ -1,4 +1,4 @@
-"""Recipes: read, matched, pruned by facts, changed by moves, and built for real."""
+"""Recipes: parsed, matched, pruned by facts, changed by moves, and built."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def bound(binding: Binding | RecipeMismatch) -> Binding:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"format": 2}, "this version reads format 1"),
         ({"template": "nowhere"}, "no file nowhere"),
@@ -116,13 +116,13 @@ def bound(binding: Binding | RecipeMismatch) -> Binding:
         ({"colour": 1}, "unknown key"),
     ],
 )
-def test_what_is_wrong_with_a_recipe_is_said(changed: dict[str, Any], said: str) -> None:
+def test_invalid_recipe_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidKnowledge) as caught:
         recipe(**changed)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
+def test_recipe_fits_if_names_dimensions_and_traits_agree() -> None:
     scale = recipe()
     traits = {"mul.other": 2.0}
     assert bound(match(scale, signature(2, 3, 16), traits, {}, "elementwise")).dims == {
@@ -140,25 +140,25 @@ def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
         assert isinstance(refusal, RecipeMismatch) and reason in refusal.reason
 
 
-def test_kinds_of_operators_tell_what_no_tensor_shows() -> None:
+def test_operator_kinds_distinguish_what_tensors_do_not() -> None:
     scale = recipe(kinds={"pointwise": 1})
     shape, traits = signature(4, 16), {"mul.other": 2.0}
     bound(match(scale, shape, traits, {}, "elementwise", {"pointwise": 1}))
-    bound(match(scale, shape, traits, {}, "elementwise"))  # not watched: nothing speaks against it
+    bound(match(scale, shape, traits, {}, "elementwise"))  # not watched, so no contradiction
     others = {"pointwise": 3, "product": 1}
     refusal = match(scale, shape, traits, {}, "elementwise", others)
     assert isinstance(refusal, RecipeMismatch)
     assert refusal.reason == "is for 1 pointwise, the case runs 3 pointwise, 1 product"
 
 
-def test_facts_prune_the_space_and_their_absence_does_not() -> None:
+def test_facts_prune_space_only_where_known() -> None:
     scale = recipe()
     binding = bound(match(scale, signature(64, 256), {"mul.other": 2.0}, {}, "elementwise"))
     assert len(list(space(scale, binding, {}))) == 12
     assert {v["tile"] for v in space(scale, binding, {"l1d_size": 16384})} == {8, 16}
 
 
-def test_values_can_carry_no_code() -> None:
+def test_values_cannot_contain_code() -> None:
     binding = Binding({"rows": 1, "cols": 8}, {"factor": 1.5})
     built = instantiate(recipe(), {"chunk": 4, "tile": 8}, binding, PROBLEM)
     assert "static, 4" in built.source and "* 1.5;" in built.source
@@ -192,7 +192,7 @@ def node(number: int, proposal: Proposal | None) -> Node:
     return Node(number, None if proposal is None else 0, "evaluated", proposal, None)
 
 
-def test_defaults_come_first_then_the_move_then_neighbours_then_the_rest() -> None:
+def test_order_is_defaults_then_move_then_neighbours_then_rest() -> None:
     proposers = RecipeSynthesizer([recipe()], ["cpp"])
     first = proposers.propose(context(node(0, None), ()))
     assert first is not None and first.values == {"chunk": 4, "tile": 32}
@@ -207,7 +207,7 @@ def test_defaults_come_first_then_the_move_then_neighbours_then_the_rest() -> No
     assert len(seen) == 11  # the whole space but the default, each once
 
 
-def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
+def test_without_knowledge_moves_and_facts_have_no_effect() -> None:
     proposers = RecipeSynthesizer([recipe()], ["cpp"])
     tight = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 96 * 4 * 8})
     with_facts = proposers.propose(context(node(0, None), (), hardware=tight))
@@ -221,13 +221,13 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
     assert without is not None and without.values["tile"] == 32
 
 
-def test_a_moves_limit_and_direction() -> None:
+def test_limit_and_direction_of_a_move() -> None:
     tile = recipe().parameter("tile")
     up = {"role": "tile_m", "direction": "increase"}
     limited = ShownMove("m", "m", up, 32, "f", "", True, limit_unit="count")
     counted = replace(tile, unit="count")
     assert moved(counted, 16, limited) == 32 and moved(counted, 32, limited) is None
-    assert moved(tile, 32, limited) == 64  # of no stated unit: a limit says nothing of it
+    assert moved(tile, 32, limited) == 64  # without a stated unit, a limit does not apply
     bits = replace(limited, limit=512.0, limit_unit="bit")
     lanes = replace(tile, unit="elements")
     assert moved(lanes, 8, bits, 4) == 16 and moved(lanes, 16, bits, 4) is None
@@ -257,7 +257,7 @@ def measured(number: int, parent: int, values: dict[str, Any], merit: float, *mo
 def after(
     parent: Node, *tried: Node, **changed: Any
 ) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """What is proposed for the parent, one after another; nothing of it is measured."""
+    """The proposals for the parent in order, without measurements."""
     proposer, nodes, seen = RecipeSynthesizer([recipe()], ["cpp"]), list(tried), []
     while (proposal := proposer.propose(context(parent, tuple(nodes), **changed))) is not None:
         seen.append((dict(proposal.values), proposal.attributed))
@@ -265,7 +265,7 @@ def after(
     return seen
 
 
-def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
+def test_winning_step_is_repeated_and_losing_move_deferred() -> None:
     start = measured(1, 0, {"chunk": 1, "tile": 16}, 1.0)
     won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
     assert after(won, start, won)[0] == ({"chunk": 16, "tile": 16}, ())  # before the move
@@ -278,7 +278,7 @@ def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
     assert place == 2  # after chunk 16, which won, and tile 8, which was not tried
 
 
-def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() -> None:
+def test_undecided_moves_follow_true_ones_and_false_ones_have_no_effect() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
     open_ = replace(REMEDY, applies=None)
     holds = ShownMove("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
@@ -288,7 +288,7 @@ def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() 
     assert not [moves for _, moves in after(start, start, knowledge=refuted) if moves]
 
 
-def test_a_limit_is_that_of_the_very_chip() -> None:
+def test_limit_is_that_of_chip() -> None:
     raw = [RAW["parameters"][0], {**RAW["parameters"][1], "unit": "elements"}]
     wide = ShownMove("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
@@ -301,7 +301,7 @@ def test_a_limit_is_that_of_the_very_chip() -> None:
     assert proposer.roles(context(start, ()).problem) == ("block", "tile_m")
 
 
-def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> None:
+def test_instance_is_compiled_and_correct(tmp_path: Path, pool: RunnerPool) -> None:
     path = tmp_path / "scale.py"
     path.write_text(PROBLEM, encoding="utf-8")
     problem = load_problem(path)
@@ -331,9 +331,7 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> 
         ("x.flip(1).cumsum(1)", False),
     ],
 )
-def test_a_recipe_of_a_scan_is_for_the_scan_alone(
-    name: str, forward: str, fits: bool, tmp_path: Path
-) -> None:
+def test_scan_recipe_fits_only_scan(name: str, forward: str, fits: bool, tmp_path: Path) -> None:
     problem = tmp_path / "problem.py"
     problem.write_text(
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
@@ -355,7 +353,7 @@ def test_a_recipe_of_a_scan_is_for_the_scan_alone(
     sorted(Path("skills/library").glob("*/references/recipe.json")),
     ids=lambda p: p.parts[2],
 )
-def test_every_shipped_recipe_can_be_read(folder: Path) -> None:
+def test_every_shipped_recipe_is_parsed(folder: Path) -> None:
     root = folder.parents[1]
     files = {
         p.relative_to(root).as_posix(): p.read_text(encoding="utf-8")

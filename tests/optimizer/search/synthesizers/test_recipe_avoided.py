@@ -1,4 +1,6 @@
-"""What a skill says to avoid is tried last, is reached all the same, and can be left out again."""
+"""Steps that a skill warns of are tried last, are still reached, and are restored without the
+warning.
+"""
 
 from __future__ import annotations
 
@@ -57,38 +59,38 @@ def proposed(*moves: ShownMove, **values: int) -> list[tuple[dict[str, Any], tup
 # -- the order
 
 
-def test_the_avoided_step_comes_last_and_nothing_is_lost() -> None:
+def test_avoided_step_is_last_and_none_is_lost() -> None:
     free, warned = proposed(REMEDY), proposed(REMEDY, warning(LARGER))
     assert free[0] == ({"chunk": 4, "tile": 32}, ("mv_1",))
     larger = [{"chunk": 4, "tile": 32}, {"chunk": 4, "tile": 64}]
     last = [values for values, _ in warned[-2:]]
     assert last[0] == larger[0] and last[1] == larger[1]
     others = [values for values, _ in free if values not in larger]
-    assert [values for values, _ in warned[:-2]] == others  # all else in its order
-    assert warned[-2][1] == ("mv_1",)  # the move still made it
+    assert [values for values, _ in warned[:-2]] == others  # all others in order
+    assert warned[-2][1] == ("mv_1",)  # attributed to the move
 
 
-def test_a_warning_that_does_not_hold_or_is_of_another_role_changes_nothing() -> None:
+def test_false_warning_or_one_for_another_role_has_no_effect() -> None:
     free = proposed(REMEDY)
     assert proposed(REMEDY, warning(LARGER, applies=False)) == free
     assert proposed(REMEDY, warning(Knob("unroll", "increase"))) == free
     assert proposed(REMEDY, warning()) == free
 
 
-def test_no_warning_is_followed_as_a_move_or_named_as_the_maker() -> None:
+def test_warning_is_not_followed_or_attributed_as_a_move() -> None:
     choices = proposed(warning(Knob("tile_m", "decrease")), warning(LARGER, identity="other#0"))
     assert {attributed for _, attributed in choices} == {()}
     assert choices[0][0]["tile"] == 16 and len(choices) == 11
 
 
-def test_of_two_knobs_only_both_together_are_avoided() -> None:
+def test_warning_on_two_parameters_avoids_only_both_together() -> None:
     both = warning(LARGER, Knob("block", "decrease"))
     chosen = [values for values, _ in proposed(both)]
     assert {(v["chunk"], v["tile"]) for v in chosen[-2:]} == {(1, 32), (1, 64)}
     assert {"chunk": 4, "tile": 32} in chosen[:4] and {"chunk": 1, "tile": 16} in chosen[:4]
 
 
-def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
+def test_recent_win_in_this_run_outweighs_warning() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 8}, 1.0)
     won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
     knowledge = ShownKnowledge("ret_1", moves=(warning(LARGER),))
@@ -99,7 +101,7 @@ def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
     assert {values["chunk"] for values in waiting} == {4}
 
 
-def test_a_late_step_says_who_warned_of_it() -> None:
+def test_deferred_step_names_its_warning() -> None:
     parent = measured(1, 0, {"chunk": 4, "tile": 32}, 1.0)
     knowledge = ShownKnowledge("ret_1", moves=(warning(LARGER),))
     others = [
@@ -118,7 +120,7 @@ def test_a_late_step_says_who_warned_of_it() -> None:
 # -- one step
 
 
-def test_a_change_is_told_by_its_values_whatever_the_order_of_the_domain() -> None:
+def test_change_follows_values_not_the_order_of_domain() -> None:
     first = Parameter("rows_first", "order", (True, False), True)
     assert (next_value(first, True, "remove"), next_value(first, True, "add")) == (False, None)
     falling = Parameter("tile", "tile_m", (64, 32, 16, 8), 32)
@@ -129,7 +131,7 @@ def test_a_change_is_told_by_its_values_whatever_the_order_of_the_domain() -> No
     assert next_value(names, "float", "increase") is None
 
 
-def test_one_step_of_each_knob_or_why_there_is_none() -> None:
+def test_one_step_of_each_parameter_or_reason() -> None:
     values = {"chunk": 4, "tile": 32}
     knobs = (LARGER, Knob("block", "decrease"))
     changed = turned(recipe(), values, knobs)
@@ -167,7 +169,7 @@ def values_of(tree: Tree) -> list[dict[str, Any]]:
     return [dict(node.proposal.values) for node in tree if node.proposal is not None]
 
 
-def test_a_warning_that_was_shown_is_stored_and_found_by_leaving_it_out(tmp_path: Path) -> None:
+def test_shown_warning_is_stored_and_found_by_ablation(tmp_path: Path) -> None:
     up = replace(REMEDY, id="mv_up")
     knowledge = Moves(up, warning(LARGER))
     tree, task = run(tmp_path / "warned", knowledge)
@@ -182,7 +184,7 @@ def test_a_warning_that_was_shown_is_stored_and_found_by_leaving_it_out(tmp_path
     assert {item.note for item in gone} == {CHANGED}
 
 
-def test_a_run_without_knowledge_sees_no_warning(tmp_path: Path) -> None:
+def test_run_without_knowledge_sees_no_warning(tmp_path: Path) -> None:
     off, _ = run(tmp_path / "off", Moves(warning(LARGER)), on=False)
     plain, _ = run(tmp_path / "plain", Moves(), on=False)
     assert values_of(off) == values_of(plain)

@@ -1,4 +1,4 @@
-"""Stored winners for another problem of the family: made anew where their recipe fits it."""
+"""Stored winners for another problem of the family: rebuilt where their recipe fits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def won(recipe: Recipe, problem: ProblemView, **values: Value) -> Proposal:
     return Proposal(bundle, "recipe", recipe=recipe.name, values=chosen, cases=fitting.cases)
 
 
-def test_an_instance_is_made_anew_for_a_problem_that_its_recipe_fits() -> None:
+def test_winner_is_rebuilt_for_problem_that_its_recipe_fits() -> None:
     recipe, problem = shipped(SOFTMAX), view("softmax")
     elsewhere = won(recipe, problem, chunk=recipe.parameters[0].values[0])
     stale = replace(elsewhere, bundle=replace(elsewhere.bundle, files={"kernel.cpp": "// old"}))
@@ -53,7 +53,7 @@ def test_an_instance_is_made_anew_for_a_problem_that_its_recipe_fits() -> None:
     assert adapted.values == elsewhere.values and adapted.cases == elsewhere.cases
 
 
-def test_a_recipe_that_does_not_fit_is_not_inherited() -> None:
+def test_winner_of_an_unsuitable_recipe_is_not_inherited() -> None:
     recipe = shipped("cpp-panel-conv1d")
     winner = won(recipe, view("conv1d"))
     for other in ("depthwise_conv2d", "conv_transpose2d", "pointwise_conv2d"):
@@ -63,7 +63,7 @@ def test_a_recipe_that_does_not_fit_is_not_inherited() -> None:
     assert adapt_winner(winner, view("conv1d"), {recipe.name: recipe}, {}, same_problem=False)
 
 
-def test_values_that_the_recipe_or_the_chip_does_not_allow_are_not_inherited() -> None:
+def test_disallowed_values_are_not_inherited() -> None:
     recipe, problem = shipped(SOFTMAX), view("softmax")
     library = {recipe.name: recipe}
     winner = won(recipe, problem)
@@ -77,7 +77,7 @@ def test_values_that_the_recipe_or_the_chip_does_not_allow_are_not_inherited() -
     assert adapt_winner(winner, problem, library, {"vector_bits": 128}, same_problem=False) is None
 
 
-def test_any_other_kernel_is_inherited_by_its_own_problem_alone() -> None:
+def test_other_kernels_are_inherited_only_by_their_problem() -> None:
     problem = view("softmax")
     bundle = Bundle({"k.cpp": "// by hand"}, "k.cpp", "cpp", "kernlore_run", {}, "llm")
     for recipe in (None, "a-recipe-that-is-gone"):

@@ -1,4 +1,4 @@
-"""A small problem, the contexts of a search over it, and all that comes from its reference."""
+"""A small problem, the contexts of a search over it, and the proposals from its reference."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def context(
 
 
 def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) -> Node:
-    """A node as a finished evaluation leaves it."""
+    """A node with a finished evaluation."""
     evaluation = Evaluation(
         key="k",
         problem="p",
@@ -84,7 +84,7 @@ def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) ->
 
 
 def drained(problem: ProblemView, **library: str | None) -> list[Proposal]:
-    """What comes from the reference, one after the other."""
+    """All proposals from the reference, in order."""
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried: list[Node] = []
     while True:

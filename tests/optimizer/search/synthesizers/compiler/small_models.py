@@ -1,4 +1,4 @@
-"""Small models whose graphs are rewritten, and whether that keeps what they compute."""
+"""Small models whose graphs are rewritten, and whether their results are preserved."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def applied(source: str, *rules: str) -> Rewritten | None:
 
 
 def same_result(source: str, rewritten: Rewritten) -> None:
-    """With the weights it is made with, and with others written over them as the harness does."""
+    """With the initial weights, and with others written over them as the harness does."""
     bundle = rewritten_bundle(source, rewritten.text, rewritten.names)
     reference, inputs = loaded(source, "Model")
     candidate, _ = loaded(bundle.source, "ModelNew")
@@ -70,13 +70,13 @@ def same_result(source: str, rewritten: Rewritten) -> None:
 
 
 def alike(result: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Within an error that follows the size of the results, not of each of them."""
+    """Within an error relative to the size of the results, not to each of them."""
     scale = float(wanted[wanted.isfinite()].square().mean().sqrt())
     torch.testing.assert_close(result, wanted, rtol=2e-5, atol=2e-5 * max(1.0, scale))
 
 
 def other_weights(*models: torch.nn.Module) -> None:
-    """Behind the tensors, so that no version counter of a parameter tells of it."""
+    """Written past the tensors, so that no version counter of a parameter changes."""
     for number, values in enumerate(zip(*(list(state_of(m)) for m in models), strict=True)):
         torch.manual_seed(number)
         new = torch.rand_like(values[0].double()).to(values[0].dtype) + 0.5

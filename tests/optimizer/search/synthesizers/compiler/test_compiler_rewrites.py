@@ -141,7 +141,7 @@ RULE_CASES = [
 
 
 @pytest.mark.parametrize(("rule", "source", "before", "after"), RULE_CASES)
-def test_rule_takes_operators_out_and_keeps_the_result(
+def test_rule_removes_operators_and_preserves_result(
     rule: str, source: str, before: int, after: int
 ) -> None:
     rewritten = applied(source, rule)
@@ -150,7 +150,7 @@ def test_rule_takes_operators_out_and_keeps_the_result(
     same_result(source, rewritten)
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_case() -> None:
     others = {"cheaper_order", "channels_last", *(case[0] for case in WEIGHT_CASES)}
     assert {rule.name for rule in RULES} == others | {case[0] for case in RULE_CASES}
 
@@ -158,7 +158,7 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("forward", "cheaper"), [("return (x @ y) @ z", "y, z"), ("return x @ (y @ z)", "x, y")]
 )
-def test_products_take_the_order_with_fewer_multiplications(forward: str, cheaper: str) -> None:
+def test_products_take_order_with_fewer_multiplications(forward: str, cheaper: str) -> None:
     inputs = LONG if cheaper == "y, z" else FLAT
     rewritten = applied(model(forward, inputs), "cheaper_order")
     assert rewritten is not None and f"torch.matmul({cheaper})" in rewritten.text.forward
@@ -180,7 +180,7 @@ def test_products_take_the_order_with_fewer_multiplications(forward: str, cheape
     ],
     ids=["parameter", "buffer", "number", "random", "view", "output", "overwritten"],
 )
-def test_what_may_change_is_not_kept(forward: str, inputs: str, init: str) -> None:
+def test_variable_value_is_not_cached(forward: str, inputs: str, init: str) -> None:
     source = model(forward, inputs, init.replace("x0", "torch.ones(8)"))
     assert applied(source, "kept_constant") is None
 
@@ -192,7 +192,7 @@ def candidate_of(source: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     return loaded(source, "Model")[0], loaded(bundle.source, "ModelNew")[0]
 
 
-def test_a_kept_constant_is_made_again_for_another_size_or_dtype() -> None:
+def test_cached_constant_is_remade_for_another_size_or_dtype() -> None:
     reference, candidate = candidate_of(
         model("return x + torch.arange(x.size(-1), dtype=x.dtype).exp()")
     )
@@ -201,7 +201,7 @@ def test_a_kept_constant_is_made_again_for_another_size_or_dtype() -> None:
         assert result.dtype == x.dtype and torch.equal(result, reference(x))
 
 
-def test_a_kept_constant_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_constant_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, candidate = candidate_of(model("return x + torch.arange(x.size(-1)).exp()"))
     calls: list[tuple[Any, ...]] = []
     arange = torch.arange
@@ -217,7 +217,7 @@ def test_a_kept_constant_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", ["written", "replaced", "written in inference mode"])
-def test_a_kept_constant_follows_the_tensors_it_was_made_of(change: str) -> None:
+def test_cached_constant_follows_its_source_tensors(change: str) -> None:
     with torch.inference_mode("inference" in change):
         follows(change)
 
@@ -227,30 +227,30 @@ def follows(change: str) -> None:
     x = torch.randn(5, 8)
     before = models[1](x)
     for each in models:
-        kept = each.a
-        assert isinstance(kept, torch.Tensor)
+        stored = each.a
+        assert isinstance(stored, torch.Tensor)
         if "written" in change:
-            kept.mul_(2)
+            stored.mul_(2)
         else:
-            each.a = kept * 2
+            each.a = stored * 2
     after = models[1](x)
     assert torch.equal(after, models[0](x)) and not torch.equal(after, before)
 
 
-def test_tensors_that_forward_makes_are_written_out() -> None:
-    """Tracing keeps them as attributes that the candidate would not have."""
+def test_tensors_made_by_forward_are_written_out() -> None:
+    """Tracing stores them as attributes, which the candidate would lack."""
     source = model("return (x + torch.arange(8)) * 1.0")
     rewritten = applied(source, "neutral_number")
     assert rewritten is not None and "torch.arange(8)" in rewritten.text.forward
     same_result(source, rewritten)
 
 
-def test_tensors_without_a_name_leave_no_graph() -> None:
+def test_unnamed_tensors_leave_no_graph() -> None:
     traced = trace(model("return (x + self.l.table[:8]) * 1.0", init=HIDING))
     assert isinstance(traced, NoSymbolicGraph) and "no name" in traced.reason
 
 
-def test_other_threads_make_tensors_while_one_traces() -> None:
+def test_other_threads_make_tensors_during_tracing() -> None:
     with ThreadPoolExecutor(1) as other:
         tracing = other.submit(lambda: [trace(model(f"return x + {n}")) for n in range(30)])
         while not tracing.done():
@@ -264,7 +264,7 @@ def test_other_threads_make_tensors_while_one_traces() -> None:
 OVERWRITES = "self.r = nn.ReLU(inplace=True)"
 
 
-def test_results_that_are_overwritten_stay_apart() -> None:
+def test_overwritten_results_stay_separate() -> None:
     forward = "a = self.r(x - 1.0)\nreturn a + (x - 1.0)"
     assert applied(model(forward, init=OVERWRITES), "done_twice") is None
     forward = "return self.r((x - 1.0).clone()) + 1.0"
@@ -278,7 +278,7 @@ def test_rounded_quotients_are_not_combined() -> None:
     assert applied(model(forward), "numbers_together") is None
 
 
-def test_convolutions_get_their_input_with_channels_last() -> None:
+def test_convolution_inputs_become_channels_last() -> None:
     source = model("return self.conv(x).relu()", "torch.randn(2, 3, 8, 8)", IMAGES)
     rewritten = applied(source, "channels_last")
     assert rewritten is not None and rewritten.text.forward.count("channels_last") == 1
@@ -296,33 +296,33 @@ def test_convolutions_get_their_input_with_channels_last() -> None:
         "return x.transpose(0, 1).transpose(0, 0)",
     ],
 )
-def test_what_only_looks_alike_is_left_alone(forward: str) -> None:
+def test_similar_patterns_are_unchanged(forward: str) -> None:
     traced = trace(model(forward))
     assert isinstance(traced, SymbolicGraph) and variants(traced) == []
 
 
-def test_parts_that_are_needed_elsewhere_are_not_replaced() -> None:
+def test_parts_with_other_uses_are_not_replaced() -> None:
     forward = "g = torch.sigmoid(x)\nreturn x * g, g"
     assert applied(model(forward), "silu") is None
 
 
-def test_a_graph_that_writes_in_place_is_left_alone() -> None:
+def test_graph_with_writes_in_place_is_unchanged() -> None:
     traced = trace(model("y = x.clone()\ny += 1\nreturn y * 1.0"))
     assert isinstance(traced, NoSymbolicGraph) and "place" in traced.reason
 
 
-def test_a_forward_that_depends_on_values_has_no_graph() -> None:
+def test_value_dependent_forward_has_no_graph() -> None:
     traced = trace(model("return x if x.sum() > 0 else -x"))
     assert isinstance(traced, NoSymbolicGraph)
 
 
-def test_numbers_of_the_model_stay_its_attributes() -> None:
+def test_numbers_of_model_stay_attributes() -> None:
     rewritten = applied(model("return (x * 1.0) * self.eps"), "neutral_number")
     assert rewritten is not None and "self.eps" in rewritten.text.forward
     same_result(model("return (x * 1.0) * self.eps"), rewritten)
 
 
-def test_the_source_of_a_graph_is_not_changed_by_a_rewrite() -> None:
+def test_rewrite_does_not_change_source_graph() -> None:
     traced = trace(model(SOFTMAX))
     assert isinstance(traced, SymbolicGraph)
     before = operators(traced.graph.graph)

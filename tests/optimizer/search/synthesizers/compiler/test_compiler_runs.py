@@ -1,5 +1,6 @@
-"""Compiled and rewritten candidates through a real evaluation: what is compiled when it is called
-has time for it, and is compiled once for one evaluation and for no other."""
+"""Compiled and rewritten candidates through a real evaluation: compilation at the first call has
+time, and happens once per evaluation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .proposals import SOURCE, drained
 
 pytestmark = pytest.mark.slow(seconds=45)
 
-# Verdicts are tested here; a busy test machine has no timing to offer.
+# These tests are about verdicts; a busy machine has no quiet time for measurements.
 QUICK = EvaluationSettings(
     seeds=1,
     call_seconds=2.0,
@@ -105,10 +106,12 @@ weights = "{weights}"
 @pytest.mark.parametrize(
     ("weights", "mode"), [("varying", "eager"), ("frozen", "eager"), ("varying", "default")]
 )
-def test_folded_candidates_are_correct_with_weights_that_change(
+def test_folded_candidates_are_correct_with_changing_weights(
     tmp_path: Path, pool: RunnerPool, weights: str, mode: str
 ) -> None:
-    """Other sizes in one process; other weights for each seed, and where they vary, each call."""
+    """Other sizes in one process; other weights for each seed, and for each call where they
+    vary.
+    """
     path = tmp_path / "folds.py"
     path.write_text(FOLDS)
     (tmp_path / "problem.toml").write_text(SIZES.format(weights=weights))
@@ -139,7 +142,7 @@ os.environ["LEFT_BY_THIS_PROCESS"] = "1"  # a process loads a candidate once for
 )
 
 
-def test_only_processes_of_one_evaluation_share_what_was_compiled(evaluator: Evaluator) -> None:
+def test_only_processes_of_one_evaluation_share_compiled_code(evaluator: Evaluator) -> None:
     for text in (LEAVES_SOMETHING, LEAVES_SOMETHING):
         evaluation = evaluated(evaluator, text)
         assert "compiled already" in evaluation.message, evaluation.log or evaluation.message
@@ -173,7 +176,7 @@ raise RuntimeError(f"imported before: {from_before}, instructions: {known}, head
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's")
-def test_the_compiler_is_made_ready_once_for_all_candidates(evaluator: Evaluator) -> None:
+def test_compiler_is_prepared_once_for_all_candidates(evaluator: Evaluator) -> None:
     evaluation = evaluated(evaluator, HAS_THE_COMPILER)
     assert "imported before: True, instructions: 1, headers: [True]" in evaluation.message
 
@@ -196,7 +199,7 @@ class ModelNew(ModelNew):
 
 
 @pytest.mark.parametrize(("slow", "validity"), [(1, "correct"), (2, "timed_out")])
-def test_the_first_call_alone_has_time_to_compile(
+def test_only_first_call_has_time_to_compile(
     evaluator: Evaluator, slow: int, validity: str
 ) -> None:
     evaluation = evaluated(evaluator, SLOW.format(slow=slow))

@@ -1,4 +1,4 @@
-"""What is proposed, in which order, from which node; and that proposals pass a real evaluation."""
+"""Proposals, their order and their parents; and that they pass a real evaluation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ProblemView:
     return replace(problem_view(load_problem(path), "cpu"), op="softmax")
 
 
-def test_the_default_comes_first_then_rewrites_then_other_configurations(
+def test_default_precedes_rewrites_and_other_configurations(
     problem: ProblemView,
 ) -> None:
     proposals = drained(problem)
@@ -52,17 +52,17 @@ def test_the_default_comes_first_then_rewrites_then_other_configurations(
     assert all(p.bundle.parameters == p.values for p in proposals)
 
 
-def test_the_same_context_gives_the_same_proposal(problem: ProblemView) -> None:
+def test_equal_contexts_give_equal_proposals(problem: ProblemView) -> None:
     assert drained(problem) == drained(problem)
 
 
-def test_each_device_gets_its_own_configurations(problem: ProblemView) -> None:
+def test_each_device_has_its_configurations(problem: ProblemView) -> None:
     modes = {p.values["mode"] for p in drained(problem, device="cuda")}
     assert "reduce-overhead" in modes
     assert drained(problem, device=None) == []
 
 
-def test_forbidden_libraries_leave_nothing(problem: ProblemView) -> None:
+def test_forbidden_libraries_leave_no_proposal(problem: ProblemView) -> None:
     strict = replace(problem, policy={**problem.policy, "library": "forbidden"})
     assert drained(strict) == []
 
@@ -72,7 +72,7 @@ def changed(parent: Proposal, child: Proposal) -> set[str]:
     return {name for name in names if parent.values.get(name) != child.values.get(name)}
 
 
-def test_neighbours_of_the_best_differ_in_one_thing_and_are_never_repeated(
+def test_neighbours_of_best_differ_in_one_value_and_never_repeat(
     problem: ProblemView,
 ) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
@@ -89,7 +89,7 @@ def test_neighbours_of_the_best_differ_in_one_thing_and_are_never_repeated(
     assert len(tried) > 15
 
 
-def test_options_that_change_nothing_are_not_all_tried(problem: ProblemView) -> None:
+def test_options_without_effect_are_not_all_tried(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     first = synthesizer.propose(context(problem))
     assert first is not None
@@ -108,7 +108,7 @@ def test_options_that_change_nothing_are_not_all_tried(problem: ProblemView) -> 
     assert {p.values["mode"] for p in same} == {p.values["mode"] for p in slower}
 
 
-def test_descent_goes_on_from_the_best_only(problem: ProblemView) -> None:
+def test_descent_continues_only_from_best(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     first = synthesizer.propose(context(problem))
     assert first is not None
@@ -122,7 +122,7 @@ def test_descent_goes_on_from_the_best_only(problem: ProblemView) -> None:
     assert synthesizer.propose(context(problem, root, [root, better])) is None
 
 
-def test_an_eager_rewrite_is_compiled_next(problem: ProblemView) -> None:
+def test_eager_rewrite_is_compiled_next(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     rewrite = drained(problem)[1]
     node = evaluated(1, rewrite, 1.5)
@@ -131,7 +131,7 @@ def test_an_eager_rewrite_is_compiled_next(problem: ProblemView) -> None:
     assert "class Rewritten(Model)" in proposal.bundle.source
 
 
-def test_nodes_of_others_and_wrong_ones_are_not_changed(problem: ProblemView) -> None:
+def test_foreign_and_wrong_nodes_are_not_changed(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     first = synthesizer.propose(context(problem))
     assert first is not None
@@ -145,7 +145,7 @@ def test_nodes_of_others_and_wrong_ones_are_not_changed(problem: ProblemView) ->
     ("signal", "option"),
     [("not_vectorized", "cpp.enable_tiling_heuristics"), ("sync_stall", "cpp.min_chunk_size")],
 )
-def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, option: str) -> None:
+def test_verdict_orders_neighbours(problem: ProblemView, signal: str, option: str) -> None:
     first = drained(problem)[0]
     node, plain = evaluated(1, first, 1.5, signal), evaluated(1, first, 1.5)
     order = [next(iter(changed(first, p))) for p in neighbours(problem, node)]
@@ -165,7 +165,7 @@ def neighbours(problem: ProblemView, node: Node, *moves: ShownMove) -> list[Prop
         tried.append(evaluated(len(tried) + 1, proposal, 1.0))
 
 
-def test_a_move_brings_what_it_asks_for_forward_and_is_named(problem: ProblemView) -> None:
+def test_move_raises_its_option_and_is_attributed(problem: ProblemView) -> None:
     move = ShownMove("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
     node = evaluated(1, drained(problem)[0], 1.5)
     first = neighbours(problem, node, move)[0]
@@ -173,7 +173,7 @@ def test_a_move_brings_what_it_asks_for_forward_and_is_named(problem: ProblemVie
     assert next(iter(changed(drained(problem)[0], first))).startswith("cpp.")
 
 
-def test_what_needs_a_policy_is_only_tried_under_it(problem: ProblemView) -> None:
+def test_options_that_need_policy_are_tried_only_with_it(problem: ProblemView) -> None:
     node = evaluated(1, drained(problem)[0], 1.5)
     strict = {name for p in neighbours(problem, node) for name in p.values}
     loose = replace(problem, policy={**problem.policy, "precision": "relaxed", "weights": "frozen"})
@@ -181,7 +181,7 @@ def test_what_needs_a_policy_is_only_tried_under_it(problem: ProblemView) -> Non
     assert {"cpp.enable_unsafe_math_opt_flag", "freezing"} <= allowed - strict
 
 
-def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> None:
+def test_options_unknown_to_this_torch_are_not_proposed(problem: ProblemView) -> None:
     few = Installed({"default": {}}, frozenset({"size_asserts"}))
     synthesizer = CompilerSynthesizer(known=lambda: few)
     first = synthesizer.propose(context(problem))
@@ -195,7 +195,7 @@ def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> 
 
 
 @pytest.mark.parametrize("op", ["pooling", "reduction"])
-def test_tuned_launches_come_before_what_has_no_reason_on_a_gpu(
+def test_tuned_launches_precede_options_without_reason_on_gpu(
     problem: ProblemView, op: str
 ) -> None:
     pooled = replace(problem, op=op)
@@ -211,7 +211,7 @@ def test_tuned_launches_come_before_what_has_no_reason_on_a_gpu(
 
 
 def everything(space: Space) -> list[tuple[str, Value, tuple[str, ...]]]:
-    """Every option with every value that is set somewhere, and for which devices."""
+    """Every option with every value that is set, and its devices."""
     rows = [(o.name, v, o.help.devices) for o in space.options for v in o.values]
     return rows + [
         (name, value, point.help.devices)
@@ -220,7 +220,7 @@ def everything(space: Space) -> list[tuple[str, Value, tuple[str, ...]]]:
     ]
 
 
-def test_every_entry_is_an_option_of_the_installed_torch_with_the_right_type() -> None:
+def test_every_entry_is_a_torch_option_of_right_type() -> None:
     import torch
 
     inductor: Any = torch._TorchCompileInductorWrapper
@@ -229,17 +229,17 @@ def test_every_entry_is_an_option_of_the_installed_torch_with_the_right_type() -
     assert {point.mode for point in shipped().points} <= set(installed().modes)
 
 
-def test_defaults_of_the_file_are_those_of_torch() -> None:
+def test_file_defaults_equal_those_of_torch() -> None:
     from torch._inductor import config
 
     known = config.get_config_copy()
     stated = {o.name: o.default for o in shipped().options if o.default is not None}
-    # Decided by the build of torch and by the machine.
+    # Depends on the build of torch and on the machine.
     stated.pop("prologue_fusion")
     assert {name: known[name] for name in stated} == stated
 
 
-def test_the_words_of_the_file_are_known() -> None:
+def test_vocabulary_of_file_is_known() -> None:
     signals = set(load_signals().ids)
     entries: list[Any] = [*shipped().points, *shipped().options]
     for entry in entries:
@@ -259,7 +259,7 @@ def test_the_words_of_the_file_are_known() -> None:
         ("x.t()[:5].cumsum(0)", {"other": 1}, "unroll_reductions_threshold", "max_fusion_size"),
     ],
 )
-def test_options_that_cannot_change_the_code_are_not_tried(
+def test_options_that_cannot_change_code_are_not_tried(
     tmp_path: Path, computes: str, kinds: dict[str, int], tried: str, spared: str
 ) -> None:
     path = tmp_path / "problem.py"
@@ -288,7 +288,7 @@ def test_options_that_cannot_change_the_code_are_not_tried(
         ("default", {"max_autotune_gemm": True}, ["ATEN", "TRITON"]),
     ],
 )
-def test_who_computes_a_product_is_asked_where_products_are_autotuned(
+def test_backends_of_products_are_tried_where_products_are_autotuned(
     tmp_path: Path, mode: str, options: dict[str, Value], values: list[str]
 ) -> None:
     path = tmp_path / "problem.py"
@@ -297,8 +297,8 @@ def test_who_computes_a_product_is_asked_where_products_are_autotuned(
         "        return x @ x\n\ndef get_inputs():\n    return [torch.randn(16, 16)]\n"
         "\ndef get_init_inputs():\n    return []\n"
     )
-    asked = context(problem_view(load_problem(path), "cpu"), device="cuda")
+    request = context(problem_view(load_problem(path), "cpu"), device="cuda")
     name = "max_autotune_gemm_backends"
-    steps = shipped().neighbours(mode, options, asked, KNOWN)
+    steps = shipped().neighbours(mode, options, request, KNOWN)
     tried = [step.options[name] for step in steps if name in step.options]
     assert tried == values

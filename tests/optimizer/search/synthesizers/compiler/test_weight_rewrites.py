@@ -1,4 +1,4 @@
-"""Work that moves from activations into weights: the same result, and nothing without a gain."""
+"""Work moved from activations into weights: the same result, and nothing without a gain."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def test_work_moves_from_activations_to_weights(rule: str, source: str, expected
         ),
     ],
 )
-def test_weights_take_nothing_that_is_no_gain_or_another_function(
+def test_weights_are_unchanged_without_gain_or_equality(
     forward: str, inputs: str, init: str
 ) -> None:
     rules = {case[0] for case in WEIGHT_CASES}
     assert applied(model(forward, inputs, init), *rules) is None
 
 
-def test_all_that_can_be_folded_into_one_layer_is() -> None:
+def test_one_layer_takes_all_foldable_work() -> None:
     source = model(TWO_LAYERS + " * 0.5", ROWS, PAIR.format("", ""))
     rewritten = applied(source, "linear_twice", "scale_in_weights")
     assert rewritten is not None and rewritten.names == ("linear_twice", "scale_in_weights")
@@ -106,7 +106,7 @@ def test_all_that_can_be_folded_into_one_layer_is() -> None:
     same_result(source, rewritten)
 
 
-def test_a_scale_behind_a_folded_norm_is_folded_too() -> None:
+def test_scale_after_folded_norm_is_folded_too() -> None:
     init = "self.layer = nn.Conv2d(3, 4, 3, stride=2); self.norm = nn.BatchNorm2d(4)"
     source = model("return self.norm(self.layer(x)) * 2.0", "torch.randn(2, 3, 32, 32)", init)
     rewritten = applied(source, "norm_in_weights", "scale_in_weights")

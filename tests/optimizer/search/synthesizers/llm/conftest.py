@@ -1,4 +1,4 @@
-"""Real HTTP on loopback, real litellm; without the `llm` extra these tests do not run."""
+"""Real HTTP on loopback, real litellm; without the `llm` extra these tests are skipped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def serve() -> Iterator[Callable[[Script], ModelServer]]:
 
 @pytest.fixture
 def waits() -> list[float]:
-    """What the synthesizer would have slept."""
+    """The recorded sleeps of the synthesizer."""
     return []
 
 

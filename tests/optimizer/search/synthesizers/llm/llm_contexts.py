@@ -1,4 +1,4 @@
-"""A context with a C++ parent and the knowledge that fits it, for tests of the synthesizer."""
+"""A context with a C++ parent and its knowledge, for tests of the synthesizer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OpenAI-compatible servers on loopback. They hold no kernel: whatever code they answer with is the
-parent's source as they found it in the prompt, changed by numbers found in the prompt.
+"""OpenAI-compatible servers on loopback. They hold no kernel: their code is the parent's source in
+the prompt, changed by numbers in the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _END = re.compile(r"^--- KERNLORE-DATA ([0-9a-f]+) END ---$")
 
 @dataclass
 class Answered:
-    """What the server sends: a chat completion with `content` and `tool_calls`, or `raw`."""
+    """The answer of the server: a chat completion with `content` and `tool_calls`, or `raw`."""
 
     content: str | None = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -36,7 +36,7 @@ Script = Callable[[dict[str, Any], int], Answered]
 
 
 class ModelServer:
-    """requests: bodies as they came. script(body, number of the request, from 0)."""
+    """requests: the received bodies. script(body, index of the request)."""
 
     def __init__(self, script: Script) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ class ModelServer:
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
-        # `close` waits for as long as it polls.
+        # `close` waits for one polling interval.
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
@@ -77,7 +77,7 @@ class ModelServer:
             handler.end_headers()
             handler.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the caller gave up waiting, as the test wants
+            pass  # the caller timed out, as the test wants
 
 
 def _completion(answered: Answered) -> dict[str, Any]:
@@ -135,8 +135,9 @@ def block(prompt: str, kind: str) -> str:
 
 
 def moved(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The parent with the move's parameter raised by its factor as far as its limit, rounded down
-    to the fact it depends on: everything is read from the prompt."""
+    """The parent with the move's parameter multiplied by its factor up to its limit, rounded down
+    to a multiple of the fact; all values are read from the prompt.
+    """
     prompt = prompt_of(body)
     header, _, source = block(prompt, "source").partition("\n")
     name = header.removeprefix("file: ")
@@ -162,7 +163,7 @@ def moved(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def good(body: Mapping[str, Any]) -> Answered:
-    """In the form that the prompt asks for."""
+    """In the form that the prompt requests."""
     answer = moved(body)
     files = answer.pop("files")
     blocks = [f"File: {name}\n```\n{text}```\n" for name, text in files.items()]

@@ -1,4 +1,4 @@
-"""Answers in the form that the prompt asks for, and what is said of those that miss it."""
+"""Answers in the requested form, and the errors for others."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ def block(label: str, code: str = CODE, fence: str = "```", tag: str = "cpp") ->
         block("", tag=""),
     ],
 )
-def test_source_text_is_taken_from_code_blocks_as_it_is(part: str) -> None:
+def test_source_is_taken_from_code_blocks_unchanged(part: str) -> None:
     answer = read(answer_text(part))
     assert answer.bundle.files == {"kernel.cpp": CODE}
     assert (answer.plan, answer.claimed) == ("larger tiles", (MOVE_ID,))
 
 
-def test_the_object_may_stand_in_a_block_too() -> None:
+def test_json_object_may_be_in_block() -> None:
     head = f"```json\n{json.dumps(HEAD, indent=1)}\n```"
     assert read(f"{head}\n\n{block('File: kernel.cpp')}").bundle.source == CODE
     assert read(f"{head}\n\n{block('')}").bundle.source == CODE
 
 
 @pytest.mark.parametrize("files", [["kernel.cpp"], {}, "kernel.cpp"])
-def test_a_list_of_the_files_in_the_object_does_no_harm(files: Any) -> None:
+def test_list_of_files_in_object_is_accepted(files: Any) -> None:
     assert read(answer_text(block("File: kernel.cpp"), files=files)).bundle.files == {
         "kernel.cpp": CODE
     }
 
 
-def test_headers_have_blocks_of_their_own() -> None:
+def test_headers_have_separate_blocks() -> None:
     answer = read(answer_text(block("File: tiles.hpp", "// tiles\n"), block("File: kernel.cpp")))
     assert answer.bundle.files == {"tiles.hpp": "// tiles\n", "kernel.cpp": CODE}
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (answer_text(), "put each in a code block under a line `File: NAME`"),
         (answer_text(f"File: kernel.cpp\n```cpp\n{CODE}"), "block of kernel.cpp is not closed"),
@@ -85,14 +85,14 @@ def test_headers_have_blocks_of_their_own() -> None:
         (answer_text(block(""), block("")), "no file was found"),
     ],
 )
-def test_what_is_wrong_with_the_files_is_said(text: str, says: str) -> None:
+def test_errors_in_files_are_reported(text: str, message: str) -> None:
     with pytest.raises(BadAnswer) as caught:
         read(text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_an_object_that_breaks_says_where() -> None:
-    """Source text with its own quotes inside a JSON string: the commonest way to break one."""
+def test_broken_object_error_has_its_position() -> None:
+    """Source text with unescaped quotes inside a JSON string: the most common cause."""
     text = (
         '{"plan": "p", "language": "cpp",\n "files": {"kernel.cpp": "#include "kernlore_abi.h""}}'
     )
@@ -100,7 +100,7 @@ def test_an_object_that_breaks_says_where() -> None:
         read(text)
 
 
-def test_the_repair_round_asks_for_the_same_form(
+def test_repair_round_requests_same_form(
     serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer]
 ) -> None:
     def forgets_the_end(body: dict[str, Any], number: int) -> Answered:
@@ -116,7 +116,7 @@ def test_the_repair_round_asks_for_the_same_form(
     assert "`File: NAME`" in repair
 
 
-def test_prompts_of_one_run_share_their_beginning(
+def test_prompts_of_one_run_share_prefix(
     serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer]
 ) -> None:
     server = serve(lambda body, number: good(body))

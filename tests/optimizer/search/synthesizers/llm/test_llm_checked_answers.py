@@ -1,4 +1,4 @@
-"""A check before compiling: its remark goes back to the model once, and a replay does the same."""
+"""A check before compiling: its remark is sent to the model once, and a replay gives the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIRST, SECOND = "int kernlore_run() { vaddq(); }", "int kernlore_run() { vadd();
 
 
 class Checking:
-    """Remarks on sources with a slip; keeps what it was asked about."""
+    """Remarks on sources with an error; records its input."""
 
     def __init__(self) -> None:
         self.sources: list[str] = []
@@ -58,13 +58,13 @@ def asker(folder: Path, server: ModelServer, **given: Any) -> LlmSynthesizer:
 
 
 def replayed(folder: Path) -> str:
-    """The candidate of the stored conversation, without a server, a check or tools."""
+    """The candidate of the stored conversation, without server, check or tools."""
     settings = LlmSettings(models_from("openai/other"), api_base="http://127.0.0.1:1/v1")
     replay = LlmSynthesizer(settings, FolderTranscripts(folder), replay="run_test")
     return replay.propose(context(run_id="run_again")).bundle.source.strip()
 
 
-def test_a_remark_brings_one_more_answer(serve: Serve, tmp_path: Path) -> None:
+def test_remark_gives_one_more_answer(serve: Serve, tmp_path: Path) -> None:
     texts = [KERNEL % FIRST, KERNEL % SECOND]
     server, check = serve(lambda body, n: Answered(texts[n])), Checking()
     proposal = asker(tmp_path, server, check=check).propose(context())
@@ -76,14 +76,14 @@ def test_a_remark_brings_one_more_answer(serve: Serve, tmp_path: Path) -> None:
     assert proposal.cost.tokens_in == 200 and replayed(tmp_path) == SECOND
 
 
-def test_nothing_to_remark_costs_nothing(serve: Serve, tmp_path: Path) -> None:
+def test_correct_draft_costs_no_request(serve: Serve, tmp_path: Path) -> None:
     server, check = serve(lambda body, n: Answered(KERNEL % SECOND)), Checking()
     proposal = asker(tmp_path, server, check=check).propose(context())
     assert proposal.bundle.source.strip() == SECOND
     assert len(server.requests) == 1 and check.sources == [SECOND]
 
 
-def test_the_remark_is_made_once(serve: Serve, tmp_path: Path) -> None:
+def test_remark_is_made_once(serve: Serve, tmp_path: Path) -> None:
     server = serve(lambda body, n: Answered(KERNEL % f"{FIRST} // {n}"))
     proposal = asker(tmp_path, server, check=Checking()).propose(context())
     assert proposal.bundle.source.strip() == f"{FIRST} // 1" and len(server.requests) == 2
@@ -94,7 +94,7 @@ def test_the_remark_is_made_once(serve: Serve, tmp_path: Path) -> None:
     [Answered("I would rather not."), Answered(""), failure(500, "broken"), failure(400, "no")],
     ids=["no kernel", "nothing", "server error", "refused"],
 )
-def test_a_second_answer_that_can_not_be_used_leaves_the_first(
+def test_unusable_second_answer_leaves_first(
     serve: Serve, tmp_path: Path, second: Answered
 ) -> None:
     server = serve(lambda body, n: Answered(KERNEL % FIRST) if n == 0 else second)
@@ -104,14 +104,14 @@ def test_a_second_answer_that_can_not_be_used_leaves_the_first(
     assert stored is not None and stored.outcome == "proposal" and len(stored.replies) == 2
 
 
-def test_a_repaired_answer_is_checked_too(serve: Serve, tmp_path: Path) -> None:
+def test_repaired_answer_is_checked_too(serve: Serve, tmp_path: Path) -> None:
     texts = ["No.", KERNEL % FIRST, KERNEL % SECOND]
     server = serve(lambda body, n: Answered(texts[n]))
     proposal = asker(tmp_path, server, check=Checking()).propose(context())
     assert proposal.bundle.source.strip() == SECOND == replayed(tmp_path)
 
 
-def test_a_conversation_with_tools_is_replayed_without_them(serve: Serve, tmp_path: Path) -> None:
+def test_conversation_with_tools_is_replayed_without_them(serve: Serve, tmp_path: Path) -> None:
     def script(body: dict[str, Any], number: int) -> Answered:
         if number in (0, 1, 3):
             return Answered("", [tool_call("search_manual", query="rows")], "tool_calls")

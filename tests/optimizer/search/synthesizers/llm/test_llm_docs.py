@@ -1,4 +1,4 @@
-"""docs/llm.md says what the code does, and that no commercial model has been asked yet."""
+"""docs/llm.md agrees with the code, and states that no commercial model was used yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
 IN_WORDS = {"": MISSING, "environment": None, "no limit": None, "off": False}
 
 
-def test_every_setting_stands_in_the_table_with_its_default() -> None:
+def test_every_setting_is_in_table_with_its_default() -> None:
     documented: dict[str, object] = {}
     for names, default in re.findall(r"^\| (`[^|]+`) \| ([^|]*?) ?\|", TEXT, re.M):
         each = [part.strip() for part in default.split(",")]
@@ -29,12 +29,12 @@ def test_every_setting_stands_in_the_table_with_its_default() -> None:
         )
 
 
-def test_the_limits_named_are_those_that_hold() -> None:
+def test_documented_limits_equal_code() -> None:
     assert f"budget of {CONTEXT_TOKENS:,} tokens" in TEXT
     assert f"up to {LONGEST_WAIT_S:g} s" in TEXT
     assert SILENT_IN_A_ROW == 8 and "Eight attempts in a row" in TEXT
 
 
-def test_it_says_that_no_commercial_model_was_asked() -> None:
+def test_docs_state_that_no_commercial_model_was_used() -> None:
     for text in (TEXT, (ROOT / "README.md").read_text(encoding="utf-8")):
         assert "has not yet been run with a commercial model" in text

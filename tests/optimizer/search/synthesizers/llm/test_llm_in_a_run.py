@@ -1,5 +1,6 @@
-"""A whole search over HTTP: a model that is wrong every other time does not end it, and the stored
-transcripts give the same tree again."""
+"""A search over HTTP with a model that is wrong every second time; the stored transcripts give the
+same tree again.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ LIMIT = 100
 
 
 class TileBench:
-    """Stands for the machine: the larger the tile in the source, the faster. It takes one candidate
-    at a time."""
+    """A simulated machine: the larger the tile in the source, the faster. It evaluates one
+    candidate at a time.
+    """
 
     at_once = 1
 
@@ -54,7 +56,7 @@ class TileBench:
 
 
 class OneMove:
-    """The same knowledge for every question; keeps what it was told came of it."""
+    """The same knowledge for every request; records reported outcomes."""
 
     def consult(self, request: RetrieveRequest) -> ShownKnowledge:
         return knowledge(limit=LIMIT)
@@ -97,7 +99,7 @@ def tiles(tree: Tree) -> list[tuple[int | None, str | None]]:
     return [(n.parent, n.proposal.bundle.sha256 if n.proposal else None) for n in tree]
 
 
-def test_a_run_survives_its_models_and_is_replayed(
+def test_run_survives_wrong_answers_and_is_replayed(
     serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer], tmp_path: Path
 ) -> None:
     def every_other_wrong(body: dict[str, Any], number: int) -> Answered:
@@ -108,7 +110,7 @@ def test_a_run_survives_its_models_and_is_replayed(
     assert row.state == "finished"
     sources = [node.proposal.bundle.source for node in tree if node.proposal is not None]
     sizes = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
-    # doubled as far as the limit; then only the parent again, until nobody listens any more
+    # doubled up to the limit; then only the parent again, until the server stops
     assert sizes == [8, 16, 32, 64, LIMIT]
     assert "proposals in a row came to nothing" in row.ended
     assert all("llm: openai/scripted: " in message for message in heard)
@@ -123,7 +125,7 @@ def test_a_run_survives_its_models_and_is_replayed(
     assert len(server.requests) == requests
 
 
-def test_a_run_whose_models_nobody_answers_for_fails_with_their_address(
+def test_run_with_unreachable_models_fails_with_their_address(
     serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer], tmp_path: Path
 ) -> None:
     nowhere = "http://127.0.0.1:1/v1"
@@ -143,7 +145,7 @@ def test_a_run_whose_models_nobody_answers_for_fails_with_their_address(
     assert search(tmp_path / "runs", "run_again", replay)[0].ended == row.ended
 
 
-def test_a_cancelled_run_does_not_wait_for_its_model(
+def test_cancelled_run_does_not_wait_for_its_model(
     serve: Callable[..., ModelServer], tmp_path: Path
 ) -> None:
     store = FileStore(tmp_path / "runs")

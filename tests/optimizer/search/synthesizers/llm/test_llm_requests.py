@@ -1,5 +1,6 @@
-"""What a model that wrote C++ kernels by the requests of version 5 missed or was misled by: one
-test for each complaint."""
+"""Facts that a model that wrote C++ kernels from requests of version 5 missed or misunderstood: one
+test for each.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.templates import Fence, data, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
-from tests.optimizer.search.synthesizers.llm.test_llm_here import busy, cpu, first, outside, prompt
+from tests.optimizer.search.synthesizers.llm.test_llm_machine import (
+    busy,
+    cpu,
+    first,
+    outside,
+    prompt,
+)
 from tests.optimizer.search.synthesizers.llm.test_llm_prompt import child
 
 POINTS = (BandwidthPoint(8 << 20, 1.37e11, 0.0, 9), BandwidthPoint(256 << 20, 2.79e10, 0.0, 9))
@@ -40,10 +47,10 @@ def with_outputs(*dtypes: str, outputs: str = "float") -> ProposalContext:
     return replace(base, problem=problem)
 
 
-# -- what outputs are held against
+# -- comparison of outputs
 
 
-def test_a_count_is_said_to_be_held_against_the_reference_and_its_other_roundings() -> None:
+def test_comparison_of_counts_is_explained() -> None:
     text = outside(prompt(with_outputs("float32", "int64")).user)
     assert "- output0 (float32): compared with a float64 result of the reference" in text
     assert "- output1 (int64): each element must equal the reference's" in text
@@ -51,7 +58,7 @@ def test_a_count_is_said_to_be_held_against_the_reference_and_its_other_rounding
     assert f"At most {MAX_UNDECIDED:.0%}".replace("%", " %") in text
 
 
-def test_no_two_sentences_contradict_each_other() -> None:
+def test_sentences_do_not_contradict_each_other() -> None:
     text = outside(prompt(with_outputs("float32", "int64")).user)
     assert "Every output is compared as float" not in text
     plain = outside(prompt(with_outputs("float32", "float32")).user)
@@ -60,39 +67,39 @@ def test_no_two_sentences_contradict_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"),
+    ("outputs", "message"),
     [
         ("exact", "- output0 (float32): compared with the reference bit by bit"),
         ("exact, index", "- output1 (int64): indices, compared by the values of the input"),
     ],
 )
-def test_what_a_problem_states_of_its_outputs_is_said(outputs: str, said: str) -> None:
+def test_declared_properties_of_outputs_are_stated(outputs: str, message: str) -> None:
     dtypes = ("float32", "int64")[: outputs.count(",") + 1]
-    assert said in outside(prompt(with_outputs(*dtypes, outputs=outputs)).user)
+    assert message in outside(prompt(with_outputs(*dtypes, outputs=outputs)).user)
 
 
-def test_operations_that_nobody_counted_are_not_called_none() -> None:
+def test_uncounted_operations_are_not_called_zero() -> None:
     assert "0 floating-point" not in too_little(1_000, 0)
     assert "2,000 floating-point operations" in too_little(1_000, 2_000)
 
 
-# -- what the machine reaches
+# -- ceilings of the machine
 
 
-def test_what_the_device_was_measured_to_reach_is_said() -> None:
+def test_measured_ceilings_are_stated() -> None:
     here = replace(cpu(), rates=rates_of(ceilings()))
     text = block(prompt(first(hardware=here)).user, "hardware")
     assert "copying 256 MiB at 27.9 GB/s; copying" in text and "float32 107 GFLOP/s" in text
     assert "at 137 GB/s" in text
 
 
-def test_what_nobody_measured_is_not_said() -> None:
+def test_unmeasured_ceilings_are_not_stated() -> None:
     text = block(prompt(first(hardware=cpu())).user, "hardware")
     assert rates_of(None) is None and rates_of(ceilings(waited=0.3)) is None
     assert "GB/s" not in text and "GHz" not in text
 
 
-def test_the_clock_is_that_of_the_operating_system() -> None:
+def test_clock_is_that_of_operating_system() -> None:
     machine = cpu().machine
     assert machine is not None
     here = replace(cpu(), machine=replace(machine, megahertz=2445.4))
@@ -100,7 +107,7 @@ def test_the_clock_is_that_of_the_operating_system() -> None:
     assert clock_megahertz() is None or 100 < clock_megahertz() < 10_000  # type: ignore[operator]
 
 
-def test_the_share_of_the_roof_is_said_where_it_was_measured() -> None:
+def test_measured_share_of_roof_is_stated() -> None:
     timing = (CaseTiming("main", "measured", 100.0, 50.0),)
     known = {"copy_bandwidth_pct": 41.23, "matmul_peak_pct": 0.0}
     node = child(3, verdict=EvaluationVerdict(metrics=known), timings=timing)
@@ -132,7 +139,7 @@ def rough(number: int, gain: float, of: int = 0) -> Node:
     return busy(number, of=of, timings=(CaseTiming("main", "repeat", reason=why, **times),))
 
 
-def test_an_untimed_kernel_that_seems_faster_than_the_timed_one_is_shown_whole() -> None:
+def test_untimed_kernel_that_seems_faster_is_shown_whole() -> None:
     timed, other = child(2), rough(4, 3.0, of=2)
     given = context(parent=timed, best=timed, seen=(other,), tried=(timed, other))
     text = prompt(given).user
@@ -142,7 +149,7 @@ def test_an_untimed_kernel_that_seems_faster_than_the_timed_one_is_shown_whole()
     assert len(sources(replace(given, seen=(slower,), tried=(timed, slower)))) == 1
 
 
-def test_of_kernels_that_nobody_timed_the_one_that_seems_fastest_is_shown() -> None:
+def test_seemingly_fastest_of_untimed_kernels_is_shown() -> None:
     nodes = (rough(1, 2.0), rough(2, 9.0), rough(3, 4.0))
     text = prompt(first(*nodes)).user
     assert "Node 2, right, with no figure yet, whole." in text
@@ -152,7 +159,7 @@ def test_of_kernels_that_nobody_timed_the_one_that_seems_fastest_is_shown() -> N
     assert "Node 2, right" not in prompt(replace(deeper, with_memory=False)).user
 
 
-def test_each_time_says_whether_the_machine_was_quiet() -> None:
+def test_each_time_states_whether_machine_was_quiet() -> None:
     timing = (CaseTiming("main", "measured", 17251.0, 899.7),)
     text = block(prompt(context(parent=child(3, timings=timing))).user, "verdict")
     assert "899.7 us a call (reference 17251 us in turns with it), processors quiet" in text
@@ -161,18 +168,18 @@ def test_each_time_says_whether_the_machine_was_quiet() -> None:
     assert "processors quiet" not in disturbed
 
 
-# -- runs of before
+# -- earlier runs
 
 
-def test_requests_of_version_5_can_still_be_read() -> None:
+def test_requests_of_version_5_are_still_read() -> None:
     assert "compared bit by bit" in template("judging.md", "v5")
     assert "outputs" in data("policy.json", "v5") and "outputs" not in data("policy.json")
 
 
-# -- what a model missed in requests of version 6
+# -- missing in requests of version 6
 
 
-def test_each_verdict_says_whose_it_is() -> None:
+def test_each_verdict_names_its_kernel() -> None:
     text = prompt(first(busy(1))).user
     measured = text.partition("# What was measured about it")[2].partition("# Earlier")[0]
     reference, _, node = measured.partition("Node 1:")
@@ -182,16 +189,16 @@ def test_each_verdict_says_whose_it_is() -> None:
     assert "The reference:" not in alone.partition("#")[0]
 
 
-def test_what_the_budget_leaves_out_is_among_the_lessons() -> None:
+def test_kernels_dropped_by_budget_are_among_lessons() -> None:
     nodes = (busy(1), busy(2, rough=False))
     whole = first(*nodes)
     text = compose(whole, Fence(), budget=1, tools=False).user
-    said = block(text, "lessons")
-    assert "node 1: correct, no figure yet, roughly: case main about 810 us a call" in said
-    assert "node 2: correct, no figure yet, roughly: no time is known" in said
+    message = block(text, "lessons")
+    assert "node 1: correct, no figure yet, roughly: case main about 810 us a call" in message
+    assert "node 2: correct, no figure yet, roughly: no time is known" in message
 
 
-def test_a_lesson_says_time_registers_and_spills() -> None:
+def test_lesson_has_time_registers_and_spills() -> None:
     timing = (CaseTiming("main", "measured", 100.0, 38.456),)
     counted = {"n_regs": 96, "n_spills": 4}
     nodes = [
@@ -199,9 +206,9 @@ def test_a_lesson_says_time_registers_and_spills() -> None:
         for n in (1, 2)
     ]
     text = compose(first(*nodes), Fence(), budget=1, tools=False).user
-    said = block(text, "lessons")
-    assert "(38.46 us), 96 registers a thread, with spills: " in said
-    assert "(38.46 us): " in said and "(from node" not in said
+    message = block(text, "lessons")
+    assert "(38.46 us), 96 registers a thread, with spills: " in message
+    assert "(38.46 us): " in message and "(from node" not in message
     nodes[1] = replace(nodes[1], parent=1)
-    said = block(compose(first(*nodes), Fence(), budget=1, tools=False).user, "lessons")
-    assert "node 2 (from node 1): " in said
+    message = block(compose(first(*nodes), Fence(), budget=1, tools=False).user, "lessons")
+    assert "node 2 (from node 1): " in message

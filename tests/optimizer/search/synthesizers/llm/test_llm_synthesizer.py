@@ -1,4 +1,6 @@
-"""The whole way over HTTP with a server that knows no kernel: its answers come from the prompt."""
+"""The synthesizer over HTTP with a server that knows no kernel: its answers come from the
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ pytestmark = pytest.mark.slow(seconds=8)
 
 Made = Callable[..., LlmSynthesizer]
 Serve = Callable[..., ModelServer]
-PINNED = "1.106.2"  # 1.82.7 and 1.82.8 on PyPI carried a trojan: no version is taken unseen
+PINNED = "1.106.2"  # 1.82.7 and 1.82.8 on PyPI contained a trojan: every version is reviewed
 
 
 def test_litellm_is_the_pinned_version() -> None:
@@ -61,7 +63,7 @@ def answer(body: dict[str, Any], number: int) -> Answered:
     ("limit", "simd", "rows"),
     [(48, 4, 16), (12, 4, 12), (13, 4, 12), (15, 7, 14), (100, 16, 16)],
 )
-def test_the_candidate_follows_the_limit_and_the_fact(
+def test_candidate_follows_limit_and_fact(
     serve: Serve, synthesizer: Made, limit: float, simd: float, rows: int
 ) -> None:
     """A move of factor 2 on a tile of 8, bounded by the limit, in whole vectors."""
@@ -71,31 +73,29 @@ def test_the_candidate_follows_the_limit_and_the_fact(
     assert proposal.bundle.parameters == {"tile_rows": rows}
 
 
-def test_a_proposal_says_where_it_comes_from(
-    serve: Serve, synthesizer: Made, tmp_path: Path
-) -> None:
+def test_proposal_has_its_provenance(serve: Serve, synthesizer: Made, tmp_path: Path) -> None:
     proposal = synthesizer(serve(answer)).propose(context())
     assert (proposal.synthesizer, proposal.parent, proposal.origin) == ("llm", 3, "llm")
-    assert proposal.claimed == (MOVE_ID,)  # not what was never shown
+    assert proposal.claimed == (MOVE_ID,)  # not ids that were never shown
     assert proposal.attributed == ()
     assert proposal.model == "openai/scripted"
     assert (proposal.cost.tokens_in, proposal.cost.tokens_out) == (100, 20)
-    assert proposal.cost.usd is None  # in no price list
+    assert proposal.cost.usd is None  # not in the price list
     stored = FolderTranscripts(tmp_path / "transcripts").read("run_test", 4, 0)
     assert stored is not None and stored.id == proposal.transcript
     assert stored.prompt == "v7" and stored.outcome == "proposal"
     assert "usd is unknown" in stored.note
 
 
-def test_a_known_price_is_counted(serve: Serve, synthesizer: Made) -> None:
+def test_known_price_is_counted(serve: Serve, synthesizer: Made) -> None:
     server = serve(answer)
     proposal = synthesizer(server, model="openai/gpt-4o").propose(context())
     assert proposal.cost.usd == pytest.approx(100 * 2.5e-06 + 20 * 1e-05)
-    # A schema would force source text into JSON strings, which the prompt does not ask for.
+    # A schema would force source text into JSON strings, which the prompt does not request.
     assert "response_format" not in server.requests[0]
 
 
-def test_without_knowledge_nothing_of_it_is_in_the_prompt(serve: Serve, synthesizer: Made) -> None:
+def test_prompt_without_knowledge_has_none_of_it(serve: Serve, synthesizer: Made) -> None:
     def bare(body: dict[str, Any], number: int) -> Answered:
         _, _, source = block(prompt_of(body), "source").partition("\n")
         changed = source.replace("TILE_ROWS = 8", "TILE_ROWS = 9")
@@ -114,7 +114,7 @@ def test_without_knowledge_nothing_of_it_is_in_the_prompt(serve: Serve, synthesi
     assert proposal.claimed == ()
 
 
-def test_a_replayed_run_asks_nobody_and_gives_the_same(
+def test_replayed_run_sends_no_request_and_gives_same(
     serve: Serve, synthesizer: Made, tmp_path: Path
 ) -> None:
     """A failed attempt and a good one of the same step, in the same order."""
@@ -145,7 +145,7 @@ def test_a_replayed_run_asks_nobody_and_gives_the_same(
 
 
 class Library:
-    """Tools that answer; keeps what it was asked."""
+    """Tools that answer; records their calls."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -166,9 +166,7 @@ class Library:
         return "kernel.cpp:3: warning: unused variable"
 
 
-def test_tools_are_run_fenced_and_what_they_show_can_be_claimed(
-    serve: Serve, synthesizer: Made
-) -> None:
+def test_tool_results_are_fenced_and_can_be_claimed(serve: Serve, synthesizer: Made) -> None:
     def curious(body: dict[str, Any], number: int) -> Answered:
         answer = moved(body)
         if number == 0:
@@ -195,9 +193,7 @@ def test_tools_are_run_fenced_and_what_they_show_can_be_claimed(
     assert "no such tool" in results[3]
 
 
-def test_calls_beyond_the_bound_are_answered_that_they_were_not_carried_out(
-    serve: Serve, synthesizer: Made
-) -> None:
+def test_calls_over_limit_are_answered_as_not_executed(serve: Serve, synthesizer: Made) -> None:
     def eager(body: dict[str, Any], number: int) -> Answered:
         if number:
             return Answered(json.dumps(moved(body)))
@@ -215,7 +211,7 @@ def test_calls_beyond_the_bound_are_answered_that_they_were_not_carried_out(
     assert [NOT_ANSWERED in m["content"] for m in results[-4:]] == [False, True, True, True]
 
 
-def test_calls_keep_to_the_rate(serve: Serve, tmp_path: Path) -> None:
+def test_calls_respect_rate_limit(serve: Serve, tmp_path: Path) -> None:
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
     server = serve(answer)
     now = [100.0]
@@ -234,7 +230,7 @@ def test_calls_keep_to_the_rate(serve: Serve, tmp_path: Path) -> None:
     assert slept == [10.0, 10.0]
 
 
-def test_without_litellm_it_says_what_to_install(
+def test_missing_litellm_error_names_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "litellm", None)
@@ -243,7 +239,7 @@ def test_without_litellm_it_says_what_to_install(
     assert "pip install 'kernlore[llm]'" in caught.value.hint
 
 
-def test_a_price_is_known_or_not() -> None:
+def test_known_and_unknown_prices() -> None:
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
     assert price_known("openai/gpt-4o")
     assert not price_known("openai/scripted")
@@ -258,16 +254,16 @@ def test_models_are_drawn_by_weight_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a=0", "a=x", "=2", "a=nan"])
-def test_a_list_of_models_that_makes_no_sense_is_refused(text: str) -> None:
+def test_invalid_list_of_models_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         LlmSettings(models_from(text))
 
 
-def test_a_key_is_not_in_the_printed_settings() -> None:
+def test_key_is_not_in_printed_settings() -> None:
     assert "topsecret" not in repr(LlmSettings(models_from("a"), api_key="topsecret"))
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_package_import_loads_no_heavy_modules() -> None:
     code = (
         "import sys; import optimizer.search.synthesizers.llm.conversation;"
         "print(sorted({'litellm', 'openai', 'torch', 'numpy'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""A prompt for a chip's own language: ending, entry, launch, arguments, scalars and a sample."""
+"""A prompt for a chip's own language: suffix, entry, launch, arguments, scalars and a sample."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def toy(toolchain: ToolchainSpec | None = STATED, **changes: Any) -> ProposalCon
     )
 
 
-def prompt(asked: ProposalContext) -> ModelPrompt:
-    return compose(asked, Fence(), budget=6_000, tools=False)
+def prompt(request: ProposalContext) -> ModelPrompt:
+    return compose(request, Fence(), budget=6_000, tools=False)
 
 
-def test_the_interface_says_ending_and_entry() -> None:
+def test_interface_states_suffix_and_entry() -> None:
     outside = blocks(prompt(toy()).user)[1]
     assert "its name ends in `.toy`, its entry is called `main`" in outside
     assert "in the block `launch` under Hardware" in outside
@@ -57,7 +57,7 @@ def test_the_interface_says_ending_and_entry() -> None:
     assert '"main": "kernel.toy"' in prompt(toy()).system
 
 
-def test_launch_names_arguments_and_scalars_of_each_case_inside_the_fence() -> None:
+def test_launch_has_arguments_and_scalars_of_each_case_inside_fence() -> None:
     launch = block(prompt(toy()).user, "launch")
     assert "One thread for each row." in launch
     assert "argument in0: input x, float32 [64, 32]" in launch
@@ -65,7 +65,7 @@ def test_launch_names_arguments_and_scalars_of_each_case_inside_the_fence() -> N
     assert "scalar rows = 64 (x.shape[0])" in launch and "scalar half = 32.0" in launch
 
 
-def test_a_sample_is_shown_until_there_is_a_kernel_in_the_language() -> None:
+def test_sample_is_shown_until_kernel_in_language_exists() -> None:
     sample = block(prompt(toy()).user, "sample")
     assert "computes: x" in sample and "kernel main(in0, out) { copy }" in sample
     answered = answer_from(ANSWER % ("kernel.toy", "kernel.toy"), toy(), ())
@@ -74,7 +74,7 @@ def test_a_sample_is_shown_until_there_is_a_kernel_in_the_language() -> None:
     assert "BEGIN sample" not in prompt(later).user
 
 
-def test_where_a_toolchain_states_nothing_the_usual_entry_is_asked_for() -> None:
+def test_toolchain_without_entry_uses_default_one() -> None:
     plain = prompt(toy(ToolchainSpec(run="toyrun {source} {input}"))).user
     unknown = prompt(toy(None)).user
     usual = (
@@ -85,7 +85,7 @@ def test_where_a_toolchain_states_nothing_the_usual_entry_is_asked_for() -> None
     assert "BEGIN launch" not in plain and "BEGIN sample" not in plain
 
 
-def test_a_later_kernel_keeps_the_entry_of_the_one_that_it_changes() -> None:
+def test_later_kernel_keeps_entry_of_its_parent() -> None:
     context = toy(ToolchainSpec(run="toyrun {source} {input}"))
     bundle = answer_from(ANSWER % ("kernel.toy", "kernel.toy"), toy(), ()).bundle
     parent = replace(context.parent, proposal=Proposal(bundle, "llm"))
@@ -93,10 +93,10 @@ def test_a_later_kernel_keeps_the_entry_of_the_one_that_it_changes() -> None:
     assert "keep the entry and the file name ending of the kernel to start from. The" in text
 
 
-def test_an_answer_is_entered_and_named_as_the_toolchain_wants() -> None:
-    asked = toy()
-    assert default_main("toyc", asked) == "kernel.toy" and "one .toy file" in rule(asked)
-    bundle = answer_from(ANSWER % ("kernel.toy", "kernel.toy"), asked, ()).bundle
+def test_answer_gets_entry_and_name_of_toolchain() -> None:
+    request = toy()
+    assert default_main("toyc", request) == "kernel.toy" and "one .toy file" in rule(request)
+    bundle = answer_from(ANSWER % ("kernel.toy", "kernel.toy"), request, ()).bundle
     assert (bundle.entry, bundle.main) == ("main", "kernel.toy")
     with pytest.raises(BadAnswer, match=r"use \.toy"):
-        answer_from(ANSWER % ("kernel.txt", "kernel.txt"), asked, ())
+        answer_from(ANSWER % ("kernel.txt", "kernel.txt"), request, ())

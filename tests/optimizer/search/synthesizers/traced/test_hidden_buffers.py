@@ -1,5 +1,6 @@
-"""Buffers of a Model that no state_dict holds, as the frequencies of a rotary embedding or a mask:
-the interface does not hand them over, so a kernel has to know them."""
+"""Buffers of a Model outside its state_dict, such as rotary frequencies or a mask: the interface
+does not pass them, so a kernel contains them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def source_of(model: tuple[str, str, str, str], dtype: str = "torch.float32") ->
     return FILE.format(init=init, forward=forward, shape=shape, second=made, dtype=dtype)
 
 
-def test_few_elements_stand_in_the_source_of_a_kernel_in_cpp(tmp_path: Path) -> None:
+def test_small_buffers_are_in_source_of_a_cpp_kernel(tmp_path: Path) -> None:
     case, given, expected = opened(source_of(ROTARY))
     program = lowered(case)
     assert isinstance(program, Program), program
@@ -58,7 +59,7 @@ def test_few_elements_stand_in_the_source_of_a_kernel_in_cpp(tmp_path: Path) -> 
     assert "unused" not in (tmp_path / "kernel.cpp").read_text()
 
 
-def test_a_model_that_cannot_be_made_with_memory_is_named() -> None:
+def test_model_that_cannot_be_made_with_memory_is_named() -> None:
     init, forward, shape, second = ROTARY
     fails = "\n        assert type(torch.ones(1)).__name__ == 'FakeTensor', 'no memory'"
     source = source_of((init + fails, forward, shape, second))
@@ -67,7 +68,7 @@ def test_a_model_that_cannot_be_made_with_memory_is_named() -> None:
     assert isinstance(problem, str) and "no memory" in problem
 
 
-def test_elements_of_sixteen_bits_are_written_as_they_are_read(tmp_path: Path) -> None:
+def test_sixteen_bit_elements_are_written_exactly(tmp_path: Path) -> None:
     init, forward, shape, second = ROTARY
     source = source_of((init + "\n        self.to(torch.bfloat16)", forward, shape, second))
     case, given, expected = opened(source)
@@ -77,7 +78,7 @@ def test_elements_of_sixteen_bits_are_written_as_they_are_read(tmp_path: Path) -
     torch.testing.assert_close(output.double(), expected[0], rtol=2e-5, atol=1e-5)
 
 
-def test_a_kernel_in_cpp_names_a_buffer_that_is_too_large_to_be_written() -> None:
+def test_too_large_buffer_of_a_cpp_kernel_is_named() -> None:
     case, _, _ = opened(source_of(MASKED))
     program = lowered(case)
     assert isinstance(program, Program), program
@@ -87,7 +88,7 @@ def test_a_kernel_in_cpp_names_a_buffer_that_is_too_large_to_be_written() -> Non
 
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("model", [ROTARY, MASKED])
-def test_a_kernel_in_triton_takes_them_from_the_model(
+def test_triton_kernel_takes_buffers_from_model(
     model: tuple[str, str, str, str], tmp_path: Path
 ) -> None:
     pytest.importorskip("triton")

@@ -38,7 +38,7 @@ def value(of: Index, at: dict[Var, int]) -> int:
 EVERY = [dict(zip((ROW, COLUMN), at, strict=True)) for at in itertools.product(range(6), range(4))]
 
 
-def test_splitting_a_dimension_and_joining_it_again_leaves_no_arithmetic() -> None:
+def test_splitting_and_joining_dimension_leaves_no_arithmetic() -> None:
     place = flattened((index(ROW), index(COLUMN)), (6, 4))
     assert unflattened(place, (6, 4)) == (index(ROW), index(COLUMN))
     assert flattened(unflattened(place, (6, 4)), (6, 4)) == place
@@ -46,7 +46,7 @@ def test_splitting_a_dimension_and_joining_it_again_leaves_no_arithmetic() -> No
 
 @pytest.mark.parametrize("by", [2, 3, 5, 7, 24])
 @pytest.mark.parametrize("offset", [0, 1, 11])
-def test_quotients_and_remainders_are_those_of_numbers(by: int, offset: int) -> None:
+def test_symbolic_quotients_and_remainders_equal_numeric_ones(by: int, offset: int) -> None:
     forward = index(ROW) * 4 + index(COLUMN) + offset
     backward = index(ROW) * -4 - index(COLUMN) + 23 + offset
     for place, at in itertools.product((forward, backward), EVERY):
@@ -54,7 +54,7 @@ def test_quotients_and_remainders_are_those_of_numbers(by: int, offset: int) -> 
         assert value(place % by, at) == value(place, at) % by
 
 
-def test_bounds_hold_every_value_and_are_met() -> None:
+def test_bounds_cover_every_value_and_are_tight() -> None:
     place = index(ROW) * -2 + index(COLUMN) + 3
     values = [value(place, at) for at in EVERY]
     assert bounds(place) == (min(values), max(values))
@@ -71,7 +71,7 @@ GROUP, PLACE = Var("p", 16), Var("c", 8 * 33)
 
 @pytest.mark.parametrize("by", [2, 3, 4, 6, 8, 11, 12, 24, 33, 264])
 @pytest.mark.parametrize("factor", [1, 2, 4, 11])
-def test_quotients_and_remainders_within_others_are_those_of_numbers(by: int, factor: int) -> None:
+def test_nested_quotients_and_remainders_equal_numeric_ones(by: int, factor: int) -> None:
     place, group = index(PLACE), index(GROUP)
     every = [
         (place // 3 + group * factor) // by,
@@ -94,8 +94,10 @@ def test_quotients_and_remainders_within_others_are_those_of_numbers(by: int, fa
             assert value(again, {PLACE: c, GROUP: p}) == right
 
 
-def test_a_group_of_channels_is_read_as_it_lies() -> None:
-    """Eight channels of 161 * 16 places are a row; channel and place within it come back to it."""
+def test_contiguous_group_of_channels_is_read_in_order() -> None:
+    """Eight channels of 161 * 16 places are a row; channel and place within it are recovered from
+    it.
+    """
     row, place = index(Var("p", 2048)), index(Var("c", 8 * 161 * 16))
     channel = (place // 16 // 161 + row * 8) % 64
     inside = (place // 16 % 161) * 16 + place % 2576 % 16

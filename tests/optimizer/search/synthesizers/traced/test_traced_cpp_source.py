@@ -1,5 +1,6 @@
-"""What a written C++ kernel looks like to who reads it: the functions that it calls and no others,
-and vectors that the processor has."""
+"""The text of a generated C++ kernel: only the functions that it calls, and vectors that the
+processor has.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def given(forward: str, bits: float | None = 256.0) -> ProposalContext:
         ("x.erfinv()", {"kl_erfinv"}, {"kl_erf", "kl_exp", "kl_lgamma"}),
     ],
 )
-def test_a_kernel_holds_the_functions_that_it_calls(
+def test_kernel_has_only_functions_that_it_calls(
     forward: str, called: set[str], absent: set[str]
 ) -> None:
     proposal = TracedSynthesizer().propose(given(forward))
@@ -57,14 +58,14 @@ def test_a_kernel_holds_the_functions_that_it_calls(
     assert "kl_bfloat16" not in proposal.bundle.source
 
 
-def test_a_type_brings_its_overloads_and_they_what_they_call() -> None:
+def test_type_includes_its_overloads_and_their_calls() -> None:
     text = header_for("kl_write(&out[0], kl_read((kl_bfloat16 *)p));")
     assert "struct kl_bfloat16" in text and "kl_bits" in text and "kl_exp" not in text
     assert header_for("").count("\n") < 8
 
 
 @pytest.mark.parametrize(("bits", "width"), [(256.0, "256"), (512.0, "512"), (None, "512")])
-def test_vectors_are_no_wider_than_the_processors(bits: float | None, width: str) -> None:
+def test_vectors_are_at_most_as_wide_as_the_processors(bits: float | None, width: str) -> None:
     synthesizer = TracedSynthesizer()
     at = given("x * 2", bits)
     first = synthesizer.propose(at)
@@ -79,13 +80,15 @@ def test_vectors_are_no_wider_than_the_processors(bits: float | None, width: str
 
 
 @pytest.mark.parametrize(("speed", "goes_on"), [(0.25, False), (0.9, True)])
-def test_kernels_that_cannot_win_are_left_after_one(speed: float, goes_on: bool) -> None:
-    said: list[str] = []
-    synthesizer = TracedSynthesizer(said.append)
+def test_hopeless_kernels_are_abandoned_after_one(speed: float, goes_on: bool) -> None:
+    messages: list[str] = []
+    synthesizer = TracedSynthesizer(messages.append)
     at = given("x * 2")
     first = synthesizer.propose(at)
     assert first is not None
     node = evaluated(1, first, speed)
     more = [synthesizer.propose(replace(at, parent=node, tried=[node])) for _ in range(2)]
     assert all(proposal is not None for proposal in more) == goes_on
-    assert [f"{speed}x of the reference" in line for line in said] == ([] if goes_on else [True])
+    assert [f"{speed}x of the reference" in line for line in messages] == (
+        [] if goes_on else [True]
+    )

@@ -1,4 +1,4 @@
-"""Kernels that are written from a graph compute what the graph computes: compiled and called."""
+"""C++ kernels generated from a graph give the results of the graph: compiled and called."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def source_of(name: str, dtype: str = "torch.float32") -> str:
 
 
 def opened(source: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor]]:
-    """The case, what a kernel is handed before the outputs, and the outputs in float64."""
+    """The case, the arguments of a kernel before the outputs, and the outputs in float64."""
     module: dict[str, object] = {}
     exec(compile(source, "problem", "exec"), module)
     torch.manual_seed(1)
@@ -274,12 +274,12 @@ def called(
     library = ctypes.CDLL(str(folder / "kernel.so"))
     assert library.kernlore_run(array, None) == 0
     sizes[0][0] += 1
-    assert library.kernlore_run(array, None) == 1  # a shape that it was not written for
+    assert library.kernlore_run(array, None) == 1  # a shape that it was not generated for
     return outputs
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_kernel_computes_what_the_model_computes(name: str, tmp_path: Path) -> None:
+def test_kernel_equals_model(name: str, tmp_path: Path) -> None:
     case, given, expected = opened(source_of(name))
     program = lowered(case)
     assert isinstance(program, Program), program
@@ -305,7 +305,7 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
         ("return (x > 0).nonzero()", "it was not traced"),
     ],
 )
-def test_what_cannot_be_lowered_is_named(forward: str, reason: str) -> None:
+def test_unsupported_operator_is_named(forward: str, reason: str) -> None:
     source = FILE.format(
         init="pass", forward=forward, shape="(4, 3)", second="torch.randn(3)", dtype="torch.float32"
     )

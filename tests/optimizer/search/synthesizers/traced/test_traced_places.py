@@ -1,5 +1,6 @@
-"""C++ kernels whose places are data: orders, elements that are put, running extremes, and special
-functions, held against torch on odd shapes, with NaN, and with nothing to put."""
+"""C++ kernels with data-dependent positions: sorts, scatters, running extremes, and special
+functions, compared with torch on odd shapes, with NaN, and on empty inputs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def get_inputs():
 """
 HOLES = "torch.where(torch.rand(6, 77) < 0.1, float('nan'), torch.randn(6, 77))"
 REDUCED = "('sum', 'prod', 'mean', 'amax', 'amin')"
-# name -> what the model computes, its inputs
+# name -> body of the model, its inputs
 MODELS = {
     "sorted": ("torch.sort(x)", ["torch.randn(8000)"]),
     "sorted with NaN": ("torch.sort(x, 1, True)[0]", [HOLES]),
@@ -155,7 +156,7 @@ MODELS = {
 
 
 def case_of(forward: str, inputs: list[str]) -> tuple[CaseView, list[torch.Tensor], list[object]]:
-    """The case, its inputs, and what torch computes from them."""
+    """The case, its inputs, and torch's result."""
     names = ", ".join("xyzw"[: len(inputs)])
     source = FILE.format(names=names, forward=forward, inputs=", ".join(inputs))
     module: dict[str, object] = {}
@@ -174,7 +175,7 @@ def case_of(forward: str, inputs: list[str]) -> tuple[CaseView, list[torch.Tenso
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_kernel_puts_and_orders_as_torch_does(name: str, tmp_path: Path) -> None:
+def test_kernel_scatters_and_sorts_as_torch_does(name: str, tmp_path: Path) -> None:
     case, given, expected = case_of(*MODELS[name])
     program = lowered(case)
     assert isinstance(program, Program), program
@@ -189,7 +190,7 @@ def test_a_kernel_puts_and_orders_as_torch_does(name: str, tmp_path: Path) -> No
         ("torch.index_put(x, (y,), x[:1])", ["torch.randn(4, 3)", "torch.ones(4) > 0"], "a mask"),
     ],
 )
-def test_what_has_no_places_is_named(forward: str, inputs: list[str], reason: str) -> None:
+def test_unsupported_operator_is_named(forward: str, inputs: list[str], reason: str) -> None:
     case, _, _ = case_of(forward, inputs)
     problem = lowered(case)
     assert isinstance(problem, str) and reason in problem

@@ -1,5 +1,6 @@
-"""Products of float32 as Triton kernels of our own: what they compute, in Triton's interpreter,
-which are written, and what a search does when they are not right."""
+"""Products of float32 as generated Triton kernels: their results in Triton's interpreter, which are
+generated, and the fallback of a search when they are wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow(seconds=30)
 
 pytest.importorskip("triton")
 
-# name -> what the model computes, shape of x, second input, layer
+# name -> body of the model, shape of x, second input, layer
 MODELS = {
     "linear": ("F.relu(self.l(F.gelu(x))) + y", "(70, 40)", "torch.randn(50)", "nn.Linear(40, 50)"),
     "gated": (
@@ -83,7 +84,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def small_ones() -> Iterator[None]:
-    """Products that are too small for a device are written too."""
+    """Generate products that are too small for a device too."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MIN_TILES", "MIN_COPIED"):
             patch.setattr(triton_products, name, 1)
@@ -100,7 +101,7 @@ def source_of(name: str) -> triton.CandidateText:
 
 @pytest.fixture(scope="module")
 def results(small_ones: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the interpreter computed."""
+    """The results of the interpreter."""
     folder = tmp_path_factory.mktemp("products")
     for name in MODELS:
         path = folder / f"{file_of(name)}.py"
@@ -116,7 +117,7 @@ def file_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_products_are_what_the_model_computes(name: str, results: Path) -> None:
+def test_products_equal_model(name: str, results: Path) -> None:
     _, _, expected = test_traced_triton.model_of(name)
     made = torch.load(results / f"{file_of(name)}.result")
     for output, golden in zip(made, expected, strict=True):
@@ -126,13 +127,13 @@ def test_products_are_what_the_model_computes(name: str, results: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kernels", "left"),
     [
-        ("linear", 2, ()),  # what comes before, and the product with what comes after
+        ("linear", 2, ()),  # the preceding part, and the product with the following part
         ("gated", 1, ()),
         ("scores", 2, ()),
         ("convolution", 1, ()),
     ],
 )
-def test_what_follows_is_computed_in_the_product(
+def test_following_operators_are_fused_into_product(
     name: str, kernels: int, left: tuple[str, ...]
 ) -> None:
     source = source_of(name)
@@ -151,7 +152,7 @@ def test_other_dtypes_and_few_tiles_stay_with_torch(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("lineage", "ours"), [(("h100", "nvidia"), True), (("amd",), False)])
-def test_a_product_that_is_not_right_is_torchs_in_the_next(
+def test_wrong_product_is_left_to_torch_in_next_proposal(
     lineage: tuple[str, ...], ours: bool
 ) -> None:
     case, _, _ = test_traced_triton.model_of("linear")

@@ -1,5 +1,6 @@
-"""Triton that is written from a graph computes what the graph computes, in Triton's interpreter,
-and compiles for chips that are not here."""
+"""Triton kernels generated from a graph give its results in Triton's interpreter, and compile for
+absent chips.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Model(nn.Module):
 def get_inputs():
     return [torch.randn({shape}), {second}]
 """
-# name -> what the model computes, shape of x, second input
+# name -> body of the model, shape of x, second input
 MODELS = {
     "chain": ("F.gelu(x * 2 + y).sin() - torch.tanh(x)", "(7, 33)", "torch.randn(33)"),
     "elementary": (
@@ -114,7 +115,7 @@ MODELS = {
     "nan": ("(x / (x - x).abs()).amax(-1) + y", "(20, 9)", "torch.randn(20)"),
     "two results": ("x.argmax(1), (x > y).sum(1)", "(6, 130)", "torch.randn(130)"),
     "library": ("F.relu(self.l(F.gelu(x))) + y", "(9, 24)", "torch.randn(10)"),
-    # Three products of one norm, which is written to memory once.
+    # Three products of one norm, which is stored once.
     "projections": (
         "(lambda n: self.q(n) * self.k(n) + self.v(n))(F.layer_norm(x, (24,))) + y",
         "(2, 9, 24)",
@@ -147,7 +148,7 @@ MODELS = {
         "(4, 33, 33)",
         "torch.randn(33)",
     ),
-    # Its log-softmax is read at places and summed up: one walk more, and no array of its own.
+    # Its log-softmax is read at indices and summed: one more pass, and no separate array.
     "odd sides": (
         "self.b(torch.tanh(self.a((x * y).type_as(self.a.weight)))) + x.type_as(self.a.weight)",
         "(2, 5, 17)",
@@ -162,7 +163,7 @@ MODELS = {
         "(8, 17, 17)",
         "torch.randn(17)",
     ),
-    # Whole rows, and all that one place of a tile sees, may be masked.
+    # Whole rows, and all positions of a tile, may be masked.
     "masked": (
         "torch.softmax(torch.where(x + y > 0.2, float('-inf'), x), 1)",
         "(7, 129)",
@@ -192,8 +193,8 @@ MODELS = {
     "scans of few rows": ("(x.cumsum(1) + y, x.sum(1).cumsum(0))", "(6, 50)", "torch.randn(50)"),
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
 }
-# Too many programs for the interpreter: only how many kernels it becomes is looked at.
-NOT_RUN = ("parts", "odd sides")  # the second in a test of its own
+# Too many programs for the interpreter: only the number of kernels is tested.
+NOT_RUN = ("parts", "odd sides")  # the second in a separate test
 IN_CHUNKS = (
     *("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups"),
     *("scans", "far from zero", "planes", "norm", "long losses"),
@@ -225,7 +226,7 @@ for path in sorted(pathlib.Path(".").glob("*.py")):
 
 
 def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor]]:
-    """The case, what the kernels are handed, and the outputs in float64."""
+    """The case, the arguments of the kernels, and the outputs in float64."""
     forward, shape, second = MODELS[name]
     init = INIT.get(name, "pass")
     source = FILE.format(init=init, forward=forward, shape=shape, second=second)
@@ -257,7 +258,7 @@ def text_of(name: str, values: Mapping[str, Value]) -> triton.CandidateText:
 
 
 def interpreted(folder: Path, program: str = RUNNER) -> None:
-    """Run every kernel file of a folder on its tensors, or what else a program does there."""
+    """Run every kernel file of a folder on its tensors, or another program there."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
@@ -272,8 +273,9 @@ def interpreted(folder: Path, program: str = RUNNER) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the interpreter computed: one process for all models, each with rows in
-    registers and with rows in chunks."""
+    """A folder with the results of the interpreter: one process for all models, each with rows in
+    registers and rows in chunks.
+    """
     folder = tmp_path_factory.mktemp("interpreted")
     for name, form in RUN:
         _, given, _ = model_of(name)
@@ -286,7 +288,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "form"), RUN)
-def test_kernels_compute_what_the_model_computes(name: str, form: str, results: Path) -> None:
+def test_kernels_equal_model(name: str, form: str, results: Path) -> None:
     _, _, expected = model_of(name)
     outputs = torch.load(results / f"{name.replace(' ', '_')}-{form}.result")
     for output, golden in zip(outputs, expected, strict=True):
@@ -323,19 +325,17 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("double", 1, ()),
     ],
 )
-def test_what_is_computed_in_one_place_is_one_kernel(
-    name: str, kernels: int, left: tuple[str, ...]
-) -> None:
+def test_local_computation_is_one_kernel(name: str, kernels: int, left: tuple[str, ...]) -> None:
     source = text_of(name, triton.DEFAULTS)
     assert (source.kernels, source.left) == (kernels, left)
 
 
-# The last has so many functions that as much of each as usual takes LLVM five times as long.
+# LLVM takes five times as long for the last, because of its many functions.
 @pytest.mark.parametrize(
     ("name", "values"),
     [("norm", triton.DEFAULTS), ("pooling", triton.DEFAULTS), ("made of others", SMALL)],
 )
-def test_kernels_compile_for_chips_that_are_not_here(
+def test_kernels_compile_for_absent_chips(
     name: str, values: Mapping[str, Value], tmp_path: Path
 ) -> None:
     case, _, _ = model_of(name)
@@ -351,7 +351,7 @@ def test_kernels_compile_for_chips_that_are_not_here(
 
 
 def proposed(forward: str, device: str | None, library: str = "allowed") -> tuple[list[str], str]:
-    """What the proposer logs for a GPU, and the plan of its first proposal, empty for none."""
+    """The log of the proposer for a GPU, and the plan of its first proposal, empty for none."""
     source = FILE.format(init="pass", forward=forward, shape="(8, 5)", second="torch.randn(5, 6)")
     specs = [
         TensorSpec("x", "input", "float32", (8, 5)),
@@ -370,7 +370,7 @@ def proposed(forward: str, device: str | None, library: str = "allowed") -> tupl
 
 
 @pytest.mark.parametrize("device", ["cuda", None])
-def test_a_gpu_gets_triton_that_names_what_stays_with_torch(device: str | None) -> None:
+def test_gpu_proposal_names_operators_left_to_torch(device: str | None) -> None:
     lines, plan = proposed("F.gelu(x @ y)", device)
     assert (lines, plan) == ([], "Write the traced graph as Triton: 1 kernel; torch keeps aten.mm.")
 
@@ -385,12 +385,12 @@ def test_a_gpu_gets_triton_that_names_what_stays_with_torch(device: str | None) 
         ("(x @ y).sort(0).values", "forbidden", "it is not lowered: aten.mm"),
     ],
 )
-def test_no_proposal_without_a_reason(forward: str, library: str, reason: str) -> None:
+def test_missing_proposal_has_reason(forward: str, library: str, reason: str) -> None:
     lines, plan = proposed(forward, "cuda", library)
     assert plan == "" and reason in "".join(lines)
 
 
-def test_an_import_that_must_stand_first_does() -> None:
+def test_future_import_comes_first() -> None:
     case, _, _ = model_of("softmax")
     program = lowered(case)
     assert isinstance(program, Program)
@@ -423,7 +423,7 @@ def get_inputs():
 
 
 def half_case(reference: str, width: int) -> CaseView:
-    """Of `HALF` with rows of this many elements."""
+    """The case of `HALF` with rows of this many elements."""
     given = [(8, width), (width,), (width,), (4, width), (4,), (2, width), (2,)]
     roles = ["input", *["parameter"] * 6, *["output"] * 2]
     specs = [
@@ -433,7 +433,7 @@ def half_case(reference: str, width: int) -> CaseView:
     return CaseView("main", Signature(tuple(specs)), {}, True, None, {}, reference)
 
 
-def test_torch_is_handed_values_in_their_own_precision() -> None:
+def test_torch_gets_values_in_their_own_precision() -> None:
     case = half_case(HALF, 16)
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
@@ -443,8 +443,8 @@ def test_torch_is_handed_values_in_their_own_precision() -> None:
     assert text.count("torch.ops.aten.addmm.default(") == 2
 
 
-def test_large_products_with_odd_sides_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS is slow over 16-bit rows that begin at no multiple of 16 bytes."""
+def test_large_products_with_odd_sides_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS is slow on 16-bit rows that do not start at a multiple of 16 bytes."""
     odd = HALF.replace("(16", "(17").replace(" 16,", " 17,")
     case = half_case(odd, 17)
     program = lowered(case, LIBRARY)
@@ -461,10 +461,10 @@ def test_large_products_with_odd_sides_are_filled_up(monkeypatch: pytest.MonkeyP
     assert "filled(" not in text(product_multiple=1)
 
 
-def test_what_lies_between_filled_products_is_not_copied(
+def test_data_between_padded_products_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Our own kernels write and read rows of the length that the products want."""
+    """Generated kernels write and read rows of the padded length."""
     monkeypatch.setattr(filling, "MIN_PADDED_WORK", 0)
     source = text_of("odd sides", SMALL)
     host = source.text.split("def traced_case0")[1].split("def run")[0]
@@ -481,7 +481,7 @@ def test_what_lies_between_filled_products_is_not_copied(
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("shape", [(3, 17, 5), (16, 8, 24), (1, 7, 8)])
-def test_a_filled_product_is_the_product(shape: tuple[int, int, int], transposed: bool) -> None:
+def test_padded_product_equals_product(shape: tuple[int, int, int], transposed: bool) -> None:
     names: dict[str, Any] = {"torch": torch}
     exec(filling.PADDING_FUNCTION, names)
     rows, inner, columns = shape

@@ -1,5 +1,6 @@
-"""A model server that misbehaves in named ways. Each ends in a clean ProposalFailed or in a good
-proposal, never in an exception of another kind."""
+"""A model server with named faults. Each ends in a ProposalFailed or in a good proposal, never in
+another exception.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def duplicate(body: dict[str, Any], number: int) -> Answered:
 
 
 def obeys_the_manual(body: dict[str, Any], number: int) -> Answered:
-    """Does what the manual's sentence asks for, as far as it finds one."""
+    """Follows the instruction in the manual, if it finds one."""
     answer = moved(body)
     assert "setup.sh" in prompt_of(body) and "run_shell" in prompt_of(body)
     if number == 0:
@@ -103,7 +104,7 @@ def obeys_the_manual(body: dict[str, Any], number: int) -> Answered:
 
 @dataclass(frozen=True)
 class Case:
-    """says: what the failure says; None where a proposal comes out. asked: requests."""
+    """says: the message of the failure; None for a proposal. asked: number of requests."""
 
     name: str
     script: Callable[[dict[str, Any], int], Answered]
@@ -133,7 +134,7 @@ CASES = (
     Case("duplicate of the parent", duplicate, "this is node 3 again", 2),
     Case("planted instruction", obeys_the_manual, "setup.sh", 2),
     Case("refusal", always(Answered("I'm sorry, but I can't help with that.")), "no complete", 2),
-    # beyond the fifteen
+    # more than the fifteen
     Case("refusal field", always(Answered(None, refusal="No.")), "no complete JSON object", 2),
     Case("always 500", always(failure(500, "down")), "tried 4 times", RETRIES + 1, RETRIES),
     Case(
@@ -155,7 +156,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_model_misbehaves(
+def test_faulty_model_gives_failure_or_proposal(
     case: Case, serve: Serve, synthesizer: Made, waits: list[float]
 ) -> None:
     server = serve(case.script)
@@ -173,14 +174,12 @@ def test_a_model_misbehaves(
     assert len(waits) == case.waits
 
 
-def test_the_wait_is_what_retry_after_says(
-    serve: Serve, synthesizer: Made, waits: list[float]
-) -> None:
+def test_wait_follows_retry_after(serve: Serve, synthesizer: Made, waits: list[float]) -> None:
     synthesizer(serve(rate_limited)).propose(context())
     assert waits == [7.0]
 
 
-def test_a_server_that_hangs_is_left(serve: Serve, synthesizer: Made) -> None:
+def test_hanging_server_times_out(serve: Serve, synthesizer: Made) -> None:
     def hang(body: dict[str, Any], number: int) -> Answered:
         server.released.wait(60)
         return good(body)
@@ -192,15 +191,13 @@ def test_a_server_that_hangs_is_left(serve: Serve, synthesizer: Made) -> None:
     assert len(server.requests) == 2
 
 
-def test_a_body_that_is_no_json_is_a_failed_proposal(serve: Serve, synthesizer: Made) -> None:
+def test_non_json_body_is_a_failed_proposal(serve: Serve, synthesizer: Made) -> None:
     server = serve(always(Answered(raw="<html>proxy</html>")))
     with pytest.raises(ProposalFailed):
         synthesizer(server, retries=0).propose(context())
 
 
-def test_the_shorter_prompt_has_no_excerpts_and_keeps_the_move(
-    serve: Serve, synthesizer: Made
-) -> None:
+def test_shortened_prompt_drops_excerpts_and_keeps_move(serve: Serve, synthesizer: Made) -> None:
     server = serve(overflow)
     synthesizer(server).propose(context(knowledge=knowledge(excerpts=20)))
     first, second = (prompt_of(body) for body in server.requests)
@@ -209,9 +206,7 @@ def test_the_shorter_prompt_has_no_excerpts_and_keeps_the_move(
     assert SOURCE.strip() in second and "mv_tile_up" in second
 
 
-def test_a_planted_instruction_stands_only_inside_the_fence(
-    serve: Serve, synthesizer: Made
-) -> None:
+def test_planted_instruction_is_only_inside_fence(serve: Serve, synthesizer: Made) -> None:
     server = serve(obeys_the_manual)
     with pytest.raises(ProposalFailed):
         synthesizer(server).propose(context())
@@ -225,7 +220,7 @@ def test_a_planted_instruction_stands_only_inside_the_fence(
     assert "tools" not in server.requests[0]
 
 
-def test_the_repair_round_tells_what_is_wrong(serve: Serve, synthesizer: Made) -> None:
+def test_repair_round_states_error(serve: Serve, synthesizer: Made) -> None:
     def learns(body: dict[str, Any], number: int) -> Answered:
         return changed(body, language="fortran") if number == 0 else good(body)
 
@@ -235,7 +230,7 @@ def test_the_repair_round_tells_what_is_wrong(serve: Serve, synthesizer: Made) -
     assert "'fortran' is not offered; use cpp, torch" in repair
 
 
-def test_a_key_is_in_no_error_and_no_transcript(
+def test_key_is_in_no_error_and_no_transcript(
     serve: Serve, synthesizer: Made, tmp_path: Path
 ) -> None:
     server = serve(
@@ -251,7 +246,7 @@ def test_a_key_is_in_no_error_and_no_transcript(
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
-def test_what_failed_attempts_cost_is_paid_by_the_next(serve: Serve, synthesizer: Made) -> None:
+def test_cost_of_failed_attempts_is_added_to_next(serve: Serve, synthesizer: Made) -> None:
     def second_time(body: dict[str, Any], number: int) -> Answered:
         return Answered("No.") if number < 2 else good(body)
 

@@ -1,5 +1,6 @@
-"""What a model must be told of the machine that its kernel runs on and of the kernels before it:
-one test for each thing that a reader of real requests missed or was misled by."""
+"""Facts that a prompt must have on the machine and on earlier kernels: one test for each that a
+reader of real requests missed or misunderstood.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def cpu(flags: tuple[str, ...] = FLAGS, lineage: tuple[str, ...] = ("x86-64",)) 
 
 
 def busy(number: int, rough: bool = True, of: int = REFERENCE, **changes: Any) -> Node:
-    """A right kernel that could not be timed."""
+    """A correct kernel that could not be timed."""
     times: dict[str, Any] = {"rough_us": 812.4, "rough_baseline_us": 4123.0} if rough else {}
     why = "timing must be repeated: the processors were busy in 10 of 10 pairs of blocks"
     timing = CaseTiming("main", "repeat", reason=why, **times)
@@ -75,34 +76,34 @@ def outside(text: str) -> str:
 # -- the machine
 
 
-def test_the_number_of_threads_and_of_processors_is_said() -> None:
+def test_number_of_threads_and_processors_is_stated() -> None:
     text = prompt(context(hardware=cpu())).user
-    said = "processors that may be used: 4; a kernel runs with 3 threads"
-    assert said in block(text, "hardware")
+    message = "processors that may be used: 4; a kernel runs with 3 threads"
+    assert message in block(text, "hardware")
     assert "`omp_get_max_threads()` is 3 on this machine" in outside(text)
 
 
-def test_the_processor_is_described_before_anything_was_compiled() -> None:
+def test_processor_is_described_before_any_compilation() -> None:
     text = block(prompt(first(hardware=cpu())).user, "hardware")
     assert "processor of this machine: AMD EPYC (AuthenticAMD 25 1)" in text
     assert "caches, as one core sees them: L1d 32 KiB, L2 512 KiB, L3 32 MiB" in text
     assert "it has: AVX2, FMA, F16C" in text
 
 
-def test_what_this_very_machine_is_comes_from_its_probe() -> None:
+def test_machine_is_described_by_its_probe() -> None:
     machine = machine_here(("x86-64",))
     assert machine.name and machine.processors >= machine.threads >= 1
     assert not set(machine.extensions) & set(machine.lacks)
 
 
-def test_a_target_that_is_not_here_says_nothing_of_this_machine() -> None:
+def test_absent_target_has_no_facts_of_this_machine() -> None:
     away = HardwareView("x86-64", ("x86-64",), None, ("cpp",), FACTS)
     text = prompt(context(hardware=away)).user
     assert "processor of this machine" not in text and "x_amx_tiles = 8" in text
     assert "`omp_get_max_threads()` is the number that the reference has too" in outside(text)
 
 
-def test_facts_of_units_that_the_machine_lacks_are_left_out() -> None:
+def test_facts_of_missing_units_are_omitted() -> None:
     text = block(prompt(context(hardware=cpu())).user, "facts")
     assert "x_amx" not in text and "x_avx512" not in text
     assert "x_avx_registers = 16" in text and "l1_size = 32768" in text
@@ -110,19 +111,19 @@ def test_facts_of_units_that_the_machine_lacks_are_left_out() -> None:
     assert "x_amx_tiles = 8" in block(prompt(context(hardware=whole)).user, "facts")
 
 
-def test_what_the_machine_lacks_is_said_where_its_family_is_quoted() -> None:
-    told = replace(knowledge(), situation="AMX tiles are fast.", target="AVX-512 has masks.")
-    text = prompt(context(hardware=cpu(), knowledge=told)).user
+def test_missing_units_are_stated_where_family_is_quoted() -> None:
+    reported = replace(knowledge(), situation="AMX tiles are fast.", target="AVX-512 has masks.")
+    text = prompt(context(hardware=cpu(), knowledge=reported)).user
     assert "it lacks, whatever else is said of its family: AVX-512, AVX-VNNI, AMX" in block(
         text, "hardware"
     )
     reminder = "This machine's processor lacks AVX-512, AVX-VNNI, AMX: what needs them"
     assert outside(text).count(reminder) == 2
-    whole = prompt(context(hardware=cpu(()), knowledge=told)).user
+    whole = prompt(context(hardware=cpu(()), knowledge=reported)).user
     assert "lacks, whatever" not in whole and "processor lacks" not in whole
 
 
-def test_neither_macros_nor_vectors_that_the_machine_lacks_are_offered() -> None:
+def test_missing_macros_and_vector_widths_are_not_offered() -> None:
     text = outside(prompt(context(hardware=cpu())).user)
     assert "(`__AVX2__`, `__FMA__`, `__F16C__`)" in text
     assert "prefer_vector_width (128 | 256)," in text
@@ -131,18 +132,18 @@ def test_neither_macros_nor_vectors_that_the_machine_lacks_are_offered() -> None
     assert "(`__ARM_FEATURE_SVE`)" in text and "prefer_vector_width (128 | 256 | 512)" in text
 
 
-def test_moves_to_units_that_the_machine_lacks_are_no_advice() -> None:
+def test_moves_to_missing_units_are_omitted() -> None:
     to_amx = ShownMove(
         "mv_amx", "bring it to AMX", {"role": "layout"}, None, None, "AMX is idle", True
     )
     tile = knowledge().moves[0]
-    told = ShownKnowledge("r", moves=(to_amx, tile))
-    shown = prompt(context(hardware=cpu(), knowledge=told))
+    reported = ShownKnowledge("r", moves=(to_amx, tile))
+    shown = prompt(context(hardware=cpu(), knowledge=reported))
     assert shown.shown == {tile.id}
-    assert "mv_amx" in prompt(context(knowledge=told)).shown
+    assert "mv_amx" in prompt(context(knowledge=reported)).shown
 
 
-def test_a_move_is_limited_by_what_this_machine_reports() -> None:
+def test_move_is_limited_by_reported_value() -> None:
     wider = ShownMove(
         "mv_wide",
         "fill the register",
@@ -152,37 +153,39 @@ def test_a_move_is_limited_by_what_this_machine_reports() -> None:
         "",
         True,
     )
-    told = ShownKnowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
-    shown = prompt(context(hardware=cpu(), knowledge=told)).user
+    reported = ShownKnowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
+    shown = prompt(context(hardware=cpu(), knowledge=reported)).user
     assert "limit: 256 (vector_bits)" in block(shown, "move")
 
 
-# -- the kernels before it
+# -- earlier kernels
 
 
-def test_what_disturbed_calls_took_is_shown_as_rough() -> None:
+def test_disturbed_times_are_shown_as_rough() -> None:
     text = prompt(first(busy(1))).user
-    said = block(text, "earlier")
-    assert "result: correct, no figure yet: the processors were busy in 10 of 10 pairs" in said
-    assert "the fastest of calls that other work disturbed, an order of magnitude at best" in said
-    assert "case main about 810 us a call, the reference about 4100 us" in said
+    message = block(text, "earlier")
+    assert "result: correct, no figure yet: the processors were busy in 10 of 10 pairs" in message
+    assert (
+        "the fastest of calls that other work disturbed, an order of magnitude at best" in message
+    )
+    assert "case main about 810 us a call, the reference about 4100 us" in message
     as_parent = block(prompt(context(parent=busy(3))).user, "verdict")
     assert "not measured: " in as_parent and "about 810 us a call" in as_parent
 
 
-def test_where_no_time_is_known_that_is_said() -> None:
+def test_unknown_time_is_stated() -> None:
     text = block(prompt(first(busy(1, rough=False))).user, "earlier")
     assert "the processors were busy" in text and "No time of its calls is known" in text
 
 
-def test_a_rough_time_is_kept_and_is_no_figure() -> None:
+def test_rough_time_is_stored_but_not_a_figure() -> None:
     node = busy(1)
     again = node_from_json(node.as_json())
     assert again.evaluation is not None and again.evaluation.timings[0].rough_us == 812.4
     assert again.merit == 0.0 and again.speedup is None
 
 
-def test_a_kernel_without_a_figure_is_not_called_the_best() -> None:
+def test_kernel_without_figure_is_not_called_best() -> None:
     text = prompt(first(busy(1))).user
     assert "best so far" not in text
     assert "Node 1, right, with no figure yet, whole. Go on from it where it helps." in outside(
@@ -192,7 +195,7 @@ def test_a_kernel_without_a_figure_is_not_called_the_best() -> None:
     assert "The best so far, whole." in outside(prompt(first(measured, best=measured)).user)
 
 
-def test_the_reference_is_not_said_to_stand_alone_beside_earlier_kernels() -> None:
+def test_reference_is_not_called_only_kernel_after_others() -> None:
     def start(given: ProposalContext) -> str:
         return outside(prompt(given).user).partition("# The kernel to start from\n")[2]
 
@@ -207,10 +210,10 @@ def test_the_reference_is_not_said_to_stand_alone_beside_earlier_kernels() -> No
     assert "nothing was written yet" in start(replace(forgetful, seen=()))
 
 
-def test_an_earlier_kernel_says_what_its_author_was_told_to_go_on_from() -> None:
-    def made(node: Node, *beside: int) -> Node:
+def test_earlier_kernel_names_its_parent() -> None:
+    def made(node: Node, *nearby: int) -> Node:
         assert node.proposal is not None
-        return replace(node, proposal=replace(node.proposal, alternatives=beside))
+        return replace(node, proposal=replace(node.proposal, alternatives=nearby))
 
     text = block(prompt(first(made(busy(2), 1))).user, "earlier")
     assert text.startswith("node 2, written anew, with node 1 to go on from")
@@ -223,10 +226,10 @@ def test_an_earlier_kernel_says_what_its_author_was_told_to_go_on_from() -> None
     )
 
 
-def test_what_is_told_beside_the_parent_is_what_the_prompt_shows() -> None:
+def test_stored_alternatives_equal_those_in_prompt() -> None:
     assert prompt(first(busy(1))).alternatives == (1,)
     assert prompt(first(broken(1))).alternatives == () == prompt(first()).alternatives
-    # A kernel that comes after it and failed is given up first, the one to go on from not at all.
+    # Later failed kernels are dropped first, the one to continue from never.
     both = first(busy(1), broken(2))
     assert sources(prompt(both)) == 2
     cut = compose(both, Fence(), budget=1, tools=False)
@@ -234,7 +237,7 @@ def test_what_is_told_beside_the_parent_is_what_the_prompt_shows() -> None:
     assert sources(cut) == 1
 
 
-def test_a_proposal_of_an_older_run_was_told_nothing_beside_its_parent() -> None:
+def test_proposal_of_an_older_run_has_no_alternatives() -> None:
     row = busy(1).as_json()
     del row["proposal"]["alternatives"]
     read = node_from_json(row).proposal
@@ -244,7 +247,7 @@ def test_a_proposal_of_an_older_run_was_told_nothing_beside_its_parent() -> None
     assert isinstance(read, Proposal) and read.alternatives == (4,)
 
 
-def test_where_there_is_no_signal_nothing_is_to_be_led_by_one() -> None:
+def test_prompt_without_signal_does_not_refer_to_one() -> None:
     composed = prompt(context(parent=busy(3)))
     assert "led by the leading signal where one is listed, else by" in composed.system
     assert "led by the first signal" not in composed.system
@@ -252,7 +255,7 @@ def test_where_there_is_no_signal_nothing_is_to_be_led_by_one() -> None:
     assert "no signal" not in block(prompt(context()).user, "verdict")
 
 
-def test_the_query_says_what_the_machine_lacks() -> None:
+def test_query_has_extensions_of_machine() -> None:
     assert cpu().lacks == lacking(("x86-64",), FLAGS)
     assert cpu().machine is not None
     assert cpu().machine.extensions == extensions_of(("x86-64",), FLAGS)  # type: ignore[union-attr]

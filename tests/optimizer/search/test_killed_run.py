@@ -19,7 +19,7 @@ KILLS = 1  # `tests/api/test_killed_service.py` kills twice
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")
-def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_killed_run_loses_and_repeats_no_candidate_and_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.search.killed_run", "--json", "--candidates", "3"]
     command += ["--kills", str(KILLS), "--earliest", "3", "--latest", "6"]
     command += ["--devices", str(store_ceilings(tmp_path) / "devices")]

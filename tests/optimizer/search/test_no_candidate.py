@@ -1,4 +1,4 @@
-"""A search without a candidate says which it was: there is none, or the time was over."""
+"""The message of a search without a candidate: none exists, or the time was over."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import Nonsense, Steps, TableBench, search
 
 
-class Nobody:
-    """Has nothing, and knows why."""
+class Unable:
+    """Proposes nothing, with a reason."""
 
     name = "nobody"
     first_tries = 1
@@ -29,7 +29,7 @@ class Nobody:
 
 
 class SlowReference(TableBench):
-    """Its reference takes 15 seconds, of which the clock of the search knows nothing."""
+    """Its reference takes 15 seconds, which the clock of the search does not see."""
 
     def reference(self) -> Evaluation:
         return replace(super().reference(), seconds={"correctness": 5.0, "benchmark": 10.0})
@@ -45,10 +45,10 @@ def reason(search: Search, *others: Synthesizer, stages: dict[str, float] | None
     return why
 
 
-def test_where_no_candidate_exists_it_names_who_was_asked_and_who_would_have_one(
+def test_no_candidate_names_proposers_tried_and_others_with_one(
     tmp_path: Path,
 ) -> None:
-    why = reason(search(tmp_path, Goal(minutes=2), synthesizers=(Nobody(),)), Steps(), Nonsense())
+    why = reason(search(tmp_path, Goal(minutes=2), synthesizers=(Unable(),)), Steps(), Nonsense())
     assert why == (
         "nothing was tried: no candidate exists. Tried: nobody (no rule for aten.sort). steps,"
         " which was not tried, has one: leave --language out; a language model (--models) or a"
@@ -56,7 +56,7 @@ def test_where_no_candidate_exists_it_names_who_was_asked_and_who_would_have_one
     )
 
 
-def test_where_the_time_was_over_it_says_what_took_it(tmp_path: Path) -> None:
+def test_time_over_names_what_took_it(tmp_path: Path) -> None:
     late = search(tmp_path, Goal(minutes=1))
     late.spent = 61.0
     stages = {"finding compilers": 0.2, "the reference": 40.4, "reading the problem": 20.4}
@@ -67,10 +67,10 @@ def test_where_the_time_was_over_it_says_what_took_it(tmp_path: Path) -> None:
     )
 
 
-def test_the_first_candidate_is_tried_however_long_the_last_measurement_would_take(
+def test_first_candidate_is_tried_despite_long_last_measurement(
     tmp_path: Path,
 ) -> None:
-    """Of a minute, 45 s are gone and the last measurement would take as long."""
+    """Of a minute, 45 s are over and the last measurement would take as long."""
     going = search(tmp_path, Goal(minutes=1, candidates=1), SlowReference())
     going.spent = 45.0
     assert going.run().ended == "1 candidates were tried" and len(going.tree) == 2
@@ -78,7 +78,7 @@ def test_the_first_candidate_is_tried_however_long_the_last_measurement_would_ta
     assert last_seconds(going.tree) == pytest.approx((1 + 3) * 15.0)
 
 
-def test_a_reference_that_is_known_is_not_measured_again(tmp_path: Path) -> None:
+def test_known_reference_is_not_measured_again(tmp_path: Path) -> None:
     bench = TableBench()
     going = search(tmp_path, Goal(candidates=1), bench)
     going.measured = SlowReference().reference()
@@ -87,7 +87,7 @@ def test_a_reference_that_is_known_is_not_measured_again(tmp_path: Path) -> None
     assert going.tree.root.evaluation == going.measured
 
 
-def test_stages_take_the_time_since_the_one_before() -> None:
+def test_stages_take_time_since_previous_one() -> None:
     now = [0.0]
     stages = Stages(clock=lambda: now[0])
     for at, name in ((2.0, "a"), (5.0, "b"), (6.0, "a")):

@@ -1,5 +1,5 @@
-"""Right kernels that do less than the formulas of the reference's operators count are correct and
-not flagged, at 95 % of what the device can do; times that their own algorithms cannot reach are.
+"""Correct kernels that do less work than the formulas of the reference's operators are not flagged,
+at 95 % of the ceilings; times that their own algorithms cannot reach are.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ START = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch 
 
 @dataclass(frozen=True)
 class Right:
-    """A problem and a right kernel. `inputs` are expressions by name; `reference` and `candidate`
+    """A problem and a correct kernel. `inputs` are expressions by name; `reference` and `candidate`
     are bodies of `forward`, or the candidate is a C++ file. `operations` are those that the
-    candidate needs, at `rate`; `moved` are the bytes of inputs that it reads."""
+    candidate needs, at `rate`; `moved` are the bytes of inputs that it reads.
+    """
 
     inputs: dict[str, str]
     reference: str
@@ -188,7 +189,7 @@ SQUARE = {name: f"torch.randn({N}, {N})" for name in "ab"}
 MATRIX = 4 * N * N
 LONG = 512
 ROWS, LENGTH, WIDTH = 16, 64, 48
-VALID = 16  # of the positions of each row at most
+VALID = 16  # at most this many positions of each row
 BY_FFT = 2.5 * 3 * 2 * LONG * math.log2(2 * LONG)
 
 RIGHT = {
@@ -386,7 +387,7 @@ def evaluator(path: Path, pool: RunnerPool) -> Iterator[Evaluator]:
 
 
 def flags_at(path: Path, microseconds: float) -> tuple[list[Flag], bool]:
-    """Flags of a time, and whether the formulas alone would have doubted it."""
+    """Flags of a time, and whether the formulas alone would have flagged it."""
     problem = load_problem(path)
     (case,) = problem.cases
     prepared = PreparedProblem(problem, "cpu", EvaluationSettings())
@@ -402,7 +403,7 @@ def best_us(given: Right, path: Path) -> float:
     return 1e6 * max(given.operations / given.rate, (given.moved + written) / BANDWIDTH)
 
 
-def test_it_is_correct_and_has_no_flag(given: Right, evaluator: Evaluator) -> None:
+def test_kernel_is_correct_without_flag(given: Right, evaluator: Evaluator) -> None:
     cpp = "kernlore_abi.h" in given.candidate
     if cpp:
         bundle = Bundle({"kernel.cpp": given.candidate}, "kernel.cpp", "cpp", "kernlore_run")
@@ -414,21 +415,19 @@ def test_it_is_correct_and_has_no_flag(given: Right, evaluator: Evaluator) -> No
     assert not found.flags
 
 
-def test_the_best_time_of_its_algorithm_has_no_flag(given: Right, path: Path) -> None:
+def test_best_time_of_algorithm_has_no_flag(given: Right, path: Path) -> None:
     flags, doubted = flags_at(path, best_us(given, path) / 0.95)
     assert not flags, flags
     assert doubted or given.fits
 
 
-def test_a_kernel_that_returns_what_it_kept_is_flagged(given: Right, path: Path) -> None:
+def test_kernel_that_returns_cached_results_is_flagged(given: Right, path: Path) -> None:
     flags, _ = flags_at(path, 0.01)
     assert [flag.defence for flag in flags] == [29]
 
 
 @pytest.mark.parametrize("name", ["Strassen's product", "a triangular output"])
-def test_a_product_of_inputs_in_half_of_its_operations_is_refused(
-    tmp_path: Path, name: str
-) -> None:
+def test_product_in_half_of_its_operations_is_refused(tmp_path: Path, name: str) -> None:
     given = RIGHT[name]
     path = problem_in(tmp_path, given)
     needed = 2 * N**3 if "Strassen" in name else N * N * (N + 1)
@@ -436,13 +435,13 @@ def test_a_product_of_inputs_in_half_of_its_operations_is_refused(
     assert flag.severity == "reject"
 
 
-def test_a_view_of_an_input_is_shown_to_a_person(tmp_path: Path) -> None:
+def test_view_of_an_input_needs_review(tmp_path: Path) -> None:
     given = Right({"x": "torch.randn(512, 512)"}, "return x.t().contiguous()", "return x.t()", 0, 0)
     (flag,), _ = flags_at(problem_in(tmp_path, given), 0.01)
     assert flag.severity == "review"
 
 
-def test_limits_without_ceilings_are_none(tmp_path: Path) -> None:
+def test_limits_without_ceilings_are_zero(tmp_path: Path) -> None:
     problem = load_problem(problem_in(tmp_path, RIGHT["windowed attention"]))
     prepared = PreparedProblem(problem, "cpu", EvaluationSettings())
     work = prepared.counted_work(problem.cases[0])
@@ -465,7 +464,7 @@ def get_inputs():
     ("loop", "speedup", "shown"),
     [(20, 15.0, False), (20, 500.0, True), (1, 25.0, True), (1, 9.0, False)],
 )
-def test_a_large_gain_is_shown_unless_the_reference_does_unneeded_work(
+def test_large_gain_needs_review_unless_reference_is_wasteful(
     tmp_path: Path, loop: int, speedup: float, shown: bool
 ) -> None:
     """Twenty fused pairs of operators move a fortieth of the bytes, and one pair half."""

@@ -1,4 +1,4 @@
-"""A run that does not end by itself: what it leaves when it is cancelled, and how it goes on."""
+"""Runs that are interrupted: their results, and how they resume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODEL = "openai/scripted"
 
 @dataclass
 class Place:
-    """A drawn chip, and a model that writes a right kernel for it each time."""
+    """A drawn chip, and a model that always writes a correct kernel for it."""
 
     base: DrawnBase
     chip: Chip
@@ -94,7 +94,7 @@ def place(base: DrawnBase, chip: Chip, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def cancelled(place: Place) -> FinishedRun:
-    """A run that is cancelled while its second candidate is written."""
+    """A run cancelled while its second candidate is written."""
     store = run_store(place.base.services)
     place.asked = lambda number: store.cancel("run_cancelled") if number == 1 else None
     if any(run.id == "run_cancelled" for run in store.latest()):
@@ -111,7 +111,7 @@ def stored(place: Place, run: str) -> FinishedRun:
     return FinishedRun(row, tree, outcome_of(row, tree), load_problem(Path(row.problem)))
 
 
-def test_a_cancelled_run_leaves_its_best_right_candidate(
+def test_cancelled_run_has_its_best_correct_candidate(
     place: Place, cancelled: FinishedRun, tmp_path: Path
 ) -> None:
     assert cancelled.run.state == "cancelled" and len(cancelled.tree) == 3
@@ -127,7 +127,7 @@ def test_a_cancelled_run_leaves_its_best_right_candidate(
     assert "**Not confirmed.** cancelled before" in report and "No gain" not in report
 
 
-def test_an_interrupted_run_leaves_it_too(place: Place, tmp_path: Path) -> None:
+def test_interrupted_run_has_its_best_correct_candidate(place: Place, tmp_path: Path) -> None:
     class Impatient(RecordingListener):
         def node(self, node: Node, tree: Tree) -> None:
             if node.number == 1:
@@ -142,7 +142,7 @@ def test_an_interrupted_run_leaves_it_too(place: Place, tmp_path: Path) -> None:
     assert (row.state, row.result["best_so_far"]) == ("cancelled", 1)
 
 
-def test_an_error_does_not_leave_a_run_running(place: Place) -> None:
+def test_run_with_error_has_failed(place: Place) -> None:
     class Broken(RecordingListener):
         def node(self, node: Node, tree: Tree) -> None:
             raise OSError("the terminal is gone")
@@ -153,7 +153,7 @@ def test_an_error_does_not_leave_a_run_running(place: Place) -> None:
     assert (row.state, row.ended) == ("failed", "OSError: the terminal is gone")
 
 
-def test_a_signal_before_the_first_step_does_not_either(
+def test_run_terminated_before_first_step_is_cancelled(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -165,7 +165,7 @@ def test_a_signal_before_the_first_step_does_not_either(
     assert run_store(place.base.services).run("run_terminated").state == "cancelled"
 
 
-def test_a_run_that_goes_on_is_exported_with_what_it_has(place: Place, tmp_path: Path) -> None:
+def test_unfinished_run_is_exported_with_its_results(place: Place, tmp_path: Path) -> None:
     services = place.base.services
     exported = []
 
@@ -185,15 +185,15 @@ def test_a_run_that_goes_on_is_exported_with_what_it_has(place: Place, tmp_path:
     assert json.loads(dispatch.read_text())["not_confirmed"]["node"] == 1
 
 
-def test_the_only_right_kernel_of_a_finished_run_is_written(place: Place, tmp_path: Path) -> None:
-    """Nothing can be faster than the first right candidate where there is no other."""
+def test_only_correct_kernel_of_a_finished_run_is_exported(place: Place, tmp_path: Path) -> None:
+    """A first correct candidate without a reference has no speed-up."""
     finished = place.searched("run_of_one", candidates=1)
     assert finished.run.state == "finished" and finished.outcome.node is None
     answer = write_result(finished, tmp_path / "out")
     assert answer["correct"] and answer["kernel"].endswith("kernel.nv")
 
 
-def test_the_baseline_is_named_with_its_cycles(
+def test_baseline_is_named_with_its_cycles(
     place: Place, cancelled: FinishedRun, tmp_path: Path
 ) -> None:
     tree, run = cancelled.tree, cancelled.run
@@ -210,7 +210,7 @@ def test_the_baseline_is_named_with_its_cycles(
     assert f"1 correct baseline, {evaluation.timings[0].cycles} cycles  plan 0" in shown
 
 
-def test_a_run_that_has_measured_nothing_yet_is_exported(place: Place, tmp_path: Path) -> None:
+def test_run_without_measurements_is_exported(place: Place, tmp_path: Path) -> None:
     store = run_store(place.base.services)
     if not any(run.id == "run_cancelled" for run in store.latest()):
         place.searched("run_cancelled", candidates=1)
@@ -219,7 +219,7 @@ def test_a_run_that_has_measured_nothing_yet_is_exported(place: Place, tmp_path:
     assert written["kernel"] is None and written["note"] == "the run has not ended"
 
 
-def test_a_run_is_continued_with_the_models_that_it_asked(place: Place) -> None:
+def test_resumed_run_uses_its_models(place: Place) -> None:
     store = run_store(place.base.services)
     place.asked = lambda number: store.cancel("run_resumed") if number == 0 else None
     place.searched("run_resumed", candidates=2)
@@ -232,24 +232,24 @@ def test_a_run_is_continued_with_the_models_that_it_asked(place: Place) -> None:
     assert f"asking {MODEL} for candidate 2 (0 s, at most 300 s)" in done.err
 
 
-def test_another_address_and_time_replace_those_of_the_run(place: Place) -> None:
+def test_new_address_and_time_limit_replace_those_of_run(place: Place) -> None:
     asked = {"models": "a=2", "api_base": "http://x/v1", "context_tokens": 9_000, "tools": None}
     asked["model_seconds"] = 900.0
     same = ModelOptions("a=2", "http://x/v1", 9_000, None, 900.0)
     assert ModelOptions.to_resume(asked) == same
     options = ModelOptions.to_resume(asked, api_base="http://y/v1", model_seconds=5.0)
     assert (options.models, options.api_base, options.timeout_s) == ("a=2", "http://y/v1", 5.0)
-    assert ModelOptions.to_resume({}) == ModelOptions()  # a run of an older version
+    assert ModelOptions.to_resume({}) == ModelOptions()  # a run of an earlier release
 
 
 @pytest.mark.parametrize("address", ["http://me:pass@host/v1", "http://host/v1?key=abc"])
-def test_an_address_with_a_secret_is_not_stored(address: str) -> None:
+def test_address_with_secret_is_not_stored(address: str) -> None:
     listener = RecordingListener()
     assert ModelOptions(MODEL, address).remembered(listener.log)["api_base"] is None
     assert "not stored" in listener.messages[0]
 
 
-def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None:
+def test_run_has_one_process_and_shows_its_stage(place: Place) -> None:
     services = place.base.services
     store = run_store(services)
     place.asked = lambda number: store.cancel("run_live") if number == 0 else None
@@ -295,7 +295,7 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
     assert store.run(row.id).state == "cancelled"
 
 
-def test_the_source_of_a_candidate_from_the_shell(place: Place, cancelled: FinishedRun) -> None:
+def test_source_of_a_candidate_by_command(place: Place, cancelled: FinishedRun) -> None:
     run = cancelled.run.id
     assert (
         place.shell("show", run, "--candidate", "1", "--source").out.strip() == place.good.strip()

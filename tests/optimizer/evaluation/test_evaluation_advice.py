@@ -1,5 +1,6 @@
-"""What an evaluation's author is told to change: moves that fit the operator, and that the
-toolchain does not do by itself."""
+"""Advice to the author of an evaluated kernel: moves that fit the operator and that the toolchain
+does not apply itself.
+"""
 
 from __future__ import annotations
 
@@ -61,18 +62,18 @@ def names(answer: dict[str, Any]) -> set[str]:
     return {move["name"] for move in answer["moves"]}
 
 
-def test_a_tile_is_advised_where_the_operator_has_one(local: CommandTarget) -> None:
+def test_tile_move_is_given_only_for_tiled_operators(local: CommandTarget) -> None:
     assert "vector-shaped-tile" in names(known(local, "matmul"))
     assert "vector-shaped-tile" not in names(known(local, "groupnorm"))
 
 
-def test_what_the_toolchain_sets_by_itself_is_not_advised(local: CommandTarget) -> None:
+def test_settings_of_toolchain_are_not_advised(local: CommandTarget) -> None:
     assert "name-the-target" not in names(known(local, "groupnorm"))
     assert "name-the-target" in names(known(local, "groupnorm", toolchain="own-cc 1"))
 
 
-def test_the_command_says_what_to_change_in_the_code(local: CommandTarget) -> None:
-    """Names of parameters are for recipes; a kernel that somebody wrote has none."""
+def test_command_describes_changes_of_code(local: CommandTarget) -> None:
+    """Names of parameters are for recipes; other kernels have none."""
     lines = [
         line for line in knowledge_lines(known(local, "matmul")) if "vector-shaped-tile" in line
     ]

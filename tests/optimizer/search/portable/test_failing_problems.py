@@ -1,4 +1,4 @@
-"""Whatever a problem of a session does, it ends with a sentence and the next problem begins."""
+"""Any problem of a session ends with a message, and the next one starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def get_inputs():
     return [{input}]
 """
 FLOATS = "torch.randn(8, 64)"
-# name -> (statement of __init__, of forward, input, what its sentence says)
+# name -> (statement of __init__, of forward, input, message)
 PROBLEMS = {
     "aborts": ("pass", "os.abort()", FLOATS, "signal SIGABRT"),
     "leaves": ("pass", "os._exit(0)", FLOATS, "exit code 0 before its search was over"),
@@ -74,7 +74,7 @@ FAILING = {name for name, (*_, words) in PROBLEMS.items() if words}
 
 
 def _session(folder: Path, names: tuple[str, ...]) -> Path:
-    """An unpacked session: the modules are this repository's."""
+    """An unpacked session with the modules of this repository."""
     folder.mkdir()
     entries = []
     for name in names:
@@ -102,39 +102,39 @@ def _out(place: Path) -> Path:
     return place
 
 
-def test_no_problem_of_many_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_problem_ends_with_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = tuple(name for name in PROBLEMS if name != "hangs")
     folder, out = _session(tmp_path / "session", names), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--memory", "8"]) == 1
     printed = capfd.readouterr().out
-    told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
-    assert tuple(told) == names
+    reported = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
+    assert tuple(reported) == names
     for name in names:
         words = PROBLEMS[name][-1]
-        assert words in told[name] and len(told[name]) > 20, (name, told[name])
-        assert f"{name}: {told[name]}" in printed
+        assert words in reported[name] and len(reported[name]) > 20, (name, reported[name])
+        assert f"{name}: {reported[name]}" in printed
         row = json.loads((out / f"s1_{name}" / "run.json").read_text(encoding="utf-8"))
         assert (row["state"] == "failed") == (name in FAILING), (name, row["ended"])
-        assert "None" not in told[name] and "no gain" not in told[name], told[name]
+        assert "None" not in reported[name] and "no gain" not in reported[name], reported[name]
     assert "no such thing" in (out / f"raises{WHY_FAILED}").read_text(encoding="utf-8")
     assert (out / RESULTS).exists()
 
 
-def test_one_that_never_ends_is_killed(tmp_path: Path) -> None:
+def test_hanging_problem_is_killed(tmp_path: Path) -> None:
     folder, out = _session(tmp_path / "session", ("hangs",)), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--deadline", "0.05"]) == 1
-    told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
-    assert PROBLEMS["hangs"][-1] in told["hangs"]
+    reported = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
+    assert PROBLEMS["hangs"][-1] in reported["hangs"]
 
 
-def test_a_problem_that_is_not_begun_says_so(tmp_path: Path) -> None:
+def test_problem_not_started_is_reported(tmp_path: Path) -> None:
     folder, out = _session(tmp_path / "session", ("ints", "dicts")), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--minutes", "0.0000001"]) == 0
-    told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
-    assert told == {"ints": NOT_BEGUN, "dicts": NOT_BEGUN}
+    reported = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
+    assert reported == {"ints": NOT_BEGUN, "dicts": NOT_BEGUN}
 
 
-def test_a_name_that_the_session_lacks_is_an_error(
+def test_unknown_problem_name_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = _session(tmp_path / "session", ("ints", "dicts")), tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Several evaluations side by side: one tree whatever is done first, whole after a crash."""
+"""Concurrent evaluations: the same tree in any order of completion, also after a crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Shape = list[tuple[int, int | None, str, str | None, int | None]]
 
 
 def shape(tree: Tree) -> Shape:
-    """What makes a tree what it is."""
+    """The identity of a tree."""
     return [
         (n.number, n.parent, n.state, n.proposal.bundle.sha256 if n.proposal else None, n.same_as)
         for n in tree
@@ -34,7 +34,7 @@ def shape(tree: Tree) -> Shape:
 
 
 class Hops(Steps):
-    """Steps of one to three either way; runs dry, repeats itself now and then."""
+    """Steps of one to three in both directions; sometimes exhausted or repeating."""
 
     name = "hops"
 
@@ -55,7 +55,7 @@ def bench(at_once: int, seed: int = 0) -> TableBench:
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_whoever_is_done_first_the_tree_is_the_same(
+def test_tree_does_not_depend_on_order_of_completion(
     tmp_path: Path, policy: str, at_once: int
 ) -> None:
     goal = Goal(candidates=22, policy=policy, seed=4)  # type: ignore[arg-type]
@@ -79,8 +79,8 @@ def test_whoever_is_done_first_the_tree_is_the_same(
     assert shape(replayed.tree) == shapes[0]
 
 
-def test_as_many_run_as_the_bench_can(tmp_path: Path) -> None:
-    """Each waits for three others: one after another they would never end."""
+def test_as_many_evaluations_run_as_the_bench_allows(tmp_path: Path) -> None:
+    """Each waits for three others: sequential ones would never end."""
     together = threading.Barrier(4, timeout=20)
 
     def value(proposal: Proposal) -> float:
@@ -98,19 +98,17 @@ def test_as_many_run_as_the_bench_can(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
-    tmp_path: Path, policy: str, at_once: int
-) -> None:
-    """Also between the rows of one batch; only what had no row is measured again."""
+def test_interrupted_run_resumes_to_same_tree(tmp_path: Path, policy: str, at_once: int) -> None:
+    """Also between the rows of one batch; only candidates without a row are measured again."""
     goal = Goal(candidates=16, policy=policy, seed=8)  # type: ignore[arg-type]
     whole = search(tmp_path, goal, bench(at_once), (Hops(),), name="whole")
     whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
     wanted = len({node.proposal.bundle.sha256 for node in whole.tree if node.proposal})
-    for kept in range(1, len(rows)):
-        name = f"cut{kept}"
-        search(tmp_path, goal, name=name)  # begins the run
-        (tmp_path / name / "nodes.jsonl").write_bytes(b"".join(rows[:kept]) + rows[kept][:40])
+    for stored in range(1, len(rows)):
+        name = f"cut{stored}"
+        search(tmp_path, goal, name=name)  # starts the run
+        (tmp_path / name / "nodes.jsonl").write_bytes(b"".join(rows[:stored]) + rows[stored][:40])
         again_on = bench(at_once)
         again = search(tmp_path, goal, again_on, (Hops(),), name=name)
         before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
@@ -120,7 +118,7 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
         assert len(before) + len(again_on.requests) == wanted
 
 
-def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> None:
+def test_interrupted_warm_start_resumes_to_same_tree(tmp_path: Path) -> None:
     inherited = [proposal(x, 0) for x in (5, 9, 2)]
     goal = Goal(candidates=4, target=1.4)
 
@@ -132,18 +130,18 @@ def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> N
 
     whole = run("whole", inherited)
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
-    for kept in range(1, len(rows)):
-        search(tmp_path, goal, name=f"cut{kept}")
-        (tmp_path / f"cut{kept}" / "nodes.jsonl").write_bytes(b"".join(rows[:kept]))
-        assert run(f"cut{kept}", inherited) == whole
-    # What was measured before the crash may have changed the order of the winners.
+    for stored in range(1, len(rows)):
+        search(tmp_path, goal, name=f"cut{stored}")
+        (tmp_path / f"cut{stored}" / "nodes.jsonl").write_bytes(b"".join(rows[:stored]))
+        assert run(f"cut{stored}", inherited) == whole
+    # Measurements before the crash may have changed the order of the winners.
     search(tmp_path, goal, name="other")
     (tmp_path / "other" / "nodes.jsonl").write_bytes(b"".join(rows[:2]))
     again = run("other", [inherited[2], inherited[0], inherited[1]])
     assert {row[3] for row in again[:4]} == {row[3] for row in whole[:4]}
 
 
-def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
+def test_budgets_count_running_evaluations(tmp_path: Path) -> None:
     measured = bench(4)
     search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").run()
     assert len(measured.requests) == 7
@@ -158,7 +156,7 @@ def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
     assert len(paid.tree) == 4
 
 
-def test_what_failed_is_tried_again_without_its_neighbours(tmp_path: Path) -> None:
+def test_failed_candidate_is_retried_without_its_neighbours(tmp_path: Path) -> None:
     """The machine fails twice for two candidates of the first four."""
     left = {2: 2, -1: 2}
     guard = threading.Lock()
@@ -180,7 +178,7 @@ def test_what_failed_is_tried_again_without_its_neighbours(tmp_path: Path) -> No
     assert len(going.listener.messages) == 4  # type: ignore[attr-defined]
 
 
-def test_an_error_of_ours_in_one_of_them_ends_the_run(tmp_path: Path) -> None:
+def test_internal_error_in_evaluation_ends_run(tmp_path: Path) -> None:
     def value(proposal: Proposal) -> float:
         if proposal.values["x"] == 2:
             raise ZeroDivisionError("a defect of the bench")
@@ -192,7 +190,7 @@ def test_an_error_of_ours_in_one_of_them_ends_the_run(tmp_path: Path) -> None:
     assert all(node.state != IN_FLIGHT for node in going.store.nodes("run_1"))
 
 
-def test_what_is_in_flight_is_tried_and_shown_to_nobody(tmp_path: Path) -> None:
+def test_running_candidate_is_not_proposed_or_shown(tmp_path: Path) -> None:
     seen_by_step: list[tuple[int, int, int]] = []
 
     class Watching(Hops):
@@ -227,9 +225,7 @@ search(Path(sys.argv[1]), Goal(), TableBench(value, at_once=int(sys.argv[2]))).r
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_run_that_is_told_to_end_does_not_wait_for_what_it_measures(
-    tmp_path: Path, at_once: int
-) -> None:
+def test_terminated_run_does_not_wait_for_measurements(tmp_path: Path, at_once: int) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(tmp_path), str(at_once)],
         cwd=ROOT,
