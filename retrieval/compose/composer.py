@@ -256,6 +256,7 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         excluded=material.excluded,
         lead=None if task == "write" else _lead(snapshot, material, layout, cards),
         log=partial(_log_block, request.log) if request.log else None,
+        notes=request.notes,
     )
     missing = missing_names(request.log or "", cards) if cards else ()
     return Composed(task, context, unknown, tuple(missing))
