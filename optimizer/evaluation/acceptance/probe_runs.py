@@ -376,7 +376,7 @@ def probe_run(
     emulated = {unit.language for unit in units} & set(machine.others)
     return ProbeRun(
         hardware=hardware,
-        device="its simulator" if emulated else identity.name if machine.devices else "",
+        device=f"the simulator of {hardware}" if emulated else identity.name if machine.devices else "",
         driver=identity.driver or "",
         made_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command=command,
