@@ -92,6 +92,12 @@ class ParsedDocument:
         return self.pages_seen - len(self.failures)
 
 
+def not_included(directive: str) -> str:
+    """The warning for a directive whose file did not come with the file that includes it."""
+    how = "send both in one request, as a ZIP, or with `kernlore ingest FOLDER`"
+    return f"{directive} was not read, as no such file came with this one: {how}"
+
+
 def document_to_json(document: ParsedDocument) -> str:
     """Write a document; dates in front matter become ISO strings."""
     return json.dumps(dataclasses.asdict(document), ensure_ascii=False, default=_plain)

@@ -10,6 +10,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -18,7 +19,8 @@ from zipfile import BadZipFile, ZipFile
 from sqlalchemy import Connection
 
 from ingestion.findings.scopes import template_languages
-from ingestion.formats.detect import detect
+from ingestion.formats.detect import Format, detect
+from ingestion.includes import JoinedUpload, join_includes
 from kb import telemetry
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
@@ -50,6 +52,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
 BUILTIN = "builtin"  # the origin of built-in documents, and the first part of their source keys
 _GROUP = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+# Versions of readers: a document in one of these formats is read again after a change.
+_READERS = {Format.ASCIIDOC: 1, Format.LATEX: 1, Format.ROFF: 1}
 # Skipped in folders; a file of such a name can be uploaded by itself.
 _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
 
@@ -77,7 +81,7 @@ class FileUpload:
 @dataclass(frozen=True)
 class Submitted:
     """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
-    duplicate_of).
+    duplicate_of, included: the text is in the document of the file that includes it).
     """
 
     document_id: DocumentId
@@ -170,7 +174,7 @@ class Uploads:
             sha256=key,
             size_bytes=len(upload.data),
             blob_key=key,
-            pipeline=self._pipeline_for(hardware),
+            pipeline=self._pipeline_for(hardware, kind),
             origin=upload.origin,
             access_scope=upload.access_scope,
         )
@@ -242,12 +246,13 @@ class Uploads:
                     return key
         return self._blobs.put(upload.data)
 
-    def _pipeline_for(self, hardware: Sequence[str]) -> str:
+    def _pipeline_for(self, hardware: Sequence[str], kind: Format | None = None) -> str:
         """The pipeline with the languages of the chips' toolchains, in which names and kernels are
-        read.
+        read, and the version of a format's reader, if it came after the pipeline.
         """
         languages = template_languages(hardware, self._registry.all())
-        return "+".join((self._pipeline, *sorted(languages)))
+        version = [f"{kind.value} {_READERS[kind]}"] if kind in _READERS else []
+        return "+".join((self._pipeline, *sorted(languages), *version))
 
     @staticmethod
     def _source_key(upload: FileUpload, name: str, category: str, hardware: Sequence[str]) -> str:
@@ -361,6 +366,36 @@ def archived_files(
             f"{name[:MAX_NAME]} cannot be unpacked: {error}",
             hint="Send an archive without a password, or the files themselves.",
         ) from None
+
+
+def join_upload(files: Mapping[str, BinaryIO], most_bytes: int) -> JoinedUpload:
+    """The files of an upload that include each other: those sent as they are, and those of each
+    archive. A damaged archive has none; `archived_files` refuses it.
+    """
+    whole = {name: file for name, file in files.items() if not is_archive(file, name)}
+
+    def sent(name: str) -> bytes:
+        data = whole[name].read()
+        whole[name].seek(0)
+        return data
+
+    joined = join_includes(whole, sent, most_bytes)
+    for name in files.keys() - whole.keys():
+        with suppress(BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error):
+            joined.update(_join_archived(files[name], most_bytes))
+        files[name].seek(0)
+    return joined
+
+
+def _join_archived(archive: BinaryIO, most_bytes: int) -> JoinedUpload:
+    with ZipFile(archive) as opened:
+
+        def packed(name: str) -> bytes:
+            with opened.open(name) as content:
+                return content.read(most_bytes + 1)
+
+        members = (m.filename for m in opened.infolist() if not m.is_dir())
+        return join_includes({m for m in members if not _hidden(m)}, packed, most_bytes)
 
 
 def is_archive(file: BinaryIO, name: str) -> bool:

@@ -295,7 +295,7 @@ class UploadedDocument(Result):
     """A document was taken, and read if `state` is ready or partial."""
 
     document_id: str
-    outcome: str = Field(description="created, new_version, unchanged or duplicate_of.")
+    outcome: str = Field(description="created, new_version, unchanged, duplicate_of or included.")
     job_id: str | None
     state: str = Field(description="queued, running, ready, partial or failed.")
     error: Json | None

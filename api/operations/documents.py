@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
@@ -14,12 +14,15 @@ from annotated_types import Ge, Le
 
 from api.operations import Download, Files, Incoming, operation
 from ingestion import progress
+from ingestion.includes import JoinedUpload
 from ingestion.uploads import (
     FileUpload,
     Submitted,
     archived_files,
     is_archive,
+    join_upload,
     restore_version,
+    safe_name,
 )
 from kb.errors import ErrorBody, InvalidRequest, KernloreError, UnsupportedFormat, error_json
 from kb.ids import new_id
@@ -107,8 +110,10 @@ def upload(
 ) -> Submitted | UploadedFiles:
     """Accept files and queue them to be read; `GET /jobs?group=GROUP` shows their progress.
 
-    `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders,
-    which tell files of one name apart. A ZIP archive is unpacked; its files have their paths in it.
+    `outcome` is created, new_version, unchanged, duplicate_of, or included: the text is in the
+    document of another file of the upload, by `include::` or `\\input`. File names may contain
+    folders, which tell files of one name apart. A ZIP archive is unpacked; its files have their
+    paths in it.
     """
     about = FileUpload(
         name="",
@@ -126,18 +131,25 @@ def upload(
     answers: list[Submitted | RefusedFile] = []
     refused: list[KernloreError] = []
     names: set[str] = set()
+    whole = {each.name: each.file for each in file if several and not each.oversized}
+    joined = join_upload(whole, services.settings.max_file_bytes)
+    parts: list[Incoming] = []
     for incoming in _unpacked(services, file, about):
+        if isinstance(incoming, Incoming) and incoming.name in joined.part_of:
+            parts.append(incoming)
+            continue
         try:
             if isinstance(incoming, RefusedArchive):
                 raise incoming.error
             _check_new(incoming, names)
-            submitted = _submit(services, incoming, about)
+            submitted = _submit(services, _with_included(incoming, joined), about)
             answers.append(submitted)
             services.metrics.upload(submitted.outcome)
         except KernloreError as error:
             refused.append(error)
             answers.append(RefusedFile(incoming.name[:200], ErrorBody(**error_json(error))))
             services.metrics.upload("refused")
+    answers += _parts_of(parts, joined, answers)
     if len(refused) == len(answers):
         if len(answers) > 1:
             refused[0].details["documents"] = answers
@@ -182,6 +194,28 @@ def _unpacked(
                 )
         except KernloreError as error:
             yield RefusedArchive(incoming.name, error)
+
+
+def _with_included(incoming: Incoming, joined: JoinedUpload) -> Incoming:
+    """The file with the text of those that it includes. Raises PayloadTooLarge."""
+    if incoming.name in joined.errors:
+        raise joined.errors[incoming.name]
+    text = joined.texts.get(incoming.name)
+    return incoming if text is None else Incoming(incoming.name, BytesIO(text))
+
+
+def _parts_of(
+    parts: Sequence[Incoming], joined: JoinedUpload, answers: Sequence[Submitted | RefusedFile]
+) -> Iterator[Submitted | RefusedFile]:
+    """The answers for included files: the documents that have their text."""
+    wholes = {answer.name: answer for answer in answers}
+    for part in parts:
+        name = joined.part_of[part.name]
+        whole = wholes.get(name[:200]) or wholes[safe_name(name)]
+        if isinstance(whole, Submitted):
+            yield Submitted(whole.document_id, None, "included", part.name[:200], whole.group)
+        else:
+            yield RefusedFile(part.name[:200], whole.error)
 
 
 def _check_new(incoming: Incoming, names: set[str]) -> None:

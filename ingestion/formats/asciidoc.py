@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ingestion.elements import Element, ParsedDocument, make_table, table_element
+from ingestion.elements import Element, ParsedDocument, make_table, not_included, table_element
 from ingestion.formats.html import names, parse_fragment
 
 MAX_DEPTH = 24  # of blocks in blocks
@@ -268,8 +268,7 @@ class _AsciiDoc:
     def _macro(self, macro: re.Match[str], block: _BlockHead) -> Iterator[Element]:
         name, target, inside = macro[1], self._inline.references(macro[2]), macro[3]
         if name == "include":
-            reason = "was not read: it is not a file of this upload"
-            self.warnings.append(f"include::{target}[] {reason}")
+            self.warnings.append(not_included(f"include::{target}[]"))
         elif name in ("image", "video", "audio"):
             alternative = re.split(r",\s*(?:[\w-]+=|\d)", inside)[0].strip('" ')
             shown = block.title or self._inline.text(alternative)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ingestion.elements import Element, ParsedDocument, make_table, table_element
+from ingestion.elements import Element, ParsedDocument, make_table, not_included, table_element
 from ingestion.formats.html import parse_html
 from ingestion.formats.text import parse_text
 from kb.errors import ParseFailed, UnsupportedFormat
@@ -53,10 +53,8 @@ def parse_latex(text: str) -> ParsedDocument:
     """Read LaTeX. Sections of a whole document have the numbers that LaTeX gives them."""
     plain = _COMMENT.sub("", _VERBATIM.sub("", text))
     missing = (match[1] or f"{match[2]}{match[3]}" for match in _INPUT.finditer(plain))
-    warnings = [
-        f"\\input{{{name.strip()}}} was not read: it is not a file of this upload"
-        for name in dict.fromkeys(missing)
-    ]
+    names = dict.fromkeys(name.strip() for name in missing)
+    warnings = [not_included(f"\\input{{{name}}}") for name in names]
     levels = NUMBERED_LEVELS if "\\documentclass" in plain else 0
     pandoc = _Pandoc("latex+raw_tex", levels)
     document = _Latex(pandoc, _BYTEFIELD.sub(_bit_table, text)).read()
@@ -68,10 +66,7 @@ def parse_roff(text: str) -> ParsedDocument:
     text = re.sub(r"\\\n", "", text)  # a line that continues
     is_mdoc = re.search(r"^\.Dd\b|^\.Sh\b", text, re.M) is not None
     document = _Pandoc("mdoc" if is_mdoc else "man", 0).read(text)
-    warnings = [
-        f".so {name} was not read: it is not a file of this upload"
-        for name in _INCLUDED_PAGE.findall(text)
-    ]
+    warnings = [not_included(f".so {name}") for name in _INCLUDED_PAGE.findall(text)]
     elements = [_below_title(element) for element in document.elements]
     if document.title:
         elements.insert(0, Element("title", document.title, level=1))
@@ -139,7 +134,9 @@ class _Pandoc:
         page = done.stdout.decode("utf-8", "replace")
         document = parse_html(page)
         stated = html.unescape(page.partition("<title>")[2].partition("</title>")[0]).strip()
-        return replace(document, title=stated or document.title)
+        if stated in ("", "-"):  # pandoc's sign for none
+            return document
+        return replace(document, title=stated)
 
 
 def _program() -> str:
@@ -167,11 +164,12 @@ class _Latex:
         self._warnings: list[str] = []
 
     def read(self) -> ParsedDocument:
+        before, begin, body = self._text.partition("\\begin{document}")
         try:
-            return self._pandoc.converted(self._text)
+            document = self._pandoc.converted(self._text)
+            return replace(document, title=self._title(before) or document.title)
         except _Refused as error:
             self._warnings.append(f"pandoc cannot read the whole file ({error}): read in pieces")
-        before, begin, body = self._text.partition("\\begin{document}")
         if not begin:
             before, body = "", before
         body = body.partition("\\end{document}")[0]

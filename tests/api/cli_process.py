@@ -149,7 +149,7 @@ def _redirected(descriptor: int, name: str, file: Path) -> Iterator[None]:
     """Redirect a descriptor and the stream of this name in `sys` to a file."""
     stream: IO[str] = getattr(sys, name)
     stream.flush()
-    kept = os.dup(descriptor)
+    stored = os.dup(descriptor)
     with file.open("w", encoding="utf-8") as target:
         os.dup2(target.fileno(), descriptor)
         setattr(sys, name, os.fdopen(os.dup(descriptor), "w", encoding="utf-8"))
@@ -158,8 +158,8 @@ def _redirected(descriptor: int, name: str, file: Path) -> Iterator[None]:
         finally:
             getattr(sys, name).close()
             setattr(sys, name, stream)
-            os.dup2(kept, descriptor)
-            os.close(kept)
+            os.dup2(stored, descriptor)
+            os.close(stored)
 
 
 @pytest.fixture(scope="session")

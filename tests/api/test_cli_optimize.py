@@ -204,7 +204,7 @@ def test_finished_run_is_not_resumed(place: Path, run_answer: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "expected"),
     [
         (("optimize", "softmaxx"), "not_found", "softmax"),
         (("optimize", "nowhere/problem.py"), "not_found", "nowhere"),
@@ -230,10 +230,10 @@ def test_finished_run_is_not_resumed(place: Path, run_answer: dict[str, Any]) ->
     ],
 )
 def test_invalid_requests_have_hints(
-    place: Path, arguments: tuple[str, ...], code: str, said: str
+    place: Path, arguments: tuple[str, ...], code: str, expected: str
 ) -> None:
     done = kernlore(*arguments, "--json", data=place / "data")
-    assert refused(done) == (code, 2) and said in done.err
+    assert refused(done) == (code, 2) and expected in done.err
 
 
 def test_session_is_packed_run_elsewhere_and_imported(
@@ -276,18 +276,18 @@ def test_session_is_packed_run_elsewhere_and_imported(
 def test_built_in_knowledge_is_read_once_and_found_by_words(
     place: Path, settings: Settings, model_cache: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     unembedded = copy_knowledge(place / "knowledge", DOCUMENTS, vectors=False)
     own = settings.model_copy(update={"data_dir": place / "words", "knowledge_dir": unembedded})
     place_models(own.data_dir, model_cache)
     for _ in range(2):
         local = CommandTarget(own)
-        local.load_knowledge(said.append)
+        local.load_knowledge(messages.append)
         request = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
         found = local.services.retriever.retrieve(request)
         acting = local.services.retriever.moves_and_skills(request)
         local.close()
-    assert [line.split()[0] for line in said] == ["reading", "0", "0"]
+    assert [line.split()[0] for line in messages] == ["reading", "0", "0"]
     assert found.excerpts and "words alone" in " ".join(found.hints)
     assert {score for e in found.excerpts for score in [e.channels["dense"]]} == {0.0}
     assert found.moves and (acting.moves, acting.skills) == (found.moves, found.skills)
@@ -354,7 +354,7 @@ def test_problems_of_a_folder_are_searched_in_turn(
 def test_model_proposal_is_measured(
     place: Path, ran: Ran, run_answer: dict[str, Any], model: ModelServer
 ) -> None:
-    run, asked = run_answer["run"], len(model.requests)
+    run, requested = run_answer["run"], len(model.requests)
     assert "kernlore_abi.h" in prompt_of(model.requests[0])
     tree = run_json(place, "tree", run)
     by_model = [node for node in tree if node["synthesizer"] == "llm"]
@@ -362,11 +362,11 @@ def test_model_proposal_is_measured(
     assert by_model[0]["verdict"] in ("correct", "unmeasured"), by_model
     cost = run_answer["models"][MODEL]
     assert cost["candidates"] == 1 and cost["usd"] > 0
-    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * asked, 20 * asked)
+    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * requested, 20 * requested)
     shown = kernlore("runs", "show", run, data=place / "data")
     assert MODEL in shown.out and '"tokens_in": 100' in shown.out
     transcripts = list((place / "data" / "transcripts" / run).glob("*.json"))
-    assert len(transcripts) == asked
+    assert len(transcripts) == requested
     out = [path for path in (place / "out").rglob("*") if path.is_file()]
     written = "".join(path.read_text(errors="replace") for path in (*transcripts, *out))
     assert KEY not in ran.out + ran.err + shown.out + written

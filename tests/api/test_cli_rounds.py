@@ -87,8 +87,8 @@ def evaluated(batch: Path, out: Path) -> Path:
     """The steps on the machine with the device."""
     out.mkdir()
     (out / CEILINGS).write_text(json.dumps(known_ceilings().as_json()), encoding="utf-8")
-    kept = ("PATH", "HOME", "TMPDIR", TIMING)
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    stored = ("PATH", "HOME", "TMPDIR", TIMING)
+    environment = {name: os.environ[name] for name in stored if name in os.environ}
     command = [sys.executable, str(batch), "--out", str(out), "--finalists", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -174,10 +174,10 @@ def test_answers_survive_killed_process(home: Path, tmp_path: Path) -> None:
         while not batch.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         process.kill()
-        said = process.communicate()[0].decode()
+        output = process.communicate()[0].decode()
     never.set()
     server.close()
-    assert batch.exists(), said
+    assert batch.exists(), output
     with zipfile.ZipFile(batch) as packed:
         problems = json.loads(packed.read(SESSION))["problems"]
     assert [Path(problem["known_as"]).name for problem in problems] == ["mine.py"]

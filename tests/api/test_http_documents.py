@@ -60,11 +60,11 @@ def test_unrelated_files_of_one_name_are_not_versions(client: TestClient) -> Non
     apart = client.post(decide, json={"decision": "separate"}).json()
     assert apart["document_id"] != first["document_id"]
     assert finished(client, apart["id"])["state"] == "ready"
-    kept = client.get(f"/documents/{first['document_id']}").json()
-    assert kept["title"] == "Umber one" and kept["job_state"] == "ready"
+    remaining = client.get(f"/documents/{first['document_id']}").json()
+    assert remaining["title"] == "Umber one" and remaining["job_state"] == "ready"
     again = upload(client, "same.md", texts[1] + b".", hardware="h100", replace="true").json()
-    [said] = finished(client, again["job_id"])["result"]["remarks"]
-    assert said.startswith("replaces 'Umber one', with which it shares no text; ")
+    [output] = finished(client, again["job_id"])["result"]["remarks"]
+    assert output.startswith("replaces 'Umber one', with which it shares no text; ")
     restored = client.post(f"/documents/{first['document_id']}/restore", json={"version": 1})
     assert finished(client, restored.json()["job_id"])["state"] == "ready"
     assert client.get(f"/documents/{first['document_id']}").json()["title"] == "Umber one"
@@ -103,6 +103,21 @@ def test_equal_names_in_folders_are_separate_documents(client: TestClient) -> No
     assert damaged.status_code == 422 and "cannot be unpacked" in damaged.json()["message"]
     for document in documents:
         client.delete(f"/documents/{document}")
+
+
+def test_included_files_are_parts_of_one_document(client: TestClient) -> None:
+    packed = BytesIO()
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("spec/tiles.adoc", "== Tiles\n\nA sienna tile has sixteen rows.\n")
+        archive.writestr("spec/main.adoc", "= Sienna\n\ninclude::tiles.adoc[]\n")
+    sent = upload(client, "sienna.zip", packed.getvalue(), hardware="h100")
+    main, tiles = sent.json()["documents"]
+    assert (main["outcome"], tiles["outcome"]) == ("created", "included")
+    assert tiles["document_id"] == main["document_id"] and tiles["job_id"] is None
+    assert finished(client, main["job_id"])["state"] == "ready"
+    sections = client.get(f"/documents/{main['document_id']}/sections").json()["sections"]
+    assert [section["heading"] for section in sections] == ["Sienna", "Tiles"]
+    client.delete(f"/documents/{main['document_id']}")
 
 
 def test_upload_can_be_read(client: TestClient) -> None:

@@ -69,9 +69,13 @@ def candidate(client: TestClient) -> str:
     body = texts("zebra-rows", **{"references/moves.json": MOVES, "scripts/run.sh": "rm -rf ."})
     answer = client.post("/skills", json=body)
     assert answer.status_code == 201, answer.text
-    told = answer.json()
-    assert (told["name"], told["outcome"], told["state"]) == ("zebra-rows", "created", "candidate")
-    assert set(told["dropped"]) == {"kb.status", "scripts/run.sh"}
+    reported = answer.json()
+    assert (reported["name"], reported["outcome"], reported["state"]) == (
+        "zebra-rows",
+        "created",
+        "candidate",
+    )
+    assert set(reported["dropped"]) == {"kb.status", "scripts/run.sh"}
     return "zebra-rows"
 
 
@@ -281,8 +285,8 @@ def test_open_scopes_give_warnings_at_import_and_approval(client: TestClient) ->
     assert client.patch("/skills/talon-wait", json=forced).json()["warnings"] == [warning]
     assert warning in client.get("/ui/skills/talon-wait").text
     for chip in ("h100", "mi300x"):
-        asked = {"signal": "memory_latency", "hardware": chip}
-        shown = client.post("/retrieve", json=asked).json()["skills"]
+        request = {"signal": "memory_latency", "hardware": chip}
+        shown = client.post("/retrieve", json=request).json()["skills"]
         assert "talon-wait" not in [skill["name"] for skill in shown]
     retired = client.patch("/skills/talon-wait", json={"state": "retired", **SIGNED}).json()
     assert retired["warnings"] == []

@@ -49,8 +49,8 @@ def served(
             yield client
 
 
-def ask(client: Any, **asked: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **asked})
+def ask(client: Any, **request: Any) -> Any:
+    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **request})
     assert answer.status_code == 200, answer.text
     return answer.json()
 

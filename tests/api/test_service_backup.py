@@ -84,10 +84,10 @@ class Taken:
 def answers_of(url: str, run: str, skill: str) -> tuple[Any, ...]:
     """The answers to all requests, without ids of single answers."""
     with httpx.Client(base_url=url, timeout=60) as http:
-        asked = [http.post("/retrieve", json=dict(request)) for request in REQUESTS]
-        asked += [http.get(path.format(run=run, skill=skill)) for path in PATHS]
-        assert [answer.status_code for answer in asked] == [200] * len(asked)
-        bodies = [answer.json() for answer in asked]
+        requested = [http.post("/retrieve", json=dict(request)) for request in REQUESTS]
+        requested += [http.get(path.format(run=run, skill=skill)) for path in PATHS]
+        assert [answer.status_code for answer in requested] == [200] * len(requested)
+        bodies = [answer.json() for answer in requested]
     return tuple({k: v for k, v in body.items() if k != "retrieval_id"} for body in bodies)
 
 
@@ -157,8 +157,8 @@ def taken(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Taken:
         assert restored.code == 0, restored.err
         passages = wait_until_read(http, sent)
         # Word weights depend on all documents, those of other chips too.
-        kept = {row[0] for row in rows_of(folder / "restored" / "data", "documents")}
-        for document_id in set(sent) - kept:
+        stored = {row[0] for row in rows_of(folder / "restored" / "data", "documents")}
+        for document_id in set(sent) - stored:
             assert http.delete(f"/documents/{document_id}").status_code == 200
         answers = answers_of(url, run, skill)
     place_models(folder / "restored" / "data", model_cache)
@@ -227,9 +227,11 @@ def test_restored_service_gives_equal_answers(taken: Taken, restored_url: str) -
     requests = (*map(json.dumps, REQUESTS), *PATHS)
     for request, before, now in zip(requests, taken.answers, again, strict=True):
         assert now == before, request
-    asked = taken.answers[: len(REQUESTS)]
-    assert all(answer["excerpts"] and answer["context"] for answer in asked)
-    assert any(answer["moves"] for answer in asked) and any(answer["skills"] for answer in asked)
+    requested = taken.answers[: len(REQUESTS)]
+    assert all(answer["excerpts"] and answer["context"] for answer in requested)
+    assert any(answer["moves"] for answer in requested) and any(
+        answer["skills"] for answer in requested
+    )
 
 
 def test_waiting_documents_are_read_after_restore(taken: Taken, restored_url: str) -> None:
@@ -272,10 +274,10 @@ def test_missing_file_fails_command(taken: Taken, tmp_path: Path) -> None:
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
         (key,) = connection.execute(f"SELECT {place} FROM nodes WHERE {place} <> ''").fetchone()
     blob = taken.data / "blobs" / key[:2] / key
-    kept = blob.read_bytes()
+    stored = blob.read_bytes()
     blob.unlink()
     ran = kernlore("backup", "-o", tmp_path, "--json", data=taken.data)
-    blob.write_bytes(kept)
+    blob.write_bytes(stored)
     assert (ran.code, ran.json["damaged"]) == (1, [key])
     assert Path(ran.json["file"]).parent == tmp_path
     assert kernlore("backup", "--verify", ran.json["file"]).code == 1

@@ -14,7 +14,7 @@ from benchmarks.search.model_writes.report import (
     bootstrap,
     by_arm,
     by_cell,
-    cycles_ratio,
+    cost_ratio,
     pairs,
     tokens_to_right,
 )
@@ -37,9 +37,9 @@ def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
 def test_cell_has_first_compiled_and_first_correct_attempt() -> None:
     cell = made("ours", "not_compiled", "incorrect", "correct")
     assert (cell.first_compiled, cell.first_right) == (2, 3)
-    assert tokens_to_right(cell) == 6_000 and cycles_ratio(cell) == 2.0
+    assert tokens_to_right(cell) == 6_000 and cost_ratio(cell) == 2.0
     none = made("ours", "not_compiled")
-    assert (none.first_compiled, none.first_right, cycles_ratio(none)) == (None, None, None)
+    assert (none.first_compiled, none.first_right, cost_ratio(none)) == (None, None, None)
     assert cell.name == "block-1-softmax-manual-alone-ours"
 
 
@@ -59,7 +59,7 @@ def test_tables_count_outcomes() -> None:
     compared = pairs(cells).splitlines()
     assert len(compared) == 3 and compared[2].startswith("| nothing | 2 | +0.50 [")
     assert compared[2].endswith("| +1.00 [+1.00, +1.00] |")
-    assert "| not_compiled correct | 2.00 |" in by_cell(cells)
+    assert "| not_compiled correct | 200 cycles | 2.00 |" in by_cell(cells)
     assert pairs(cells[:2]) == "No pair of arms has common cells."
     assert about_arms(["placebo"]).startswith("* `placebo`: another chip's manual")
 
@@ -93,4 +93,4 @@ def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) 
     assert results == [attempt.validity for attempt in cell.attempts]
     for node, attempt in zip(nodes, cell.attempts, strict=True):
         timings = node.evaluation.timings if node.evaluation is not None else ()
-        assert (timings[0].cycles if timings else None) == attempt.cycles
+        assert (timings[0].cycles if timings else None) == attempt.cost

@@ -60,9 +60,9 @@ def on_s3(store: Store, url: str) -> Store:
 def away(call: Callable[[], object]) -> StoreAway:
     with pytest.raises(StoreAway) as refused:
         call()
-    said = refused.value.message + refused.value.hint
+    output = refused.value.message + refused.value.hint
     assert refused.value.status == 503 and refused.value.hint
-    assert SECRET not in said and READER[1] not in said
+    assert SECRET not in output and READER[1] not in output
     return refused.value
 
 

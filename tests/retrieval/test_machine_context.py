@@ -171,10 +171,10 @@ def test_names_of_missing_extensions_are_omitted(retriever: Retriever) -> None:
 
 
 def test_other_pass_of_an_operator_is_omitted(retriever: Retriever) -> None:
-    said = "sums the product of gradient and result"
-    assert said not in asked(retriever).context
-    assert said in asked(retriever, op="softmax_backward").context
-    assert said in asked(retriever, op="loss").context
+    message = "sums the product of gradient and result"
+    assert message not in asked(retriever).context
+    assert message in asked(retriever, op="softmax_backward").context
+    assert message in asked(retriever, op="loss").context
 
 
 def test_repair_omits_sections_of_other_failures(retriever: Retriever) -> None:
@@ -190,11 +190,11 @@ def test_repair_omits_sections_of_other_failures(retriever: Retriever) -> None:
 def test_guide_to_operator_missing_from_reference_is_omitted(
     retriever: Retriever,
 ) -> None:
-    said = "Attention gives rows of a softmax"
-    assert said in asked(retriever, op="reduction").context  # its operators are unknown
-    assert said not in asked(retriever, op="reduction", operators=("sum", "amax")).context
-    assert said in asked(retriever, op="reduction", operators=("_softmax", "sum")).context
-    assert said in asked(retriever, op="attention", operators=("sum",)).context
+    message = "Attention gives rows of a softmax"
+    assert message in asked(retriever, op="reduction").context  # its operators are unknown
+    assert message not in asked(retriever, op="reduction", operators=("sum", "amax")).context
+    assert message in asked(retriever, op="reduction", operators=("_softmax", "sum")).context
+    assert message in asked(retriever, op="attention", operators=("sum",)).context
 
 
 def test_refused_section_is_not_replaced_by_low_ranked_ones(

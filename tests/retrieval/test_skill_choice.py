@@ -304,8 +304,8 @@ def test_search_starts_with_recipes_of_its_operator(catalog: Catalog) -> None:
 # -- conditions on the text of a skill
 
 
-def choose_for(catalog: Catalog, scope: ScopeFilter, **asked: Any) -> list[str]:
-    request = RetrieveRequest(signal="memory_bound", **asked)
+def choose_for(catalog: Catalog, scope: ScopeFilter, **requested: Any) -> list[str]:
+    request = RetrieveRequest(signal="memory_bound", **requested)
     return names(choose_skills(known(catalog), request, ["memory_bound"], scope, {}, {}))
 
 

@@ -50,8 +50,10 @@ def test_conflicting_skills_name_each_other_without_evidence(
 ) -> None:
     library = SkillLibrary(catalog)
     assert bring(catalog, tmp_path, ADVICE).warnings == ()
-    (said,) = bring(catalog, tmp_path, WARNING).warnings
-    assert said == "It conflicts with double-buffer (candidate), which advises it. Both are shown."
+    (message,) = bring(catalog, tmp_path, WARNING).warnings
+    assert (
+        message == "It conflicts with double-buffer (candidate), which advises it. Both are shown."
+    )
     for name, other in (
         ("double-buffer", "no-double-buffer"),
         ("no-double-buffer", "double-buffer"),
@@ -73,8 +75,8 @@ def test_approval_names_conflicting_skills(catalog: Catalog, tmp_path: Path) -> 
         event = set_state(
             connection, "no-double-buffer", "active", actor="ann", reason="known", force=True
         )
-    (said,) = library.warnings("no-double-buffer", event)
-    assert said.startswith("It conflicts with double-buffer (candidate)")
+    (message,) = library.warnings("no-double-buffer", event)
+    assert message.startswith("It conflicts with double-buffer (candidate)")
 
 
 def test_other_operators_or_transformations_do_not_conflict(
@@ -102,16 +104,16 @@ def test_exported_warning_is_marked_and_imports_unchanged(catalog: Catalog, tmp_
 
 def test_warning_with_use_when_description_is_reported(catalog: Catalog, tmp_path: Path) -> None:
     advising = replace(WARNING, description="Use when a kernel waits: load early.")
-    (said,) = bring(catalog, tmp_path, advising).warnings
-    assert "let the description name the change to avoid" in said
+    (message,) = bring(catalog, tmp_path, advising).warnings
+    assert "let the description name the change to avoid" in message
     (folder,) = SkillLibrary(catalog).export(tmp_path / "out", [WARNING.name])
     assert read_skill(folder).description.startswith("Avoid: Use when")
 
 
 def test_unknown_operator_is_reported(catalog: Catalog, tmp_path: Path) -> None:
     odd = replace(ADVICE, metadata={"kb.signals": "memory_latency", "kb.ops": "sofmax,matmul"})
-    (said,) = bring(catalog, tmp_path, odd).warnings
-    assert "'sofmax'" in said and "Did you mean softmax" in said
+    (message,) = bring(catalog, tmp_path, odd).warnings
+    assert "'sofmax'" in message and "Did you mean softmax" in message
 
 
 def test_long_warning_is_marked_in_its_body_only(catalog: Catalog, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +21,7 @@ from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 from kb.ids import new_id
 
 if TYPE_CHECKING:
+    from ingestion.includes import JoinedUpload
     from ingestion.uploads import LocalFile
 
 
@@ -137,22 +140,13 @@ def _upload(
             hint="Give --title and --source-key for one file at a time, or leave both out.",
         )
     _check_names(found)
-    files = []
-    for file in found:
-        try:
-            with file.path.open("rb") as content:
-                incoming = (Incoming(file.name, content),)
-                answer = target.call(documents.upload, file=incoming, **about)
-            uploaded = [_answered(target, file.name, each) for each in _each_of(answer)]
-        except KernloreError as error:
-            if error.status >= 500:
-                raise
-            uploaded = [UploadedFile(file.name, "refused", error=error.as_json())]
-        except OSError as error:
-            unread = UnsupportedFormat(
-                f"cannot be read: {error.strerror}", hint="Check its permissions."
-            )
-            uploaded = [UploadedFile(file.name, "refused", error=unread.as_json())]
+    joined = _joined(found)
+    files: list[UploadedFile] = []
+    for file in sorted(found, key=lambda file: file.name in joined.part_of):
+        if whole := joined.part_of.get(file.name):
+            uploaded = [_included(file.name, next(f for f in files if f.name == whole))]
+        else:
+            uploaded = _sent(target, file, joined, about)
         files += uploaded
         for each in uploaded:
             if quiet:
@@ -160,6 +154,44 @@ def _upload(
             else:
                 print(file_text(each), flush=True)
     return files
+
+
+def _sent(
+    target: CommandTarget, file: LocalFile, joined: JoinedUpload, about: dict[str, Any]
+) -> list[UploadedFile]:
+    """Upload one file with the text of those that it includes; an archive is several."""
+    try:
+        if file.name in joined.errors:
+            raise joined.errors[file.name]
+        text = joined.texts.get(file.name)
+        with file.path.open("rb") if text is None else BytesIO(text) as content:
+            incoming = (Incoming(file.name, content),)
+            answer = target.call(documents.upload, file=incoming, **about)
+        return [_answered(target, file.name, each) for each in _each_of(answer)]
+    except KernloreError as error:
+        if error.status >= 500:
+            raise
+        return [UploadedFile(file.name, "refused", error=error.as_json())]
+    except OSError as error:
+        unread = UnsupportedFormat(
+            f"cannot be read: {error.strerror}", hint="Check its permissions."
+        )
+        return [UploadedFile(file.name, "refused", error=unread.as_json())]
+
+
+def _joined(files: Sequence[LocalFile]) -> JoinedUpload:
+    """The files that include each other; one that cannot be opened is refused later."""
+    from ingestion.includes import join_includes
+
+    paths = {file.name: file.path for file in files if os.access(file.path, os.R_OK)}
+    return join_includes(paths, lambda name: paths[name].read_bytes())
+
+
+def _included(name: str, whole: UploadedFile) -> UploadedFile:
+    """The answer for a file whose text is in the document of another."""
+    if whole.outcome == "refused":
+        return UploadedFile(name, "refused", error=whole.error)
+    return UploadedFile(name, "included", whole.document_id)
 
 
 def _each_of(answer: Json) -> list[Json]:

@@ -16,10 +16,12 @@ from api.cli.command import command
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, in_commands, pairs, shortened, show
 from api.cli.target import CommandTarget, open_target
+from api.operations import hardware as chips
 from api.operations import retrieve as asking
 from kb.answers import ANSWER_FIELDS
 from kb.errors import InvalidRequest
 from kb.tokens import below_title
+from kb.validity import versions_in
 from retrieval.pasted import with_text
 from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
@@ -55,13 +57,25 @@ def retrieve(
         str | None, typer.Option(help="File with a profiler's output; -: standard input.")
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Hardware id, see `kernlore hardware list`.")
+        str | None,
+        typer.Option(
+            help="Hardware id, see `kernlore hardware list`; `auto`: this machine, with its tools'"
+            " versions."
+        ),
     ] = None,
     op: Annotated[str | None, typer.Option(help=help_of("op"))] = None,
     language: Annotated[str | None, typer.Option(help=help_of("language"))] = None,
     dtype: Annotated[str | None, typer.Option(help=help_of("dtype"))] = None,
     problem: Annotated[
         list[str] | None, typer.Option(help=f"NAME=VALUE; repeat for more. {help_of('problem')}")
+    ] = None,
+    versions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOOL=VERSION",
+            help=f"Or a file, or `auto` for those of this machine; repeat for more."
+            f" {help_of('versions')}",
+        ),
     ] = None,
     k: Annotated[int | None, typer.Option("--k", "-k", help=help_of("k"))] = None,
     max_tokens: Annotated[int | None, typer.Option(help=help_of("max_tokens"))] = None,
@@ -112,6 +126,7 @@ def retrieve(
         "draft": None if draft is None else read_log(draft),
         "exclude": exclude,
         "reader": reader,
+        "versions": _read_versions(versions or [], hardware),
     }
     request: Any = {name: value for name, value in given.items() if value not in (None, [])}
     if text is not None:
@@ -120,6 +135,8 @@ def retrieve(
         request.setdefault("fields", ["context"] if context else list(ANSWER_FIELDS))
     with open_target(data_dir, url) as target:
         target.check_documents()
+        if hardware == AUTO:
+            request["hardware"] = _this_machine(target)
         answer = target.call(asking.retrieve, request)
     show(answer, as_json, (lambda a: str(a["context"])) if context else _answer_text)
 
@@ -154,6 +171,39 @@ def outcome(
         speedup=speedup,
         baseline_speedup=baseline_speedup,
     )
+
+
+AUTO = "auto"
+
+
+def _read_versions(entries: Sequence[str], hardware: str | None) -> dict[str, str] | None:
+    """The versions of the options: pairs, texts of files, and those of this machine."""
+    from kb.hardware.detection import detect_versions
+
+    found: dict[str, str] = {}
+    if AUTO in entries or hardware == AUTO:
+        found |= detect_versions()
+    for entry in entries:
+        if entry != AUTO:
+            found |= versions_in(read_log(entry) if _is_file(entry) or entry == "-" else entry)
+    return found or None
+
+
+def _this_machine(target: CommandTarget) -> str:
+    """The hardware id of the first device of this machine."""
+    from kb.hardware.detection import detect_devices
+    from kb.hardware.lineage import folded_name
+
+    rows = target.call(chips.list_hardware)["hardware"]
+    ids = {folded_name(name): row["id"] for row in rows for name in (row["id"], *row["aliases"])}
+    devices = detect_devices(lambda name: ids.get(folded_name(name))).devices
+    known = [device.hardware_id_hint for device in devices if device.hardware_id_hint]
+    if not known:
+        raise InvalidRequest(
+            "no device of this machine is known hardware",
+            hint="`kernlore hardware detect` lists its devices; name the hardware.",
+        )
+    return known[0]
 
 
 def _with_text(request: dict[str, Any], text: str) -> dict[str, Any]:
@@ -331,4 +381,5 @@ def _excerpt(rank: int, excerpt: Json) -> str:
         if part
     )
     head = f"{rank:2}. [{excerpt['category']} {about}] {place}  {excerpt['score']:.3f}"
-    return f"{head}\n    {shortened(excerpt['text'], TEXT_SHOWN)}\n    {excerpt['id']}"
+    mark = f"\n    [{excerpt['mark']}]" if excerpt.get("mark") else ""
+    return f"{head}{mark}\n    {shortened(excerpt['text'], TEXT_SHOWN)}\n    {excerpt['id']}"

@@ -26,7 +26,7 @@ from kb.embedding import embedding_text
 from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
-UploadOutcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
+UploadOutcome = Literal["created", "new_version", "unchanged", "duplicate_of", "included"]
 log = structlog.get_logger(__name__)
 
 

@@ -114,8 +114,8 @@ def test_chip_without_toolchain_is_refused(agent: Agent, service_url: str) -> No
     }
     chip = {"id": "kestrel-9", "languages": ["kasm"], "toolchains": {"kasm": toolchain}}
     assert httpx.post(f"{service_url}/hardware", json=chip).is_success
-    said = agent.refused("next_candidate_context", problem="softmax", hardware="kestrel-9")
-    assert "no-such-kas is not installed" in said and "Install it" in said
+    printed = agent.refused("next_candidate_context", problem="softmax", hardware="kestrel-9")
+    assert "no-such-kas is not installed" in printed and "Install it" in printed
 
 
 def test_external_search_is_accepted(agent: Agent, service_url: str) -> None:

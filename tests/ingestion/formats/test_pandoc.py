@@ -77,9 +77,8 @@ def test_a_latex_manual() -> None:
     assert ("text", "See Section 1.1.") in shown
     assert Element("code", "load(x);", language="c") in document.elements
     assert "secret" not in str(shown)
-    assert document.warnings == (
-        "\\input{chapters/more} was not read: it is not a file of this upload",
-    )
+    (warning,) = document.warnings
+    assert warning.startswith("\\input{chapters/more} was not read")
     instructions, encoding = (e.table for e in document.elements if e.table is not None)
     assert instructions.caption == "Instructions"
     assert instructions.header == (("Instruction", "Operands", "Latency"),)

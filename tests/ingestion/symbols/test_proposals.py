@@ -251,8 +251,8 @@ def test_proposals_survive_new_version_until_their_sentence_goes(
     upload(store, MANUAL)
     assert cards(store)["vsync"].limits == ("At most 128 lanes may wait at once.",)
 
-    told = MANUAL.replace("| stt |", "| vsync | lanes | wait |\n| stt |")
-    upload(store, told)
+    reported = MANUAL.replace("| stt |", "| vsync | lanes | wait |\n| stt |")
+    upload(store, reported)
     assert cards(store)["vsync"].origin == "structure"  # it takes precedence
 
 

@@ -72,7 +72,7 @@ def test_new_measurement_needs_new_review(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "validity", "said"),
+    ("flags", "validity", "expected"),
     [
         ((), "correct", "no flag that waits"),
         ((REVIEW, REJECT), "rejected", "falls back to the reference"),
@@ -81,10 +81,10 @@ def test_new_measurement_needs_new_review(catalog: Catalog) -> None:
     ],
 )
 def test_unreviewable_evaluations_are_refused(
-    catalog: Catalog, flags: tuple[dict[str, Any], ...], validity: str, said: str
+    catalog: Catalog, flags: tuple[dict[str, Any], ...], validity: str, expected: str
 ) -> None:
     measured(catalog, "k1", *flags, validity=validity)
-    with pytest.raises(Conflict, match=said):
+    with pytest.raises(Conflict, match=expected):
         Reviews(catalog).add("k1", "accepted", "ann", "looked")
     assert stored_reasons(catalog) == []
 

@@ -105,10 +105,10 @@ def test_interrupted_run_resumes_to_same_tree(tmp_path: Path, policy: str, at_on
     whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
     wanted = len({node.proposal.bundle.sha256 for node in whole.tree if node.proposal})
-    for kept in range(1, len(rows)):
-        name = f"cut{kept}"
+    for stored in range(1, len(rows)):
+        name = f"cut{stored}"
         search(tmp_path, goal, name=name)  # starts the run
-        (tmp_path / name / "nodes.jsonl").write_bytes(b"".join(rows[:kept]) + rows[kept][:40])
+        (tmp_path / name / "nodes.jsonl").write_bytes(b"".join(rows[:stored]) + rows[stored][:40])
         again_on = bench(at_once)
         again = search(tmp_path, goal, again_on, (Hops(),), name=name)
         before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
@@ -130,10 +130,10 @@ def test_interrupted_warm_start_resumes_to_same_tree(tmp_path: Path) -> None:
 
     whole = run("whole", inherited)
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
-    for kept in range(1, len(rows)):
-        search(tmp_path, goal, name=f"cut{kept}")
-        (tmp_path / f"cut{kept}" / "nodes.jsonl").write_bytes(b"".join(rows[:kept]))
-        assert run(f"cut{kept}", inherited) == whole
+    for stored in range(1, len(rows)):
+        search(tmp_path, goal, name=f"cut{stored}")
+        (tmp_path / f"cut{stored}" / "nodes.jsonl").write_bytes(b"".join(rows[:stored]))
+        assert run(f"cut{stored}", inherited) == whole
     # Measurements before the crash may have changed the order of the winners.
     search(tmp_path, goal, name="other")
     (tmp_path / "other" / "nodes.jsonl").write_bytes(b"".join(rows[:2]))

@@ -71,14 +71,14 @@ def test_interrupted_run_gives_same_tree(tmp_path: Path) -> None:
         cut = search(tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), name=name)
         at = chance.randrange(len(rows))
         (tmp_path / name / "nodes.jsonl").write_bytes(rows[:at])
-        kept = rows[:at].count(b"\n")
+        remaining = rows[:at].count(b"\n")
         bench = TableBench()
         again = search(
             tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), bench, name=name
         )
         again.run()
         del cut
-        assert len(bench.requests) == 20 - max(0, kept - 1)
+        assert len(bench.requests) == 20 - max(0, remaining - 1)
         same = [(n.parent, n.proposal and n.proposal.values) for n in again.tree]
         assert same == [(n.parent, n.proposal and n.proposal.values) for n in whole.tree]
 

@@ -86,7 +86,7 @@ def test_incremental_snapshot_equals_full_one(
     snapshots = store.snapshots
     one = store.ingest("one.md", manual("zephyrite"), hardware=("h100",))
     store.ingest("two.md", manual("quillon", "Orbit"), hardware=("mi300x",))
-    kept = snapshots.current()
+    stored = snapshots.current()
     for round_ in range(6):
         store.ingest(f"more-{round_}.md", manual(f"word{round_}", f"Chip {round_}"))
         assert contents(snapshots.current()) == contents(anew(store))
@@ -100,8 +100,8 @@ def test_incremental_snapshot_equals_full_one(
     assert contents(snapshots.current()) == contents(anew(store))
     assert len(snapshots.current().segments) < 8
     # A reader continues with its first snapshot.
-    assert one.document_id in kept.documents
-    assert any("zephyrite" in p.text for p in kept.load(range(10_000)).values())
+    assert one.document_id in stored.documents
+    assert any("zephyrite" in p.text for p in stored.load(range(10_000)).values())
 
 
 def test_rare_word_finds_its_document_without_vectors(store: Store) -> None:

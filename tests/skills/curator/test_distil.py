@@ -119,9 +119,11 @@ def test_no_text_is_embedded_twice(catalog: Catalog, embedder: LocalEmbedder) ->
 
 def test_cached_vectors_equal_those_of_model(catalog: Catalog, embedder: LocalEmbedder) -> None:
     counting = Counting(embedder, embedder.fingerprint)
-    kept = StoredVectors(catalog, counting)
+    stored = StoredVectors(catalog, counting)
     for _ in range(2):
-        assert np.array_equal(kept.encode_query("load wider"), embedder.encode_query("load wider"))
+        assert np.array_equal(
+            stored.encode_query("load wider"), embedder.encode_query("load wider")
+        )
     assert counting.asked == ["load wider"]
     other = Counting(embedder, "another-model")
     StoredVectors(catalog, other).encode_query("load wider")

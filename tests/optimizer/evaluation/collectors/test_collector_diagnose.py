@@ -95,8 +95,8 @@ def timed(microseconds: float, **changes: object) -> Evaluation:
 
 
 def around(work: CaseWork = STREAM, **changes: object) -> DiagnosisInputs:
-    told = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
-    return replace(told, **changes)  # type: ignore[arg-type]
+    reported = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
+    return replace(reported, **changes)  # type: ignore[arg-type]
 
 
 def ids(verdict: EvaluationVerdict) -> list[str]:
@@ -253,8 +253,8 @@ def test_gpu_counters_lead_and_compulsory_bytes_are_supplied() -> None:
 
 
 def failed(validity: str, message: str, log: str = "", **changes: object) -> Evaluation:
-    told = replace(EVALUATION, validity=validity, message=message, log=log, timing="none")  # type: ignore[arg-type]
-    return replace(told, **changes)  # type: ignore[arg-type]
+    reported = replace(EVALUATION, validity=validity, message=message, log=log, timing="none")  # type: ignore[arg-type]
+    return replace(reported, **changes)  # type: ignore[arg-type]
 
 
 def test_real_compiler_error(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed:
     """
     chance = random.Random(seed)
     times = (shown_ns,) * CALLS
-    worked, wall, beside = (
+    worked, wall, nearby = (
         CALLS * (value + chance.randrange(3_000)) for value in (worked_ns, wall_ns, beside_ns)
     )
     return TimedBlock(
@@ -104,16 +104,16 @@ def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed:
         busy_ns=worked,
         threads=(1, 1),
         patched=False,
-        worked_ns=beside,
+        worked_ns=nearby,
     )
 
 
-def charged(shown: int, worked: int, wall: int, beside: int, threads: int = 1) -> float:
+def charged(shown: int, worked: int, wall: int, nearby: int, threads: int = 1) -> float:
     """For a kernel and a reference of 300 us, with 100 us between two calls."""
     sides = [
         [cpu_block(*of, seed + 50 * n) for seed in range(6)]
         for n, of in enumerate(
-            ((300_000, 400_000, 400_000, 400_000), (shown, worked, wall, beside))
+            ((300_000, 400_000, 400_000, 400_000), (shown, worked, wall, nearby))
         )
     ]
     return hidden_ns(list(zip(*sides, strict=True)), threads)

@@ -297,8 +297,8 @@ def test_backends_of_products_are_tried_where_products_are_autotuned(
         "        return x @ x\n\ndef get_inputs():\n    return [torch.randn(16, 16)]\n"
         "\ndef get_init_inputs():\n    return []\n"
     )
-    asked = context(problem_view(load_problem(path), "cpu"), device="cuda")
+    request = context(problem_view(load_problem(path), "cpu"), device="cuda")
     name = "max_autotune_gemm_backends"
-    steps = shipped().neighbours(mode, options, asked, KNOWN)
+    steps = shipped().neighbours(mode, options, request, KNOWN)
     tried = [step.options[name] for step in steps if name in step.options]
     assert tried == values
