@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.search.model_writes.cells import Attempt, Cell, cost_of, load_cells, replayed
+from benchmarks.search.model_writes.cells import (
+    Attempt,
+    Cell,
+    cost_of,
+    good_cost,
+    load_cells,
+    replayed,
+)
 from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw, emulated, other_documents
 from benchmarks.search.model_writes.report import (
     about_arms,
@@ -22,7 +29,7 @@ from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.runs.places import places_for
 from tests.retrieval.drawn_bases import DrawnBase
 
-pytestmark = pytest.mark.slow(seconds=10)
+pytestmark = pytest.mark.slow(seconds=20)
 
 CELLS = Path(__file__).with_name("cells")  # of models with a single answer
 
@@ -85,6 +92,32 @@ def test_too_few_other_documents_are_refused(tmp_path: Path) -> None:
         other_documents(tmp_path, 301)
 
 
+def _skip_without_emulator(base: DrawnBase, chip: Chip) -> None:
+    try:
+        places_for(base.services, chip.id, chip.language)
+    except Unavailable as missing:
+        pytest.skip(f"{missing.message}. {missing.hint} (`make emulators`)")
+
+
+@pytest.mark.parametrize(
+    ("identity", "problem", "unit"),
+    [("riscv-v", "softmax", "instructions"), ("hexagon-v66-hvx", "norm", "packets")],
+)
+def test_plain_c_is_right_on_emulated_chips(
+    identity: str, problem: str, unit: str, tmp_path: Path, model_cache: Path
+) -> None:
+    base = DrawnBase(tmp_path, model_cache)
+    try:
+        chip = emulated(identity, 3, tmp_path, tmp_path)
+        _skip_without_emulator(base, chip)
+        cost, counted = good_cost(base.local, chip, problem)
+    finally:
+        base.local.close()
+    assert counted == unit and cost is not None and cost > 500
+    with pytest.raises(InvalidRequest, match="no built-in toolchain"):
+        emulated("h200", 3, tmp_path, tmp_path)
+
+
 @pytest.mark.parametrize("cell", load_cells(CELLS), ids=lambda cell: cell.name)
 def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) -> None:
     """Without a model; the chip is drawn again and its tools evaluate again."""
@@ -92,10 +125,7 @@ def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) 
     try:
         if cell.chip:
             chip: Chip = emulated(cell.chip, cell.seed, tmp_path, tmp_path)
-            try:
-                places_for(base.services, chip.id, chip.language)
-            except Unavailable as missing:
-                pytest.skip(f"{missing.message}. {missing.hint} (`make emulators`)")
+            _skip_without_emulator(base, chip)
         else:
             chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
             base.describe(chip)
