@@ -142,7 +142,7 @@ class Material:
 
     @property
     def common(self) -> CommonKnowledge:
-        """What the reader knows by itself."""
+        """The knowledge of the reader without a context."""
         return common_for(self.request.reader)
 
     @property
@@ -284,7 +284,7 @@ def _layout_for(
 
 
 def _kernel_request(material: Material) -> KernelRequest | None:
-    """What whole kernels are chosen for; None without a chip or a known operator."""
+    """The subject that whole kernels are chosen for; None without a chip or a known operator."""
     if not material.lineage or not material.traits.kinds:
         return None
     language = material.request.language

@@ -48,7 +48,7 @@ def test_latex_in_parts() -> None:
     assert document.warnings == ()
 
 
-def test_circles_and_bombs_end() -> None:
+def test_cycles_and_bombs_are_bounded() -> None:
     circle = {"a.adoc": "A\n\ninclude::b.adoc[]\n", "b.adoc": "B\n\ninclude::a.adoc[]\n"}
     upload = joined(circle)
     assert upload.part_of == {"b.adoc": "a.adoc"} and upload.texts["a.adoc"].count(b"\nB") == 1
@@ -59,5 +59,5 @@ def test_circles_and_bombs_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.adoc", "a.tex"])
-def test_a_file_alone_stays_as_it_is(name: str) -> None:
+def test_single_file_is_unchanged(name: str) -> None:
     assert joined({name: "include::b[]\\input{b}"}) == JoinedUpload()
