@@ -22,7 +22,7 @@ def test_asciidoc_in_parts_has_one_section_tree() -> None:
         "notes.md": "# Notes\n",
     }
     upload = joined(files)
-    assert upload.part_of == {"spec/chapters/two.adoc": "spec/main.adoc"}  # not what is cut
+    assert upload.part_of == {"spec/chapters/two.adoc": "spec/main.adoc"}  # without the cut file
     document = parse(upload.texts["spec/main.adoc"], "main.adoc")
     shown = [(e.text, e.level) for e in document.elements]
     assert shown == [("Spec", 1), ("One", 2), ("Two", 2), ("ld x0", None), ("Three", 2)]

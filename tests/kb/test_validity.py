@@ -1,4 +1,4 @@
-"""Versions of tools: what texts say about them, and how a piece of knowledge stands to them."""
+"""Versions of tools: statements about them in texts, and the validity of knowledge for them."""
 
 from __future__ import annotations
 
