@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ingestion.elements import ParsedDocument, Table, render_table
 from ingestion.findings.facts import ProposedFact, propose_facts, scratchpad_names, unread_rows
-from ingestion.findings.front_matter import moves_of, stated_languages, stated_tags
+from ingestion.findings.front_matter import moves_of, stated_languages, stated_tags, validities_of
 from ingestion.findings.scopes import (
     SampleScopes,
     SectionScopes,
@@ -45,6 +45,7 @@ from ingestion.symbols.headings import headings_without_card
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.catalog.knowledge.samples import KernelSample, ProposedRecipe
 from kb.catalog.knowledge.symbols import Card
+from kb.catalog.knowledge.validities import StatedValidity
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
 from kb.hardware.spec import HardwareSpec
@@ -94,6 +95,7 @@ class ReadDocument:
     samples_left_out: tuple[UnusedSample, ...]
     cards: tuple[Card, ...]
     kernels: tuple[KernelSample, ...]
+    validities: tuple[StatedValidity, ...]
     front_matter: Mapping[str, Any]
     complete: bool
 
@@ -213,6 +215,7 @@ def read_document(
         samples_left_out=tuple(left_out),
         cards=tuple(cards),
         kernels=tuple(kernels),
+        validities=tuple(validities_of(front, content)),
         front_matter=front,
         complete=not (parsed.failures or lost or cut),
     )

@@ -50,6 +50,7 @@ from kb.catalog.knowledge.embeddings import MissingText, Pending
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.samples import replace_document_recipes, replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
+from kb.catalog.knowledge.validities import replace_document_validities
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.work import Job
 from kb.data_dir import (
@@ -600,9 +601,7 @@ def store_version(
         if not first:
             withdraw_proposals(connection, version.document_id)
         proposed = registry.propose(connection, _proposals(connection, registry, version, read))
-        if read.moves or not first:
-            hardware = sorted(version.declared["hardware"])
-            replace_document_moves(connection, version.document_id, read.moves, hardware)
+        _store_statements(connection, version, read, first)
         if read.recipes or not first:
             replace_document_recipes(connection, version.id, read.recipes)
     if read.cards or not first:
@@ -615,6 +614,17 @@ def store_version(
         remarks += corrections.remarks(corrections.unfit(connection, version.document_id))
         remarks += outdated_remarks(outdated_facts(connection, document_id=version.document_id))
     return _progress(read, remarks, passages, proposed)
+
+
+def _store_statements(
+    connection: Connection, version: sa.Row[Any], read: ReadDocument, first: bool
+) -> None:
+    """Replace the moves and validities of a document; `first`: it has none."""
+    if read.moves or not first:
+        hardware = sorted(version.declared["hardware"])
+        replace_document_moves(connection, version.document_id, read.moves, hardware)
+    if read.validities or not first:
+        replace_document_validities(connection, version.document_id, read.validities)
 
 
 def _proposals(

@@ -9,9 +9,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from kb.validity import Validity
+
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
 _PARTS = "diagnosis excerpts citations skills moves context parts hints uplift"
 ANSWER_FIELDS = tuple(_PARTS.split())
+KNOWLEDGE_LOADING = (
+    "The built-in knowledge is being loaded, which takes half a minute at the first start: this"
+    " answer lacks parts of it. Ask again."
+)
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ class Excerpt:
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
     fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
     where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
+    `validity` are the versions of tools for which it was seen to hold, and `mark` is what the
+    versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -139,6 +147,8 @@ class Excerpt:
     channels: Mapping[str, float]
     passages: tuple[str, ...] = ()
     citation: str = ""
+    validity: tuple[Validity, ...] = ()
+    mark: str = ""
 
     def cited(self) -> Excerpt:
         """The excerpt without its text and the parts of its score."""
@@ -151,7 +161,8 @@ class Move:
     in `missing` are unknown (then `applies` is None).
 
     `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
-    the change, {fact, value, unit, source}; `source` is the passage it rests on.
+    the change, {fact, value, unit, source}; `source` is the passage it rests on, `mark` is that of
+    an excerpt.
     """
 
     id: str
@@ -163,13 +174,14 @@ class Move:
     why: str
     missing: tuple[str, ...]
     source: Mapping[str, Any]
+    mark: str = ""
 
 
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
     is None without measurements on this installation. `effect` describes the measured effect of the
-    skill and who measured it; `untested` skills come last.
+    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt.
     """
 
     name: str
@@ -179,6 +191,7 @@ class SkillAnswer:
     score: Mapping[str, float]
     evidence: Mapping[str, Any] | None
     effect: str = "untested"
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,7 +242,8 @@ class Answer:
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
-    closest first; empty if none is known.
+    closest first; empty if none is known. `versions` are those of the caller's tools, given or as
+    the log prints them; they decide what is marked and what is not shown.
     """
 
     retrieval_id: str
@@ -249,6 +263,7 @@ class Answer:
     unknown_names: tuple[Mapping[str, Any], ...] = ()
     profile: ProfileRead | None = None
     uplift: tuple[Uplift, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""

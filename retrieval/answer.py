@@ -19,6 +19,7 @@ from retrieval.compose.excerpts import make_excerpts, signal_excerpts
 from retrieval.compose.hints import hints_of
 from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
+from retrieval.compose.standing import Standings, standings_of, versions_of
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.hot_lines import words_of
@@ -93,20 +94,23 @@ def answer(
     chips = snapshot.knowledge.chips(request.access_scope)
     request, vendor_hint = with_vendor(request, chips)
     request, profile = with_profile(request, chips)
+    standings = standings_of(snapshot, versions_of(request))
+    snapshot = standings.snapshot
     resolved = resolve_hardware(snapshot, request, load_layout())
     scope, request = resolved.own, replace(request, language=resolved.language)
 
-    conclusion = conclude(snapshot, request, resolved, vendor_hint)
+    conclusion = conclude(standings, request, resolved, vendor_hint)
     verdict = conclusion.verdict
-    moves = moves_for(snapshot, request, conclusion, scope)
-    choice = skills_for(snapshot, request, conclusion, scope, config)
+    moves = moves_for(standings, request, conclusion, scope)
+    choice = skills_for(standings, request, conclusion, scope, config)
 
-    ranking = _ranking(snapshot, request, conclusion, scope, moves, config)
+    ranking = _ranking(standings, request, conclusion, scope, moves, config)
     ranked = ranking(scope.filter)
     make = make_excerpts
     if not (request.in_words or request.metrics):
         make = partial(signal_excerpts, signal=verdict.primary if verdict.signals else None)
-    excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=exclusions.excerpts)
+    without, mark = exclusions.excerpts, standings.marked_excerpt
+    excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=without, mark=mark)
 
     by_signal = not request.in_words and bool(verdict.signals)
     traits = traits_of(request)
@@ -140,12 +144,13 @@ def answer(
         facts=scope.facts,
         traits=traits,
         uplift=uplift,
+        standings=standings,
     )
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
     hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
     result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
-    result = replace(result, profile=profile, uplift=uplift)
+    result = replace(result, profile=profile, uplift=uplift, versions=standings.versions)
     return AnswerResult(request, result, _shown(excerpts, composed))
 
 
@@ -167,10 +172,11 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
     chips = snapshot.knowledge.chips(request.access_scope)
     request, vendor_hint = with_vendor(request, chips)
     request, profile = with_profile(request, chips)
-    resolved = resolve_hardware(snapshot, request, load_layout())
-    conclusion = conclude(snapshot, request, resolved, vendor_hint)
-    moves = moves_for(snapshot, request, conclusion, resolved.scope)
-    choice = skills_for(snapshot, request, conclusion, resolved.scope, config)
+    standings = standings_of(snapshot, versions_of(request))
+    resolved = resolve_hardware(standings.snapshot, request, load_layout())
+    conclusion = conclude(standings, request, resolved, vendor_hint)
+    moves = moves_for(standings, request, conclusion, resolved.scope)
+    choice = skills_for(standings, request, conclusion, resolved.scope, config)
     result = Answer(
         retrieval_id="",
         diagnosis=conclusion.verdict,
@@ -181,6 +187,7 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
         context="",
         skills_withheld=choice.withheld,
         profile=profile,
+        versions=standings.versions,
     )
     return AnswerResult(request, result)
 
@@ -202,16 +209,23 @@ def titles() -> Titles:
 
 @stage("diagnosis")
 def conclude(
-    snapshot: Snapshot, request: RetrieveRequest, resolved: ResolvedHardware, hint: str
+    standings: Standings, request: RetrieveRequest, resolved: ResolvedHardware, hint: str
 ) -> Conclusion:
     """Diagnose the request from its signals, log and metrics. `hint` replaces an empty hint."""
 
     def codes(log: str) -> list[SignatureMatch]:
         named = resolved.scope.hardware is not None
-        return code_matches(log, _cards(snapshot, request, resolved.scope)) if named else []
+        cards = _cards(standings.snapshot, request, resolved.scope) if named else Cards()
+        return code_matches(log, cards)
 
     conclusion = diagnoser().conclude(
-        request, resolved.facts, resolved.scope.lineage, resolved.signatures, resolved.rules, codes
+        request,
+        resolved.facts,
+        resolved.scope.lineage,
+        resolved.signatures,
+        resolved.rules,
+        codes,
+        standings.refuted_signatures,
     )
     verdict = conclusion.verdict
     general = verdict.hint if request.hardware is not None or not hint else ""
@@ -220,13 +234,13 @@ def conclude(
 
 @stage("moves and skills")
 def moves_for(
-    snapshot: Snapshot, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
+    standings: Standings, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
     """The moves that fit the diagnosis; those that shrink something have the factor of the leading
     error over its limit.
     """
     moves = fitting_moves(
-        snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
+        standings.snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
         conclusion.metrics,
         scope.facts,
@@ -237,6 +251,7 @@ def moves_for(
         scope.chip_languages,
         conclusion.roles,
     )
+    moves = tuple(map(standings.marked_move, moves)) if standings.versions else moves
     first = next(iter(conclusion.verdict.signatures), None)
     over = first["quantities"] if first else None
     return moves if over is None else tuple(shrunk(move, over["factor"]) for move in moves)
@@ -244,7 +259,7 @@ def moves_for(
 
 @stage("moves and skills")
 def skills_for(
-    snapshot: Snapshot,
+    standings: Standings,
     request: RetrieveRequest,
     conclusion: Conclusion,
     scope: RequestScope,
@@ -256,15 +271,18 @@ def skills_for(
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
         request = replace(request, op=None)
-    return choose_skills(
-        snapshot.knowledge,
+    chosen = choose_skills(
+        standings.snapshot.knowledge,
         request,
         signals,
         scope.filter,
         conclusion.metrics,
         scope.facts,
         config.withheld_share,
+        lambda skill: standings.skill(skill.name).marks,
     )
+    marked = tuple(map(standings.marked_skill, chosen.answers))
+    return replace(chosen, answers=marked) if standings.versions else chosen
 
 
 # -- search
@@ -273,7 +291,7 @@ Ranking = Callable[[ScopeFilter], list[Ranked]]
 
 
 def _ranking(
-    snapshot: Snapshot,
+    standings: Standings,
     request: RetrieveRequest,
     conclusion: Conclusion,
     scope: RequestScope,
@@ -283,7 +301,7 @@ def _ranking(
     """The function that ranks the passages of a scope for the request: by section for a bare
     signal; for a request in words, passages that define the names in it come first.
     """
-    verdict = conclusion.verdict
+    verdict, snapshot = conclusion.verdict, standings.snapshot
     signals = [load_signals().get(name) for name in verdict.signal_ids]
     plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines))
     near = _near(snapshot, config)
@@ -307,7 +325,9 @@ def _ranking(
     else:
         in_order = list
 
-    return lambda within: in_order(rank(snapshot, plan, within, config.embed, near))
+    return lambda within: standings.weighed(
+        in_order(rank(snapshot, plan, within, config.embed, near))
+    )
 
 
 def _near(snapshot: Snapshot, config: AnswerConfig) -> Near:

@@ -199,12 +199,32 @@ class DocumentRef:
 
 
 @dataclass(frozen=True)
+class Validity:
+    """With which versions of a tool something was seen to hold, both bounds included: "3.8" means
+    3.8 with every later part, "" no bound. With `holds` false it is known not to hold there.
+    `target` is the architecture that it was compiled for or ran on, `driver` the driver's version,
+    `date` the day of the check.
+    """
+
+    tool: str
+    min: str = ""
+    max: str = ""
+    target: str = ""
+    driver: str = ""
+    checked: str = ""
+    date: str = ""
+    holds: bool = False
+
+
+@dataclass(frozen=True)
 class Excerpt:
     """One passage or several of a section. `hardware` lists its scope, empty for any.
 
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
     fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
     where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
+    `validity` are the versions of tools for which it was seen to hold, and `mark` is what the
+    versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -218,6 +238,8 @@ class Excerpt:
     channels: Mapping[str, float] = field(default_factory=dict)
     passages: tuple[str, ...] = ()
     citation: str = ""
+    validity: tuple[Validity, ...] = ()
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,7 +248,8 @@ class Move:
     in `missing` are unknown (then `applies` is None).
 
     `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
-    the change, {fact, value, unit, source}; `source` is the passage it rests on.
+    the change, {fact, value, unit, source}; `source` is the passage it rests on, `mark` is that of
+    an excerpt.
     """
 
     id: str
@@ -238,13 +261,14 @@ class Move:
     why: str = ""
     missing: tuple[str, ...] = ()
     source: Json = field(default_factory=dict)
+    mark: str = ""
 
 
 @dataclass(frozen=True)
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
     is None without measurements on this installation. `effect` describes the measured effect of the
-    skill and who measured it; `untested` skills come last.
+    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt.
     """
 
     name: str
@@ -254,6 +278,7 @@ class SkillAnswer:
     score: Mapping[str, float] = field(default_factory=dict)
     evidence: Json | None = None
     effect: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -278,7 +303,8 @@ class Answer:
     budget leaves no room for it); moves and skills begin at character `context_actions`. `parts`
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
-    closest first; empty if none is known.
+    closest first; empty if none is known. `versions` are those of the caller's tools, given or as
+    the log prints them; they decide what is marked and what is not shown.
     """
 
     retrieval_id: str
@@ -298,6 +324,7 @@ class Answer:
     unknown_names: tuple[Json, ...] = ()
     profile: ProfileRead | None = None
     uplift: tuple[Uplift, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -566,6 +593,7 @@ class Kernlore:
         profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         roles: Sequence[str] | None = None,
         reader: str | None = None,
+        versions: Mapping[str, str] | str | None = None,
         fields: Sequence[str] | None = None,
     ) -> Answer:
         """Ask with a log, metrics, a question or a signal, or several. The service supplies
@@ -601,6 +629,10 @@ class Kernlore:
         reader: Class of the model that reads `context`. For a strong one, which writes right
             kernels for common chips by itself, it has at most 2,000 tokens of what surprises,
             unless more is known to help (`uplift`). Default: the full context.
+        versions: Versions of the caller's tools, like triton 3.6 or cuda 13.0; or a text that
+            has them: pip freeze, a lock file, banners of compilers. Those that `log` prints are
+            read too. What holds for them is preferred, what was seen with others is marked,
+            what is known not to hold is left out.
         fields: Parts of the answer to fill; the others are empty. `citations` are excerpts
             without their texts. Default: all where `k` is given; otherwise a short answer:
             without `parts`, `uplift`, texts of excerpts that `context` quotes, and signals that
@@ -629,6 +661,7 @@ class Kernlore:
             profile=profile,
             roles=_listed(roles),
             reader=reader,
+            versions=versions,
             fields=_listed(fields),
         )
         body = self._call("POST", "/retrieve", json=json)

@@ -16,6 +16,7 @@ from kb.moves_vocabulary import ROLES
 from kb.predicates import Value
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
+from kb.validity import checked_versions
 from retrieval.profiles.lines import LineRow
 
 MAX_NAME = 200  # characters of an id or name
@@ -32,8 +33,9 @@ READERS = ("strong", "small")
 SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
 
 # Value types. text, names: str, tuple of str; count: int; metrics: name -> a profiler's number or
-# text; quantities: name -> number or text; output: a program's output, as text or JSON.
-Kind = Literal["text", "names", "count", "metrics", "quantities", "output"]
+# text; quantities: name -> number or text; output: a program's output, as text or JSON; versions:
+# tool -> version.
+Kind = Literal["text", "names", "count", "metrics", "quantities", "output", "versions"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class RetrieveRequest:
     `access_scope` is set by the interface, not by the caller. Only the built-in search sets
     `operators` (of the reference, by torch's names), `dtypes` (all of the problem) and `lacks`
     (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml).
-    `lines` are rows of a profile by line, whose samples are in `line_unit`.
+    `lines` are rows of a profile by line, whose samples are in `line_unit`; `notes` are sentences
+    about a profile.
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
@@ -154,6 +157,14 @@ class RetrieveRequest:
         " known to help (`uplift`). Default: the full context.",
         choices=lambda: READERS,
     )
+    versions: Mapping[str, str] | None = _field(
+        "versions",
+        "Versions of the caller's tools, like triton 3.6 or cuda 13.0; or a text that has them:"
+        " pip freeze, a lock file, banners of compilers. Those that `log` prints are read too. What"
+        " holds for them is preferred, what was seen with others is marked, what is known not to"
+        " hold is left out.",
+        limit=MAX_NAMES,
+    )
     fields: tuple[str, ...] = _names(
         "Parts of the answer to fill; the others are empty. `citations` are excerpts without their"
         " texts. Default: all where `k` is given; otherwise a short answer: without `parts`,"
@@ -166,6 +177,7 @@ class RetrieveRequest:
     lacks: tuple[str, ...] = ()
     lines: tuple[LineRow, ...] = ()
     line_unit: str = "samples"
+    notes: tuple[str, ...] = ()
 
     @property
     def given_signals(self) -> tuple[str, ...]:
@@ -224,6 +236,7 @@ def check_request(request: RetrieveRequest) -> None:
         if spec.choices is not None and value:
             words = (value,) if isinstance(value, str) else value
             _check_words(spec.name, words, spec.choices())
+    checked_versions(request.versions or {})
 
 
 _WORD_OF = {

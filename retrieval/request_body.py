@@ -23,12 +23,13 @@ from pydantic import (
 
 from kb.errors import invalid_fields
 from kb.scope import ALL_ACCESS, AccessScope
+from kb.validity import checked_versions, versions_in
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
 
 MAX_METRIC_TEXT = 500
 QUERY_NAMES = {"query": "q"}  # URL parameters whose names differ from those in the body
-IN_QUERY = ("text", "names", "count")
+IN_QUERY = ("text", "names", "count", "versions")
 
 
 def _metric(value: object) -> float | str:
@@ -62,9 +63,18 @@ def _text_of(value: object) -> object:
     return json.dumps(value) if value else ""
 
 
+def _versions(value: object) -> object:
+    """A text that has versions as a mapping."""
+    return versions_in(value) if isinstance(value, str) else value
+
+
 _MetricValue = Annotated[float | str, PlainValidator(_metric, json_schema_input_type=float | str)]
 _Name = Annotated[str, Field(max_length=MAX_NAME)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Versions = Annotated[
+    dict[_Name, _Name],
+    BeforeValidator(_versions, json_schema_input_type=dict[str, str] | str),
+]
 _Output = Annotated[
     str, BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any] | list[Any])
 ]
@@ -78,6 +88,7 @@ def _body_field(spec: FieldSpec) -> tuple[Any, Any]:
         "metrics": dict[_Name, _MetricValue],
         "quantities": dict[_Name, _Finite | _Name],
         "output": _Output,
+        "versions": _Versions,
     }
     limits: dict[str, Any] = {}
     if spec.kind != "count" and spec.limit is not None:
@@ -88,8 +99,8 @@ def _body_field(spec: FieldSpec) -> tuple[Any, Any]:
 
 
 def _query_field(spec: FieldSpec) -> tuple[Any, Any]:
-    types: dict[str, Any] = {"text": str, "names": list[str], "count": int}
-    repeated = " Comma-separated or repeated." if spec.kind == "names" else ""
+    types: dict[str, Any] = {"text": str, "names": list[str], "count": int, "versions": list[str]}
+    repeated = " Comma-separated or repeated." if types[spec.kind] == list[str] else ""
     return types[spec.kind] | None, Field(
         None, description=spec.help + repeated, alias=QUERY_NAMES.get(spec.name)
     )
@@ -153,4 +164,6 @@ def request_of(
         blank = not value.strip() if isinstance(value, str) else value in ([], {})
         if not blank:
             values[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+    if "versions" in values:
+        values["versions"] = checked_versions(values["versions"])
     return RetrieveRequest(**values, access_scope=access_scope)

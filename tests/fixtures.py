@@ -143,13 +143,13 @@ class Store:
         stores = (self.catalog, self.blobs, self.jobs, self.registry)
         return Worker(WorkerParts(*stores, model, reader, shipped), lease, on_vectors)
 
-    def submit(self, name: str, text: str | bytes, **said: object) -> Submitted:
+    def submit(self, name: str, text: str | bytes, **message: object) -> Submitted:
         data = text.encode() if isinstance(text, str) else text
-        return self.uploads.submit(FileUpload(name, data, **said))  # type: ignore[arg-type]
+        return self.uploads.submit(FileUpload(name, data, **message))  # type: ignore[arg-type]
 
-    def ingest(self, name: str, text: str | bytes, **said: object) -> Submitted:
+    def ingest(self, name: str, text: str | bytes, **message: object) -> Submitted:
         """Upload and work until the queue is empty."""
-        submitted = self.submit(name, text, **said)
+        submitted = self.submit(name, text, **message)
         self.worker().drain()
         return submitted
 

@@ -49,8 +49,8 @@ def on_bare_machine(
     bare: Path, *arguments: str | Path, cwd: Path, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """In a process that sees only torch, its requirements, and the compilers of this machine."""
-    kept = ("PATH", "HOME", TIMING)
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    stored = ("PATH", "HOME", TIMING)
+    environment = {name: os.environ[name] for name in stored if name in os.environ}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     return subprocess.run(

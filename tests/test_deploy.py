@@ -60,8 +60,8 @@ def expressions() -> list[str]:
 def test_every_expression_uses_existing_series(names: set[str]) -> None:
     assert len(expressions()) > 15
     for expression in expressions():
-        asked = set(NAME.findall(expression))
-        assert asked and asked <= names, (expression, asked - names)
+        requested = set(NAME.findall(expression))
+        assert requested and requested <= names, (expression, requested - names)
         assert expression.count("(") == expression.count(")"), expression
 
 

@@ -253,7 +253,7 @@ def test_probes_use_existing_routes(render: Render) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"replicas": 2}, "KERNLORE_CATALOG"),
         ({**SERVERS, "settings": {}}, "settings.blob_url"),
@@ -261,6 +261,6 @@ def test_probes_use_existing_routes(render: Render) -> None:
         ({"replica": 2}, "replica"),
     ],
 )
-def test_invalid_values_are_refused(render: Render, values: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=re.escape(said)):
+def test_invalid_values_are_refused(render: Render, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=re.escape(message)):
         render(values)

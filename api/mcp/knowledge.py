@@ -19,7 +19,7 @@ from retrieval.request_body import RetrieveBody
 TAKEN = (
     *("task", "signal", "signals", "log", "metrics", "profile", "query", "draft", "hardware"),
     *("op", "language", "dtype", "problem", "categories", "k", "max_tokens", "run_id", "exclude"),
-    "reader",
+    *("reader", "versions"),
 )
 PAGE = 40  # passages of a section in one answer
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]

@@ -27,6 +27,7 @@ from ingestion.progress import DocumentJob, JobCounts, JobDocument, JobError, Jo
 from ingestion.uploads import Submitted
 from kb import answers
 from kb.routes import FILE
+from kb.validity import Validity
 from retrieval.request import request_fields
 
 
@@ -61,6 +62,7 @@ RECORDS: Mapping[type, tuple[str, ...]] = {
     answers.ProfileRead: (),
     answers.Uplift: (),
     answers.DocumentRef: (),
+    Validity: (),
     answers.Excerpt: ("category", "text", "document"),
     answers.Move: (),
     answers.SkillAnswer: (),
@@ -97,6 +99,7 @@ KINDS = {
     "count": "int",
     "metrics": "Mapping[str, SupportsFloat | str]",
     "quantities": "Mapping[str, float | str]",
+    "versions": "Mapping[str, str] | str",
     "output": "str | Mapping[str, Any] | Sequence[Any]",
 }
 

@@ -32,6 +32,7 @@ from kb.errors import InvalidRequest
 from retrieval.answer import conclude, titles
 from retrieval.compose.composer import cards_for
 from retrieval.compose.excerpts import SHAPE, Shape, make_excerpts
+from retrieval.compose.standing import standings_of
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
@@ -145,7 +146,8 @@ class Asker:
         snapshot = self._snapshot(variant.heading)
         place = resolve_hardware(snapshot, request, load_layout())
         request = replace(request, language=place.language)
-        signals = conclude(snapshot, request, place, "").verdict.signal_ids
+        standings = standings_of(snapshot, {})
+        signals = conclude(standings, request, place, "").verdict.signal_ids
         plan = variant.plan(self._plan(request, signals, variant))
         ranked = rank(snapshot, plan, place.own.filter, self._embed, snapshot.near, variant.weights)
         language = request.language or language_named(request.log or "")

@@ -17,7 +17,7 @@ from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
 from ingestion.builtin.samples import ROWS, sample_problems, shipped_samples
-from ingestion.findings.front_matter import moves_of
+from ingestion.findings.front_matter import moves_of, stated_validities
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.errors import KernloreError
 from kb.hardware.facts import fact_keys, formula_problem
@@ -115,6 +115,7 @@ def _document(
     yield from _sections(front, body)
     yield from _signals_named(front, relative, body)
     headings = _HEADING.findall(body)
+    stated_validities(front, headings)
     yield from _moves(moves_of(front), headings, vocabulary)
 
 

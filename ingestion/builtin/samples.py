@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kb.catalog.knowledge.samples import STATUSES, KernelSample, Status
 from kb.errors import InvalidKnowledge
 from kb.hardware.spec import SampleArgument
 from kb.problem_terms import problem_terms
+from kb.validity import Checked, Validity, seen_with
 
 ROWS = "samples.toml"
 CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "toolchain", "parse")
@@ -30,6 +31,7 @@ SEEN = ("parses", *STATUSES[2:])  # results of checks, in rising order
 MAX_LINE = 100
 ABOUT_WORDS = (40, 260)
 RAN = ("runs", "right")
+_CHECKED: Mapping[str, Checked] = {"compiles": "compiled", "runs": "ran", "right": "ran"}
 MAX_CELL = 48  # characters of a figure in a table
 FRONT = "sample"  # the key of the front matter for the operator and checks of the row
 
@@ -52,6 +54,16 @@ class CheckMade:
         """The check in words."""
         note = f": {self.note}" if self.note else ""
         return f"{self.what} ({self.toolchain}, {self.where}, {self.date.isoformat()}){note}"
+
+    def validities(self) -> tuple[Validity, ...]:
+        """The versions of the toolchain with which the kernel was seen to compile or run."""
+        checked = _CHECKED.get(self.what)
+        if checked is None:
+            return ()
+        date, target = self.date.isoformat(), self.where.partition(",")[0]
+        seen = seen_with(self.toolchain, checked=checked, date=date, target=target)
+        compilers = tuple(validity for validity in seen if validity.tool != "torch")
+        return compilers or seen  # PyTorch computed the reference
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,11 @@ class ShippedSample:
             "languages": [self.language],
             "topics": list(self.topics),
             "sources": [dict(source) for source in self.sources],
+            "validity": [
+                {name: value for name, value in asdict(validity).items() if value not in ("", True)}
+                for check in self.checked
+                for validity in check.validities()
+            ],
             FRONT: {
                 "operator": self.operator,
                 "language": self.language,

@@ -234,6 +234,30 @@ moves = Table(
     scope(),
 )
 
+# With which version of a tool something was seen to hold (`kb.validity`): as a document states it,
+# or as a check on a machine has found. `subject` is a document, a section, `skill:NAME` or
+# `signature:ID`; bounds are inclusive, "" for none.
+validities = Table(
+    "validities",
+    metadata,
+    id_column(),
+    Column("subject", String, nullable=False, index=True),
+    ref("document_id", "documents.id", nullable=True),
+    Column("tool", String, nullable=False),
+    Column("min", String, nullable=False),
+    Column("max", String, nullable=False),
+    Column("target", String, nullable=False),
+    Column("driver", String, nullable=False),
+    Column("checked", String, nullable=False),  # ran | compiled | read
+    Column("date", String, nullable=False),
+    Column("holds", Boolean, nullable=False),
+    Column("origin", String, nullable=False),  # stated | check
+    Column("title", String, nullable=False, server_default=text("''")),  # of what was checked
+    Column("detail", Text, nullable=False, server_default=text("''")),  # the tool's message
+    when(),
+    scope(),
+)
+
 recipes = Table(
     "recipes",
     metadata,

@@ -14,10 +14,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+
+from kb.validity import load_tools, read_versions
 
 Resolver = Callable[[str], str | None]
 
@@ -98,6 +102,25 @@ def detect_devices(resolver: Resolver | None = None) -> Detection:
     notes: list[str] = []
     devices = [*_nvidia(notes), *_amd(notes), *_cpu()]
     return Detection(tuple(with_hint(device, resolver) for device in devices), tuple(notes))
+
+
+_PROGRAMS = ("nvcc", "ptxas", "hipcc", "clang", "clang++", "gcc", "g++")
+
+
+def detect_versions() -> dict[str, str]:
+    """The versions of this machine's tools by tool: programs on the path, packages of this Python,
+    the driver.
+    """
+    found: dict[str, str] = {}
+    for tool in load_tools().by_id.values():
+        for package in tool.packages:
+            with suppress(metadata.PackageNotFoundError):
+                found.setdefault(tool.id, metadata.version(package))
+    banners = [_run([name, "--version"]) for name in _PROGRAMS if shutil.which(name)]
+    text = "\n".join(banner.text for banner in banners if banner.ok)
+    found |= read_versions(text)
+    driver = next((d.driver for d in _nvidia([]) if d.driver), None)
+    return {**found, "driver": driver} if driver else found
 
 
 def _nvidia(notes: list[str]) -> list[DetectedDevice]:

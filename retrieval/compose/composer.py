@@ -46,6 +46,7 @@ from retrieval.compose.sections import (
     plain,
     section_blocks,
 )
+from retrieval.compose.standing import Standings
 from retrieval.compose.target import (
     Search,
     Target,
@@ -110,7 +111,8 @@ class Material:
     for a chip whose language models do not know: most general text is left out there anyway.
 
     `facts` are the chip's, `traits` describe the operator of the request, `uplift` are measured
-    gains of contexts for such a reader, the closest first.
+    gains of contexts for such a reader, the closest first; `standings` relate the knowledge to the
+    caller's versions.
     """
 
     request: RetrieveRequest
@@ -134,10 +136,15 @@ class Material:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     traits: OperatorTraits = field(default_factory=OperatorTraits)
     uplift: Sequence[Uplift] = ()
+    standings: Standings | None = None
+
+    def marked(self, block: Block) -> Block:
+        """The block with what the versions of the request lack."""
+        return self.standings.marked_block(block) if self.standings is not None else block
 
     @property
     def common(self) -> CommonKnowledge:
-        """What the reader knows by itself."""
+        """The knowledge of the reader without a context."""
         return common_for(self.request.reader)
 
     @property
@@ -241,8 +248,8 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     context = pack(
         verdict=material.verdict,
         hardware=material.hardware,
-        target=stable,
-        offers=offers,
+        target=[material.marked(block) for block in stable],
+        offers={name: partial(_marked, material, offer) for name, offer in offers.items()},
         layout=layout,
         task=task,
         moves=material.moves,
@@ -251,9 +258,16 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         excluded=material.excluded,
         lead=None if task == "write" else _lead(snapshot, material, layout, cards),
         log=partial(_log_block, request.log) if request.log else None,
+        notes=request.notes,
     )
     missing = missing_names(request.log or "", cards) if cards else ()
     return Composed(task, context, unknown, tuple(missing))
+
+
+def _marked(
+    material: Material, offer: Offer, room: Room, largest: int, shown: frozenset[str]
+) -> Iterator[Block]:
+    return map(material.marked, offer(room, largest, shown))
 
 
 def _layout_for(
@@ -272,7 +286,7 @@ def _layout_for(
 
 
 def _kernel_request(material: Material) -> KernelRequest | None:
-    """What whole kernels are chosen for; None without a chip or a known operator."""
+    """The subject that whole kernels are chosen for; None without a chip or a known operator."""
     if not material.lineage or not material.traits.kinds:
         return None
     language = material.request.language
@@ -283,6 +297,7 @@ def _kernel_request(material: Material) -> KernelRequest | None:
         material.facts.keys(),
         material.scope.access_scope,
         material.request.run_id,
+        material.standings.weight if material.standings is not None else lambda *subject: 1.0,
     )
 
 
@@ -511,11 +526,13 @@ def _lead(snapshot: Snapshot, material: Material, layout: Layout, cards: Cards) 
         return of_use and _fits_machine(material, block.kind, section)
 
     query = "\n".join(filter(None, (request.query, (request.log or "")[:QUERY_LOG_CHARS])))
+    standings = material.standings
     for passage in material.first[:LEAD_CANDIDATES]:
         lead = lead_of(snapshot, passage, material.scope, query, layout.largest_section, admits)
         if lead is not None:
             named = names_in(query, cards.names)
-            return with_cards(lead, cards, named, "errors" if request.log else "symbols")
+            lead = with_cards(lead, cards, named, "errors" if request.log else "symbols")
+            return lead if standings is None else replace(lead, block=standings.marking(lead.block))
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -110,6 +110,14 @@ class Shape:
 
 
 SHAPE = Shape()
+Mark = Callable[[Excerpt, str], Excerpt]  # an excerpt and the id of its section
+
+
+def unmarked(excerpt: Excerpt, section: str) -> Excerpt:
+    """The excerpt unchanged."""
+    return excerpt
+
+
 _LOOKAHEAD = 3  # candidates verified per excerpt
 _REACH = 3  # passages on each side that an excerpt may grow over
 
@@ -123,6 +131,7 @@ def make_excerpts(
     shape: Shape = SHAPE,
     *,
     excluded: frozenset[str] = frozenset(),
+    mark: Mark = unmarked,
 ) -> list[Excerpt]:
     """At most `count` excerpts of the ranked passages, best first. Passages that are no longer in
     the scope, nearly repeat an earlier excerpt, or have an id in `excluded`, are left out.
@@ -146,8 +155,8 @@ def make_excerpts(
             used.update(member.seq for member in group)
             chosen.append(group)
             if len(chosen) >= count:
-                return [excerpt_of(g, by_seq) for g in chosen]
-    return [excerpt_of(g, by_seq) for g in chosen]
+                return [mark(excerpt_of(g, by_seq), g[0].section_id) for g in chosen]
+    return [mark(excerpt_of(g, by_seq), g[0].section_id) for g in chosen]
 
 
 def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, Passage]:
@@ -296,6 +305,7 @@ def signal_excerpts(
     *,
     excluded: frozenset[str] = frozenset(),
     shape: Shape = SIGNAL_SHAPE,
+    mark: Mark = unmarked,
 ) -> list[Excerpt]:
     """At most `count` excerpts for a bare signal, best first: a section of at most LARGEST tokens
     whole where its title, text or a move names the signal (a score above WORDS_ALONE) or there is
@@ -334,7 +344,7 @@ def signal_excerpts(
         chosen.append(_from_a_start(group, live, used))
         if len(chosen) >= count:
             break
-    return [excerpt_of(group, by_seq) for group in chosen]
+    return [mark(excerpt_of(group, by_seq), group[0].section_id) for group in chosen]
 
 
 def _from_a_start(

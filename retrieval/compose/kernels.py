@@ -77,7 +77,7 @@ class WholeKernel:
 @dataclass(frozen=True)
 class KernelRequest:
     """What kernels are chosen for. `facts` are keys of the chip's facts; `run` is the calling run,
-    whose own kernels are left out.
+    whose own kernels are left out; `weight` is that of a section or a skill for the caller's tools.
     """
 
     traits: OperatorTraits
@@ -86,6 +86,7 @@ class KernelRequest:
     facts: Collection[str]
     access: AccessScope
     run: str | None = None
+    weight: Callable[[str | None, str], float] = lambda section, skill: 1.0
 
     @property
     def kind(self) -> str:
@@ -163,7 +164,8 @@ def score_of(kernel: WholeKernel, wanted: KernelRequest) -> float:
     chip = _closeness(kernel.hardware, wanted.lineage) if not kernel.note else OTHER_FAMILY
     verified = OF_A_RUN if kernel.run_id and chip == OWN else 1.0
     alike = _alike(kernel.traits.operands, wanted.traits.operands)
-    return relation * chip * alike * STATUS.get(kernel.status, 0.0) * verified
+    fit = wanted.weight(kernel.section, kernel.id)
+    return relation * chip * alike * STATUS.get(kernel.status, 0.0) * verified * fit
 
 
 def _closeness(hardware: Sequence[str], lineage: Sequence[str]) -> float:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ OPEN_PRECONDITION = 0.8  # for a predicate with a missing value
 NO_SIGNAL = 0.4
 SUSPECT, OTHER_TOOLCHAIN = 0.5, 0.8
 POOL = 30  # best skills from which the diverse ones are chosen
+OTHER_VERSIONS = 0.8  # weight of a skill that was seen with other versions only
 TRADE = 0.7  # weight of the score against diversity
 TOKEN_SHARE = 0.25  # of the request's budget for the skills' summaries
 WITHHELD_SHARE = 0.1
@@ -101,6 +102,7 @@ def choose_skills(
     metrics: Mapping[str, float],
     facts: Mapping[str, Fact],
     withheld_share: float = WITHHELD_SHARE,
+    marks: Callable[[SkillHead], Sequence[str]] = lambda skill: (),
 ) -> SkillSelection:
     """The skills to show for a request, best first, of the states it names (active by default).
 
@@ -114,7 +116,8 @@ def choose_skills(
     `metrics` are canonical values, `facts` are of the hardware by key. For a request with a
     `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by hash of skill, run and
     node, so that the effect of showing them can be measured; they are not replaced. A request
-    without a `run_id` always gets the same answer.
+    without a `run_id` always gets the same answer. A skill with `marks`, which was seen with other
+    versions of tools only, counts less.
     """
     skills, mending = _candidates(knowledge, request, signals, scope)
     if not skills:
@@ -135,6 +138,8 @@ def choose_skills(
                 "scope": _nearness(head.scopes.hardware, scope.hardware),
                 "freshness": _freshness(head, toolchains),
             }
+            if marks(head):
+                parts["versions"] = OTHER_VERSIONS
             scored.append((math.prod(parts.values()), known, parts))
     scored.sort(key=lambda entry: (-entry[0], entry[1].head.name))
     pool = [_scored(known, total, parts) for total, known, parts in scored[:POOL]]

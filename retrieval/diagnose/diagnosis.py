@@ -84,13 +84,15 @@ class Diagnoser:
         signatures: Sequence[SignatureSpec],
         own: OwnRules = NO_RULES,
         codes: Callable[[str], list[SignatureMatch]] = no_codes,
+        refuted: frozenset[str] = frozenset(),
     ) -> Conclusion:
         """Diagnose a request: signals that it names first, then those of its log, then those of its
         metrics.
 
         `facts` are of the hardware, `lineage` is the hardware with its families, `signatures` are
         the error texts and `own` the rules over counters that they declare; `codes` finds the error
-        codes of its documents in a log that matches no signature. Raises UnknownSignal for a signal
+        codes of its documents in a log that matches no signature; `refuted` are ids of signatures
+        that the caller's tools do not print. Raises UnknownSignal for a signal
         in the request, and InvalidKnowledge for a broken signature.
         """
         findings: dict[str, SignalFinding] = {}
@@ -100,6 +102,7 @@ class Diagnoser:
         matches = [
             replace(match, facts=facts)
             for match in self._matches(request.log or "", signatures, codes)
+            if match.signature.id not in refuted
         ]
         for match in matches:
             if match.signature.origin != OF_WORDS:
@@ -235,6 +238,8 @@ def _with_lines(measured: Verdict, lines: Sequence[HotLines]) -> Iterator[Signal
 
 
 def _hint(request: RetrieveRequest, any_signal: bool) -> str:
+    if not any_signal and request.notes:
+        return f"No rule fired. The profile: {request.notes[0]}."
     if request.hardware is None and (request.given_signals or request.log or request.metrics):
         return (
             "No hardware was named: the answer holds only what is true of any chip."

@@ -20,6 +20,7 @@ from kb.catalog.knowledge import moves as move_rows
 from kb.catalog.knowledge import samples as sample_rows
 from kb.catalog.knowledge.moves import AcceptedMove, StoredMove
 from kb.catalog.knowledge.samples import RunSample
+from kb.catalog.knowledge.validities import StoredValidities, stored_validities
 from kb.catalog.meta import State
 from kb.catalog.skills.evidence import MeasuredSkill, known_skills, present_toolchains
 from kb.catalog.skills.reading import counters
@@ -73,7 +74,8 @@ class Knowledge:
     """`specs` and `facts` are as in `Chips`; `moves` are accepted ones by document and name;
     `kernels` are those that runs have verified; `skills` are sorted by name; `toolchains` are those
     in use by hardware and name. `document_hardware` has every document that names hardware;
-    `waiting` are documents that have never been read.
+    `waiting` are documents that have never been read, `validities` say with which versions of tools
+    documents, sections, signatures and skills hold.
     """
 
     specs: Mapping[str, HardwareSpec] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Knowledge:
     toolchains: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     document_hardware: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     waiting: Sequence[WaitingDocument] = ()
+    validities: StoredValidities = field(default_factory=StoredValidities)
 
     # -- hardware
 
@@ -250,6 +253,7 @@ def read_knowledge(
         toolchains=present_toolchains(connection),
         document_hardware=_document_hardware(connection),
         waiting=tuple(waiting_documents(connection)),
+        validities=stored_validities(connection),
     )
 
 

@@ -104,16 +104,24 @@ class _MountedSegment(NamedTuple):
     dead_sections: Rows
 
     @classmethod
-    def of(cls, part: SegmentPart, first: int, first_section: int) -> _MountedSegment:
+    def of(
+        cls, part: SegmentPart, first: int, first_section: int, hidden: frozenset[str]
+    ) -> _MountedSegment:
         segment, without = part
+        if hidden:
+            own = (place for place, d in enumerate(segment.documents) if d.id in hidden)
+            without = without.union(own)
         places = sorted(without)
+        numbers = [number_of(identity) for identity in hidden if identity.startswith("sec_")]
+        dead_sections = np.isin(segment.section_documents, places)
+        dead_sections |= np.isin(segment.arrays["section_ids"], np.array(numbers, np.uint64))
         return cls(
             segment,
             first,
             first_section,
             without,
-            np.flatnonzero(np.isin(segment.document_places, places)),
-            np.flatnonzero(np.isin(segment.section_documents, places)),
+            np.flatnonzero(dead_sections[segment.section_rows]),
+            np.flatnonzero(dead_sections),
         )
 
     @property
@@ -129,13 +137,22 @@ class _MountedSegment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The knowledge of a catalog at `state`; `name` identifies the snapshot."""
+    """The knowledge of a catalog at `state`; `name` identifies the snapshot. `hidden` are ids of
+    documents and sections that it leaves out.
+    """
 
     name: str
     state: State
     segments: tuple[SegmentPart, ...]
     knowledge: Knowledge
     cache: Cache = field(default_factory=Cache)
+    hidden: frozenset[str] = frozenset()
+
+    def hiding(self, ids: Collection[str], knowledge: Knowledge) -> Snapshot:
+        """The snapshot without these documents and sections, and with other knowledge."""
+        hidden = frozenset(ids)
+        name = f"{self.name} without {' '.join(sorted(hidden))}"
+        return replace(self, name=name, knowledge=knowledge, hidden=hidden)
 
     # -- rows: of passages and of sections, counted over all segments
 
@@ -143,7 +160,7 @@ class Snapshot:
     def _parts(self) -> tuple[_MountedSegment, ...]:
         parts, first, first_section = [], 0, 0
         for part in self.segments:
-            parts.append(_MountedSegment.of(part, first, first_section))
+            parts.append(_MountedSegment.of(part, first, first_section, self.hidden))
             first += part.segment.rows
             first_section += len(part.segment.section_seqs)
         return tuple(parts)
@@ -391,6 +408,11 @@ class Snapshot:
         rows = {identity: _found(self._sections_by_id, identity) for identity in section_ids}
         numbers = {i: self._of_section("parents", own[0]) for i, own in rows.items() if len(own)}
         return {i: f"sec_{number:016x}" if number else None for i, number in numbers.items()}
+
+    def documents_of(self, section_ids: Iterable[str]) -> dict[str, str]:
+        """The document of each of these sections; unknown ids are left out."""
+        rows = {identity: _found(self._sections_by_id, identity) for identity in section_ids}
+        return {i: self._document_of(own[0]).id for i, own in rows.items() if len(own)}
 
     def below(self, parent_ids: Collection[str]) -> dict[str, list[str]]:
         """Ids of the child sections, by parent, in reading order."""
@@ -726,6 +748,7 @@ class Snapshot:
             for card in cards
             if (about is None or not about.isdisjoint(card.hardware))
             and (names is None or card.name in names)
+            and card.section_id not in self.hidden
             and access.sees(card.hardware)
         ]
         if access.restricted:
@@ -749,6 +772,7 @@ class Snapshot:
             for sample in samples
             if (about is None or not about.isdisjoint(sample.hardware))
             and access.sees(sample.hardware)
+            and sample.section_id not in self.hidden
         ]
         if access.restricted:
             chosen = [replace(s, hardware=access.visible_hardware(s.hardware)) for s in chosen]

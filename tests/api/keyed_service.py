@@ -144,8 +144,8 @@ def plant(client: httpx2.Client, services: Services) -> Planted:
     elsewhere = next(p for p in passages if "other chips" in p["text"])
     client.patch(f"/passages/{elsewhere['id']}", json={"hardware": ["mi300x"]})
     facts = client.get("/hardware/h100/facts?status=all").json()["facts"]
-    asked = client.post("/retrieve", json={"query": SECRET_WORDS, "hardware": "h100"}).json()
-    assert SECRET_WORDS in asked["context"]
+    requested = client.post("/retrieve", json={"query": SECRET_WORDS, "hardware": "h100"}).json()
+    assert SECRET_WORDS in requested["context"]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("zanzibar-tiles/SKILL.md", SKILL)
@@ -160,7 +160,7 @@ def plant(client: httpx2.Client, services: Services) -> Planted:
         section=passages[0]["section"]["id"],
         job=sent["job_id"],
         fact=facts[0]["id"],
-        retrieval=asked["retrieval_id"],
+        retrieval=requested["retrieval_id"],
         run="run_0123456789abcdef",
         trajectory="trj_0123456789abcdef",
         evaluation=evaluation,

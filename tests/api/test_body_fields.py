@@ -19,7 +19,7 @@ KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "said"),
+    ("model", "body", "expected"),
     [
         (RunBody, {"problem": "softmax", "candidates": 3}, "did you mean goal.candidates?"),
         (RunBody, {"problem": "softmax", "hardwares": "h100"}, "did you mean hardware?"),
@@ -31,11 +31,11 @@ KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}
     ],
 )
 def test_unknown_field_has_suggestion(
-    model: type[BaseModel], body: dict[str, Any], said: str
+    model: type[BaseModel], body: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(InvalidRequest) as error:
         validated(model, body)
-    assert said in error.value.message
+    assert expected in error.value.message
 
 
 def test_evaluation_hardware_defaults_to_this_machine() -> None:

@@ -20,7 +20,7 @@ from retrieval.snapshot.store import FOLDER
 from tests.api.cli_process import (
     ERROR_KEYS,
     ROOT,
-    Ran,
+    CommandResult,
     document_of,
     free_port,
     kernlore,
@@ -146,7 +146,7 @@ def test_invalid_request_has_error_shape_and_exit_code_2(
     assert_refused(kernlore(*arguments, "--json", data=data), code)
 
 
-def assert_refused(ran: Ran, code: str) -> None:
+def assert_refused(ran: CommandResult, code: str) -> None:
     assert ran.code == 2
     assert ran.json.keys() == ERROR_KEYS
     assert ran.json["code"] == code
@@ -246,8 +246,8 @@ def test_answer_text_and_context(data: Path) -> None:
 def test_outcome_is_recorded_for_answer(data: Path) -> None:
     answer = kernlore("retrieve", "--q", "barrier", "--json", data=data).json
     used = answer["excerpts"][0]["id"]
-    said = ("--used", used, "--correct", "--speedup", "1.5", "--json")
-    ran = kernlore("outcome", answer["retrieval_id"], *said, data=data)
+    output = ("--used", used, "--correct", "--speedup", "1.5", "--json")
+    ran = kernlore("outcome", answer["retrieval_id"], *output, data=data)
     assert ran.code == 0, ran.err
     assert ran.json["retrieval_id"] == answer["retrieval_id"]
 
@@ -317,8 +317,8 @@ def test_replacement_by_unrelated_file_is_reported(data: Path, tmp_path: Path) -
     copy_data_dir(data, copied)
     for folder, words in (("a", "Quartz alpha guide"), ("b", "Onyx notes of links")):
         (tmp_path / folder).mkdir()
-        said = " ".join(f"{word} {n} of {words}" for n, word in enumerate(words.split() * 4))
-        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\n{said}.\n")
+        output = " ".join(f"{word} {n} of {words}" for n, word in enumerate(words.split() * 4))
+        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\n{output}.\n")
     first = kernlore("ingest", tmp_path / "a" / "guide.md", "--hardware", "h100", data=copied)
     assert "replaces" not in first.out
     onyx = tmp_path / "b" / "guide.md"
@@ -353,10 +353,10 @@ def test_terminal_shows_log_signatures_of_json(data: Path, tmp_path: Path) -> No
         "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)\n"
         "RuntimeError: CUDA error: an illegal memory access was encountered\n"
     )
-    asked = ("retrieve", "--log", log, "--hardware", "h100")
-    known = kernlore(*asked, "--json", data=data).json["diagnosis"]["signatures"]
+    request = ("retrieve", "--log", log, "--hardware", "h100")
+    known = kernlore(*request, "--json", data=data).json["diagnosis"]["signatures"]
     assert {signature["line_number"] for signature in known} == {2, 3}
-    shown = kernlore(*asked, data=data).out
+    shown = kernlore(*request, data=data).out
     for signature in known:
         assert signature["line"] in log.read_text() and signature["remedy"]
         assert (

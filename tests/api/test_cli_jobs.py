@@ -190,11 +190,11 @@ def test_undecided_items_of_a_new_version_are_reported(tmp_path: Path, model_cac
     said("documents", "correct", vexp, "--text", "The vexp instruction takes 12 cycles.")
     said("hardware", "facts", "orbis-3", "--accept-all")
     sheet.write_text(SHEET.replace("14 cycles", "15 cycles").replace("820", "860"))
-    told = said("ingest", sheet, "--hardware", "orbis-3")
+    reported = said("ingest", sheet, "--hardware", "orbis-3")
     unfit = "1 correction no longer fits this version: text 'The vexp instruction takes 12 cycles.'"
     accepted = "the accepted 820 GB/s is from version 1 of 'Orbis-3 sheet'; version 2 says 860 GB/s"
     job = kernlore("jobs", "list", "--json", data=data).json["jobs"][0]["id"]
-    for text in (told, said("jobs", "list"), said("jobs", "show", job)):
+    for text in (reported, said("jobs", "list"), said("jobs", "show", job)):
         assert unfit in text and f"memory_bandwidth of orbis-3: {accepted}" in text
         assert "{" not in text
     shown = said("documents", "show", document["id"])

@@ -21,7 +21,7 @@ from kb.settings import Settings
 from optimizer.evaluation.records import TIMING
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
-from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process
+from tests.api.cli_process import ERROR_KEYS, CommandResult, kernlore, kernlore_process
 from tests.api.conftest import DOCUMENTS
 from tests.catalogs import fresh_data_dir
 from tests.known_device import store_ceilings
@@ -127,7 +127,7 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="module")
-def ran(place: Path, model: ModelServer) -> Ran:
+def ran(place: Path, model: ModelServer) -> CommandResult:
     """One run of a recipe and, if litellm is installed, of a model."""
     options = [*OPTIONS, "-o", str(place / "out")]
     if LITELLM:
@@ -142,7 +142,7 @@ def ran(place: Path, model: ModelServer) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def run_answer(ran: Ran) -> dict[str, Any]:
+def run_answer(ran: CommandResult) -> dict[str, Any]:
     answer: dict[str, Any] = ran.json
     return answer
 
@@ -182,7 +182,7 @@ def test_stored_run_is_shown(place: Path, run_answer: dict[str, Any]) -> None:
     assert PROBLEM in report and run in report
 
 
-def refused(done: Ran) -> tuple[str, int]:
+def refused(done: CommandResult) -> tuple[str, int]:
     """Error code and exit code; message and hint are on standard error too."""
     error = done.json
     assert set(error) == ERROR_KEYS and error["message"] and error["hint"]
@@ -204,7 +204,7 @@ def test_finished_run_is_not_resumed(place: Path, run_answer: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "expected"),
     [
         (("optimize", "softmaxx"), "not_found", "softmax"),
         (("optimize", "nowhere/problem.py"), "not_found", "nowhere"),
@@ -230,10 +230,10 @@ def test_finished_run_is_not_resumed(place: Path, run_answer: dict[str, Any]) ->
     ],
 )
 def test_invalid_requests_have_hints(
-    place: Path, arguments: tuple[str, ...], code: str, said: str
+    place: Path, arguments: tuple[str, ...], code: str, expected: str
 ) -> None:
     done = kernlore(*arguments, "--json", data=place / "data")
-    assert refused(done) == (code, 2) and said in done.err
+    assert refused(done) == (code, 2) and expected in done.err
 
 
 def test_session_is_packed_run_elsewhere_and_imported(
@@ -276,18 +276,18 @@ def test_session_is_packed_run_elsewhere_and_imported(
 def test_built_in_knowledge_is_read_once_and_found_by_words(
     place: Path, settings: Settings, model_cache: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     unembedded = copy_knowledge(place / "knowledge", DOCUMENTS, vectors=False)
     own = settings.model_copy(update={"data_dir": place / "words", "knowledge_dir": unembedded})
     place_models(own.data_dir, model_cache)
     for _ in range(2):
         local = CommandTarget(own)
-        local.load_knowledge(said.append)
+        local.load_knowledge(messages.append)
         request = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
         found = local.services.retriever.retrieve(request)
         acting = local.services.retriever.moves_and_skills(request)
         local.close()
-    assert [line.split()[0] for line in said] == ["reading", "0", "0"]
+    assert [line.split()[0] for line in messages] == ["reading", "0", "0"]
     assert found.excerpts and "words alone" in " ".join(found.hints)
     assert {score for e in found.excerpts for score in [e.channels["dense"]]} == {0.0}
     assert found.moves and (acting.moves, acting.skills) == (found.moves, found.skills)
@@ -352,9 +352,9 @@ def test_problems_of_a_folder_are_searched_in_turn(
 
 @pytest.mark.skipif(not LITELLM, reason="the extra `llm` is not installed")
 def test_model_proposal_is_measured(
-    place: Path, ran: Ran, run_answer: dict[str, Any], model: ModelServer
+    place: Path, ran: CommandResult, run_answer: dict[str, Any], model: ModelServer
 ) -> None:
-    run, asked = run_answer["run"], len(model.requests)
+    run, requested = run_answer["run"], len(model.requests)
     assert "kernlore_abi.h" in prompt_of(model.requests[0])
     tree = run_json(place, "tree", run)
     by_model = [node for node in tree if node["synthesizer"] == "llm"]
@@ -362,11 +362,11 @@ def test_model_proposal_is_measured(
     assert by_model[0]["verdict"] in ("correct", "unmeasured"), by_model
     cost = run_answer["models"][MODEL]
     assert cost["candidates"] == 1 and cost["usd"] > 0
-    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * asked, 20 * asked)
+    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * requested, 20 * requested)
     shown = kernlore("runs", "show", run, data=place / "data")
     assert MODEL in shown.out and '"tokens_in": 100' in shown.out
     transcripts = list((place / "data" / "transcripts" / run).glob("*.json"))
-    assert len(transcripts) == asked
+    assert len(transcripts) == requested
     out = [path for path in (place / "out").rglob("*") if path.is_file()]
     written = "".join(path.read_text(errors="replace") for path in (*transcripts, *out))
     assert KEY not in ran.out + ran.err + shown.out + written

@@ -20,7 +20,7 @@ import pytest
 
 from optimizer.evaluation.records import TIMING
 from optimizer.search.portable.launch import CEILINGS, SESSION
-from tests.api.cli_process import COMMAND, ERROR_KEYS, Ran, kernlore
+from tests.api.cli_process import COMMAND, ERROR_KEYS, CommandResult, kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
@@ -78,7 +78,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fresh_data_dir(tmp_path / "home")
 
 
-def propose(home: Path, model: ModelServer, target: str | Path, batch: Path, *more: str) -> Ran:
+def propose(
+    home: Path, model: ModelServer, target: str | Path, batch: Path, *more: str
+) -> CommandResult:
     options = ("--models", "openai/gpt-4o-mini", "--api-base", model.url, "--drafts", "2")
     return kernlore("runs", "propose", target, *options, "-o", batch, *more, "--json", data=home)
 
@@ -87,8 +89,8 @@ def evaluated(batch: Path, out: Path) -> Path:
     """The steps on the machine with the device."""
     out.mkdir()
     (out / CEILINGS).write_text(json.dumps(known_ceilings().as_json()), encoding="utf-8")
-    kept = ("PATH", "HOME", "TMPDIR", TIMING)
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    stored = ("PATH", "HOME", "TMPDIR", TIMING)
+    environment = {name: os.environ[name] for name in stored if name in os.environ}
     command = [sys.executable, str(batch), "--out", str(out), "--finalists", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -174,10 +176,10 @@ def test_answers_survive_killed_process(home: Path, tmp_path: Path) -> None:
         while not batch.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         process.kill()
-        said = process.communicate()[0].decode()
+        output = process.communicate()[0].decode()
     never.set()
     server.close()
-    assert batch.exists(), said
+    assert batch.exists(), output
     with zipfile.ZipFile(batch) as packed:
         problems = json.loads(packed.read(SESSION))["problems"]
     assert [Path(problem["known_as"]).name for problem in problems] == ["mine.py"]

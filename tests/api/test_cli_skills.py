@@ -95,8 +95,8 @@ def test_every_decision_is_in_history(place: Path) -> None:
     assert without.code == 2 and "--reason" in without.err
     own = kernlore("skills", "retire", SHIPPED, "--reason", "a test", "--json", data=data)
     assert own.json["event"]["actor"] and own.json["state"] == "retired"
-    told = kernlore("skills", "history", "gnu-rows", "--json", data=data).json
-    assert [(e["to_state"], e["actor"], e["reason"]) for e in told][1:] == [
+    reported = kernlore("skills", "history", "gnu-rows", "--json", data=data).json
+    assert [(e["to_state"], e["actor"], e["reason"]) for e in reported][1:] == [
         ("quarantined", "ann", "to quarantine"),
         ("candidate", "ann", "to restore"),
         ("retired", "ann", "to retire"),
@@ -147,7 +147,7 @@ def test_commands_work_over_service(place: Path, service_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("distill",), "needs a run or a trajectory"),
         (("distill", "run_0"), "no run run_0"),
@@ -159,9 +159,9 @@ def test_commands_work_over_service(place: Path, service_url: str) -> None:
         (("replay", "0" * 64), "no stored file"),
     ],
 )
-def test_invalid_requests_have_hints(place: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_requests_have_hints(place: Path, arguments: tuple[str, ...], message: str) -> None:
     done = kernlore("skills", *arguments, "--json", data=place / "data")
-    assert done.code == 2 and said in done.err, done.err
+    assert done.code == 2 and message in done.err, done.err
 
 
 def test_lift_of_an_unshown_skill_is_unknown(place: Path) -> None:

@@ -67,8 +67,8 @@ def test_command_error_names_command(tmp_path: Path) -> None:
 
 
 def test_mistyped_setting_has_suggestion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (said,) = unknown_settings({"KERNLORE_PROT": "9000", "KERNLORE_PORT": "1", "HOME": "/"})
-    assert said == "KERNLORE_PROT is set but is not a setting; did you mean KERNLORE_PORT?"
+    (message,) = unknown_settings({"KERNLORE_PROT": "9000", "KERNLORE_PORT": "1", "HOME": "/"})
+    assert message == "KERNLORE_PROT is set but is not a setting; did you mean KERNLORE_PORT?"
     of_a_cluster = {"KERNLORE_SERVICE_HOST": "x", "KERNLORE_PORT_8321_TCP": "x"}
     assert unknown_settings({**of_a_cluster, "KERNLORE_KEY": "k"}) == ()
     monkeypatch.setenv("KERNLORE_PROT", "9000")

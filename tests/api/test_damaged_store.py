@@ -62,7 +62,7 @@ def test_lost_or_damaged_snapshot_is_rebuilt_with_equal_answers(settings: Settin
     ask = ("retrieve", "--query", QUESTION["query"], "-k", "20", "--hardware", "h100", "--json")
     expected = served(settings)
     assert expected
-    told = kernlore(*ask, data=settings.data_dir).json["excerpts"]
+    reported = kernlore(*ask, data=settings.data_dir).json["excerpts"]
     folder = settings.data_dir / FOLDER
     shutil.rmtree(folder)
     assert served(settings) == expected
@@ -70,10 +70,10 @@ def test_lost_or_damaged_snapshot_is_rebuilt_with_equal_answers(settings: Settin
     truncate_all(folder)
     assert served(settings) == expected
     truncate_all(folder)
-    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == told
+    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == reported
     truncate_all(folder)
     assert kernlore("reindex", data=settings.data_dir).code == 0
-    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == told
+    assert kernlore(*ask, data=settings.data_dir).json["excerpts"] == reported
 
 
 def test_catalog_with_damaged_page_is_refused_with_remedy(settings: Settings) -> None:

@@ -60,13 +60,13 @@ def body(source: str = KERNEL, **changes: Any) -> dict[str, Any]:
     return {**given, **changes}
 
 
-def sent(client: TestClient, told: Any) -> Response:
-    return client.post("/evaluations", json=told, headers=HERE)
+def sent(client: TestClient, sent_body: Any) -> Response:
+    return client.post("/evaluations", json=sent_body, headers=HERE)
 
 
-def evaluated(client: TestClient, told: Any, seconds: float = 400) -> dict[str, Any]:
+def evaluated(client: TestClient, sent_body: Any, seconds: float = 400) -> dict[str, Any]:
     """The request once it has ended."""
-    answer = sent(client, told)
+    answer = sent(client, sent_body)
     assert answer.status_code == 202, answer.text
     assert answer.json()["state"] == "queued" and answer.json()["result"] is None
     deadline = time.monotonic() + seconds
@@ -100,8 +100,8 @@ def test_answer_equals_that_of_command(
 ) -> None:
     """The second request uses the same data directory and key: nothing is evaluated again."""
     broken = KERNEL.replace("2 * x", "twice * x")
-    told = body(broken, problem="elementwise_chain", cases=["odd"])
-    over_http = evaluated(client, told)["result"]
+    sent_body = body(broken, problem="elementwise_chain", cases=["odd"])
+    over_http = evaluated(client, sent_body)["result"]
     assert over_http["validity"] == "not_compiled"
     file = tmp_path / "kernel.cpp"
     file.write_text(broken)
@@ -140,7 +140,7 @@ def test_problem_that_kills_its_process_leaves_service(client: TestClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "code", "told"),
+    ("changes", "status", "code", "expected"),
     [
         ({"problem": "elementwise_chan"}, 404, "not_found", "elementwise_chain"),
         ({"problem": "/etc/passwd"}, 404, "not_found", "problem list"),
@@ -176,10 +176,10 @@ def test_problem_that_kills_its_process_leaves_service(client: TestClient) -> No
     ],
 )
 def test_invalid_requests_are_refused(
-    client: TestClient, changes: dict[str, Any], status: int, code: str, told: str
+    client: TestClient, changes: dict[str, Any], status: int, code: str, expected: str
 ) -> None:
     error = assert_error(sent(client, {**body(), **changes}), status, code)
-    assert told in error["message"] + error["hint"], error
+    assert expected in error["message"] + error["hint"], error
 
 
 def test_unknown_id(client: TestClient) -> None:

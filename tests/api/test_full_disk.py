@@ -71,8 +71,8 @@ class Served:
         raise AssertionError(f"{path} is still {answer}")
 
     def texts(self) -> list[str]:
-        asked = {"query": "loads of the persimmon unit", "hardware": "h100", "k": 9}
-        answer = httpx.post(f"{self.url}/retrieve", json=asked, timeout=30)
+        request = {"query": "loads of the persimmon unit", "hardware": "h100", "k": 9}
+        answer = httpx.post(f"{self.url}/retrieve", json=request, timeout=30)
         return [excerpt["text"] for excerpt in answer.raise_for_status().json()["excerpts"]]
 
     def fill(self, left: int) -> None:
@@ -166,9 +166,9 @@ def test_job_without_disk_space_fails_with_hint_and_can_be_retried(store: Store)
 
 def test_space_is_reserved_for_final_state(tmp_path: Path) -> None:
     fill_reserve(tmp_path)
-    kept = tmp_path / "reserve"
-    assert kept.stat().st_blocks * 512 >= 4 << 20
+    stored = tmp_path / "reserve"
+    assert stored.stat().st_blocks * 512 >= 4 << 20
     fill_reserve(tmp_path)
     free_reserve(tmp_path)
     free_reserve(tmp_path)
-    assert not kept.exists()
+    assert not stored.exists()

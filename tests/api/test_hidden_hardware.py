@@ -115,5 +115,5 @@ def test_alias_of_a_hidden_chip_is_only_reported_as_used(service: tuple[KeyedSer
         changed = {"id": "mi300x", "name": "X", "vendor": "amd", "aliases": [name]}
         refused = keyed.ask("mi300x", "POST", "/hardware", json=changed)
         assert refused.status_code in (400, 403, 409), refused.text
-        told = refused.text.replace(name, "")
-        assert "h100" not in told and secret["name"] not in told
+        reported = refused.text.replace(name, "")
+        assert "h100" not in reported and secret["name"] not in reported

@@ -113,13 +113,13 @@ def test_invalid_bodies_are_refused(client: TestClient, body: bytes) -> None:
 
 
 def test_unknown_fields_have_suggestion(client: TestClient) -> None:
-    asked = {"signal": "memory_bound", "k": "ten", "metrics": {"dram": []}}
-    body = assert_error(client.post("/retrieve", json=asked), 400)
+    request = {"signal": "memory_bound", "k": "ten", "metrics": {"dram": []}}
+    body = assert_error(client.post("/retrieve", json=request), 400)
     assert {p["path"] for p in body["details"]["problems"]} == {"k", "metrics.dram"}
     assert any(path in body["message"] for path in ("k: ", "metrics.dram: "))
     for wrong, right in (("hardwear", "hardware"), ("q", "query")):
-        asked = {"signal": "memory_bound", wrong: "h100"}
-        body = assert_error(client.post("/retrieve", json=asked), 400)
+        request = {"signal": "memory_bound", wrong: "h100"}
+        body = assert_error(client.post("/retrieve", json=request), 400)
         assert body["message"] == f"{wrong}: unknown field; did you mean {right}?"
 
 
@@ -188,7 +188,7 @@ def test_invalid_parameters_are_refused(client: TestClient, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "stored"),
     [
         ("../../etc/passwd.md", "etc/passwd.md"),
         ("/etc/cron.d/x.md", "etc/cron.d/x.md"),
@@ -201,12 +201,12 @@ def test_invalid_parameters_are_refused(client: TestClient, path: str) -> None:
         ("日本語 🚀.md", "日本語 🚀.md"),
     ],
 )
-def test_hostile_names_become_labels(client: TestClient, name: str, kept: str | None) -> None:
+def test_hostile_names_become_labels(client: TestClient, name: str, stored: str | None) -> None:
     answer = upload(client, name, MARKDOWN, hardware="mi300x", category="hardware")
     assert answer.status_code == 202, answer.text
     label = answer.json()["name"]
     assert ".." not in label.split("/") and not label.startswith("/") and len(label) <= 200
-    assert kept is None or label == kept
+    assert stored is None or label == stored
 
 
 @pytest.mark.parametrize("name", ["..", "/", "...", "\\", "a" * 50_000])

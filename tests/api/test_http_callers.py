@@ -167,9 +167,9 @@ def test_public_service_without_keys_warns_at_start(tmp_path: Path, model_cache:
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
-            said = [process.stdout.readline() for _ in range(7)]
+            output = [process.stdout.readline() for _ in range(7)]
             warning = process.stderr.readline()
-            (url,) = re.findall(r"http://\S+", said[0])
+            (url,) = re.findall(r"http://\S+", output[0])
             # The request waits in the socket's queue until the application is loaded.
             with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
                 assert json.load(answer)["status"] == "alive"
@@ -181,7 +181,7 @@ def test_public_service_without_keys_warns_at_start(tmp_path: Path, model_cache:
         finally:
             process.terminate()
             _, rest = process.communicate(timeout=60)
-    assert "127.0.0.1" not in "".join(said)
+    assert "127.0.0.1" not in "".join(output)
     assert warning.startswith("Warning: it listens on 0.0.0.0 and needs no key")
     assert "needs no key" not in rest
 
@@ -195,5 +195,5 @@ def status_of(url: str, host: str) -> int:
 
 
 def test_service_on_loopback_does_not_warn(service_folder: Path, service_url: str) -> None:
-    said = (service_folder / "service.log").read_text(encoding="utf-8")
-    assert service_url in said and "needs no key" not in said
+    output = (service_folder / "service.log").read_text(encoding="utf-8")
+    assert service_url in output and "needs no key" not in output

@@ -60,11 +60,11 @@ def test_unrelated_files_of_one_name_are_not_versions(client: TestClient) -> Non
     apart = client.post(decide, json={"decision": "separate"}).json()
     assert apart["document_id"] != first["document_id"]
     assert finished(client, apart["id"])["state"] == "ready"
-    kept = client.get(f"/documents/{first['document_id']}").json()
-    assert kept["title"] == "Umber one" and kept["job_state"] == "ready"
+    remaining = client.get(f"/documents/{first['document_id']}").json()
+    assert remaining["title"] == "Umber one" and remaining["job_state"] == "ready"
     again = upload(client, "same.md", texts[1] + b".", hardware="h100", replace="true").json()
-    [said] = finished(client, again["job_id"])["result"]["remarks"]
-    assert said.startswith("replaces 'Umber one', with which it shares no text; ")
+    [output] = finished(client, again["job_id"])["result"]["remarks"]
+    assert output.startswith("replaces 'Umber one', with which it shares no text; ")
     restored = client.post(f"/documents/{first['document_id']}/restore", json={"version": 1})
     assert finished(client, restored.json()["job_id"])["state"] == "ready"
     assert client.get(f"/documents/{first['document_id']}").json()["title"] == "Umber one"

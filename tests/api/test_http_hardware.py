@@ -37,8 +37,8 @@ def test_chip_needs_only_id(client: TestClient) -> None:
     assert again.status_code == 200 and again.json()["outcome"] == "unchanged"
     shown = client.get("/hardware/acme-x1").json()
     assert shown["name"] == "acme-x1" and shown["vendor"] == "unknown"
-    asked = {"signal": "memory_bound", "hardware": "acme-x1"}
-    assert client.get("/retrieve", params=asked).status_code == 200
+    request = {"signal": "memory_bound", "hardware": "acme-x1"}
+    assert client.get("/retrieve", params=request).status_code == 200
 
 
 def test_child_inherits_facts(client: TestClient) -> None:
@@ -173,8 +173,8 @@ def test_unclear_or_conflicting_facts_need_explicit_acceptance(client: TestClien
     assert answer["facts"] == []
     reasons = {left["key"]: left["reason"] for left in answer["left"]}
     assert "not clear" in reasons["l2_size"] and "different values" in reasons["memory_size"]
-    asked = client.patch(path, json={**bulk, "include_unclear": True}).json()
-    assert [fact["key"] for fact in asked["facts"]] == ["l2_size"]
+    request = client.patch(path, json={**bulk, "include_unclear": True}).json()
+    assert [fact["key"] for fact in request["facts"]] == ["l2_size"]
     ids = [left["id"] for left in answer["left"] if left["key"] == "memory_size"]
     chosen = client.patch(path, json={"status": "accepted", "ids": ids[:1]}).json()
     assert [fact["id"] for fact in chosen["facts"]] == ids[:1]
@@ -206,13 +206,13 @@ def test_unsafe_signatures_are_refused(client: TestClient) -> None:
         "title": "Scratchpad too small",
         "remedy": "Use smaller tiles.",
     }
-    asked = {"log": "ACME-0042: tile 3 does not fit", "hardware": "acme-x5"}
+    request = {"log": "ACME-0042: tile 3 does not fit", "hardware": "acme-x5"}
     for change in ({"pattern": "(.*)(.*)(.*)x"}, {"signal": "nonesuch"}, {"remedy": ""}):
         body = {"id": "acme-x5", "signatures": [{**good, **change}]}
         assert_error(client.post("/hardware", json=body), 400, "invalid_knowledge")
     made = client.post("/hardware", json={"id": "acme-x5", "signatures": [good]})
     assert made.status_code == 201
-    found = client.post("/retrieve", json=asked).json()["diagnosis"]["signals"]
+    found = client.post("/retrieve", json=request).json()["diagnosis"]["signals"]
     assert found[0]["id"] == "shared_memory_limit"
 
 

@@ -31,9 +31,9 @@ def test_retrieve_by_signal(client: TestClient) -> None:
 
 
 def test_answer_is_short_by_default(client: TestClient) -> None:
-    asked = {"signal": "memory_bound", "hardware": "h100"}
-    short = client.post("/retrieve", json=asked).json()
-    whole = client.post("/retrieve", json=asked | {"k": len(short["excerpts"])}).json()
+    requested = {"signal": "memory_bound", "hardware": "h100"}
+    short = client.post("/retrieve", json=requested).json()
+    whole = client.post("/retrieve", json=requested | {"k": len(short["excerpts"])}).json()
     assert short["context"] == whole["context"]
     assert not short["parts"] and whole["parts"]
     pairs = list(zip(short["excerpts"], whole["excerpts"], strict=True))
@@ -42,7 +42,7 @@ def test_answer_is_short_by_default(client: TestClient) -> None:
         assert cited["text"] == ("" if quoted else excerpt["text"])
         assert cited["id"] == excerpt["id"]
     assert any(not cited["text"] for cited, _ in pairs)
-    named = client.post("/retrieve", json=asked | {"fields": "excerpts,uplift"}).json()
+    named = client.post("/retrieve", json=requested | {"fields": "excerpts,uplift"}).json()
     assert [e["text"] for e in named["excerpts"]] == [e["text"] for _, e in pairs]
     assert not named["context"] and not named["moves"]
     written = client.post("/retrieve", json={"task": "write", "hardware": "h100"}).json()
@@ -108,8 +108,11 @@ def test_raw_log_as_json_and_as_text(client: TestClient) -> None:
 
 
 def test_metrics_and_unknown_names(client: TestClient) -> None:
-    asked = {"metrics": {**METRICS, "acme.pipe_stalls": 3, "acme.note": "12 %"}, "hardware": "h100"}
-    answer = client.post("/retrieve", json=asked).json()
+    requested = {
+        "metrics": {**METRICS, "acme.pipe_stalls": 3, "acme.note": "12 %"},
+        "hardware": "h100",
+    }
+    answer = client.post("/retrieve", json=requested).json()
     assert "memory_bound" in [s["id"] for s in answer["diagnosis"]["signals"]]
     assert "acme.pipe_stalls" in answer["diagnosis"]["unrecognised"]
 

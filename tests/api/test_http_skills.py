@@ -69,9 +69,13 @@ def candidate(client: TestClient) -> str:
     body = texts("zebra-rows", **{"references/moves.json": MOVES, "scripts/run.sh": "rm -rf ."})
     answer = client.post("/skills", json=body)
     assert answer.status_code == 201, answer.text
-    told = answer.json()
-    assert (told["name"], told["outcome"], told["state"]) == ("zebra-rows", "created", "candidate")
-    assert set(told["dropped"]) == {"kb.status", "scripts/run.sh"}
+    reported = answer.json()
+    assert (reported["name"], reported["outcome"], reported["state"]) == (
+        "zebra-rows",
+        "created",
+        "candidate",
+    )
+    assert set(reported["dropped"]) == {"kb.status", "scripts/run.sh"}
     return "zebra-rows"
 
 
@@ -202,7 +206,7 @@ def link(name: str) -> bytes:
     return out.getvalue()
 
 
-def twice() -> bytes:
+def duplicate_zip() -> bytes:
     out = io.BytesIO()
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(out, "w") as archive:
         for text in ("one", "other"):
@@ -210,7 +214,7 @@ def twice() -> bytes:
     return out.getvalue()
 
 
-def lying() -> bytes:
+def forged_zip() -> bytes:
     """A zip bomb: the sizes in its directories are forged."""
     data = zipped({**page("evil"), "evil/references/a.md": b"\0" * 60 * MAX_FILE_BYTES})
     size = (60 * MAX_FILE_BYTES).to_bytes(4, "little")
@@ -237,11 +241,11 @@ LARGE = {**page("evil"), **{f"evil/references/{n}": b"\1" * 200_000 for n in ran
         (lambda: zipped({"SKILL.md": b"x"}), 404),
         (lambda: zipped({}), 404),
         (lambda: zipped(BOMB), 413),
-        (lying, None),
+        (forged_zip, None),
         (lambda: zipped(MANY), 413),
         (lambda: zipped(LARGE), 413),
         (lambda: link("evil/references/passwd"), 400),
-        (twice, 400),
+        (duplicate_zip, 400),
         (lambda: b"PK\3\4 no zip", 400),
         (lambda: zipped(page("evil"))[:-30], 400),
         (lambda: zipped({"evil/SKILL.md": b"no front matter"}), 400),
@@ -281,8 +285,8 @@ def test_open_scopes_give_warnings_at_import_and_approval(client: TestClient) ->
     assert client.patch("/skills/talon-wait", json=forced).json()["warnings"] == [warning]
     assert warning in client.get("/ui/skills/talon-wait").text
     for chip in ("h100", "mi300x"):
-        asked = {"signal": "memory_latency", "hardware": chip}
-        shown = client.post("/retrieve", json=asked).json()["skills"]
+        request = {"signal": "memory_latency", "hardware": chip}
+        shown = client.post("/retrieve", json=request).json()["skills"]
         assert "talon-wait" not in [skill["name"] for skill in shown]
     retired = client.patch("/skills/talon-wait", json={"state": "retired", **SIGNED}).json()
     assert retired["warnings"] == []

@@ -41,11 +41,11 @@ def test_foreign_hardware_is_unknown_on_every_page(keyed: KeyedService) -> None:
     for path in pages_of(keyed.planted):
         name = next(word for word in sorted(secret, key=len, reverse=True) if word in path)
         made_up = "h700" if name == "h100" else re.sub("[0-9a-f](?=[0-9a-f]*$)|s$", "7", name)
-        asked = keyed.ask("mi300x", "GET", path)
+        requested = keyed.ask("mi300x", "GET", path)
         other = keyed.ask("mi300x", "GET", path.replace(name, made_up))
-        same = asked.text.replace(name, "X") == other.text.replace(made_up, "X")
-        if asked.status_code != 404 or not same:
-            unlike.append((path, asked.status_code, asked.text[-300:], other.text[-300:]))
+        same = requested.text.replace(name, "X") == other.text.replace(made_up, "X")
+        if requested.status_code != 404 or not same:
+            unlike.append((path, requested.status_code, requested.text[-300:], other.text[-300:]))
     assert unlike == []
 
 
@@ -56,12 +56,12 @@ def test_no_list_names_foreign_hardware(keyed: KeyedService) -> None:
     lists += ["/knowledge?path=hardware", "/knowledge/recipes", "/skills?q=zanzibar"]
     lists += ["/ui", "/ui/documents", "/ui/jobs", "/ui/skills", "/ui/runs", "/ui/knowledge"]
     lists += [f"/retrieve?q={QUESTION}", f"/retrieve?q={QUESTION}&hardware=mi300x"]
-    told = []
+    reported = []
     for path in lists:
         answer = keyed.ask("mi300x", "GET", path)
         assert answer.status_code == 200, path
-        told += [(path, name) for name in names if name in answer.text]
-    assert told == []
+        reported += [(path, name) for name in names if name in answer.text]
+    assert reported == []
     chips = {c["id"] for c in keyed.ask("mi300x", "GET", "/hardware").json()["hardware"]}
     assert {"mi300x", "amd"} <= chips and not {"h100", "nvidia"} & chips
     # Check of the test: the key of the other team sees all of it.
@@ -96,8 +96,8 @@ def test_restricted_key_changes_only_its_hardware(keyed: KeyedService) -> None:
     sent = ask("h100", "POST", "/documents", data=mine, files=a_file("# B\n\nMine.\n"))
     assert sent.status_code == 202 and sent.json()["document_id"] != theirs["document_id"]
     assert sent.json()["outcome"] == "created"
-    asked = ask("h100", "GET", f"/retrieve?q={SECRET_WORDS}").json()  # about no particular chip
-    outcome = f"/retrievals/{asked['retrieval_id']}/outcome"
+    requested = ask("h100", "GET", f"/retrieve?q={SECRET_WORDS}").json()  # about no particular chip
+    outcome = f"/retrievals/{requested['retrieval_id']}/outcome"
     assert ask("mi300x", "POST", outcome, json={"correct": True}).status_code == 404
     assert ask("h100", "POST", outcome, json={"correct": True}).status_code == 201
 

@@ -125,8 +125,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
     # The query model exported once by a node. Otherwise each process imports sentence-transformers,
     # which takes eight seconds, to embed some dozen passages.
     for exported in model_cache.iterdir():
-        if not (kept := private_folder(node_folder()) / exported.name).exists():
-            kept.symlink_to(exported)
+        if not (remaining := private_folder(node_folder()) / exported.name).exists():
+            remaining.symlink_to(exported)
     (place / "g++").write_text(OTHER_COMPILER)
     (place / "g++").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
@@ -241,9 +241,9 @@ def _command_of(pid: int) -> bytes:
 
 
 def places(local: CommandTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
-    said: list[str] = []
+    messages: list[str] = []
     hardware = CHIP if language == "novac" else "x86-64"
-    return cluster_places(local.services, cluster, hardware, language, said.append)
+    return cluster_places(local.services, cluster, hardware, language, messages.append)
 
 
 class TestOneConnection:
@@ -331,10 +331,10 @@ def test_several_problems_are_searched_concurrently(
     other = tmp_path / "larger.py"
     other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
     options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--json")
-    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
+    request = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
     nodes.at_least(1)
     only_manual = {"KERNLORE_KNOWLEDGE_DIR": str(chip.settings.knowledge_dir)}
-    done = kernlore(*asked, data=chip.settings.data_dir, environment=only_manual)
+    done = kernlore(*request, data=chip.settings.data_dir, environment=only_manual)
     assert done.code == 0, done.err
     assert [(a["problem"], a["state"]) for a in done.json] == [
         ("matmul", "finished"),

@@ -87,8 +87,8 @@ def ended(replica: Replica, job_id: str) -> dict[str, Any] | None:
 
 
 def titles(replica: Replica, query: str) -> list[str]:
-    asked = {"query": query, "hardware": "h100", "k": 50}
-    answer = replica.client.post("/retrieve", json=asked)
+    request = {"query": query, "hardware": "h100", "k": 50}
+    answer = replica.client.post("/retrieve", json=request)
     assert answer.status_code == 200, answer.text
     return [excerpt["document"]["id"] for excerpt in answer.json()["excerpts"]]
 
@@ -142,18 +142,18 @@ def test_replica_knows_outcomes_and_excerpts_of_a_run(pair: tuple[Replica, Repli
         reported = balanced.post(f"/retrievals/{identity}/outcome", json={"correct": True})
         assert reported.status_code in (200, 201), reported.text
         balanced.get("/signals")  # otherwise each replica would get the same requests
-        asked = {"log": log, "hardware": "h100", "run_id": f"run_of_{number}"}
-        first = balanced.post("/retrieve", json=asked).json()
-        again = balanced.post("/retrieve", json=asked).json()
+        request = {"log": log, "hardware": "h100", "run_id": f"run_of_{number}"}
+        first = balanced.post("/retrieve", json=request).json()
+        again = balanced.post("/retrieve", json=request).json()
         assert first["excerpts"] and first["context"] != again["context"]
 
 
 def test_replica_reads_skill_decisions(pair: tuple[Replica, Replica]) -> None:
     at, other = pair
-    asked = {"signal": "memory_bound", "hardware": "h100", "op": "softmax"}
+    request = {"signal": "memory_bound", "hardware": "h100", "op": "softmax"}
 
     def shown(replica: Replica) -> list[str]:
-        answer = replica.client.post("/retrieve", json=asked).json()
+        answer = replica.client.post("/retrieve", json=request).json()
         return [skill["name"] for skill in answer["skills"]]
 
     name = shown(at)[0]

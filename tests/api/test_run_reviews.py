@@ -4,6 +4,7 @@ command, then distilled and exported with the answer.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -40,6 +41,7 @@ REVIEW = Flag(29, "review", FLAG)
 REJECT = Flag(14, "reject", "it falls back to the reference")
 RECIPE = "cpp-address-by-value-map-id"
 ANSWER = {"decision": "accepted", "actor": "ann", "reason": "a table look-up, every row is right"}
+NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +68,9 @@ def services(client: TestClient) -> Services:
 
 
 @pytest.fixture
-def run(services: Services, request: pytest.FixtureRequest) -> Iterator[str]:
+def run(services: Services) -> Iterator[str]:
     """Reference, a plain step, one that waits, a copy of it, and one rejected by a check."""
-    yield stored(services, f"run_{request.node.name}")
+    yield stored(services, f"run_{next(NUMBERS)}")
 
 
 def bundle(run: str, number: int) -> Bundle:
@@ -167,8 +169,8 @@ def passed(services: Services, run: str, node: int) -> tuple[bool, str]:
 
 
 def exported(services: Services, run: str, folder: Path) -> dict[str, Any]:
-    asked = ExportRequest("sft", only=(run,), trainable=True)
-    manifest = export_trajectories(services, asked, folder)
+    requested = ExportRequest("sft", only=(run,), trainable=True)
+    manifest = export_trajectories(services, requested, folder)
     lines = Path(manifest["file"]).read_text(encoding="utf-8").splitlines()
     return {**manifest, "ids": [json.loads(line)["id"].rpartition("/")[2] for line in lines]}
 
@@ -198,8 +200,8 @@ def test_answer_by_command_is_learned_and_visible_over_http(
     after = exported(services, run, tmp_path / "after")
     assert after["ids"] == ["1", "2"]
     assert "held for a person by an integrity flag" not in after["left_out"]
-    (kept,) = after["reviews"]
-    assert (kept["candidate"], kept["reason"]) == (f"{run}/2", ANSWER["reason"])
+    (remaining,) = after["reviews"]
+    assert (remaining["candidate"], remaining["reason"]) == (f"{run}/2", ANSWER["reason"])
 
 
 def test_newest_answer_over_http_counts(
@@ -216,7 +218,7 @@ def test_newest_answer_over_http_counts(
     assert not free and "rejected" in reason and "it skips the last row" in reason
     manifest = exported(services, run, tmp_path / "out")
     assert manifest["ids"] == ["1"] and manifest["left_out"]["rejected for integrity"] == 2
-    assert [kept["decision"] for kept in manifest["reviews"]] == ["refused"]
+    assert [remaining["decision"] for remaining in manifest["reviews"]] == ["refused"]
     plain = kernlore("runs", "flagged", run, data=services.settings.data_dir)
     assert plain.code == 0 and "40.00 [39.20, 40.80]" in plain.out
     assert "refused by ann" in plain.out and FLAG in plain.out
@@ -261,7 +263,7 @@ def test_correct_candidates_without_figure_are_offered_to_later_run(
 def test_external_trajectory_is_reviewed_like_a_run(
     client: TestClient, services: Services, run: str
 ) -> None:
-    store, told = trajectory_store(services), f"trj_{run}"
+    store, reported = trajectory_store(services), f"trj_{run}"
     steps = trajectory(services, run).steps
     report = ExternalTrajectory(
         ExternalProblem("map_id"),
@@ -271,18 +273,18 @@ def test_external_trajectory_is_reviewed_like_a_run(
             for step in steps
         ),
     )
-    store.add(told, "told", "queued", report.as_json(), {"steps": 4})
-    assert_error(client.get(f"/runs/{told}/flagged"), 409, "conflict")
+    store.add(reported, "told", "queued", report.as_json(), {"steps": 4})
+    assert_error(client.get(f"/runs/{reported}/flagged"), 409, "conflict")
     measured = trajectory(services, run).as_json()
     keys = {str(number): f"{run}-{number}" for number in (0, 1, 2, 4)}
-    assert store.take(told, "w", 60)
-    assert store.end(told, "w", "ready", {"trajectory": measured, "evaluations": keys})
-    assert [row["node"] for row in listed(client, told)] == [2]
-    assert not passed(services, told, 2)[0]
-    assert client.post(f"/runs/{told}/nodes/2/review", json=ANSWER).status_code == 201
-    assert passed(services, told, 2)[0]
+    assert store.take(reported, "w", 60)
+    assert store.end(reported, "w", "ready", {"trajectory": measured, "evaluations": keys})
+    assert [row["node"] for row in listed(client, reported)] == [2]
+    assert not passed(services, reported, 2)[0]
+    assert client.post(f"/runs/{reported}/nodes/2/review", json=ANSWER).status_code == 201
+    assert passed(services, reported, 2)[0]
     # The run has the same candidate: one evaluation, one answer.
-    assert listed(client, run) == listed(client, told) and passed(services, run, 2)[0]
+    assert listed(client, run) == listed(client, reported) and passed(services, run, 2)[0]
 
 
 @pytest.mark.parametrize(

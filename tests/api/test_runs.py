@@ -37,9 +37,9 @@ def until(ask: Callable[[], Any]) -> Any:
 
 
 def waiting(client: TestClient, run_id: str) -> dict[str, Any] | None:
-    told = client.get(f"/runs/{run_id}/context").json()
-    assert told["state"] != "failed", client.get(f"/runs/{run_id}").json()
-    return told["context"] if told["waiting"] else None
+    reported = client.get(f"/runs/{run_id}/context").json()
+    assert reported["state"] != "failed", client.get(f"/runs/{run_id}").json()
+    return reported["context"] if reported["waiting"] else None
 
 
 def ended(client: TestClient, run_id: str) -> dict[str, Any] | None:
@@ -77,11 +77,11 @@ def alive(marker: str) -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            reported = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
         except OSError:
             continue
-        if marker.encode() in told and state != b"Z":
+        if marker.encode() in reported and state != b"Z":
             found.append(int(entry.name))
     return found
 
@@ -92,9 +92,9 @@ def test_cancel_leaves_no_process(client: TestClient) -> None:
     until(lambda: waiting(client, run_id))
     assert alive(run_id)
     began = time.monotonic()
-    told = client.post(f"/runs/{run_id}/cancel", headers=HERE).json()
+    reported = client.post(f"/runs/{run_id}/cancel", headers=HERE).json()
     assert time.monotonic() - began < 5
-    assert told["state"] == "cancelled" and alive(run_id) == []
+    assert reported["state"] == "cancelled" and alive(run_id) == []
 
     endless = KERNEL.replace("y[i] = 2", "for (volatile int w = 1; w;) {} y[i] = 2")
     run_id = started(client)

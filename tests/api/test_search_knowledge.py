@@ -54,9 +54,11 @@ def measured_skill(services: Services, folder: Path) -> None:
     change = {"role": "unroll", "direction": "increase"}
     moves = [{"id": "more", "when": "signals.memory_bound", "change": change, "why": "Why not."}]
     files = {"references/moves.json": json.dumps(moves).encode()}
-    told = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
-    told["kb.ops"] = "softmax"
-    skill = skill_in(services.catalog, folder, "", name="unroll-rows", files=files, metadata=told)
+    reported = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
+    reported["kb.ops"] = "softmax"
+    skill = skill_in(
+        services.catalog, folder, "", name="unroll-rows", files=files, metadata=reported
+    )
     measured = EvidenceRow("x86-64", "ablation", 6, speedup=1.5, speedup_low=1.4, speedup_high=1.6)
     signed: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     with services.catalog.write() as connection:
@@ -91,6 +93,6 @@ def test_verdict_without_signal_is_queried_by_operator(tmp_path: Path, model_cac
     # Measurements on this machine precede general moves.
     assert [move.id for move in ours.moves].index("unroll-rows#0") == 0 < len(ours.moves) - 1
     if chosen.target.device == "cpu":
-        told = facts_of(identify("cpu"))
-        assert {key: chosen.target.facts[key] for key in told} == told
+        reported = facts_of(identify("cpu"))
+        assert {key: chosen.target.facts[key] for key in reported} == reported
         assert [d.kind for d in detect_devices().devices][:1] == ["cpu"]

@@ -71,8 +71,8 @@ def until(client: Any, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, An
     raise AssertionError(f"still {state}")
 
 
-def ask(client: Any, **asked: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **asked})
+def ask(client: Any, **request: Any) -> Any:
+    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **request})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -207,14 +207,14 @@ def test_command_without_service_uses_same_stores(
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
     (tmp_path / "quince.md").write_bytes(MANUAL)
-    said = ("--hardware", "h100", "--json")
-    ran = kernlore("ingest", tmp_path / "quince.md", *said, data=data, environment=environment)
+    output = ("--hardware", "h100", "--json")
+    ran = kernlore("ingest", tmp_path / "quince.md", *output, data=data, environment=environment)
     assert ran.code == 0, ran.err
     away = {**environment, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
     ask_for = ("retrieve", "--query", "quince loads", "-k", "3")
-    ran = kernlore(*ask_for, *said, data=data, environment=away)
+    ran = kernlore(*ask_for, *output, data=data, environment=away)
     assert ran.code == 0 and "quince" in str(ran.json["excerpts"])
     (tmp_path / "other.md").write_bytes(MANUAL.replace(b"quince", b"medlar"))
-    ran = kernlore("ingest", tmp_path / "other.md", *said, data=data, environment=away)
+    ran = kernlore("ingest", tmp_path / "other.md", *output, data=data, environment=away)
     assert ran.code == 1 and ran.json["code"] == "store_away"
     assert "s3://" in ran.json["message"] and SECRET not in ran.out + ran.err

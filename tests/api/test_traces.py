@@ -65,8 +65,8 @@ def below(spans: list[Received], parent: Received) -> list[Received]:
 
 
 def test_retrieve_is_traced_from_request_to_passage(service: Replica, collector: Collector) -> None:
-    asked = {"signal": "memory_bound", "hardware": "h100"}
-    answer: dict[str, Any] = service.client.post("/retrieve", json=asked, headers=CALLER).json()
+    requested = {"signal": "memory_bound", "hardware": "h100"}
+    answer: dict[str, Any] = service.client.post("/retrieve", json=requested, headers=CALLER).json()
     trace = CALLER["traceparent"].split("-")[1]
     spans = collector.until(lambda s: bool(named(s, "POST /retrieve", trace)), SECONDS)
     (request,) = named(spans, "POST /retrieve", trace)

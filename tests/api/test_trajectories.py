@@ -151,8 +151,8 @@ def test_instruction_in_trajectory_stays_data(
     assert record.steps[0].proposal.plan == INJECTED
     assert states_before and skill_states(client) == states_before
     for shape in ("sft", "dpo", "grpo"):
-        asked = ExportRequest(shape, only=(liar["id"],))
-        manifest = export_trajectories(services_of(client), asked, tmp_path / shape)
+        request = ExportRequest(shape, only=(liar["id"],))
+        manifest = export_trajectories(services_of(client), request, tmp_path / shape)
         assert INJECTED not in Path(manifest["file"]).read_text(encoding="utf-8")
     assert manifest["rows"] == 2  # grpo: one prompt per distinct state
 
@@ -251,7 +251,7 @@ STEP = {"source": KERNEL}
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "code", "said"),
+    ("changes", "status", "code", "expected"),
     [
         ({"problem": "softmaxx"}, 404, "not_found", "softmax"),
         ({"problem": {"source": "x = 1"}}, 400, "invalid_request", "get_inputs"),
@@ -280,12 +280,12 @@ STEP = {"source": KERNEL}
     ],
 )
 def test_invalid_requests_are_refused(
-    client: TestClient, changes: dict[str, Any], status: int, code: str, said: str
+    client: TestClient, changes: dict[str, Any], status: int, code: str, expected: str
 ) -> None:
     given = {name: value for name, value in body(**changes).items() if value is not None}
     before = len(client.get("/trajectories").json()["trajectories"])
     error = assert_error(client.post("/trajectories", json=given, headers=HERE), status, code)
-    assert said in error["message"] + error["hint"], error
+    assert expected in error["message"] + error["hint"], error
     assert len(client.get("/trajectories").json()["trajectories"]) == before
 
 

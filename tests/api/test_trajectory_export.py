@@ -94,8 +94,8 @@ def test_both_formats_have_equal_content(
 ) -> None:
     read = []
     for format in FORMATS:
-        asked = ExportRequest(shape, format, (run,))
-        manifest = export_trajectories(services, asked, tmp_path / format)
+        request = ExportRequest(shape, format, (run,))
+        manifest = export_trajectories(services, request, tmp_path / format)
         read.append(rows_of(manifest))
         assert manifest["candidates"] == CANDIDATES and manifest["rows"] == len(read[-1])
         written = json.loads((tmp_path / format / "manifest.json").read_text())
@@ -117,10 +117,10 @@ def test_row_has_measurements(services: Services, run: str, tmp_path: Path) -> N
     for row in rows:
         node = tree[int(row["id"].rpartition("/")[2])]
         assert node.proposal is not None and node.speedup is not None
-        told, found = json.loads(row["provenance"]), evaluation_of(node)
-        assert row["reward"] == node.speedup.low and told["evaluation"] == found.key
-        assert (told["harness"], told["device"]) == (found.harness, found.device)
-        assert told["checks"] == [len(found.checks), len(found.checks)]
+        reported, found = json.loads(row["provenance"]), evaluation_of(node)
+        assert row["reward"] == node.speedup.low and reported["evaluation"] == found.key
+        assert (reported["harness"], reported["device"]) == (found.harness, found.device)
+        assert reported["checks"] == [len(found.checks), len(found.checks)]
         assert node.proposal.bundle.source.strip() in row["completion"][0]["content"]
         assert row["prompt_origin"] == "rendered"
         user = row["prompt"][1]["content"]
@@ -129,8 +129,8 @@ def test_row_has_measurements(services: Services, run: str, tmp_path: Path) -> N
 
 def test_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
     """The problem and the recipes are shipped; unmeasured and repeated candidates are left out."""
-    asked = ExportRequest("grpo", only=(run,), trainable=True)
-    manifest = export_trajectories(services, asked, tmp_path / "out")
+    request = ExportRequest("grpo", only=(run,), trainable=True)
+    manifest = export_trajectories(services, request, tmp_path / "out")
     # On a busy machine nothing is measured, which is a reason too.
     candidates = tree_of(services, run).nodes[1:]
     assert {node.state for node in candidates} <= {"evaluated", "unmeasured", "duplicate"}
@@ -143,8 +143,8 @@ def test_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Pa
         "held for a person by an integrity flag",
     }
     for row in rows_of(manifest):
-        told = json.loads(row["provenance"])
-        assert told["licences"] == {"problem": "Apache-2.0", "source": "Apache-2.0"}
+        reported = json.loads(row["provenance"])
+        assert reported["licences"] == {"problem": "Apache-2.0", "source": "Apache-2.0"}
         assert row["problem_toml"].startswith('name = "map_id"')
 
 
@@ -159,9 +159,9 @@ def test_curator_reads_run(services: Services, run: str) -> None:
 
 
 def test_invalid_exports_are_refused(services: Services, run: str, tmp_path: Path) -> None:
-    for asked in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
+    for request in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
         with pytest.raises(InvalidRequest, match="unknown shape"):
-            export_trajectories(services, asked, tmp_path / "new")
+            export_trajectories(services, request, tmp_path / "new")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(Conflict):
         export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path)
@@ -205,10 +205,10 @@ def test_permitted_quotations_stay_in_prompts() -> None:
         fence.around(kind, f"id: {name}\nwords of {name}")
         for kind, name in (("excerpt", "psg_own"), ("move", "mv_other"), ("skill", "sk_own"))
     )
-    kept, left_out = without_uploads(text, lambda name: name.endswith("_own"))
+    remaining, left_out = without_uploads(text, lambda name: name.endswith("_own"))
     assert left_out == ("mv_other",)
-    assert "words of psg_own" in kept and "words of sk_own" in kept
-    assert "words of mv_other" not in kept and "id: mv_other" in kept
+    assert "words of psg_own" in remaining and "words of sk_own" in remaining
+    assert "words of mv_other" not in remaining and "id: mv_other" in remaining
 
 
 def test_skills_are_exported_by_their_origin(services: Services, tmp_path: Path) -> None:
@@ -248,19 +248,19 @@ def test_resubmitted_export_is_not_measured_again(
     assert ran.code == 0, ran.err
     assert ran.json["state"] == "ready" and ran.json["origin"] == "export"
     assert _evaluations(services) == before
-    own, told = trajectory(services, run), trajectory(services, ran.json["id"])
-    for mine, theirs in zip(own.steps, told.steps, strict=True):
+    own, reported = trajectory(services, run), trajectory(services, ran.json["id"])
+    for mine, theirs in zip(own.steps, reported.steps, strict=True):
         if mine.child.number not in busy:  # unmeasured ones are tried again
             both = (kernel_as_json(side)["measured"] for side in (theirs.child, mine.child))
             assert next(both) == next(both)
         assert theirs.proposal.bundle.files == mine.proposal.bundle.files
-    assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]
+    assert [s.parent.number for s in reported.steps] == [s.parent.number for s in own.steps]
     listed = kernlore("trajectories", "list", "--json", data=data).json
-    assert {row["id"] for row in listed} == {run, told.id}
-    shown = kernlore("trajectories", "show", told.id, data=data)
+    assert {row["id"] for row in listed} == {run, reported.id}
+    shown = kernlore("trajectories", "show", reported.id, data=data)
     assert shown.code == 0 and "claimed" in shown.out
     exported = kernlore(
-        *("trajectories", "export", "--shape", "sft", "--trainable", "--run", told.id),
+        *("trajectories", "export", "--shape", "sft", "--trainable", "--run", reported.id),
         *("--output", tmp_path / "out", "--json"),
         data=data,
     )
@@ -268,7 +268,7 @@ def test_resubmitted_export_is_not_measured_again(
     assert exported.code == 0 and exported.json["rows"] == 0
     assert sum(exported.json["left_out"].values()) == CANDIDATES
     assert all(reason in exported.err for reason in exported.json["left_out"])
-    assert trajectory_store(services).find(told.id).summary["actor"] == "external"
+    assert trajectory_store(services).find(reported.id).summary["actor"] == "external"
 
 
 def test_candidate_without_known_licence_is_left_out(services: Services) -> None:

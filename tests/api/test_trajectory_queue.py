@@ -15,7 +15,6 @@ from api.operations.trajectories import accept_body
 from api.services import Services, evaluate_processes
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
-from kb.workers import keep_lease
 from optimizer.evaluation.queue import EvaluationQueue
 from skills.trajectories.queue import TrajectoryQueue, requeue
 from skills.trajectories.reading import trajectory_store
@@ -72,9 +71,9 @@ def failed(services: Services, name: str = DAMAGED) -> bool:
 
 def test_thread_survives_unreadable_catalog(services: Services, queue: TrajectoryQueue) -> None:
     sql(services, "ALTER TABLE work RENAME TO away")
-    with capture_logs() as said:
+    with capture_logs() as output:
         queue.wake()
-        until(lambda: any(row["event"] == UNREADABLE for row in said))
+        until(lambda: any(row["event"] == UNREADABLE for row in output))
     sql(services, "ALTER TABLE away RENAME TO work")
     thread = queue._worker._thread
     assert thread is not None and thread.is_alive()
@@ -101,9 +100,11 @@ def test_failed_write_of_an_end_loses_nothing(services: Services, queue: Traject
     add_damaged(services)
     sql(services, NO_END)
     store = trajectory_store(services)
-    with capture_logs() as said:
+    with capture_logs() as output:
         queue.wake()
-        until(lambda: any((r["event"], r.get("trajectory")) == (UNRECORDED, DAMAGED) for r in said))
+        until(
+            lambda: any((r["event"], r.get("trajectory")) == (UNRECORDED, DAMAGED) for r in output)
+        )
     assert not failed(services)
     sql(services, "DROP TRIGGER no_end")
     until(lambda: failed(services))
@@ -124,12 +125,12 @@ def test_work_of_a_killed_worker_is_resumed(services: Services, queue: Trajector
 
 def test_trajectory_in_progress_is_not_taken(services: Services) -> None:
     """Neither by a second submission nor by `verify`, until the lease expires."""
-    told = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
-    row = accept_body(services, told)
+    reported = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
+    row = accept_body(services, reported)
     store = trajectory_store(services)
     assert row.state == "queued" and store.take(row.id, "service1", 600)
     held = store.find(row.id)
-    assert requeue(services, held) == held and accept_body(services, told) == held
+    assert requeue(services, held) == held and accept_body(services, reported) == held
     add_damaged(services)
     assert store.take(DAMAGED, "command1", GONE)
     data = services.settings.data_dir
@@ -138,14 +139,3 @@ def test_trajectory_in_progress_is_not_taken(services: Services) -> None:
     ran = kernlore("trajectories", "verify", DAMAGED, "--json", data=data)
     assert (ran.code, ran.json["state"]) == (1, "failed"), ran.err
     assert store.end(row.id, "service1", "failed")  # it belonged to the service all the time
-
-
-def test_lease_is_renewed_and_its_loss_detected(services: Services) -> None:
-    store = trajectory_store(services)
-    add_damaged(services)
-    assert store.take(DAMAGED, "w1", 0.4)
-    with keep_lease(lambda: store.renew(DAMAGED, "w1", 0.4), 0.4, "test") as lost:
-        time.sleep(1.0)
-        assert store.expire() == [] and not lost.is_set()
-        assert store.release(DAMAGED, "w1") and store.take(DAMAGED, "w2", 60)
-        assert lost.wait(30)

@@ -25,9 +25,9 @@ def test_missing_and_unlisted_files_are_reported(small: Small) -> None:
     corpus = load_corpus(small.corpus)
     assert corpus.missing == ("omega/overview.md",)
     assert corpus.extra == ("LICENSE.txt",)
-    said = "\n".join(corpus.lines())
-    assert "1 files listed but missing: omega/overview.md" in said
-    assert "1 files not listed: LICENSE.txt" in said
+    message = "\n".join(corpus.lines())
+    assert "1 files listed but missing: omega/overview.md" in message
+    assert "1 files not listed: LICENSE.txt" in message
 
 
 def test_top_folder_is_the_hardware_without_manifest(small: Small) -> None:

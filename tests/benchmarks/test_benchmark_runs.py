@@ -43,10 +43,10 @@ def test_ablation_runs_on_existing_store(
     small = shared_small
     options = ["--data-dir", small.data, "--gold", small.gold, "--scorer", small.scorer]
     ablation.run(ablation.options_of([*map(str, options)]))
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     for variant in ablation.variants():
-        assert f"| {variant.name} |" in said
-    assert "differs from the product's own answers on 0 rows" in said
+        assert f"| {variant.name} |" in message
+    assert "differs from the product's own answers on 0 rows" in message
 
 
 def test_latency_runs_on_existing_store(
@@ -57,10 +57,10 @@ def test_latency_runs_on_existing_store(
     few = ["--requests", "12", "--warm-up", "4"]
     given = latency.options_of([*map(str, options), *few])
     latency.run(given)
-    said = capsys.readouterr().out
-    assert "| HTTP, 4 clients at once | 6 | 0 |" in said
-    assert "| in process, one thread | 6 | 0 |" in said
-    assert "Memory of the service:" in said
+    message = capsys.readouterr().out
+    assert "| HTTP, 4 clients at once | 6 | 0 |" in message
+    assert "| in process, one thread | 6 | 0 |" in message
+    assert "Memory of the service:" in message
 
 
 def test_ingestion_embeds_each_text_once(small: Small) -> None:

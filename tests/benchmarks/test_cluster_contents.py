@@ -19,7 +19,7 @@ def test_equal_or_additional_contents_are_no_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "message"),
     [
         (replace(BEFORE, documents={}), "document doc_1 is gone"),
         (replace(BEFORE, documents={"doc_1": "Manual a2 current"}), "document doc_1 was"),
@@ -34,9 +34,9 @@ def test_equal_or_additional_contents_are_no_loss() -> None:
         ),
     ],
 )
-def test_missing_or_changed_contents_are_named(after: Contents, said: str) -> None:
+def test_missing_or_changed_contents_are_named(after: Contents, message: str) -> None:
     (line,) = differences(BEFORE, after)
-    assert line.startswith(said)
+    assert line.startswith(message)
 
 
 def test_lexical_answer_is_reported() -> None:

@@ -98,8 +98,8 @@ def test_04_upsert_loses_no_passages(store: Store) -> None:
     text = "# M\n\n" + "\n\n".join(lines)
     for body in (text, text + "\n\nA last line.\n", text):
         document = store.ingest("manual.md", body, hardware=("h100",)).document_id
-        kept = " ".join(p.text for p in store.passages_of(document))
-        assert "".join(kept.split()) == "".join(body.removeprefix("# M").split())
+        preserved = " ".join(p.text for p in store.passages_of(document))
+        assert "".join(preserved.split()) == "".join(body.removeprefix("# M").split())
 
 
 def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
@@ -114,11 +114,11 @@ def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
 
 
 def test_06_identity_is_source_key_and_bytes(store: Store) -> None:
-    said = {"hardware": ("h100",), "source_key": "chip-manual"}
+    scope = {"hardware": ("h100",), "source_key": "chip-manual"}
     outcomes = [
-        store.submit("v1.md", MANUAL, **said).outcome,
-        store.submit("v1-renamed.md", MANUAL, **said).outcome,
-        store.submit("v2.md", MANUAL + "New.\n", **said).outcome,
+        store.submit("v1.md", MANUAL, **scope).outcome,
+        store.submit("v1-renamed.md", MANUAL, **scope).outcome,
+        store.submit("v2.md", MANUAL + "New.\n", **scope).outcome,
         store.submit("other.md", MANUAL + "New.\n", hardware=("h100",)).outcome,
     ]
     assert outcomes == ["created", "unchanged", "new_version", "duplicate_of"]

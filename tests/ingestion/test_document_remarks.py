@@ -43,8 +43,8 @@ REVISED = MANUAL.replace("revision 0.9", "revision 1.0").replace("says that 6", 
 def remarks(store: Store, name: str, text: str, **given: object) -> list[str]:
     submitted = store.ingest(name, text, hardware=("h100",), **given)
     result = store.jobs.get(submitted.job_id or "").result or {}
-    said: list[str] = result["remarks"]
-    return said
+    output: list[str] = result["remarks"]
+    return output
 
 
 def test_unrelated_file_of_same_name_needs_confirmation(store: Store) -> None:
@@ -54,9 +54,9 @@ def test_unrelated_file_of_same_name_needs_confirmation(store: Store) -> None:
     assert refused.error["code"] == "unrelated_version" and refused.error["hint"]
     assert "'Bellows network notes' would replace 'Anvil tile guide'" in refused.error["message"]
     assert titles(store) == {"Anvil tile guide"}
-    [said] = remarks(store, "guide.md", BETA, replace=True)
-    assert said.startswith("replaces 'Anvil tile guide', with which it shares no text; ")
-    assert "documents restore" in said
+    [output] = remarks(store, "guide.md", BETA, replace=True)
+    assert output.startswith("replaces 'Anvil tile guide', with which it shares no text; ")
+    assert "documents restore" in output
     assert titles(store) == {"Bellows network notes"}
     document = store.documents.find(hardware="h100")[0]
     restored = restore_version(store.uploads, store.documents, store.blobs, document.id, 1)
@@ -72,8 +72,8 @@ def titles(store: Store) -> set[str]:
 def test_short_texts_of_one_pattern_are_not_revisions(store: Store) -> None:
     text = "# {0} guide\n\n{0} has {1} lanes for each press unit.\n"
     assert remarks(store, "guide.md", text.format("Flint one", 17)) == []
-    [said] = remarks(store, "guide.md", text.format("Slate two", 23), replace=True)
-    assert said.startswith("replaces 'Flint one guide', with which it shares ")
+    [output] = remarks(store, "guide.md", text.format("Slate two", 23), replace=True)
+    assert output.startswith("replaces 'Flint one guide', with which it shares ")
 
 
 @pytest.mark.parametrize(("before", "after"), [(MANUAL, REVISED), (ALPHA, ALPHA + "\nMore.\n")])
@@ -90,9 +90,9 @@ def test_reworded_revision_with_another_title_has_no_remark(store: Store) -> Non
 
 def test_near_duplicate_under_another_name_is_reported(store: Store) -> None:
     assert remarks(store, "manual.md", MANUAL) == []
-    [said] = remarks(store, "manual-v2.md", REVISED)
-    assert "shares 9" in said and "'Anvil manual, revision 0.9'" in said
-    assert "--source-key 'h100/manual.md'" in said
+    [output] = remarks(store, "manual-v2.md", REVISED)
+    assert "shares 9" in output and "'Anvil manual, revision 0.9'" in output
+    assert "--source-key 'h100/manual.md'" in output
     # As a version of the other it replaces that one; the first attempt still exists.
     assert remarks(store, "manual-v3.md", REVISED + "\nMore.\n", source_key="h100/manual.md") != []
     assert remarks(store, "other.md", ALPHA) == []

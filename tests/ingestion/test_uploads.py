@@ -239,8 +239,8 @@ BLOCK = (
 def test_reasons_for_dropped_blocks_of_an_own_language(store: Store) -> None:
     """Before and after the toolchain is stated; each reason has a remedy."""
     store.registry.put(parse_hardware(BEFORE, "test"), "api")
-    for description, said in ((BEFORE, "Begin it with a label"), (AFTER, "nothing to add")):
+    for description, message in ((BEFORE, "Begin it with a label"), (AFTER, "nothing to add")):
         store.registry.put(parse_hardware(description, "test"), "api")
         sent = store.ingest("guide.md", BLOCK + description.encode(), hardware=("late-1",))
         result = store.jobs.get(sent.job_id or "").result or {}
-        assert any(said in reason for reason in result["samples_left_out"]), result
+        assert any(message in reason for reason in result["samples_left_out"]), result

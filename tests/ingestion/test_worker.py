@@ -239,10 +239,10 @@ def test_worker_is_alive_between_reading_and_embedding(store: Store) -> None:
     with worker.alive():
         worker.read_all(threading.Event())
         [lock] = (store.data_dir / "locks").iterdir()
-        os.link(lock, kept := lock.with_suffix(".kept"))
+        os.link(lock, remaining := lock.with_suffix(".kept"))
         store.worker()._expire()
         assert store.jobs.counts() == {"running": len(jobs)}
-    kept.rename(lock)  # without its lock, as after a kill
+    remaining.rename(lock)  # without its lock, as after a kill
     store.worker().drain()
     assert store.jobs.counts() == {"ready": len(jobs)}
 
@@ -423,9 +423,9 @@ def test_long_correction_is_embedded_in_parts(store: Store) -> None:
     long = "The register file is split among warps. " * 60 + "Persimmons spill."
     assert store.embedder.count_tokens(long) > store.embedder.window
     passages.correct(store.catalog, passage.id, Patch(text=long), "ana")
-    told: list[set[str]] = []
-    store.worker(on_vectors=told.append).drain()
-    assert told == [{"h100"}]  # no job waits, but the index must be notified
+    reported: list[set[str]] = []
+    store.worker(on_vectors=reported.append).drain()
+    assert reported == [{"h100"}]  # no job waits, but the index must be notified
     assert store.by_meaning("register file of a warp", "h100")[0].id == passage.id
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, store.embedder.fingerprint) == (1, 1)

@@ -70,9 +70,9 @@ def put_files(data_dir: Path, contents: dict[str, bytes]) -> None:
 def files_of(folder: Path) -> dict[str, bytes]:
     """The files below a folder that a backup copies, by name."""
     names = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    kept = ("blobs", "devices", "runs", "transcripts")
+    stored = ("blobs", "devices", "runs", "transcripts")
     relative = {path.relative_to(folder).as_posix(): path for path in names}
-    return {n: p.read_bytes() for n, p in relative.items() if n.split("/")[0] in kept}
+    return {n: p.read_bytes() for n, p in relative.items() if n.split("/")[0] in stored}
 
 
 def rows_of(catalog: Path) -> dict[str, list[Any]]:
@@ -191,7 +191,7 @@ def test_transaction_is_in_backup_whole_or_not(store: Store, tmp_path: Path) -> 
 
 
 def test_document_deleted_during_backup_is_excluded(store: Store, tmp_path: Path) -> None:
-    kept = store.submit("tiles.md", MANUAL)
+    stored = store.submit("tiles.md", MANUAL)
     deleted = store.submit("waves.md", MANUAL.replace("Tile", "Wave"))
     base = KnowledgeBase(settings_of(store.data_dir))
     copies = []
@@ -207,7 +207,7 @@ def test_document_deleted_during_backup_is_excluded(store: Store, tmp_path: Path
     assert written.contents.damaged == ()
     restored = restore_backup(written.path, settings_of(tmp_path / "new"))
     assert [row[0] for row in rows_of(restored.data_dir / "catalog.sqlite")["documents"]] == [
-        kept.document_id
+        stored.document_id
     ]
     assert len(list((restored.data_dir / "blobs").rglob("*/*"))) == 1
 

@@ -39,9 +39,9 @@ def test_label_selects_nodes_and_resource_counts_slots(
 ) -> None:
     slots = slots_for(nodes, hardware, KNOWN.get)
     assert slots.count == count
-    asked = slots.options()
-    selector = asked.pop("label_selector")
-    assert asked == options
+    request = slots.options()
+    selector = request.pop("label_selector")
+    assert request == options
     assert selector == {slots.label: f"in({','.join(slots.values)})"}
 
 

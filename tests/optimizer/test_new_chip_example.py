@@ -160,14 +160,14 @@ def test_chips_differ_in_numbers_names_and_codes(chips: dict[int, Drawn]) -> Non
 
 
 def test_manual_states_drawn_numbers_and_names(chip: Drawn) -> None:
-    told = chip.manual
-    assert "$" not in told
+    reported = chip.manual
+    assert "$" not in reported
     for word in (
         *chip.numbers["opcodes"].values(),
         *chip.numbers["errors"].values(),
         *chip.numbers["traps"].values(),
     ):
-        assert word in told
+        assert word in reported
     for text in (
         f"scratchpad of {chip.numbers['scratchpad_bytes']} bytes",
         f"{chip.numbers['banks']} banks of {chip.numbers['bank_width']} bytes",
@@ -177,7 +177,7 @@ def test_manual_states_drawn_numbers_and_names(chip: Drawn) -> None:
         f"after {chip.numbers['mac_latency']} cycles",
         f"bursts of {chip.numbers['burst_bytes']} bytes",
     ):
-        assert text in told, text
+        assert text in reported, text
 
 
 def test_facts_of_manual_equal_description(chip: Drawn) -> None:

@@ -282,8 +282,8 @@ def test_heading_names_its_machines(
 
 
 def test_query_words_rank_passages_as_without_signal(retriever: Retriever) -> None:
-    asked = answered(retriever, signal="memory_bound", query="bytes of shared memory a cycle")
-    assert asked.excerpts[0].section.endswith("Shared memory bandwidth is 128 bytes a cycle")
+    requested = answered(retriever, signal="memory_bound", query="bytes of shared memory a cycle")
+    assert requested.excerpts[0].section.endswith("Shared memory bandwidth is 128 bytes a cycle")
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ SAMPLES: Mapping[str, Any] = {
     "count": 3,
     "metrics": {"dram__throughput": 91.5},
     "quantities": {"flops": 1e9},
+    "versions": {"triton": "3.6"},
     "output": {"total_time": 0.5},
 }
 

@@ -33,8 +33,8 @@ def card(
     )
 
 
-def names(cards: list[Symbol], **asked: object) -> list[str]:
-    return [c.name for c in chosen_names(cards, **{"op": "softmax", **asked})]  # type: ignore[arg-type]
+def names(cards: list[Symbol], **request: object) -> list[str]:
+    return [c.name for c in chosen_names(cards, **{"op": "softmax", **request})]  # type: ignore[arg-type]
 
 
 def test_names_that_machine_lacks_are_omitted() -> None:

@@ -94,8 +94,8 @@ def test_signature_takes_precedence_over_code(retriever: Retriever) -> None:
 
 
 def test_name_in_question_gives_its_definition(retriever: Retriever) -> None:
-    asked = "is an operand of the wrong type of vdrain.q reported by the compiler"
-    assert "vdrain.q" in first(retriever, query=asked)
+    requested = "is an operand of the wrong type of vdrain.q reported by the compiler"
+    assert "vdrain.q" in first(retriever, query=requested)
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _by_sets(texts: list[str]) -> list[bool]:
-    kept: list[frozenset[str]] = []
+    stored: list[frozenset[str]] = []
     new = []
     for text in texts:
         words = _words(text)
         new.append(
-            all(len(words & other) <= DUPLICATE * min(len(words), len(other)) for other in kept)
+            all(len(words & other) <= DUPLICATE * min(len(words), len(other)) for other in stored)
         )
         if new[-1]:
-            kept.append(words)
+            stored.append(words)
     return new
 
 
@@ -36,8 +36,8 @@ def test_repeats_equal_those_by_sets_of_words() -> None:
         for _ in range(12):
             words = rng.sample(VOCABULARY, size)
             texts.append(" ".join(words))
-            kept = rng.uniform(0.8, 0.9)  # around the share from which a text is a repeat
-            changed = [w if rng.random() < kept else rng.choice(VOCABULARY) for w in words]
+            stored = rng.uniform(0.8, 0.9)  # around the share from which a text is a repeat
+            changed = [w if rng.random() < stored else rng.choice(VOCABULARY) for w in words]
             texts.append(" ".join(changed))
     repeats = Repeats()
     expected = _by_sets(texts)
@@ -58,7 +58,7 @@ def test_markup_between_words_does_not_matter() -> None:
 
 def test_text_takes_less_memory_than_its_set_of_words() -> None:
     text = " ".join(random.Random(3).sample(VOCABULARY, 300))
-    kept, words = words_of(text), _words(text)
-    taken = kept.hashes.nbytes + sys.getsizeof(kept.mask)
+    stored, words = words_of(text), _words(text)
+    taken = stored.hashes.nbytes + sys.getsizeof(stored.mask)
     as_set = sys.getsizeof(words) + sum(map(sys.getsizeof, words))
-    assert kept.size == len(words) and taken * 9 < as_set
+    assert stored.size == len(words) and taken * 9 < as_set

@@ -482,7 +482,7 @@ TRITON = "out of resource: shared memory, Required: {}, Hardware limit: 232448."
 
 
 @pytest.mark.parametrize(
-    ("line", "facts", "excess", "factor", "says", "not_says"),
+    ("line", "facts", "excess", "factor", "reported", "not_says"),
     [
         # More than the chip has: no setting helps.
         (PTXAS.format("0x41000", "0x38c00"), H100, 33_792, 1.145, "same upper limit", "extern"),
@@ -542,19 +542,19 @@ def test_numbers_of_a_line_choose_remedy(
     facts: dict[str, float],
     excess: float | None,
     factor: float | None,
-    says: str,
+    reported: str,
     not_says: str,
 ) -> None:
     match = replace(INDEX.match(line)[0], facts=facts)
     assert match.signature.signal == "shared_memory_limit"
     over = match.quantities or {"excess": None, "factor": None}
     assert (over["excess"], over["factor"]) == (excess, factor)
-    assert says in match.remedy and not_says not in match.remedy, match.remedy
+    assert reported in match.remedy and not_says not in match.remedy, match.remedy
     assert not re.search(r"\{\w+\}", match.remedy)
 
 
 @pytest.mark.parametrize(
-    ("line", "excess", "says"),
+    ("line", "excess", "reported"),
     [
         (
             "Threadgroup memory size (36864) exceeds the maximum threadgroup memory"
@@ -601,11 +601,11 @@ def test_numbers_of_a_line_choose_remedy(
         ),
     ],
 )
-def test_amounts_of_all_tools_are_in_remedy(line: str, excess: float | None, says: str) -> None:
+def test_amounts_of_all_tools_are_in_remedy(line: str, excess: float | None, reported: str) -> None:
     (match, *_) = INDEX.match(line)
     over = match.quantities
     assert (over["excess"] if over else None) == excess
-    assert says in match.remedy and not re.search(r"\{\w+\}", match.title + match.remedy)
+    assert reported in match.remedy and not re.search(r"\{\w+\}", match.title + match.remedy)
 
 
 def test_chip_signature_has_numbers_of_a_general_one() -> None:

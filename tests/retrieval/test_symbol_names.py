@@ -181,14 +181,14 @@ def test_cards_fit_their_budget_and_similar_ones_share_entry() -> None:
 
 
 def test_without_room_names_have_signatures_and_needed_ones_more() -> None:
-    said = "of each element of a vector, in every lane that is active at the time of the call."
-    cards = [symbol(f"op{n}", f"number {n} {said}", signature=f"op{n} a, b") for n in range(12)]
+    output = "of each element of a vector, in every lane that is active at the time of the call."
+    cards = [symbol(f"op{n}", f"number {n} {output}", signature=f"op{n} a, b") for n in range(12)]
     [whole] = symbol_blocks(cards, 2_000)
-    assert whole.text.count(said) == 12
+    assert whole.text.count(output) == 12
     [short] = symbol_blocks(cards, 200, needed=["op9", "op7"])
     lines = short.text.splitlines()[1:-1]
     assert sorted(line.split()[1].strip("`") for line in lines) == sorted(c.name for c in cards)
-    longer = [line.split()[1].strip("`") for line in lines if said in line]
+    longer = [line.split()[1].strip("`") for line in lines if output in line]
     assert longer[:1] != ["op0"] and {"op9", "op7"} <= {*longer} and len(longer) < 6
 
 

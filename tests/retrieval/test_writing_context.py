@@ -85,8 +85,8 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
 
 
 def written(retriever: Retriever, **given: object) -> Answer:
-    asked = {"hardware": "h100", "language": "triton", "task": "write", "op": "groupnorm"}
-    return retriever.retrieve(RetrieveRequest(**{**asked, "max_tokens": 3_000, **given}))  # type: ignore[arg-type]
+    requested = {"hardware": "h100", "language": "triton", "task": "write", "op": "groupnorm"}
+    return retriever.retrieve(RetrieveRequest(**{**requested, "max_tokens": 3_000, **given}))  # type: ignore[arg-type]
 
 
 def test_every_name_of_language_is_listed_with_arguments(retriever: Retriever) -> None:

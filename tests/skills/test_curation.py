@@ -325,9 +325,9 @@ def test_trials_run_on_given_problems(services: Services, tmp_path: Path) -> Non
     assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 1)
     assert trial["with_skill"]["correct"] == 0 and not report["helps"]
     assert services.skills.show(wrong.name).evidence == ()  # nothing changed
-    kept = verifier.verify(skill.name, 1, "ann")
-    assert kept["state"] == "candidate" and kept["reason"]  # one trial and a plain kernel
-    (trial,) = kept["trials"]
+    remaining = verifier.verify(skill.name, 1, "ann")
+    assert remaining["state"] == "candidate" and remaining["reason"]  # one trial and a plain kernel
+    (trial,) = remaining["trials"]
     assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 0)
     assert trial["with_skill"]["correct"] == 1
     assert [e.kind for e in services.skills.show(skill.name).evidence] == ["ablation"]

@@ -224,8 +224,8 @@ def test_every_clause_is_a_predicate_that_excludes_part() -> None:
 
 
 def test_name_without_predicate_syntax_is_not_a_part() -> None:
-    kept = [*outcomes_of_uses(5, 0, op="matmul"), *outcomes_of_uses(5, 0, op="softmax")]
-    parts = parts_of([*outcomes_of_uses(0, 9, op='odd" or "name'), *kept])
+    stored = [*outcomes_of_uses(5, 0, op="matmul"), *outcomes_of_uses(5, 0, op="softmax")]
+    parts = parts_of([*outcomes_of_uses(0, 9, op='odd" or "name'), *stored])
     assert [part.value for part in parts] == ["matmul", "softmax"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,16 +15,19 @@ import typer
 
 from api.cli.command import command
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, in_commands, pairs, shortened, show
+from api.cli.output import Json, in_commands, note, pairs, shortened, show
 from api.cli.target import CommandTarget, open_target
+from api.operations import hardware as chips
 from api.operations import retrieve as asking
-from kb.answers import ANSWER_FIELDS
+from kb.answers import ANSWER_FIELDS, KNOWLEDGE_LOADING
 from kb.errors import InvalidRequest
 from kb.tokens import below_title
+from kb.validity import versions_in
 from retrieval.pasted import with_text
 from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
 
+LOADING_SECONDS = 100.0  # the longest wait for the built-in knowledge of a new service
 TEXT_SHOWN = 240  # characters of an excerpt in the list
 
 
@@ -55,13 +59,25 @@ def retrieve(
         str | None, typer.Option(help="File with a profiler's output; -: standard input.")
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Hardware id, see `kernlore hardware list`.")
+        str | None,
+        typer.Option(
+            help="Hardware id, see `kernlore hardware list`; `auto`: this machine, with its tools'"
+            " versions."
+        ),
     ] = None,
     op: Annotated[str | None, typer.Option(help=help_of("op"))] = None,
     language: Annotated[str | None, typer.Option(help=help_of("language"))] = None,
     dtype: Annotated[str | None, typer.Option(help=help_of("dtype"))] = None,
     problem: Annotated[
         list[str] | None, typer.Option(help=f"NAME=VALUE; repeat for more. {help_of('problem')}")
+    ] = None,
+    versions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOOL=VERSION",
+            help=f"Or a file, or `auto` for those of this machine; repeat for more."
+            f" {help_of('versions')}",
+        ),
     ] = None,
     k: Annotated[int | None, typer.Option("--k", "-k", help=help_of("k"))] = None,
     max_tokens: Annotated[int | None, typer.Option(help=help_of("max_tokens"))] = None,
@@ -112,6 +128,7 @@ def retrieve(
         "draft": None if draft is None else read_log(draft),
         "exclude": exclude,
         "reader": reader,
+        "versions": _read_versions(versions or [], hardware),
     }
     request: Any = {name: value for name, value in given.items() if value not in (None, [])}
     if text is not None:
@@ -120,7 +137,14 @@ def retrieve(
         request.setdefault("fields", ["context"] if context else list(ANSWER_FIELDS))
     with open_target(data_dir, url) as target:
         target.check_documents()
+        if hardware == AUTO:
+            request["hardware"] = _this_machine(target)
         answer = target.call(asking.retrieve, request)
+        deadline = time.monotonic() + LOADING_SECONDS
+        while KNOWLEDGE_LOADING in (answer.get("hints") or ()) and time.monotonic() < deadline:
+            note("the service loads its built-in knowledge; waiting for it")
+            time.sleep(LOADING_SECONDS / 20)
+            answer = target.call(asking.retrieve, request)
     show(answer, as_json, (lambda a: str(a["context"])) if context else _answer_text)
 
 
@@ -154,6 +178,39 @@ def outcome(
         speedup=speedup,
         baseline_speedup=baseline_speedup,
     )
+
+
+AUTO = "auto"
+
+
+def _read_versions(entries: Sequence[str], hardware: str | None) -> dict[str, str] | None:
+    """The versions of the options: pairs, texts of files, and those of this machine."""
+    from kb.hardware.detection import detect_versions
+
+    found: dict[str, str] = {}
+    if AUTO in entries or hardware == AUTO:
+        found |= detect_versions()
+    for entry in entries:
+        if entry != AUTO:
+            found |= versions_in(read_log(entry) if _is_file(entry) or entry == "-" else entry)
+    return found or None
+
+
+def _this_machine(target: CommandTarget) -> str:
+    """The hardware id of the first device of this machine."""
+    from kb.hardware.detection import detect_devices
+    from kb.hardware.lineage import folded_name
+
+    rows = target.call(chips.list_hardware)["hardware"]
+    ids = {folded_name(name): row["id"] for row in rows for name in (row["id"], *row["aliases"])}
+    devices = detect_devices(lambda name: ids.get(folded_name(name))).devices
+    known = [device.hardware_id_hint for device in devices if device.hardware_id_hint]
+    if not known:
+        raise InvalidRequest(
+            "no device of this machine is known hardware",
+            hint="`kernlore hardware detect` lists its devices; name the hardware.",
+        )
+    return known[0]
 
 
 def _with_text(request: dict[str, Any], text: str) -> dict[str, Any]:
@@ -331,4 +388,5 @@ def _excerpt(rank: int, excerpt: Json) -> str:
         if part
     )
     head = f"{rank:2}. [{excerpt['category']} {about}] {place}  {excerpt['score']:.3f}"
-    return f"{head}\n    {shortened(excerpt['text'], TEXT_SHOWN)}\n    {excerpt['id']}"
+    mark = f"\n    [{excerpt['mark']}]" if excerpt.get("mark") else ""
+    return f"{head}{mark}\n    {shortened(excerpt['text'], TEXT_SHOWN)}\n    {excerpt['id']}"

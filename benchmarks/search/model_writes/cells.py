@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from api.cli.target import CommandTarget
-from benchmarks.search.model_writes.chips import Chip
+from benchmarks.search.model_writes.chips import EMULATED, Chip
 from kb.catalog.knowledge import symbols as symbol_rows
 from kb.prompt_tokens import count_tokens
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.evaluate import evaluate_files
+from optimizer.evaluation.records import CaseTiming
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
 from optimizer.search.records import Node
@@ -37,12 +38,13 @@ FIRST_RIGHT = 1e-6  # a target that the first right kernel reaches
 
 @dataclass(frozen=True)
 class Attempt:
-    """One candidate. `tokens` are those of its prompt; `symbols` the share of the good kernel's
-    names that its prompt has, `fresh` the share of its lines that no earlier prompt had.
+    """One candidate. `cost` is in the unit of its cell, `tokens` are those of its prompt, `symbols`
+    is the share of the good kernel's names that its prompt has, `fresh` that of its lines that no
+    earlier prompt had.
     """
 
     validity: str
-    cycles: int | None
+    cost: int | None
     tokens: int
     symbols: float | None
     fresh: float
@@ -51,7 +53,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of a cell. `good_cycles` are those of the kernel that was written by hand."""
+    """What became of a cell. `good_cost` is that of the kernel to compare with, in `unit`: cycles,
+    or executed instructions or packets.
+    """
 
     family: str
     seed: int
@@ -60,12 +64,15 @@ class Cell:
     size: str
     model: str
     attempts: tuple[Attempt, ...]
-    good_cycles: int | None
+    good_cost: int | None
+    unit: str = "cycles"
+    chip: str = ""
 
     @property
     def name(self) -> str:
         """Of its files."""
-        return f"{self.family}-{self.seed}-{self.problem}-{self.size}-{self.arm}"
+        of = self.chip or self.family
+        return f"{of}-{self.seed}-{self.problem}-{self.size}-{self.arm}".replace(" ", "-")
 
     def first(self, *validities: str) -> int | None:
         """The number of the first attempt with one of these results, from 1."""
@@ -136,6 +143,7 @@ def run_cell(
     )
     transcripts = local.services.settings.data_dir / "transcripts" / finished.run.id
     prompts = _prompts(transcripts)
+    good, unit = good_cost(local, chip, problem)
     cell = Cell(
         chip.family.name,
         chip.seed,
@@ -144,7 +152,9 @@ def run_cell(
         size,
         model,
         tuple(_attempts(finished, prompts, _good_names(local, chip, problem))),
-        good_cycles(local, chip, problem),
+        good,
+        unit,
+        chip.id if chip.family.name == EMULATED else "",
     )
     store(cell, transcripts, out)
     return cell
@@ -173,8 +183,8 @@ def replayed(local: CommandTarget, chip: Chip, cell: Cell, folder: Path) -> list
     return list(finished.tree.nodes[1:])
 
 
-def good_cycles(local: CommandTarget, chip: Chip, problem: str) -> int | None:
-    """Simulated cycles of the kernel that was written by hand."""
+def good_cost(local: CommandTarget, chip: Chip, problem: str) -> tuple[int | None, str]:
+    """The cost of the kernel to compare with, and its unit."""
     evaluation = evaluate_files(
         local.services,
         chip.problem(problem),
@@ -182,8 +192,14 @@ def good_cycles(local: CommandTarget, chip: Chip, problem: str) -> int | None:
         hardware=chip.id,
         language=chip.language,
     )
-    timings = evaluation.timings
-    return timings[0].cycles if timings else None
+    [timing] = evaluation.timings or [None]
+    return _cost(timing), timing.counted or "cycles" if timing is not None else ""
+
+
+def _cost(timing: CaseTiming | None) -> int | None:
+    if timing is None:
+        return None
+    return timing.cycles if timing.count is None else timing.count
 
 
 def _good_names(local: CommandTarget, chip: Chip, problem: str) -> list[str]:
@@ -218,7 +234,7 @@ def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str
         attempts.append(
             Attempt(
                 evaluation.validity if evaluation is not None else node.state,
-                timings[0].cycles if timings else None,
+                _cost(timings[0]) if timings else None,
                 count_tokens(prompt),
                 len(present) / len(names) if names else None,
                 round(fresh, 3),

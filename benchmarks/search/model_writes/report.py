@@ -14,17 +14,17 @@ RESAMPLES = 10_000
 
 
 def by_arm(cells: Sequence[Cell]) -> str:
-    """One row for each family, size, chip and arm."""
+    """One row for each chip or family, size, seed and arm."""
     rows = []
-    for key in sorted({(c.family, c.size, c.seed, c.arm) for c in cells}):
-        group = [c for c in cells if (c.family, c.size, c.seed, c.arm) == key]
+    for key in sorted({(c.chip or c.family, c.size, c.seed, c.arm) for c in cells}):
+        group = [c for c in cells if (c.chip or c.family, c.size, c.seed, c.arm) == key]
         rows.append([*key, len(group), *_figures(group)])
-    header = ["family", "size", "seed", "arm", "cells"]
+    header = ["chip", "size", "seed", "arm", "cells"]
     header += [f"compiled at {n}" for n in BOUNDS] + [f"right at {n}" for n in BOUNDS]
     header += [
         "attempts to the first right",
         "prompt tokens to the first right",
-        "cycles over good kernel",
+        "cost over the other kernel",
         "good kernel's names shown",
         "new lines a prompt",
     ]
@@ -37,7 +37,7 @@ def _figures(group: Sequence[Cell]) -> list[str]:
     right = [c for c in group if c.first_right is not None]
     figures.append(f"{mean(c.first_right or 0 for c in right):.1f}" if right else "-")
     figures.append(f"{median(tokens_to_right(c) for c in right):,.0f}" if right else "-")
-    ratios = [r for c in right if (r := cycles_ratio(c)) is not None]
+    ratios = [r for c in right if (r := cost_ratio(c)) is not None]
     figures.append(f"{median(ratios):.2f}" if ratios else "-")
     shares = [a.symbols for c in group for a in c.attempts[:1] if a.symbols is not None]
     figures.append(f"{mean(shares):.0%}" if shares else "-")
@@ -59,30 +59,36 @@ def tokens_to_right(cell: Cell) -> int:
     return sum(a.tokens for a in cell.attempts[: cell.first_right])
 
 
-def cycles_ratio(cell: Cell) -> float | None:
-    """Cycles of the first right kernel over those of the one that was written by hand."""
-    if cell.first_right is None or not cell.good_cycles:
+def cost_ratio(cell: Cell) -> float | None:
+    """Cost of the first right kernel over that of the one to compare with."""
+    if cell.first_right is None or not cell.good_cost:
         return None
-    cycles = cell.attempts[cell.first_right - 1].cycles
-    return cycles / cell.good_cycles if cycles else None
+    cost = cell.attempts[cell.first_right - 1].cost
+    return cost / cell.good_cost if cost else None
+
+
+def _cost_text(cell: Cell) -> str:
+    cost = cell.attempts[cell.first_right - 1].cost if cell.first_right else None
+    return f"{cost:,} {cell.unit}" if cost else "-"
 
 
 def by_cell(cells: Sequence[Cell]) -> str:
     """One row for each cell."""
     rows = [
         [
-            cell.family,
+            cell.chip or cell.family,
             cell.seed,
             cell.problem,
             cell.size,
             cell.arm,
             " ".join(attempt.validity for attempt in cell.attempts) or "no candidate",
-            f"{r:.2f}" if (r := cycles_ratio(cell)) is not None else "-",
+            _cost_text(cell),
+            f"{r:.2f}" if (r := cost_ratio(cell)) is not None else "-",
             f"{cell.attempts[0].tokens:,}" if cell.attempts else "-",
         ]
         for cell in cells
     ]
-    header = ["family", "seed", "problem", "size", "arm", "attempts", "cycles over good"]
+    header = ["chip", "seed", "problem", "size", "arm", "attempts", "cost", "over the other kernel"]
     return table([*header, "tokens of the first prompt"], rows)
 
 
@@ -91,12 +97,12 @@ def pairs(cells: Sequence[Cell], arm: str = "ours") -> str:
     that are right at 1 and at 4, with a bootstrap interval over cells.
     """
     rows = []
-    keys = {(c.family, c.seed, c.problem, c.size): c for c in cells if c.arm == arm}
+    keys = {(c.chip or c.family, c.seed, c.problem, c.size): c for c in cells if c.arm == arm}
     for other in (name for name in ARMS if name != arm):
         both = [
             (keys[key], c)
             for c in cells
-            if c.arm == other and (key := (c.family, c.seed, c.problem, c.size)) in keys
+            if c.arm == other and (key := (c.chip or c.family, c.seed, c.problem, c.size)) in keys
         ]
         if both:
             rows.append([other, len(both), *(_difference(both, bound) for bound in (1, 4))])

@@ -94,6 +94,7 @@ class MeasuredSkill:
     tested: tuple[int, int]
     evidence: tuple[EvidenceRow, ...]
     shipped: tuple[ShippedTrial, ...] = ()
+    compatibility: str = ""
 
     @property
     def effect(self) -> SkillEffect:
@@ -116,6 +117,7 @@ def known_skills(connection: Connection) -> list[MeasuredSkill]:
             trials.get(row.head.id, (0, 0)),
             tuple(evidence.get(row.head.id, ())),
             row.shipped,
+            row.compatibility,
         )
         for row in rows
     ]

@@ -379,12 +379,14 @@ class StoredHead:
     recipe: RecipeText | None
     error: str | None
     shipped: tuple[ShippedTrial, ...] = ()
+    compatibility: str = ""
 
 
 def stored_heads(connection: Connection) -> list[StoredHead]:
     """The heads of all skills of every owner, sorted by name."""
     c = t.skills.c
-    query = sa.select(*_HEAD_COLUMNS, c.access_scope, c.recipe, c.metadata).order_by(c.name)
+    columns = (*_HEAD_COLUMNS, c.access_scope, c.recipe, c.metadata, c.compatibility)
+    query = sa.select(*columns).order_by(c.name)
     rows = connection.execute(query).all()
     scopes = _scopes(connection, [row.id for row in rows])
     heads = []
@@ -393,7 +395,8 @@ def stored_heads(connection: Connection) -> list[StoredHead]:
         error = row.metadata.get("error") if head.transformation.lower().startswith(MEND) else None
         recipe = _recipe_text(row.recipe, row.metadata) if row.recipe is not None else None
         shipped = stored_trials(row.metadata)
-        heads.append(StoredHead(head, row.access_scope, recipe, error, shipped))
+        compatibility = row.compatibility or ""
+        heads.append(StoredHead(head, row.access_scope, recipe, error, shipped, compatibility))
     return heads
 
 

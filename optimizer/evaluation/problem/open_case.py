@@ -696,7 +696,8 @@ class OpenCase:
         return self.cost.flops
 
     def reduction_length(self) -> int:
-        """Terms in one output element, by the policy, else by counted flops and sizes."""
+        """Terms in one output element, by the policy, else by counted flops, sizes and the length
+        of scans, whose last elements have as many terms."""
         stated = self.problem.policy.reduction_length
         if isinstance(stated, int):
             return max(1, stated)
@@ -704,7 +705,7 @@ class OpenCase:
             return formula_value(stated, vars(self._module), self.problem)
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
-        return max(1, self.flops // (2 * outputs), largest // outputs)
+        return max(1, self.flops // (2 * outputs), largest // outputs, self.cost.scanned)
 
 
 def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:

@@ -53,11 +53,13 @@ class ReferenceCost(NamedTuple):
     `flops` are floating-point operations of the operators that torch's counter knows, 0 without
     any. `result_bytes` is the size of all intermediate results. `masks`: an operator leaves a part
     of an earlier result out, so that fewer operations may be needed than the formulas give.
+    `scanned` is the length of the longest sum or product over a prefix, 0 without one.
     """
 
     flops: int
     result_bytes: int
     masks: bool
+    scanned: int = 0
 
 
 def reference_cost(run: Callable[[], Any]) -> ReferenceCost:
@@ -65,7 +67,7 @@ def reference_cost(run: Callable[[], Any]) -> ReferenceCost:
     counter = _Flops()
     with counter:
         run()
-    return ReferenceCost(counter.flops, counter.result_bytes, counter.masks)
+    return ReferenceCost(counter.flops, counter.result_bytes, counter.masks, counter.scanned)
 
 
 # torch's fused attention; its counter omits that of the CPU.
@@ -106,6 +108,7 @@ _FORMULAS = {
         (torch.ops.aten.miopen_rnn, _recurrent),
     )
 }
+_PREFIX_SUMS = frozenset(("cumsum", "cumprod", "logcumsumexp"))
 _SPARSE_PRODUCTS = frozenset(("mm", "addmm", "mv", "addmv", "_sparse_addmm"))
 
 
@@ -184,7 +187,7 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.result_bytes = 0
+        self.flops = self.result_bytes = self.scanned = 0
         self.masks = False
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -200,7 +203,11 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=result))
-        self.masks |= name.split("::")[-1].removesuffix("_") in MASKING
+        operator = name.split("::")[-1].removesuffix("_")
+        self.masks |= operator in MASKING
+        if operator in _PREFIX_SUMS and args[0].ndim:
+            dim = kwargs["dim"] if "dim" in kwargs else args[1]
+            self.scanned = max(self.scanned, args[0].shape[dim])
         if not func.is_view:
             values = result if isinstance(result, tuple | list) else [result]
             self.result_bytes += sum(t.numel() * t.element_size() for t in _tensors(values))
@@ -334,10 +341,10 @@ _BEGINNINGS = {
 
 def operator_of(func: Any, name: str) -> str:
     """The operator of kb/problem_terms.toml for one of torch's, or ""."""
-    for operator, beginnings in _BEGINNINGS.items():
-        if name.startswith(beginnings):
-            return operator
-    return "elementwise" if torch.Tag.pointwise in func.tags else ""
+    if torch.Tag.pointwise in func.tags:  # first: `maximum` begins like a reduction
+        return "elementwise"
+    of = (op for op, beginnings in _BEGINNINGS.items() if name.startswith(beginnings))
+    return next(of, "")
 
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:

@@ -7,7 +7,7 @@ A kernel that is right is known to the problems after it, as it would be in use.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,18 +22,44 @@ from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 
-# Name, shapes of the inputs, expression. Whole numbers are small: their sums are exact.
-FLOATS: Sequence[tuple[str, tuple[tuple[int, ...], ...], str]] = (
-    ("elementwise", ((48, 64), (48, 64)), "x0 * 2 + torch.maximum(x0, x1)"),
-    ("reduction", ((32, 128),), "x0.sum(-1)"),
-    ("norm", ((32, 128), (128,)), "torch.nn.functional.rms_norm(x0, (128,), x1, 1e-5)"),
-    ("softmax", ((32, 128),), "torch.softmax(x0, -1)"),
-    ("product", ((32, 64), (64, 32)), "x0 @ x1"),
-    ("transposed product", ((64, 32), (64, 32)), "x0.t() @ x1"),
-    ("scan", ((16, 64),), "torch.cumsum(x0, -1)"),
-)
-# For toolchains whose sample computes on whole numbers: those of the problems that are exact.
-WHOLE = ("elementwise", "reduction", "product", "transposed product", "scan")
+
+@dataclass(frozen=True)
+class _Written:
+    """A problem of rising difficulty: shapes of its inputs and the expressions that it computes, on
+    floating inputs and on whole numbers. Sizes: M rows, N columns, K terms of a product.
+    """
+
+    shapes: tuple[tuple[str, ...], ...]
+    floats: str
+    whole: str
+
+
+SIZES: Mapping[str, int] = {"M": 32, "N": 64, "K": 128}
+SUM_OF_SQUARES = "(x0 * x0).sum(-1, keepdim=True)"
+PROBLEMS: Mapping[str, _Written] = {
+    "elementwise": _Written(
+        (("M", "N"), ("M", "N")),
+        "x0 * 2 + torch.maximum(x0, x1)",
+        "x0 * 2 + torch.maximum(x0, x1)",
+    ),
+    "reduction": _Written((("M", "K"),), "x0.sum(-1)", "x0.sum(-1)"),
+    # The scale is a whole number with 15 bits of fraction over the length of the row.
+    "norm": _Written(
+        (("M", "K"), ("K",)),
+        "torch.nn.functional.rms_norm(x0, x1.shape, x1, 1e-5)",
+        f"(x0 * (32768 // {SUM_OF_SQUARES}.double().sqrt().int().clamp(min=1)) * x1) >> 8",
+    ),
+    # Powers of two, whose exponents are sixteenths of the distance from the largest element.
+    "softmax": _Written(
+        (("M", "K"),),
+        "torch.softmax(x0, -1)",
+        "(lambda e: (e * (16777216 // e.sum(-1, keepdim=True))) >> 8)"
+        "(256 >> ((x0.amax(-1, keepdim=True) - x0) >> 4).clamp(max=15))",
+    ),
+    "product": _Written((("M", "K"), ("K", "N")), "x0 @ x1", "x0 @ x1"),
+    "transposed product": _Written((("K", "M"), ("K", "N")), "x0.t() @ x1", "x0.t() @ x1"),
+    "scan": _Written((("M", "N"),), "torch.cumsum(x0, -1)", "torch.cumsum(x0, -1)"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,15 +113,12 @@ def _written(
     attempts: int,
     log: Callable[[str], None],
 ) -> Iterator[WrittenKernels]:
-    dtypes = {a.dtype for a in chain.sample_arguments}
-    whole = bool(dtypes) and not any(dtype.startswith(("float", "bfloat")) for dtype in dtypes)
+    dtype = input_dtype(chain)
     goal = Goal(language=language, candidates=attempts, synthesizers=("llm",))
     with tempfile.TemporaryDirectory(prefix="kernlore-accept-") as folder:
-        for name, shapes, expression in FLOATS:
-            if whole and name not in WHOLE:
-                continue
+        for name in PROBLEMS:
             path = Path(folder) / f"accept_{name.replace(' ', '_')}.py"
-            path.write_text(problem_source(shapes, expression, whole), encoding="utf-8")
+            path.write_text(problem_source(name, dtype, SIZES), encoding="utf-8")
             finished = optimize(
                 base,
                 path,
@@ -108,24 +131,34 @@ def _written(
             yield written_problem(finished, name, language, models.models)
 
 
-def problem_source(shapes: Sequence[tuple[int, ...]], expression: str, whole: bool) -> str:
-    """A problem file that computes the expression over inputs x0, x1, ..."""
-    names = [f"x{n}" for n in range(len(shapes))]
-    made = [
-        f"torch.randint(-8, 8, {list(shape)}).int()" if whole else f"torch.randn({list(shape)})"
-        for shape in shapes
-    ]
-    returned = f"({expression}).int()" if whole else expression
+def input_dtype(chain: ToolchainSpec) -> str:
+    """The element type that the problems take on a chip: that of its sample's first input."""
+    return next((a.dtype for a in chain.sample_arguments if a.role == "input"), "float32")
+
+
+def problem_source(name: str, dtype: str, sizes: Mapping[str, int]) -> str:
+    """The file of a problem of PROBLEMS on inputs of a dtype, over inputs x0, x1, ... with these
+    sizes of M, N and K. Whole numbers are computed in int32 and are small: their sums are exact."""
+    problem = PROBLEMS[name]
+    floating = dtype.startswith(("float", "bfloat"))
+    names = [f"x{n}" for n in range(len(problem.shapes))]
+    shapes = [[sizes[axis] for axis in shape] for shape in problem.shapes]
+    least = 0 if dtype.startswith("u") else -100
+    made = "torch.randn({})" if floating else f"torch.randint({least}, 100, {{}})"
+    inputs = ", ".join(f"{made.format(shape)}.to(torch.{dtype})" for shape in shapes)
+    wide = [] if floating else [f"        {n} = {n}.int()" for n in names]
+    returned = problem.floats if floating else f"({problem.whole}).int()"
     return "\n".join(
         [
             "import torch",
             "",
             "class Model(torch.nn.Module):",
             f"    def forward(self, {', '.join(names)}):",
+            *wide,
             f"        return {returned}",
             "",
             "def get_inputs():",
-            f"    return [{', '.join(made)}]",
+            f"    return [{inputs}]",
             "",
             "def get_init_inputs():",
             "    return []",

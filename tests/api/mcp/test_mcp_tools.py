@@ -99,13 +99,15 @@ def test_answers_equal_those_of_http(agent: Agent, child: Agent, rest: httpx.Cli
     chance = random.Random(20)
     for number in range(DRAWN):
         request = random_request(chance)
-        told = rest.post("/retrieve", json=request).json()
+        response = rest.post("/retrieve", json=request).json()
         answer = (child if number < BY_STDIO else agent).call("retrieve_context", **request)
-        assert answer["context"] == told["context"], request
-        excerpts = [{name: row[name] for name in KEPT} for row in told["excerpts"]]
+        assert answer["context"] == response["context"], request
+        excerpts = [{name: row[name] for name in KEPT} for row in response["excerpts"]]
         assert answer["excerpts"] == excerpts, request
-        assert [move["id"] for move in answer["moves"]] == [m["id"] for m in told["moves"]]
-        assert [skill["name"] for skill in answer["skills"]] == [s["name"] for s in told["skills"]]
+        assert [move["id"] for move in answer["moves"]] == [m["id"] for m in response["moves"]]
+        assert [skill["name"] for skill in answer["skills"]] == [
+            s["name"] for s in response["skills"]
+        ]
 
 
 def test_tools_are_equal_by_both_transports(agent: Agent, child: Agent, service_url: str) -> None:
@@ -152,11 +154,11 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
     ).json()
     while rest.get(f"/jobs/{sent['job_id']}").json()["state"] in ("queued", "running"):
         time.sleep(0.1)
-    asked = {"name": "addw", "hardware": "mcp-chip"}
-    cards = agent.call("lookup_symbol", **asked, language="wom")["symbols"]
+    send_request = {"name": "addw", "hardware": "mcp-chip"}
+    cards = agent.call("lookup_symbol", **send_request, language="wom")["symbols"]
     rows = rest.get("/hardware/mcp-chip/symbols", params={"q": "addw"}).json()["symbols"]
     assert [card["id"] for card in cards] == [row["id"] for row in rows[:5]] != []
-    elsewhere = agent.call("lookup_symbol", **asked, language="cuda")
+    elsewhere = agent.call("lookup_symbol", **send_request, language="cuda")
     assert elsewhere["symbols"] == [] and "addw" in elsewhere["nearest"]
     assert "without `language`" in elsewhere["hint"]
     assert "search_manual" in agent.call("lookup_symbol", name="qqqq", hardware="mcp-chip")["hint"]
@@ -185,7 +187,7 @@ def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) 
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "says"),
+    ("tool", "arguments", "expected"),
     [
         ("retrieve_context", {"signal": "memory_bond"}, ("memory_bound", "unknown_signal")),
         (
@@ -237,10 +239,10 @@ def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) 
     ],
 )
 def test_error_is_a_result_with_hint(
-    agent: Agent, tool: str, arguments: dict[str, Any], says: tuple[str, ...]
+    agent: Agent, tool: str, arguments: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     text = agent.refused(tool, **arguments)
-    assert all(part in text for part in says), text
+    assert all(part in text for part in expected), text
     assert "(code: " in text and "Traceback" not in text
 
 
@@ -248,8 +250,8 @@ def test_json_log_stays_text(agent: Agent, rest: httpx.Client) -> None:
     """The SDK parses JSON in texts for arguments that may have another type."""
     log = json.dumps([SHARED])
     answer = agent.call("retrieve_context", log=log, hardware="h100", metrics='{"x": 1}')
-    told = rest.post("/retrieve", json={"log": log, "hardware": "h100", "metrics": {"x": 1}})
-    assert answer["context"] == told.json()["context"]
+    response = rest.post("/retrieve", json={"log": log, "hardware": "h100", "metrics": {"x": 1}})
+    assert answer["context"] == response.json()["context"]
     assert answer["diagnosis"]["unrecognised"] == ["x"]
 
 
@@ -266,9 +268,9 @@ def test_resources(agent: Agent, rest: httpx.Client) -> None:
     outline = json.loads(read(agent, document["uri"]))
     assert outline["title"] == document["title"]
     passages = rest.get(f"/documents/{document['id']}/passages").json()["passages"]
-    told = {row["section"]["id"]: row["text"] for row in passages}
-    section = next(row for row in outline["sections"] if row["id"] in told)
-    assert told[section["id"]] in read(agent, section["uri"])
+    response = {row["section"]["id"]: row["text"] for row in passages}
+    section = next(row for row in outline["sections"] if row["id"] in response)
+    assert response[section["id"]] in read(agent, section["uri"])
 
 
 @pytest.mark.parametrize(
@@ -295,11 +297,11 @@ def read(agent: Agent, uri: str) -> str:
 def test_prompts_name_tools_that_exist(agent: Agent) -> None:
     prompts = {row.name: row for row in agent.ask("list_prompts").prompts}
     assert sorted(prompts) == ["onboard-accelerator", "optimize-kernel"]
-    asked = {
+    send_request = {
         "optimize-kernel": {"problem": "a/b.py", "hardware": "h100"},
         "onboard-accelerator": {"hardware": "mychip"},
     }
-    for name, arguments in asked.items():
+    for name, arguments in send_request.items():
         (message,) = agent.ask("get_prompt", name, arguments).messages
         assert "{{" not in message.content.text and arguments["hardware"] in message.content.text
         named = {word for word in TOOLS if f"`{word}`" in message.content.text}
@@ -335,7 +337,7 @@ def test_process_ends_on_sigterm(service_url: str) -> None:
 
 
 def test_unreachable_service_is_named() -> None:
-    async def asked() -> None:
+    async def send_request() -> None:
         opening = Opening()
         async with anyio.create_task_group() as group:
             group.start_soon(opening.hold, lambda: client_at("http://127.0.0.1:9"))
@@ -344,4 +346,4 @@ def test_unreachable_service_is_named() -> None:
             group.cancel_scope.cancel()
         assert "127.0.0.1:9" in refused.value.message and "kernlore serve" in refused.value.hint
 
-    anyio.run(asked)
+    anyio.run(send_request)

@@ -107,7 +107,7 @@ def test_every_link_of_a_page_resolves(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "says"),
+    ("path", "status", "message"),
     [
         ("/no/such/page", 404, "The menu above leads to every page."),
         ("/hardware/h10", 404, "h100"),
@@ -126,10 +126,10 @@ def test_every_link_of_a_page_resolves(filled: Filled) -> None:
         ("/passages/psg_0123456789abcdef/page", 404, "no passage"),
     ],
 )
-def test_error_page_has_hint(filled: Filled, path: str, status: int, says: str) -> None:
+def test_error_page_has_hint(filled: Filled, path: str, status: int, message: str) -> None:
     page = soup(filled.client.get(f"/ui{path}"), status)
     alert = page.find(role="alert")
-    assert alert is not None and says in alert.text
+    assert alert is not None and message in alert.text
 
 
 def test_form_from_foreign_origin_is_refused(filled: Filled) -> None:
@@ -310,8 +310,8 @@ def test_skill_is_quarantined_with_reason(filled: Filled) -> None:
     assert "reason" in soup(refused, 400).text
     sent = {"state": "active", "actor": "ann", "reason": "I know it."}
     page = soup(filled.client.post(f"/ui{path}", data=sent), 409)
-    kept = [page.find(id=f"f-{name}") for name in ("actor", "reason")]
-    assert [field and field["value"] for field in kept] == ["ann", "I know it."]
+    stored = [page.find(id=f"f-{name}") for name in ("actor", "reason")]
+    assert [field and field["value"] for field in stored] == ["ann", "I know it."]
     tick = page.find("label", attrs={"for": "f-force"})
     alert = page.find("div", role="alert")
     assert tick is not None and alert is not None and tick.text in alert.text
@@ -430,8 +430,8 @@ def test_document_without_headings_has_pages_with_link_texts(
     document = f"/documents/{sent['document_id']}"
     (passage, *_) = filled.client.get(f"{document}/passages").json()["passages"]
     assert passage["section"]["path"] == []
-    asked = f"/retrieve?query=talon+gate&hardware={CHIP}"
-    for path in (f"/passages/{passage['id']}", document, asked):
+    requested = f"/retrieve?query=talon+gate&hardware={CHIP}"
+    for path in (f"/passages/{passage['id']}", document, requested):
         page = soup(filled.client.get(f"/ui{path}"))
         assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
         for place in page.find_all(["a", "h1", "h2", "h3"]):

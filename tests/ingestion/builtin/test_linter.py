@@ -106,7 +106,7 @@ def test_correct_folder_is_clean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("signals: [memory_bound]", "signals: [memory_bond]", "unknown signal 'memory_bond'"),
         ("signals.memory_bound", "signals.memory_bond", "unknown signal 'memory_bond'"),
@@ -133,14 +133,14 @@ def test_correct_folder_is_clean(tmp_path: Path) -> None:
         ("languages: []\n", "", "front matter lacks languages"),
     ],
 )
-def test_document_defect_is_reported(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_document_defect_is_reported(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in DOCUMENT
     found = messages(folder(tmp_path, DOCUMENT.replace(old, new, 1)))
-    assert any(told in message and "guidance/one.md" in message for message in found), found
+    assert any(expected in message and "guidance/one.md" in message for message in found), found
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("value = 64", "value = 65", "x_lanes = 65, but its formula gives 64"),
         ("compute_units * 16", "compute_unit * 16", "no number known for compute_unit"),
@@ -150,10 +150,10 @@ def test_document_defect_is_reported(tmp_path: Path, old: str, new: str, told: s
         ('locator = "p. 1"\n', "", "locator"),
     ],
 )
-def test_chip_defect_is_reported(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_chip_defect_is_reported(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in HARDWARE
     found = messages(folder(tmp_path, hardware=HARDWARE.replace(old, new, 1)))
-    assert any(told in message for message in found), found
+    assert any(expected in message for message in found), found
 
 
 def test_chip_document_is_scoped_to_its_folder(tmp_path: Path) -> None:

@@ -102,10 +102,10 @@ def test_shipped_readings_equal_new_readings(store: Store) -> None:
     for upload in builtin_documents(BUILTIN):
         hardware, languages = (tuple(sorted(of)) for of in (upload.hardware, upload.languages))
         file = DocumentFile(upload.data, upload.name, hardware, languages, False)
-        kept = find_file(shipped, file, specs)
-        assert kept is not None, f"{upload.source_key} does not ship"
+        remaining = find_file(shipped, file, specs)
+        assert remaining is not None, f"{upload.source_key} does not ship"
         anew = LocalReader(store.embedder, tagger, parse).read(file, specs)
-        assert reading_to_json(kept) == reading_to_json(anew), upload.source_key
+        assert reading_to_json(remaining) == reading_to_json(anew), upload.source_key
 
 
 @pytest.mark.embedded

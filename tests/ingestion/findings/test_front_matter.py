@@ -51,7 +51,7 @@ def test_move_has_signals_of_its_predicate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "expected"),
     [
         ({"why": ""}, "lacks why"),
         ({"change": {"role": "magic", "direction": "add"}}, "no known role"),
@@ -59,8 +59,8 @@ def test_move_has_signals_of_its_predicate() -> None:
         ({"change": "more"}, "no known role"),
     ],
 )
-def test_invalid_move_is_named_with_its_error(changed: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(InvalidKnowledge, match=says) as refused:
+def test_invalid_move_is_named_with_its_error(changed: Mapping[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidKnowledge, match=expected) as refused:
         moves_of({"moves": [GOOD, {**GOOD, **changed}]})
     assert "moves[1]" in refused.value.message and refused.value.hint
 

@@ -73,10 +73,10 @@ def test_complaint_10_merged_header_rows_and_caption() -> None:
 
 def test_content_controls_are_read_and_deletions_ignored() -> None:
     def build(document: Any) -> None:
-        kept = document.add_paragraph("inside a control")
+        stored = document.add_paragraph("inside a control")
         control, content = OxmlElement("w:sdt"), OxmlElement("w:sdtContent")
-        kept._p.addprevious(control)
-        content.append(kept._p)
+        stored._p.addprevious(control)
+        content.append(stored._p)
         control.append(content)
         paragraph = document.add_paragraph("stays")
         deletion = OxmlElement("w:del")

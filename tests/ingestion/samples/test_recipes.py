@@ -80,10 +80,12 @@ def sized(text: str, sizes: Mapping[str, int]) -> str:
 
 def space(recipe: ProposedRecipe) -> Iterator[tuple[dict[str, int], bool]]:
     """Every choice of values, and whether the constraints allow it."""
-    told = recipe.body
-    tests = [compile_predicate(sized(c["predicate"], told["sizes"])) for c in told["constraints"]]
-    names = [parameter["name"] for parameter in told["parameters"]]
-    for chosen in product(*(parameter["values"] for parameter in told["parameters"])):
+    reported = recipe.body
+    tests = [
+        compile_predicate(sized(c["predicate"], reported["sizes"])) for c in reported["constraints"]
+    ]
+    names = [parameter["name"] for parameter in reported["parameters"]]
+    for chosen in product(*(parameter["values"] for parameter in reported["parameters"])):
         values = dict(zip(names, chosen, strict=True))
         bound = Bindings(parameters=values)
         yield values, all(test.evaluate(bound).value is not False for test in tests)
@@ -102,10 +104,10 @@ def test_constraints_of_manual_equal_those_of_chip(seed: int) -> None:
 def test_half_scratchpad_in_manual_allows_less(seed: int) -> None:
     chip = CHIPS.draw(seed)
     half = {**chip, "scratchpad_bytes": chip["scratchpad_bytes"] // 2}
-    told = list(space(lifted(CHIPS.manual(half))))
-    assert [values for values, allowed in told if allowed != legal(values, half)] == []
+    reported = list(space(lifted(CHIPS.manual(half))))
+    assert [values for values, allowed in reported if allowed != legal(values, half)] == []
     before = sum(allowed for _, allowed in space(lifted(CHIPS.manual(chip))))
-    assert sum(allowed for _, allowed in told) < before
+    assert sum(allowed for _, allowed in reported) < before
 
 
 def test_equal_sizes_are_distinguished_by_their_loops() -> None:
@@ -134,15 +136,15 @@ def test_equal_sizes_are_distinguished_by_their_loops() -> None:
 
 def test_constants_have_roles_and_domains_around_sample() -> None:
     recipe = lifted(CHIPS.manual(CHIPS.draw(7)))
-    told = {p["name"]: p for p in recipe.body["parameters"]}
-    assert {name: p["role"] for name, p in told.items()} == {
+    reported = {p["name"]: p for p in recipe.body["parameters"]}
+    assert {name: p["role"] for name, p in reported.items()} == {
         "TILE_M": "tile_m",
         "TILE_N": "tile_n",
         "TILE_K": "tile_k",
         "PAD": "pad",
     }
-    assert told["TILE_M"]["values"] == [4, 8, 16, 32, 64, 128, 256]
-    assert told["PAD"]["values"] == [0, 1, 2, 4, 8]
+    assert reported["TILE_M"]["values"] == [4, 8, 16, 32, 64, 128, 256]
+    assert reported["PAD"]["values"] == [0, 1, 2, 4, 8]
     assert domain(12, "unroll") == [3, 6, 12, 24, 48, 96]
 
 
@@ -176,15 +178,15 @@ def test_all_arrays_share_scratchpad_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         ("kernel k(in A, out B) { const T = 8; use T; }", "states sizes"),
         ("kernel k(in A[64], x, out B[64]) { const T = 8; use T; }", "states no size"),
         ("print('hello')", "states sizes"),
     ],
 )
-def test_incomplete_kernel_is_refused(code: str, says: str) -> None:
-    with pytest.raises(NotLiftable, match=says):
+def test_incomplete_kernel_is_refused(code: str, message: str) -> None:
+    with pytest.raises(NotLiftable, match=message):
         read_sample(code)
 
 
@@ -202,7 +204,7 @@ def test_only_samples_in_languages_of_hardware_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "says"),
+    ("size", "message"),
     [
         ("1 << 4", r"\[1 < < 4\] of its array buf"),
         ("16 & 3", r"\[16 & 3\] of its array buf"),
@@ -216,9 +218,9 @@ def test_only_samples_in_languages_of_hardware_are_read() -> None:
         ("16 + " * 200 + "16", "of its array buf"),
     ],
 )
-def test_non_arithmetic_size_drops_sample(size: str, says: str) -> None:
+def test_non_arithmetic_size_drops_sample(size: str, message: str) -> None:
     found, [left_out] = proposed(QUILL.replace("buf[STEP, 48];", f"buf[{size}];"))
-    assert found == [] and re.search(says, left_out.reason), left_out.reason
+    assert found == [] and re.search(message, left_out.reason), left_out.reason
     assert left_out.section == ("Q1", "Blend") and len(left_out.reason) < 200
 
 
@@ -231,16 +233,16 @@ def test_sizes_over_several_lines_are_read_and_unclosed_ones_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("more(", "@{more}(", "stands for sizes"),
         ("float y", "float x", "two arguments of its kernel are called x"),
         ("STEP", "x_0", "two sizes or constants of it would be called x_0"),
     ],
 )
-def test_indistinguishable_template_parts_drop_sample(old: str, new: str, says: str) -> None:
+def test_indistinguishable_template_parts_drop_sample(old: str, new: str, message: str) -> None:
     _, [left_out] = proposed(QUILL.replace(old, new))
-    assert says in left_out.reason
+    assert message in left_out.reason
 
 
 SCRAPS = st.sampled_from(
@@ -292,7 +294,7 @@ def test_thirty_kinds_of_array_are_summed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         (QUILL.replace("take(", "take(" + "a " * 3000), "words and marks"),
         (QUILL.replace("[128, 48],", f"[{'128, ' * 70}48],", 1), "sizes of arguments"),
@@ -304,9 +306,9 @@ def test_thirty_kinds_of_array_are_summed() -> None:
         (QUILL + " " * MAX_SAMPLE, f"longer than {MAX_SAMPLE}"),
     ],
 )
-def test_sample_of_too_many_parts_is_dropped(code: str, says: str) -> None:
+def test_sample_of_too_many_parts_is_dropped(code: str, message: str) -> None:
     found, [left_out] = proposed(code)
-    assert found == [] and re.search(says, left_out.reason), left_out.reason
+    assert found == [] and re.search(message, left_out.reason), left_out.reason
 
 
 def test_first_samples_of_a_manual_of_many_are_read() -> None:
@@ -394,8 +396,8 @@ def test_decision_survives_new_heading_of_equal_samples(
         decide_recipe(connection, first.id, "rejected")
     renamed = twice.replace("## Blend", "## Mixing two arrays")
     chip_store.ingest("q1.md", renamed, hardware=("q1",))
-    told = {recipe.section[-1]: (recipe.id, recipe.status) for recipe in listed(chip_store)}
-    assert told == {
+    reported = {recipe.section[-1]: (recipe.id, recipe.status) for recipe in listed(chip_store)}
+    assert reported == {
         "Mixing two arrays": (first.id, "rejected"),
         "Again": (second.id, "proposed"),
     }
@@ -417,10 +419,10 @@ def test_storing_many_samples_reads_manual_once(chip_store: Store) -> None:
         f"## Part {n}\n\n```quill\n{QUILL.replace('STEP 16', f'STEP {n}')}```\n\n"
         for n in range(8, 20)
     )
-    asked: list[str] = []
+    statements: list[str] = []
 
     def watch(_conn: object, _cursor: object, statement: str, *_: object) -> None:
-        asked.append(statement)
+        statements.append(statement)
 
     sa.event.listen(sa.Engine, "before_cursor_execute", watch)
     try:
@@ -430,7 +432,7 @@ def test_storing_many_samples_reads_manual_once(chip_store: Store) -> None:
     recipes = listed(chip_store)
     assert len(recipes) == 12 and all(recipe.passage_id for recipe in recipes)
     assert len({recipe.passage_id for recipe in recipes}) == 12
-    texts = [s for s in asked if "sections.path" in s and "passages.text" in s]
+    texts = [s for s in statements if "sections.path" in s and "passages.text" in s]
     assert len([s for s in texts if "embeddings" not in s]) == 1
 
 

@@ -29,7 +29,7 @@ def cards(text: str, name: str) -> dict[str, Card]:
     ],
 )
 def test_each_code_of_a_list_gives_card(entry: str, name: str) -> None:
-    listed = (entry.format(code=code, message=said, why=WHY) for code, said in CODES.items())
+    listed = (entry.format(code=code, message=output, why=WHY) for code, output in CODES.items())
     read = cards(f"Messages of the assembler\n\n{''.join(listed)}", name)
     assert {name for name, card in read.items() if card.kind == "error"} == set(CODES)
     for code, message in CODES.items():
@@ -38,7 +38,7 @@ def test_each_code_of_a_list_gives_card(entry: str, name: str) -> None:
 
 def test_labelled_remedy_is_stored_with_meaning() -> None:
     listed = (
-        f"{code}  {said}\n    Why.\n    Remedy: shrink it.\n\n" for code, said in CODES.items()
+        f"{code}  {output}\n    Why.\n    Remedy: shrink it.\n\n" for code, output in CODES.items()
     )
     read = cards("".join(listed), "errors.txt")
     assert read["K2E-0331"].meaning == "tag 31 out of range. Why."
@@ -46,7 +46,9 @@ def test_labelled_remedy_is_stored_with_meaning() -> None:
 
 
 def test_table_gives_message_and_remedy() -> None:
-    rows = "".join(f"| {code} | {said} | Use a smaller tag. |\n" for code, said in CODES.items())
+    rows = "".join(
+        f"| {code} | {output} | Use a smaller tag. |\n" for code, output in CODES.items()
+    )
     read = cards(f"# Errors\n\n| Code | Message | Remedy |\n|---|---|---|\n{rows}", "errors.md")
     assert read["K2E-0340"].meaning == "tag 40 out of range. Use a smaller tag."
 

@@ -35,7 +35,7 @@ def chroma(store: Store) -> Iterator[ChromaIndex]:
 
 @pytest.mark.embedded
 def test_deleted_text_is_in_no_file(store: Store, chroma: ChromaIndex) -> None:
-    kept = store.ingest("kept.md", KEPT, hardware=("h100",))
+    stored = store.ingest("kept.md", KEPT, hardware=("h100",))
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     store.ingest("manual.md", f"{MANUAL}\nA second {WORD} version.\n", hardware=("h100",))
     chroma.open_or_rebuild()
@@ -47,7 +47,7 @@ def test_deleted_text_is_in_no_file(store: Store, chroma: ChromaIndex) -> None:
     assert erase_deleted(store.catalog, store.blobs)
     assert files_with(store.data_dir, WORD) == []
     assert store.by_words(WORD, "h100") == []
-    assert [p.document_id for p in store.by_words("quince", "h100")] == [kept.document_id]
+    assert [p.document_id for p in store.by_words("quince", "h100")] == [stored.document_id]
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, store.embedder.fingerprint) == (1, 1)
     assert store.rows("embeddings") == 1  # a text can be guessed from its vector

@@ -124,7 +124,7 @@ def test_run_has_one_kernel_per_operator(store: Store) -> None:
     add(store, replace(KERNEL, run_id="run_2"))
     mine = [k for k in kernels(store, "h100") if k.run_id == "run_1"]
     assert {k.id for k in mine} == {faster, other}
-    [kept] = [k for k in mine if k.id == faster]
-    assert (kept.status, kept.evidence, kept.document_id) == ("right", "800 cycles", None)
-    assert kept.hardware == ("h100",) and kept.document_title == "" and kept.path == ()
+    [stored] = [k for k in mine if k.id == faster]
+    assert (stored.status, stored.evidence, stored.document_id) == ("right", "800 cycles", None)
+    assert stored.hardware == ("h100",) and stored.document_title == "" and stored.path == ()
     assert kernels(store, "mi300x") == []

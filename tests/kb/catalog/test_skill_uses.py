@@ -67,11 +67,11 @@ def test_use_counts_once_its_effect_is_known(catalog: Catalog) -> None:
             record_uses(connection, [NewUse(shown, "widen-loads", "used", helped, 1.3)])
         skill = get_skill(connection, "widen-loads")
         used = uses_of(connection, skill.id, role="used")
-        told = uses_of(connection, skill.id)
+        uses = uses_of(connection, skill.id)
     assert (skill.trials, skill.wins) == (2, 1) and skill.last_used_at is not None
     assert [use.helped for use in used] == [1, 0, None]
-    assert [use.role for use in told] == ["shown", "used", "used", "used"]
-    assert told[0].situation == {
+    assert [use.role for use in uses] == ["shown", "used", "used", "used"]
+    assert uses[0].situation == {
         "op": "softmax",
         "op_family": "softmax",
         "dtype": "float32",
@@ -81,7 +81,7 @@ def test_use_counts_once_its_effect_is_known(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "helped"),
+    ("outcome", "helped"),
     [
         ({"correct": True, "speedup": 1.5}, 1),
         ({"correct": True, "speedup": 1.5, "baseline_speedup": 1.6}, 0),
@@ -94,12 +94,12 @@ def test_use_counts_once_its_effect_is_known(catalog: Catalog) -> None:
     ],
 )
 def test_use_helped_if_correct_and_faster_than_before(
-    catalog: Catalog, told: dict[str, float | bool | None], helped: int | None
+    catalog: Catalog, outcome: dict[str, float | bool | None], helped: int | None
 ) -> None:
     with catalog.write() as connection:
         put(connection, DRAFT, named("tile"))
     shown = retrieval(catalog, shown=["widen-loads", "tile"])
-    Journal(catalog).report(shown, used=["widen-loads", "psg_1"], **told)  # type: ignore[arg-type]
+    Journal(catalog).report(shown, used=["widen-loads", "psg_1"], **outcome)  # type: ignore[arg-type]
     with catalog.read() as connection:
         for name, expected in (("widen-loads", [helped]), ("tile", [])):
             skill = get_skill(connection, name)

@@ -64,9 +64,14 @@ def test_deleted_document_removes_its_accepted_facts(orbis: Store) -> None:
     assert files_with(orbis.data_dir, "yzzavon")
     gone = orbis.documents.delete(document)
     assert (gone.removed, gone.accepted, gone.stated_elsewhere) == (3, 3, 0)
-    [kept] = orbis.registry.facts("orbis-3")  # entered by a person, without a source
-    assert (kept.value, kept.actor, kept.cell, kept.document_id) == (8.1e11, "ana", None, None)
-    assert kept.title == "corrected by a person; the document was deleted" and not kept.locator
+    [stored] = orbis.registry.facts("orbis-3")  # entered by a person, without a source
+    assert (stored.value, stored.actor, stored.cell, stored.document_id) == (
+        8.1e11,
+        "ana",
+        None,
+        None,
+    )
+    assert stored.title == "corrected by a person; the document was deleted" and not stored.locator
     assert list(orbis.registry.effective_facts("orbis-3")) == ["memory_bandwidth"]
     assert erase_deleted(orbis.catalog, orbis.blobs)
     assert files_with(orbis.data_dir, "yzzavon") == []

@@ -176,7 +176,7 @@ def test_custom_fact_keys_are_accepted_and_misspelt_ones_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("toolchain", "path", "says"),
+    ("toolchain", "path", "expected"),
     [
         ({"run": "sim {outptu} {input}"}, "toolchains.c.run", "unknown placeholder {outptu}"),
         ({"run": "sim {output.x} {input}"}, "toolchains.c.run", "unknown placeholder"),
@@ -194,9 +194,9 @@ def test_custom_fact_keys_are_accepted_and_misspelt_ones_refused() -> None:
         ({"builtin": "x", "suffix": "cu"}, "toolchains.c.suffix", "suffix"),
     ],
 )
-def test_command_templates_are_checked(toolchain: dict[str, Any], path: str, says: str) -> None:
+def test_command_templates_are_checked(toolchain: dict[str, Any], path: str, expected: str) -> None:
     found = problems(base(toolchains={"c": toolchain}))
-    assert says in found[path].message
+    assert expected in found[path].message
 
 
 def test_toolchain_needs_listed_language() -> None:

@@ -190,9 +190,9 @@ def test_unresponsive_server_costs_one_timeout(
     proxy.set(mode)  # type: ignore[arg-type]
     assert texts(filled, near) == texts(filled)  # from the catalog's vectors
     assert near.away is not None
-    asked = proxy.connections
+    requested = proxy.connections
     assert texts(filled, near) == texts(filled)
-    assert proxy.connections == asked  # not queried again until it has caught up
+    assert proxy.connections == requested  # not queried again until it has caught up
     with pytest.raises(StoreAway):
         near.catch_up()
     proxy.set("pass")

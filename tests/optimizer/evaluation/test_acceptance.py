@@ -34,7 +34,7 @@ from optimizer.evaluation.acceptance.records import (
 )
 from optimizer.evaluation.acceptance.tool import ProbedTool, host_of, kind_of
 from optimizer.evaluation.toolchains.base import EvaluationTarget
-from optimizer.search.runs.acceptance import FLOATS, WHOLE, problem_source
+from optimizer.search.runs.acceptance import PROBLEMS, SIZES, problem_source
 from tests.places import ROOT
 
 EXAMPLE = ROOT / "examples" / "assembly_chip"
@@ -146,9 +146,9 @@ def test_exactly_planted_faults_are_found(tmp_path: Path) -> None:
         # A truncated table: without the last two rows of the summary of vector arithmetic.
         rows = re.search(r"Vector arithmetic: summary\n(?:   [^\n]*\n|\n)+", docs[text])
         assert rows is not None
-        kept = rows[0].split("   * - ")
-        cut.extend(re.findall(r"``([^\s`]+)", "".join(kept[-2:])))
-        docs[text] = docs[text].replace(rows[0], "   * - ".join(kept[:-2]) + "\n")
+        stored = rows[0].split("   * - ")
+        cut.extend(re.findall(r"``([^\s`]+)", "".join(stored[-2:])))
+        docs[text] = docs[text].replace(rows[0], "   * - ".join(stored[:-2]) + "\n")
 
     _, found = _findings(tmp_path / "again", seed, plant)
     faults = _faults(found)
@@ -184,12 +184,13 @@ def test_page_lists_faults_by_section_and_kernels_of_models() -> None:
     assert "Right at the first attempt: 0 of 1; within the attempts: 1 of 1." in page
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_problems_for_models_compute(whole: bool) -> None:
-    for name, shapes, expression in FLOATS:
-        if whole and name not in WHOLE:
-            continue
+@pytest.mark.parametrize("dtype", ["float32", "int16", "uint8"])
+def test_problems_for_models_compute(dtype: str) -> None:
+    for name in PROBLEMS:
         module: dict[str, Any] = {}
-        exec(problem_source(shapes, expression, whole), module)
-        output = module["Model"]()(*module["get_inputs"]())
-        assert output.isfinite().all() and output.dtype.is_floating_point != whole
+        exec(problem_source(name, dtype, SIZES), module)
+        inputs = module["get_inputs"]()
+        output = module["Model"]()(*inputs)
+        assert {str(x.dtype) for x in inputs} == {f"torch.{dtype}"}
+        assert output.isfinite().all() and output.unique().numel() > 20
+        assert output.dtype.is_floating_point == dtype.startswith("float")

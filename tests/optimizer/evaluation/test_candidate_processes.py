@@ -248,8 +248,8 @@ def test_mark_ends_with_its_process(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     mark = DeviceLock("cpu", tmp_path).departing()
     other = DeviceLock("cpu", tmp_path)
-    with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(other.alone)
+    with ThreadPoolExecutor(1) as nearby:
+        waiting = nearby.submit(other.alone)
         with pytest.raises(TimeoutError):
             waiting.result(0.2)
         mark.close()

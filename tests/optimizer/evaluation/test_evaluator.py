@@ -107,7 +107,7 @@ def test_reference_is_correct(evaluator: Evaluator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "validity", "told"),
+    ("old", "new", "validity", "reported"),
     [
         ("1.5f", "1.4f", "incorrect", "off by"),
         ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed", "SIGSEGV"),
@@ -119,16 +119,16 @@ def test_reference_is_correct(evaluator: Evaluator) -> None:
     ],
 )
 def test_verdict_of_a_bad_kernel(
-    evaluator: Evaluator, old: str, new: str, validity: str, told: str
+    evaluator: Evaluator, old: str, new: str, validity: str, reported: str
 ) -> None:
     found = verdict(evaluator, cpp(KERNEL.replace(old, new, 1)))
     assert found.validity == validity, found
-    assert told in found.message
+    assert reported in found.message
     assert found.speedup is None and found.timing == "none"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "validity", "told"),
+    ("old", "new", "validity", "reported"),
     [
         ("torch.relu(", "torch.nonsense(", "crashed", "nonsense"),
         ("self.bias)", "self.bias).double()", "incorrect", "float64"),
@@ -140,11 +140,11 @@ def test_verdict_of_a_bad_kernel(
     ],
 )
 def test_verdict_of_a_bad_module(
-    evaluator: Evaluator, old: str, new: str, validity: str, told: str
+    evaluator: Evaluator, old: str, new: str, validity: str, reported: str
 ) -> None:
     found = verdict(evaluator, model(MODEL_NEW.replace(old, new, 1)))
     assert found.validity == validity, found
-    assert told in found.message, found.message
+    assert reported in found.message, found.message
 
 
 def test_cached_results_are_incorrect(evaluator: Evaluator) -> None:
@@ -220,12 +220,12 @@ def test_key_depends_on_timed_processor(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = Bundle({"model.py": MODEL_NEW}, "model.py", "torch", "ModelNew")
-    asked = (bundle, TorchPython(), evaluator.problem.cases)
-    here = evaluator.key(*asked)
-    assert evaluator.key(*asked) == here
+    requested = (bundle, TorchPython(), evaluator.problem.cases)
+    here = evaluator.key(*requested)
+    assert evaluator.key(*requested) == here
     monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 26 2")
-    assert evaluator.key(*asked) != here
+    assert evaluator.key(*requested) != here
     monkeypatch.setattr(evaluator, "device", "cuda")
-    elsewhere = evaluator.key(*asked)
+    elsewhere = evaluator.key(*requested)
     monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 25 17")
-    assert evaluator.key(*asked) == elsewhere  # the host of a GPU is not timed
+    assert evaluator.key(*requested) == elsewhere  # the host of a GPU is not timed

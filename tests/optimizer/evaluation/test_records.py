@@ -14,8 +14,8 @@ UNTIMED = CaseTiming(
 
 
 def test_rough_ratio_has_two_digits_and_label() -> None:
-    said = "roughly 20x (not confirmed: the processors were busy)"
-    assert rough_ratio([UNTIMED]) == rough_ratio([asdict(UNTIMED)]) == said
+    message = "roughly 20x (not confirmed: the processors were busy)"
+    assert rough_ratio([UNTIMED]) == rough_ratio([asdict(UNTIMED)]) == message
     twice = replace(UNTIMED, rough_us=24594.467 / 5)
     assert rough_ratio([UNTIMED, twice]).startswith("roughly 10x")
     assert rough_ratio([CaseTiming("declared", "repeat", reason=NOISY)]) == ""

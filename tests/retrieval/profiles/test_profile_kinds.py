@@ -73,8 +73,8 @@ def test_profile_without_counters_is_refused(text: str, kind: str) -> None:
 
 def test_given_metrics_take_precedence_and_unknown_counters_are_counted() -> None:
     name = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
-    asked = RetrieveRequest(profile=NCU, metrics={"other": 1.0})
-    request, read = with_known_counters(asked)
+    requested = RetrieveRequest(profile=NCU, metrics={"other": 1.0})
+    request, read = with_known_counters(requested)
     assert request.metrics == {name: 20.5, "other": 1.0} and request.profile is None
     assert read is not None
     assert (read.kind, read.kernel, read.metrics, read.unread) == ("ncu", "k", {name: 20.5}, 1)

@@ -116,8 +116,8 @@ def test_restricted_caller_reads_no_sections_of_another_chip(
     assert snapshot.unknown_ids([*unknown, comet], ALL_ACCESS) == []
     assert snapshot.languages_of("h100", access) == ()
     for hardware in (("h100",), ("mi300x",)):
-        asked = ScopeFilter(hardware, access_scope=access)
-        assert not [d for d in snapshot.documents_about(hardware, asked) if d.id == orbit]
+        request = ScopeFilter(hardware, access_scope=access)
+        assert not [d for d in snapshot.documents_about(hardware, request) if d.id == orbit]
 
 
 def test_only_current_version_is_read(module_store: Store) -> None:

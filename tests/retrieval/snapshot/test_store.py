@@ -74,7 +74,7 @@ def documents(snapshot: Snapshot) -> list[Any]:
     return list(snapshot.documents.values())
 
 
-def anew(store: Store) -> Snapshot:
+def full_snapshot(store: Store) -> Snapshot:
     """A snapshot made from the catalog alone."""
     return SnapshotStore(store.catalog, store.embedder.fingerprint).rebuild()
 
@@ -86,22 +86,22 @@ def test_incremental_snapshot_equals_full_one(
     snapshots = store.snapshots
     one = store.ingest("one.md", manual("zephyrite"), hardware=("h100",))
     store.ingest("two.md", manual("quillon", "Orbit"), hardware=("mi300x",))
-    kept = snapshots.current()
+    stored = snapshots.current()
     for round_ in range(6):
         store.ingest(f"more-{round_}.md", manual(f"word{round_}", f"Chip {round_}"))
-        assert contents(snapshots.current()) == contents(anew(store))
+        assert contents(snapshots.current()) == contents(full_snapshot(store))
     store.ingest("one.md", manual("quillon"), hardware=("h100",))
     passage = store.passages_of(one.document_id)[0]
     patch = Patch(text="Corrected: the zephyrite.", hardware=("a100",))
     passages.correct(store.catalog, passage.id, patch, "ann")
     store.worker().drain()
-    assert contents(snapshots.current()) == contents(anew(store))
+    assert contents(snapshots.current()) == contents(full_snapshot(store))
     store.documents.delete(one.document_id)
-    assert contents(snapshots.current()) == contents(anew(store))
+    assert contents(snapshots.current()) == contents(full_snapshot(store))
     assert len(snapshots.current().segments) < 8
     # A reader continues with its first snapshot.
-    assert one.document_id in kept.documents
-    assert any("zephyrite" in p.text for p in kept.load(range(10_000)).values())
+    assert one.document_id in stored.documents
+    assert any("zephyrite" in p.text for p in stored.load(range(10_000)).values())
 
 
 def test_rare_word_finds_its_document_without_vectors(store: Store) -> None:

@@ -90,10 +90,10 @@ def test_search_in_some_runs_equals_search_in_all() -> None:
 def test_merged_index_equals_index_of_remaining_rows() -> None:
     rows = drawn_rows(90, seed=5)
     parts = [index_words("passage", rows[:40], WEIGHT), index_words("passage", rows[40:], WEIGHT)]
-    kept = [np.array([0, 2, 39]), np.array([1, 49])]
+    stored = [np.array([0, 2, 39]), np.array([1, 49])]
     left = [rows[0], rows[2], rows[39], rows[41], rows[89]]
     order = [4, 1, 0, 2, 3]  # the segment of each row
-    merged = merge_words("passage", list(zip(parts, kept, strict=True)), np.array(order))
+    merged = merge_words("passage", list(zip(parts, stored, strict=True)), np.array(order))
     placed = [left[order.index(n)] for n in range(5)]
     anew = index_words("passage", placed, WEIGHT)
     assert merged.keys() == anew.keys()

@@ -24,8 +24,8 @@ PYTHON = 'def f(x):\n    """Say."""\n    # why\n    return x + 1  # add\n'
 def test_comments_are_removed_and_strings_are_not() -> None:
     assert "add" not in code(CPP, python=False) and '"//kept"' in code(CPP, python=False)
     assert " ".join(without_comments(PYTHON, python=True).split()) == "def f(x): return x + 1"
-    kept = 'source = """\n__global__ void k() {}  // inside\n"""\ncall(\n    """text"""\n)\n'
-    assert without_comments(kept, python=True) == kept
+    remaining = 'source = """\n__global__ void k() {}  // inside\n"""\ncall(\n    """text"""\n)\n'
+    assert without_comments(remaining, python=True) == remaining
 
 
 @pytest.mark.parametrize("seed", SEEDS)

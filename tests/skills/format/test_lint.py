@@ -84,7 +84,7 @@ def test_instructions_to_reader_are_found_in_prose_and_code(text: str) -> None:
     assert "instruction" in kinds(text)
     assert "instruction" in kinds(f'```c\nconst char *s = "{text}";\n```')
     assert sentences(f"Tile the rows. {text}")[:1] == ("Tile the rows.",)
-    assert not any(unsafe("told", kept) for kept in sentences(f"Tile the rows.\n{text}"))
+    assert not any(unsafe("told", stored) for stored in sentences(f"Tile the rows.\n{text}"))
 
 
 @pytest.mark.parametrize(

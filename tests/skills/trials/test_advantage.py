@@ -51,16 +51,16 @@ def test_faster_search_for_same_kernel_has_advantage() -> None:
 
 
 def test_time_with_equal_standings_is_not_measured() -> None:
-    asked: list[int] = []
+    measured_nodes: list[int] = []
 
     def counted(node: Node) -> Interval | None:
-        asked.append(node.number)
+        measured_nodes.append(node.number)
         return measured(node)
 
     ahead = advantage(standings(walk(2, 4), 2), standings(walk(2, 2), 2), counted)
-    assert len(asked) == 2  # the better kernel and the one that it replaced
+    assert len(measured_nodes) == 2  # the better kernel and the one that it replaced
     again = advantage(standings(walk(2, 4), 2), standings(walk(2, 4), 2), counted)
-    assert len(asked) == 2
+    assert len(measured_nodes) == 2
     assert ahead.over is not None and ahead.over.value == pytest.approx(math.sqrt(2.0))
     assert again.over == again.end == Interval(1.0, 1.0, 1.0, 1)
 

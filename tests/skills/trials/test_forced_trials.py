@@ -70,12 +70,12 @@ class KnownBench:
         )  # fmt: skip
 
 
-def known(speed: Speed, kept: list[KnownBench] | None = None) -> Any:
+def known(speed: Speed, stored: list[KnownBench] | None = None) -> Any:
     @contextmanager
     def bench(problem: Problem) -> Iterator[KnownBench]:
         made = KnownBench(problem, speed)
-        if kept is not None:
-            kept.append(made)
+        if stored is not None:
+            stored.append(made)
         yield made
 
     return bench

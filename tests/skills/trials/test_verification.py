@@ -115,10 +115,10 @@ def test_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path: 
     assert done.state == "active" and json.dumps(asdict(done))
     with catalog.read() as connection:
         row = get_skill(connection, name)
-        kept = evidence_of(connection, row.id)
+        stored = evidence_of(connection, row.id)
         events = events_of(connection, row.id)
     assert row.state == "active"
-    assert [(e.kind, e.case_id, e.speedup) for e in kept] == [
+    assert [(e.kind, e.case_id, e.speedup) for e in stored] == [
         ("ablation", "main", 1.0),
         ("ablation", "odd", None),
         ("ablation", "main", 1.5),

@@ -91,8 +91,8 @@ def test_reduction_has_read_ceiling_and_copy_that_of_copies() -> None:
 
 
 def test_new_memory_of_a_large_output_adds_to_floor() -> None:
-    kept = points((1, 136.5), (32, 57.0))
-    both = replace(SEEN, clone=(*kept, *points((128, 7.1))))
+    remaining = points((1, 136.5), (32, 57.0))
+    both = replace(SEEN, clone=(*remaining, *points((128, 7.1))))
     half = 64 * MIB
     assert both.stream_seconds(half, half) == pytest.approx(2 * half / 7.1e9)
     # A reduction writes very little, and small arrays are reused.

@@ -39,19 +39,19 @@ def test_caches_are_read_from_sysfs(tmp_path: Path) -> None:
 
 def test_cpu_has_caches_and_vector_width() -> None:
     caches = {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20}
-    told = DeviceIdentity(
+    reported = DeviceIdentity(
         "i", "cpu", "a cpu", "u", None, None, flags=("avx", "avx2", "avx512f"), caches=caches
     )
-    assert facts_of(told) == {
+    assert facts_of(reported) == {
         "l1_size": 48 << 10,
         "l2_size": 1 << 20,
         "l3_size": 32 << 20,
         "vector_bits": 512,
         "vector_load_max": 64,
     }
-    assert facts_of(replace(told, flags=("avx", "avx2"), caches={}))["vector_bits"] == 256
-    assert facts_of(replace(told, kind="cuda")) == {}
-    assert flush_bytes_of(facts_of(told)) == 64 << 20  # not twice the second level of one core
+    assert facts_of(replace(reported, flags=("avx", "avx2"), caches={}))["vector_bits"] == 256
+    assert facts_of(replace(reported, kind="cuda")) == {}
+    assert flush_bytes_of(facts_of(reported)) == 64 << 20  # not twice the second level of one core
     assert flush_bytes_of({"l2_size": 50 << 20}) == 100 << 20 and flush_bytes_of({}) == 256 << 20
 
 

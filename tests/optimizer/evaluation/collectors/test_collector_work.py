@@ -72,16 +72,16 @@ def test_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> None:
 
 
 def test_stream_is_limited_by_bytes() -> None:
-    told = achieved(COPY, 0.06, DEVICE)
-    assert told.floor_seconds == pytest.approx(GIB / 20e9)
-    assert told.bandwidth_pct == pytest.approx(89.5, abs=0.1) == told.roofline_pct
-    assert told.flops_pct is None or told.flops_pct == 0
+    reported = achieved(COPY, 0.06, DEVICE)
+    assert reported.floor_seconds == pytest.approx(GIB / 20e9)
+    assert reported.bandwidth_pct == pytest.approx(89.5, abs=0.1) == reported.roofline_pct
+    assert reported.flops_pct is None or reported.flops_pct == 0
 
 
 def test_product_is_limited_by_flops_of_its_dtype() -> None:
     work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
-    told = achieved(work, 0.01, DEVICE)
-    assert told.flops_pct == pytest.approx(71.6, abs=0.1) == told.roofline_pct
+    reported = achieved(work, 0.01, DEVICE)
+    assert reported.flops_pct == pytest.approx(71.6, abs=0.1) == reported.roofline_pct
     relaxed = achieved(replace(work, relaxed=True), 0.01, DEVICE)
     assert relaxed.flops_pct == pytest.approx(10.7, abs=0.1)
     assert achieved(replace(work, dtype="int8"), 0.01, DEVICE).flops_pct is None

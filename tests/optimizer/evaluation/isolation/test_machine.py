@@ -93,14 +93,14 @@ def test_only_calling_thread_is_own() -> None:
         pass
     own = time.thread_time_ns() - own
     alone = others.since(then, ELSEWHERE, ALL)
-    beside = threading.Thread(target=work)
+    nearby = threading.Thread(target=work)
     then, process, thread = others.now(), time.process_time_ns(), time.thread_time_ns()
-    beside.start()
+    nearby.start()
     time.sleep(0.3)
     with_thread = others.since(then, ELSEWHERE, ALL)
     theirs = (time.process_time_ns() - process) - (time.thread_time_ns() - thread)
     stop.set()
-    beside.join()
+    nearby.join()
     assert alone is not None and with_thread is not None and own > 0
     assert with_thread > 0.5 * theirs
 
@@ -146,24 +146,24 @@ def test_short_period_has_no_result() -> None:
 def test_busy_machine_is_reported() -> None:
     others = [subprocess.Popen(SPIN) for _ in range(2 * usable_processors())]
     try:
-        said = too_busy(usable_processors())
+        message = too_busy(usable_processors())
     finally:
         for other in others:
             other.kill()
             other.wait()
-    assert "most get no figure" in said and "begins with the correct candidates" in said
-    assert any(f"({other.pid}): " in said for other in others) and "--wait" in said
+    assert "most get no figure" in message and "begins with the correct candidates" in message
+    assert any(f"({other.pid}): " in message for other in others) and "--wait" in message
 
 
 def test_wait_until_other_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "WAIT_SECONDS", 0.05)
-    said: list[str] = []
+    messages: list[str] = []
     work = iter(["python (7): 1.9", "python (7): 1.9", ""])
     monkeypatch.setattr(machine, "too_busy", lambda threads: next(work))
-    assert wait_until_quiet(2, 30.0, said.append)
-    assert len(said) == 1 and "at most 1 minutes: python (7)" in said[0]
+    assert wait_until_quiet(2, 30.0, messages.append)
+    assert len(messages) == 1 and "at most 1 minutes: python (7)" in messages[0]
     monkeypatch.setattr(machine, "too_busy", lambda threads: "always")
-    assert not wait_until_quiet(2, 0.1, said.append)
+    assert not wait_until_quiet(2, 0.1, messages.append)
 
 
 def test_idle_machine_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,4 +75,6 @@ def test_search_reports_invalid_problem_first(tmp_path: Path) -> None:
     good = distrust(load_problem(_file(tmp_path, "self.eval()", "self.bn(x)")))
     assert good == []
     zeros = distrust(load_problem(_file(tmp_path, "self.eval()", "self.bn(x) * 0")))
-    assert any("cannot be trusted" in said and "the same everywhere" in said for said in zeros)
+    assert any(
+        "cannot be trusted" in output and "the same everywhere" in output for output in zeros
+    )

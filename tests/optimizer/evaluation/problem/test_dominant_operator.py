@@ -62,6 +62,9 @@ def view_of(folder: Path, forward: str, inputs: str, inner: str = "None") -> Pro
         pytest.param(
             "return torch.logcumsumexp(x, 1).cummax(1).values", ROWS, "scan", "", id="scans"
         ),
+        pytest.param(
+            "return x * 2 + torch.maximum(x, x.sin())", ROWS, "elementwise", "", id="two of each"
+        ),
         pytest.param("return x.erfinv()", ROWS, "unknown", "elementwise", id="nothing known"),
         pytest.param(
             "return x.square().median(1).values",

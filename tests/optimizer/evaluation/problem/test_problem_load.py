@@ -85,13 +85,13 @@ def replaceable(case: OpenCase) -> tuple[bool, ...]:
 def test_inputs_are_drawn_once_per_seed_and_copied(write: Write) -> None:
     case = OpenCase(*_with_case(write(COUNTED)))
     first = case.inputs(0)[0]
-    kept = first.clone()
+    stored = first.clone()
     case.reference([first], {})
     first.zero_()
     assert case.signature.of("input")[0].shape == (4, 8) and case.flops == 0
-    assert torch.equal(case.inputs(0)[0], kept)
+    assert torch.equal(case.inputs(0)[0], stored)
     assert len(case._module.drawn) == 1
-    assert not torch.equal(case.inputs(1)[0], kept)
+    assert not torch.equal(case.inputs(1)[0], stored)
     assert len(case._module.drawn) == 2
 
 
@@ -109,8 +109,8 @@ def test_single_file_is_a_problem_with_its_shape(write: Write) -> None:
 
 def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
     case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
-    told = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
-    assert told == [
+    reported = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
+    assert reported == [
         ("x", "input", "float32", (6, 40)),
         ("times", "input", "int64", ()),
         ("bias", "parameter", "float32", (40,)),
@@ -410,6 +410,19 @@ def test_length_and_flops_follow_from_operators(write: Write) -> None:
     assert case.flops == 2 * 3 * 70 * 5
     assert case.reduction_length() == 70
     assert case.signature.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
+
+
+@pytest.mark.parametrize("call", ["torch.cumsum(x, -1)", "x.cumsum(dim=1) + 1", "x.t().cumsum(0)"])
+def test_scan_has_as_many_terms_as_it_is_long(write: Write, call: str) -> None:
+    path = write(f"""
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return {call}
+        def get_inputs():
+            return [torch.randn(9, 70)]
+    """)
+    assert OpenCase(load_problem(path), Case("declared")).reduction_length() == 70
 
 
 def test_unknown_name_has_nearest() -> None:

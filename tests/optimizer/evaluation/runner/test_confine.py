@@ -56,8 +56,8 @@ def test_channels_between_processes_are_refused(lines: list[str]) -> None:
 
 def test_files_are_copied_with_metadata(lines: list[str], tmp_path: Path) -> None:
     assert lines and (tmp_path / "copied").read_text() == "text"
-    kept = (tmp_path / "kept").stat()
-    assert kept.st_mode & 0o777 == 0o600 and kept.st_mtime > 1
+    stored = (tmp_path / "kept").stat()
+    assert stored.st_mode & 0o777 == 0o600 and stored.st_mtime > 1
 
 
 def test_touched_files_are_created(lines: list[str], tmp_path: Path) -> None:

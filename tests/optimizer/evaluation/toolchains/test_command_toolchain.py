@@ -313,8 +313,8 @@ def test_templates_keep_words_with_spaces_and_set_environment(
     workdir = tmp_path / "with space"
     made = compiled(CommandToolchain("toy", template), GOOD, workdir)
     assert made.ok, made.log
-    told = (workdir / "program.out").read_text()
-    assert told == repr((["a b t1", "{x}", "toy"], f"--dir={workdir} t1"))
+    reported = (workdir / "program.out").read_text()
+    assert reported == repr((["a b t1", "{x}", "toy"], f"--dir={workdir} t1"))
 
 
 def test_missing_tools_are_reported_before_run(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_version_names_compiler_and_processor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "told"),
+    ("cpuinfo", "message"),
     [
         (
             "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n"
@@ -170,8 +170,8 @@ def test_version_names_compiler_and_processor() -> None:
         ("processor : 0\nhart : 2\n", ""),
     ],
 )  # fmt: skip
-def test_generations_of_one_processor_name_are_distinguished(cpuinfo: str, told: str) -> None:
-    assert signature(cpuinfo) == told
+def test_generations_of_one_processor_name_are_distinguished(cpuinfo: str, message: str) -> None:
+    assert signature(cpuinfo) == message
 
 
 def test_equal_candidates_are_compiled_once(tmp_path: Path) -> None:

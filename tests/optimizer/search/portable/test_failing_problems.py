@@ -107,15 +107,15 @@ def test_every_problem_ends_with_message(tmp_path: Path, capfd: pytest.CaptureFi
     folder, out = _session(tmp_path / "session", names), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--memory", "8"]) == 1
     printed = capfd.readouterr().out
-    told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
-    assert tuple(told) == names
+    reported = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
+    assert tuple(reported) == names
     for name in names:
         words = PROBLEMS[name][-1]
-        assert words in told[name] and len(told[name]) > 20, (name, told[name])
-        assert f"{name}: {told[name]}" in printed
+        assert words in reported[name] and len(reported[name]) > 20, (name, reported[name])
+        assert f"{name}: {reported[name]}" in printed
         row = json.loads((out / f"s1_{name}" / "run.json").read_text(encoding="utf-8"))
         assert (row["state"] == "failed") == (name in FAILING), (name, row["ended"])
-        assert "None" not in told[name] and "no gain" not in told[name], told[name]
+        assert "None" not in reported[name] and "no gain" not in reported[name], reported[name]
     assert "no such thing" in (out / f"raises{WHY_FAILED}").read_text(encoding="utf-8")
     assert (out / RESULTS).exists()
 
@@ -123,15 +123,15 @@ def test_every_problem_ends_with_message(tmp_path: Path, capfd: pytest.CaptureFi
 def test_hanging_problem_is_killed(tmp_path: Path) -> None:
     folder, out = _session(tmp_path / "session", ("hangs",)), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--deadline", "0.05"]) == 1
-    told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
-    assert PROBLEMS["hangs"][-1] in told["hangs"]
+    reported = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
+    assert PROBLEMS["hangs"][-1] in reported["hangs"]
 
 
 def test_problem_not_started_is_reported(tmp_path: Path) -> None:
     folder, out = _session(tmp_path / "session", ("ints", "dicts")), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--minutes", "0.0000001"]) == 0
-    told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
-    assert told == {"ints": NOT_BEGUN, "dicts": NOT_BEGUN}
+    reported = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
+    assert reported == {"ints": NOT_BEGUN, "dicts": NOT_BEGUN}
 
 
 def test_unknown_problem_name_is_an_error(

@@ -138,8 +138,8 @@ def test_correct_kernel_becomes_a_sample_of_its_chip(
     ran: tuple[FinishedRun, ModelServer], place: Place
 ) -> None:
     finished, _ = ran
-    kept = [s for s in list_samples(place.base.services, place.chip.id).samples if s.run_id]
-    [sample] = kept
+    remaining = [s for s in list_samples(place.base.services, place.chip.id).samples if s.run_id]
+    [sample] = remaining
     assert (sample.run_id, sample.status) == (finished.run.id, "right")
     assert sample.code.strip() == place.good.strip() and "vadd" in sample.symbols
     assert "cycles in the simulator" in sample.evidence
@@ -211,8 +211,8 @@ def test_command(
     assert kernlore("knowledge", "samples", "--hardware", chip, data=data).code == 0
     draft = tmp_path / "k.nv"
     draft.write_text(f"kernel k() {{\n  {SLIP} y, x;\n}}\n")
-    asked = ("--hardware", chip, "--task", "repair", "--draft", draft, "--exclude", "psg_1")
-    answer = kernlore("retrieve", *asked, "--json", data=data)
+    requested = ("--hardware", chip, "--task", "repair", "--draft", draft, "--exclude", "psg_1")
+    answer = kernlore("retrieve", *requested, "--json", data=data)
     assert answer.json["task"] == "repair" and answer.json["unknown_names"][0]["name"] == SLIP
 
     def script(body: dict[str, Any], number: int) -> Answered:

@@ -103,7 +103,7 @@ def bound(binding: Binding | RecipeMismatch) -> Binding:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"format": 2}, "this version reads format 1"),
         ({"template": "nowhere"}, "no file nowhere"),
@@ -116,10 +116,10 @@ def bound(binding: Binding | RecipeMismatch) -> Binding:
         ({"colour": 1}, "unknown key"),
     ],
 )
-def test_invalid_recipe_is_refused(changed: dict[str, Any], said: str) -> None:
+def test_invalid_recipe_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidKnowledge) as caught:
         recipe(**changed)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_recipe_fits_if_names_dimensions_and_traits_agree() -> None:

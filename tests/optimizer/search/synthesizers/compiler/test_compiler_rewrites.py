@@ -227,12 +227,12 @@ def follows(change: str) -> None:
     x = torch.randn(5, 8)
     before = models[1](x)
     for each in models:
-        kept = each.a
-        assert isinstance(kept, torch.Tensor)
+        stored = each.a
+        assert isinstance(stored, torch.Tensor)
         if "written" in change:
-            kept.mul_(2)
+            stored.mul_(2)
         else:
-            each.a = kept * 2
+            each.a = stored * 2
     after = models[1](x)
     assert torch.equal(after, models[0](x)) and not torch.equal(after, before)
 

@@ -69,7 +69,7 @@ def test_headers_have_separate_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (answer_text(), "put each in a code block under a line `File: NAME`"),
         (answer_text(f"File: kernel.cpp\n```cpp\n{CODE}"), "block of kernel.cpp is not closed"),
@@ -85,10 +85,10 @@ def test_headers_have_separate_blocks() -> None:
         (answer_text(block(""), block("")), "no file was found"),
     ],
 )
-def test_errors_in_files_are_reported(text: str, says: str) -> None:
+def test_errors_in_files_are_reported(text: str, message: str) -> None:
     with pytest.raises(BadAnswer) as caught:
         read(text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_broken_object_error_has_its_position() -> None:

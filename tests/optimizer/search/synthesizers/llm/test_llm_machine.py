@@ -78,8 +78,8 @@ def outside(text: str) -> str:
 
 def test_number_of_threads_and_processors_is_stated() -> None:
     text = prompt(context(hardware=cpu())).user
-    said = "processors that may be used: 4; a kernel runs with 3 threads"
-    assert said in block(text, "hardware")
+    message = "processors that may be used: 4; a kernel runs with 3 threads"
+    assert message in block(text, "hardware")
     assert "`omp_get_max_threads()` is 3 on this machine" in outside(text)
 
 
@@ -112,14 +112,14 @@ def test_facts_of_missing_units_are_omitted() -> None:
 
 
 def test_missing_units_are_stated_where_family_is_quoted() -> None:
-    told = replace(knowledge(), situation="AMX tiles are fast.", target="AVX-512 has masks.")
-    text = prompt(context(hardware=cpu(), knowledge=told)).user
+    reported = replace(knowledge(), situation="AMX tiles are fast.", target="AVX-512 has masks.")
+    text = prompt(context(hardware=cpu(), knowledge=reported)).user
     assert "it lacks, whatever else is said of its family: AVX-512, AVX-VNNI, AMX" in block(
         text, "hardware"
     )
     reminder = "This machine's processor lacks AVX-512, AVX-VNNI, AMX: what needs them"
     assert outside(text).count(reminder) == 2
-    whole = prompt(context(hardware=cpu(()), knowledge=told)).user
+    whole = prompt(context(hardware=cpu(()), knowledge=reported)).user
     assert "lacks, whatever" not in whole and "processor lacks" not in whole
 
 
@@ -137,10 +137,10 @@ def test_moves_to_missing_units_are_omitted() -> None:
         "mv_amx", "bring it to AMX", {"role": "layout"}, None, None, "AMX is idle", True
     )
     tile = knowledge().moves[0]
-    told = ShownKnowledge("r", moves=(to_amx, tile))
-    shown = prompt(context(hardware=cpu(), knowledge=told))
+    reported = ShownKnowledge("r", moves=(to_amx, tile))
+    shown = prompt(context(hardware=cpu(), knowledge=reported))
     assert shown.shown == {tile.id}
-    assert "mv_amx" in prompt(context(knowledge=told)).shown
+    assert "mv_amx" in prompt(context(knowledge=reported)).shown
 
 
 def test_move_is_limited_by_reported_value() -> None:
@@ -153,8 +153,8 @@ def test_move_is_limited_by_reported_value() -> None:
         "",
         True,
     )
-    told = ShownKnowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
-    shown = prompt(context(hardware=cpu(), knowledge=told)).user
+    reported = ShownKnowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
+    shown = prompt(context(hardware=cpu(), knowledge=reported)).user
     assert "limit: 256 (vector_bits)" in block(shown, "move")
 
 
@@ -163,10 +163,12 @@ def test_move_is_limited_by_reported_value() -> None:
 
 def test_disturbed_times_are_shown_as_rough() -> None:
     text = prompt(first(busy(1))).user
-    said = block(text, "earlier")
-    assert "result: correct, no figure yet: the processors were busy in 10 of 10 pairs" in said
-    assert "the fastest of calls that other work disturbed, an order of magnitude at best" in said
-    assert "case main about 810 us a call, the reference about 4100 us" in said
+    message = block(text, "earlier")
+    assert "result: correct, no figure yet: the processors were busy in 10 of 10 pairs" in message
+    assert (
+        "the fastest of calls that other work disturbed, an order of magnitude at best" in message
+    )
+    assert "case main about 810 us a call, the reference about 4100 us" in message
     as_parent = block(prompt(context(parent=busy(3))).user, "verdict")
     assert "not measured: " in as_parent and "about 810 us a call" in as_parent
 
@@ -209,9 +211,9 @@ def test_reference_is_not_called_only_kernel_after_others() -> None:
 
 
 def test_earlier_kernel_names_its_parent() -> None:
-    def made(node: Node, *beside: int) -> Node:
+    def made(node: Node, *nearby: int) -> Node:
         assert node.proposal is not None
-        return replace(node, proposal=replace(node.proposal, alternatives=beside))
+        return replace(node, proposal=replace(node.proposal, alternatives=nearby))
 
     text = block(prompt(first(made(busy(2), 1))).user, "earlier")
     assert text.startswith("node 2, written anew, with node 1 to go on from")

@@ -115,7 +115,7 @@ def test_python_is_triton_only_where_triton_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "expected"),
     [
         ({"files": {}}, "`files` must be"),
         ({"files": {"kernel.cpp": 3}}, "`files` must be"),
@@ -154,8 +154,8 @@ def test_python_is_triton_only_where_triton_is_used() -> None:
         ),
     ],
 )
-def test_non_candidate_is_refused(fields: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(BadAnswer, match=says):
+def test_non_candidate_is_refused(fields: Mapping[str, Any], expected: str) -> None:
+    with pytest.raises(BadAnswer, match=expected):
         read(answer_json(**fields))
 
 

@@ -401,7 +401,7 @@ def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Sh
 
 
 @pytest.mark.parametrize(
-    ("move", "kept"),
+    ("move", "stored"),
     [
         (narrowing("int8"), False),
         (narrowing("bf16"), False),
@@ -415,10 +415,10 @@ def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Sh
     ],
     ids=lambda strict: f"{strict.id}" if isinstance(strict, ShownMove) else "",
 )
-def test_move_forbidden_by_precision_is_not_shown(move: ShownMove, kept: bool) -> None:
+def test_move_forbidden_by_precision_is_not_shown(move: ShownMove, stored: bool) -> None:
     strict = replace(with_policy(precision="strict"), knowledge=ShownKnowledge(moves=(move,)))
     composed = prompt(strict)
-    assert (move.id in composed.user) is kept and (move.id in composed.shown) is kept
+    assert (move.id in composed.user) is stored and (move.id in composed.shown) is stored
     relaxed = prompt(
         replace(strict, problem=replace(strict.problem, policy={"precision": "relaxed"}))
     )

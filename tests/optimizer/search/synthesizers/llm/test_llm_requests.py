@@ -67,15 +67,15 @@ def test_sentences_do_not_contradict_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"),
+    ("outputs", "message"),
     [
         ("exact", "- output0 (float32): compared with the reference bit by bit"),
         ("exact, index", "- output1 (int64): indices, compared by the values of the input"),
     ],
 )
-def test_declared_properties_of_outputs_are_stated(outputs: str, said: str) -> None:
+def test_declared_properties_of_outputs_are_stated(outputs: str, message: str) -> None:
     dtypes = ("float32", "int64")[: outputs.count(",") + 1]
-    assert said in outside(prompt(with_outputs(*dtypes, outputs=outputs)).user)
+    assert message in outside(prompt(with_outputs(*dtypes, outputs=outputs)).user)
 
 
 def test_uncounted_operations_are_not_called_zero() -> None:
@@ -193,9 +193,9 @@ def test_kernels_dropped_by_budget_are_among_lessons() -> None:
     nodes = (busy(1), busy(2, rough=False))
     whole = first(*nodes)
     text = compose(whole, Fence(), budget=1, tools=False).user
-    said = block(text, "lessons")
-    assert "node 1: correct, no figure yet, roughly: case main about 810 us a call" in said
-    assert "node 2: correct, no figure yet, roughly: no time is known" in said
+    message = block(text, "lessons")
+    assert "node 1: correct, no figure yet, roughly: case main about 810 us a call" in message
+    assert "node 2: correct, no figure yet, roughly: no time is known" in message
 
 
 def test_lesson_has_time_registers_and_spills() -> None:
@@ -206,9 +206,9 @@ def test_lesson_has_time_registers_and_spills() -> None:
         for n in (1, 2)
     ]
     text = compose(first(*nodes), Fence(), budget=1, tools=False).user
-    said = block(text, "lessons")
-    assert "(38.46 us), 96 registers a thread, with spills: " in said
-    assert "(38.46 us): " in said and "(from node" not in said
+    message = block(text, "lessons")
+    assert "(38.46 us), 96 registers a thread, with spills: " in message
+    assert "(38.46 us): " in message and "(from node" not in message
     nodes[1] = replace(nodes[1], parent=1)
-    said = block(compose(first(*nodes), Fence(), budget=1, tools=False).user, "lessons")
-    assert "node 2 (from node 1): " in said
+    message = block(compose(first(*nodes), Fence(), budget=1, tools=False).user, "lessons")
+    assert "node 2 (from node 1): " in message

@@ -45,8 +45,8 @@ def toy(toolchain: ToolchainSpec | None = STATED, **changes: Any) -> ProposalCon
     )
 
 
-def prompt(asked: ProposalContext) -> ModelPrompt:
-    return compose(asked, Fence(), budget=6_000, tools=False)
+def prompt(request: ProposalContext) -> ModelPrompt:
+    return compose(request, Fence(), budget=6_000, tools=False)
 
 
 def test_interface_states_suffix_and_entry() -> None:
@@ -94,9 +94,9 @@ def test_later_kernel_keeps_entry_of_its_parent() -> None:
 
 
 def test_answer_gets_entry_and_name_of_toolchain() -> None:
-    asked = toy()
-    assert default_main("toyc", asked) == "kernel.toy" and "one .toy file" in rule(asked)
-    bundle = answer_from(ANSWER % ("kernel.toy", "kernel.toy"), asked, ()).bundle
+    request = toy()
+    assert default_main("toyc", request) == "kernel.toy" and "one .toy file" in rule(request)
+    bundle = answer_from(ANSWER % ("kernel.toy", "kernel.toy"), request, ()).bundle
     assert (bundle.entry, bundle.main) == ("main", "kernel.toy")
     with pytest.raises(BadAnswer, match=r"use \.toy"):
-        answer_from(ANSWER % ("kernel.txt", "kernel.txt"), asked, ())
+        answer_from(ANSWER % ("kernel.txt", "kernel.txt"), request, ())

@@ -81,12 +81,14 @@ def test_vectors_are_at_most_as_wide_as_the_processors(bits: float | None, width
 
 @pytest.mark.parametrize(("speed", "goes_on"), [(0.25, False), (0.9, True)])
 def test_hopeless_kernels_are_abandoned_after_one(speed: float, goes_on: bool) -> None:
-    said: list[str] = []
-    synthesizer = TracedSynthesizer(said.append)
+    messages: list[str] = []
+    synthesizer = TracedSynthesizer(messages.append)
     at = given("x * 2")
     first = synthesizer.propose(at)
     assert first is not None
     node = evaluated(1, first, speed)
     more = [synthesizer.propose(replace(at, parent=node, tried=[node])) for _ in range(2)]
     assert all(proposal is not None for proposal in more) == goes_on
-    assert [f"{speed}x of the reference" in line for line in said] == ([] if goes_on else [True])
+    assert [f"{speed}x of the reference" in line for line in messages] == (
+        [] if goes_on else [True]
+    )

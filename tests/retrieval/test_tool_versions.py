@@ -1,0 +1,111 @@
+"""Answers for the versions of a caller's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kb.answers import Answer
+from kb.catalog.knowledge.validities import CheckedValidity, record_checks
+from kb.validity import Validity
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.fixtures import Store
+
+pytestmark = pytest.mark.slow(seconds=5)
+
+MANUAL = """---
+sources:
+  - {title: "Triton 3.7.1 source", publisher: "Triton", locator: "dot", url: "", read: 2026-11-20}
+validity:
+  - {tool: triton, min: "3.8", section: "Contraction is opt-in", checked: read, date: 2026-11-29}
+  - {tool: triton, max: "3.5", section: "Old fusion", checked: ran, date: 2026-11-29}
+  - {tool: triton, min: "3.6", holds: false, section: "Old fusion", checked: ran, date: 2026-11-30}
+---
+# Fusion of multiply and add
+
+## Contraction is opt-in
+
+Contraction of multiply and add is off in tl.dot unless the launch asks for fusion.
+
+## Old fusion
+
+Contraction of multiply and add was on, and fusion of add cost nothing.
+
+## Costs of fusion
+
+Fusion of multiply and add saves instructions on any machine.
+"""
+
+
+@pytest.fixture(scope="module")
+def store(module_store: Store) -> Store:
+    module_store.ingest("manual.md", MANUAL, hardware=("h100",))
+    return module_store
+
+
+@pytest.fixture(scope="module")
+def retriever(store: Store) -> Iterator[Retriever]:
+    retriever = store.retriever()
+    yield retriever
+    retriever.close()
+
+
+def ask(retriever: Retriever, **given: Any) -> Answer:
+    request = {"query": "contraction of multiply and add, fusion", "hardware": "h100"}
+    return retriever.retrieve(RetrieveRequest(**{**request, **given}))
+
+
+def marks(answer: Answer) -> dict[str, str]:
+    return {e.section.rpartition(" > ")[2]: e.mark for e in answer.excerpts}
+
+
+def test_what_is_newer_is_marked_and_what_is_false_is_not_shown(retriever: Retriever) -> None:
+    answer = ask(retriever, versions={"triton": "3.6.0"})
+    assert answer.versions == {"triton": "3.6.0"}
+    assert marks(answer) == {
+        "Contraction is opt-in": "needs Triton 3.8; yours is 3.6.0",
+        "Costs of fusion": "",
+    }
+    assert 'versions="needs Triton 3.8; yours is 3.6.0"' in answer.context
+    assert "cost nothing" not in answer.context
+    old = ask(retriever, versions={"triton": "3.4"})
+    assert marks(old)["Old fusion"] == "" and "cost nothing" in old.context
+    new = ask(retriever, versions={"triton": "3.9"})
+    assert marks(new) == {"Contraction is opt-in": "", "Costs of fusion": ""}
+
+
+def test_a_log_states_versions_and_a_request_has_the_last_word(retriever: Retriever) -> None:
+    log = "triton==3.6.0\nerror: failed to compile\n"
+    assert ask(retriever, log=log).versions == {"triton": "3.6.0"}
+    assert ask(retriever, log=log, versions={"triton": "3.9"}).versions == {"triton": "3.9"}
+
+
+def test_without_versions_nothing_is_marked_or_left_out(retriever: Retriever) -> None:
+    answer = ask(retriever)
+    assert set(marks(answer).values()) == {""} and len(marks(answer)) == 3
+    assert answer.versions == {} and " versions=" not in answer.context
+    held = {e.section.rpartition(" > ")[2]: e.validity for e in answer.excerpts}
+    assert held["Contraction is opt-in"][0].min == "3.8"
+
+
+def test_what_a_check_refuted_is_shown_to_nobody_but_callers_with_other_versions(
+    store: Store, retriever: Retriever
+) -> None:
+    document = store.ingest("kernel.md", "# Kernel\n\n## A fusion\n\nFusion of add by hand.\n")
+
+    def checked(version: str, holds: bool) -> None:
+        validity = Validity("clang", version, version, "", "", "compiled", "2026-11-29", holds)
+        row = CheckedValidity(document.document_id, "Kernel", validity, "", document.document_id)
+        with store.catalog.write() as connection:
+            record_checks(connection, [row])
+
+    checked("18", True)
+    assert "Fusion of add by hand" in ask(retriever).context
+    checked("19", False)
+    assert "Fusion of add by hand" not in ask(retriever).context
+    assert "Fusion of add by hand" in ask(retriever, versions={"clang": "18.1"}).context
+    checked("19", True)
+    assert "Fusion of add by hand" in ask(retriever).context
