@@ -219,3 +219,13 @@ def test_manuals_say_what_the_built_in_probes_claim() -> None:
     assert sum(len(unit.probes) for unit in units) > 200
     for claim in claims:
         assert " ".join(claim.text.split()) in texts[claim.document, claim.section], claim
+
+
+def test_shipped_results_are_of_built_in_probes() -> None:
+    known = {probe.name for unit in read_library(LIBRARY) for probe in unit.probes}
+    runs = [probes.read_results(path) for path in sorted((LIBRARY / "results").glob("*.json"))]
+    assert {run.hardware for run in runs} >= {"h200", "x86-64", "riscv-v-256"}
+    for run in runs:
+        assert run.device
+        assert {entry.probe for entry in run.measured} <= known
+        assert all(entry.values for entry in run.measured)
