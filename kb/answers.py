@@ -14,6 +14,10 @@ from kb.validity import Validity
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
 _PARTS = "diagnosis excerpts citations skills moves context parts hints uplift"
 ANSWER_FIELDS = tuple(_PARTS.split())
+KNOWLEDGE_LOADING = (
+    "The built-in knowledge is being loaded, which takes half a minute at the first start: this"
+    " answer lacks parts of it. Ask again."
+)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class RetrieveRequest:
     `access_scope` is set by the interface, not by the caller. Only the built-in search sets
     `operators` (of the reference, by torch's names), `dtypes` (all of the problem) and `lacks`
     (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml).
-    `lines` are rows of a profile by line, whose samples are in `line_unit`.
+    `lines` are rows of a profile by line, whose samples are in `line_unit`; `notes` are sentences
+    about a profile.
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
@@ -176,6 +177,7 @@ class RetrieveRequest:
     lacks: tuple[str, ...] = ()
     lines: tuple[LineRow, ...] = ()
     line_unit: str = "samples"
+    notes: tuple[str, ...] = ()
 
     @property
     def given_signals(self) -> tuple[str, ...]:

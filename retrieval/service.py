@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from kb.answers import Answer
+from kb.answers import KNOWLEDGE_LOADING, Answer
 from kb.catalog.engine import Catalog
 from kb.data_dir import private_folder
 from kb.embedding import Embedder, Vectors
@@ -23,7 +23,7 @@ from kb.errors import StoreAway
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.answer import AnswerConfig, AnswerResult, actions, answer
-from retrieval.compose.hints import KNOWLEDGE_LOADING, NO_INDEX, NO_VECTORS_YET
+from retrieval.compose.hints import NO_INDEX, NO_VECTORS_YET
 from retrieval.compose.skill_choice import WITHHELD_SHARE
 from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal

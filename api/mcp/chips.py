@@ -15,10 +15,12 @@ from api.mcp.routes import Routes
 from api.mcp.tool import READS, RECORDS, REPEATABLE, WAIT, Arguments, Wait, until
 from ingestion.hardware import FactFilter
 from kb.errors import InvalidRequest
+from kb.hardware.facts import readable
 from kb.plain import plain
 from kb.scope import Category
 
 MOST_TEXT = 8_000_000  # characters of a document
+LEFT = "Compare those in `left` with their sources; `include_unclear` decides about them too."
 GAPS = 12  # signals and facts that a list of gaps names
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -172,6 +174,7 @@ async def decide_facts(routes: Routes, given: DecisionArguments) -> results.Fact
         hardware=answer["hardware"],
         decided=[_fact(row) for row in answer["facts"]],
         left=answer["left"],
+        hint=LEFT if answer["left"] else "",
     )
 
 
@@ -181,7 +184,11 @@ def _fact(row: Mapping[str, Any]) -> results.StatedFact:
     )
     place = [row["title"], row["locator"], f"page {page}" if page else ""]
     return results.StatedFact.model_validate(
-        {**row, "source": ", ".join(filter(None, place)), "value": row["text"] or row["value"]}
+        {
+            **row,
+            "source": ", ".join(filter(None, place)),
+            "value": readable(row["value"], row["unit"]),
+        }
     )
 
 

@@ -7,6 +7,7 @@ only, unless `evaluate_over_http` is set.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from api.mcp.routes import Routes
 from api.mcp.tool import READS, RECORDS, REPEATABLE, WAIT, Arguments, Wait, until
 from api.operations.bodies import TrajectoryStepBody
 from kb.errors import InvalidRequest
+from optimizer.search.runs.run_store import problem_name
 from skills.trajectories.external import MAX_STEPS, file_name
 
 CONTEXT_TOKENS = 6_000  # the window of an agent is shared with everything else that it does
@@ -232,8 +234,9 @@ async def _run(routes: Routes, run_id: str, seconds: float) -> results.ListedRun
 
 
 def _listed(run: Any) -> results.ListedRun:
-    problem = str(run.get("problem", "")).rpartition("/")[2].removesuffix(".py")
-    return results.ListedRun.model_validate({**run, "problem": problem})
+    return results.ListedRun.model_validate(
+        {**run, "problem": problem_name(Path(run.get("problem", "")))}
+    )
 
 
 async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.SubmittedCandidate:

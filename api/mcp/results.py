@@ -283,8 +283,7 @@ class StatedFact(Result):
 
     id: str
     key: str
-    value: str | float = Field(description="As the source writes it, or the number in `unit`.")
-    unit: str
+    value: str = Field(description="With its unit.")
     status: str
     subject: str | None
     subject_kind: str | None = Field(description="chip, family, or unclear.")
@@ -320,6 +319,7 @@ class FactDecisions(Result):
     hardware: str
     decided: list[StatedFact]
     left: list[Json]
+    hint: str
 
 
 class Gaps(Result):

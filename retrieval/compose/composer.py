@@ -142,7 +142,7 @@ class Material:
 
     @property
     def common(self) -> CommonKnowledge:
-        """What the reader knows by itself."""
+        """The knowledge of the reader without a context."""
         return common_for(self.request.reader)
 
     @property
@@ -256,6 +256,7 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         excluded=material.excluded,
         lead=None if task == "write" else _lead(snapshot, material, layout, cards),
         log=partial(_log_block, request.log) if request.log else None,
+        notes=request.notes,
     )
     missing = missing_names(request.log or "", cards) if cards else ()
     return Composed(task, context, unknown, tuple(missing))
@@ -283,7 +284,7 @@ def _layout_for(
 
 
 def _kernel_request(material: Material) -> KernelRequest | None:
-    """What whole kernels are chosen for; None without a chip or a known operator."""
+    """The subject that whole kernels are chosen for; None without a chip or a known operator."""
     if not material.lineage or not material.traits.kinds:
         return None
     language = material.request.language

@@ -37,6 +37,7 @@ JOIN = "\n\n"
 LEAST_SECTION = 300  # tokens that a section may always take, even if its share is smaller
 LARGEST_SECTION = 0.6  # of its block's share
 LEAST_LOG = 60  # tokens that the messages of a log may always take
+SHOWN_NOTES = 3  # sentences about a profile
 SHOWN_LINES = 5  # groups of hot lines
 LEAST_EXCERPT = 20  # tokens; the fence alone takes more
 
@@ -76,6 +77,7 @@ def pack(
     excluded: frozenset[str] = frozenset(),
     lead: Lead | None = None,
     log: Callable[[int], Block | None] | None = None,
+    notes: Sequence[str] = (),
 ) -> Context:
     """Fill a budget of tokens.
 
@@ -88,7 +90,7 @@ def pack(
     stable = [first, *target] if first is not None else list(target)
     if target:
         stable.insert(1 if first is not None else 0, plain("note", "note", DATA_NOTE))
-    head = [b for b in (_head_of_verdict(verdict), _hot_lines(verdict)) if b is not None]
+    head = [b for b in (_head_of_verdict(verdict, notes), _hot_lines(verdict)) if b is not None]
     room = budget - sum(_cost(block) for block in [*stable, *head])
     if room < 0:
         return Context("", 0, 0, 0, ())
@@ -240,8 +242,8 @@ def _head_of_hardware(hardware: Mapping[str, object] | None) -> Block | None:
     return plain("head", "hardware", one_line(f"Hardware: {hardware['name']} ({lineage})"))
 
 
-def _head_of_verdict(verdict: Verdict) -> Block | None:
-    lines = []
+def _head_of_verdict(verdict: Verdict, notes: Sequence[str] = ()) -> Block | None:
+    lines = [f"Profile: {note}" for note in notes[:SHOWN_NOTES]]
     for finding in verdict.signals:
         evidence = "; ".join(_evidence(entry) for entry in finding.evidence[:3] if _evidence(entry))
         lines.append(

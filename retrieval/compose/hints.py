@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from kb.answers import Excerpt
+from kb.answers import KNOWLEDGE_LOADING, Excerpt
 from kb.catalog.knowledge.passages import Passage
 from kb.errors import nearest
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
@@ -21,7 +21,6 @@ from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
 NO_INDEX = "The vector index does not answer: this was found by words alone."
-KNOWLEDGE_LOADING = "The built-in knowledge is being loaded: this answer lacks parts of it."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
 
@@ -36,6 +35,8 @@ def hints_of(
     """The hints of an answer. `by_signal` is true for a request with a bare signal; `remarks` are
     further hints about knowledge that the answer lacks.
     """
+    if KNOWLEDGE_LOADING in remarks:  # other reasons for what is missing cannot be told apart
+        return tuple(filter(None, (material.verdict.hint, KNOWLEDGE_LOADING)))
     small = ""
     if not any(block.citation for block in composed.context.shown):
         most = material.request.max_tokens

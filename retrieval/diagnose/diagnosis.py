@@ -238,6 +238,8 @@ def _with_lines(measured: Verdict, lines: Sequence[HotLines]) -> Iterator[Signal
 
 
 def _hint(request: RetrieveRequest, any_signal: bool) -> str:
+    if not any_signal and request.notes:
+        return f"No rule fired. The profile: {request.notes[0]}."
     if request.hardware is None and (request.given_signals or request.log or request.metrics):
         return (
             "No hardware was named: the answer holds only what is true of any chip."

@@ -92,13 +92,9 @@ def with_known_counters(
         functions=tuple(time_shares(profile.functions)[:MAX_KERNELS]),
         notes=(*said, *profile.notes, *_advice(profile, known)),
     )
+    without = replace(request, profile=None, lines=profile.lines, line_unit=profile.unit)
     metrics = {**known, **(request.metrics or {})}
-    return (
-        replace(
-            request, profile=None, metrics=metrics, lines=profile.lines, line_unit=profile.unit
-        ),
-        read,
-    )
+    return replace(without, metrics=metrics, notes=read.notes), read
 
 
 def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:

@@ -30,11 +30,14 @@ MAX_SENTENCE = 220
 
 _NOTE = re.compile(r"(?:^|\W)(?:note|help|hint|suggestion|tip)\s{0,2}[:=]", re.IGNORECASE)
 _ITEM = re.compile(r"^\s*(?:[-*\u2022]|\(?\d{1,2}[.)])\s")
+_FIELD = re.compile(r"\s*[a-z][\w ]{2,24}: ")
 _CARET = re.compile(r"^\s*(?:\d*\s*\|)?\s*[~^][\s~^-]*$")
 _LOCATION = re.compile(
     r"^\s*[\w./\\+<>-]{1,200}(?:(?::\d{1,7}){1,2}|\(\d{1,7}(?:,\d{1,5})?\))\s*:?\s*"
 )
-_SENTENCE = re.compile(r"(?<=[.!?])[\"'`]?\s+(?=[\"'`(\[]?[A-Z0-9-])|\s+\|\s+|;\s+|\n|\s+\[Hint: ")
+_SENTENCE = re.compile(
+    r"(?<![ (][ei]\.[ge]\.)(?<=[.!?])[\"'`]?\s+(?=[\"'`(\[]?[A-Z0-9-])|\s+\|\s+|;\s+|\n|\s+\[Hint: "
+)
 _LINK = re.compile(r"\(?https?://\S+\)?")
 
 
@@ -128,7 +131,7 @@ def _sentences(message: Sequence[str]) -> Iterator[str]:
     text = ""
     for line in message:
         wrapped = text and not _ITEM.match(line) and not _NOTE.search(line)
-        wrapped = wrapped and not re.search(r"[.:!?]\s*$", text)
+        wrapped = wrapped and not re.search(r"[.:!?]\s*$", text) and not _FIELD.match(line)
         text += (" " if wrapped else "\n") + _bare(line)
     for sentence in _SENTENCE.split(without_boilerplate(text)):
         sentence = " ".join(_LINK.sub("", sentence or "").split()).strip(" |,-")
@@ -233,8 +236,6 @@ def load_resources() -> tuple[Resource, ...]:
 def excess_in(line: str) -> Excess | None:
     """The amount of a known resource that exceeds its limit in this line."""
     amounts = [a for a in _AMOUNT.finditer(line) if a["number"] or a["vector"]]
-    if not amounts:
-        return None
     pairs = [
         (needed, limit, resource)
         for needed, limit in _pairs(line, amounts)

@@ -287,10 +287,24 @@ def _launch(kernel: str, metrics: Mapping[str, Metric]) -> Launch:
     return Launch(kernel, metrics, next((ns for ns in measured if ns is not None), 0.0))
 
 
+# Labels of older versions of Nsight Compute.
+_OLD_LABELS = {
+    "Memory [%]": "Memory Throughput",
+    "Compute (SM) [%]": "Compute (SM) Throughput",
+    "SM [%]": "Compute (SM) Throughput",
+    "SOL Memory": "Memory Throughput",
+    "SOL SM": "Compute (SM) Throughput",
+    "SOL DRAM": "DRAM Throughput",
+    "SOL L2 Cache": "L2 Cache Throughput",
+    "SOL L1/TEX Cache": "L1/TEX Cache Throughput",
+}
+
+
 def _add(metrics: dict[str, Metric], name: str, unit: str, text: str) -> None:
     """Add a metric. The first of several with one name is used: a label recurs in a later section
     with another unit.
     """
+    name = _OLD_LABELS.get(name, name)
     value = _value(name, unit, text)
     if value is not None and (value or name not in _OF_ACCESSES):
         metrics.setdefault(name, value)

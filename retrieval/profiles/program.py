@@ -30,7 +30,7 @@ _HOST = re.compile(
     r"|\.py(?:[:(]|$)|<built-in"
 )
 _COPY = re.compile(
-    r"mem_?(?:cpy|set)|memory ?(?:copy|fill)|(?:host|device)_?-?to-?_?(?:device|host)"
+    r"mem_?(?:cpy|set|move)|memory ?(?:copy|fill)|(?:host|device)_?-?to-?_?(?:device|host)"
     r"|\b[hd]-?[2>]-?>?[hd]\b|[HD]to[HD]\b|enqueue(?:read|write|copy|fill)|copy_?buffer|appendmemory"
     r"|^copy.{0,12}\bH->D|CopyNode",
     re.IGNORECASE,

@@ -151,6 +151,15 @@ PROTON = """[{"frame": {"name": "k"}, "metrics": {}, "children": [{"frame": {"na
  "/w/k.py:3@k"}, "metrics": {"num_samples": 9, "stalled_long_scoreboard": 8}, "children": []}]}]"""
 
 
+def test_sentence_about_profile_leads_where_no_rule_fires(
+    snapshot: Snapshot, config: AnswerConfig
+) -> None:
+    copied = "| Name | Time |\n|---|---|\n| [CUDA memcpy HtoD] | 97 ms |\n| add | 3 ms |\n"
+    result = answer(snapshot, RetrieveRequest(profile=copied), config).answer
+    assert "copies between host and device take 97 %" in result.diagnosis.hint
+    assert "Profile: copies between host and device take 97 %" in result.context
+
+
 def test_hot_lines_are_in_answer_and_context(snapshot: Snapshot, config: AnswerConfig) -> None:
     draft = "import x\n\nv = tl.load(p)\n"
     request = RetrieveRequest(profile=PROTON, draft=draft, hardware="h100")

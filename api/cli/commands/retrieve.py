@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,11 @@ import typer
 
 from api.cli.command import command
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, in_commands, pairs, shortened, show
+from api.cli.output import Json, in_commands, note, pairs, shortened, show
 from api.cli.target import CommandTarget, open_target
 from api.operations import hardware as chips
 from api.operations import retrieve as asking
-from kb.answers import ANSWER_FIELDS
+from kb.answers import ANSWER_FIELDS, KNOWLEDGE_LOADING
 from kb.errors import InvalidRequest
 from kb.tokens import below_title
 from kb.validity import versions_in
@@ -26,6 +27,7 @@ from retrieval.pasted import with_text
 from retrieval.profiles.nsys import SQLITE, summary_of_database
 from retrieval.request import help_of
 
+LOADING_SECONDS = 100.0  # the longest wait for the built-in knowledge of a new service
 TEXT_SHOWN = 240  # characters of an excerpt in the list
 
 
@@ -138,6 +140,11 @@ def retrieve(
         if hardware == AUTO:
             request["hardware"] = _this_machine(target)
         answer = target.call(asking.retrieve, request)
+        deadline = time.monotonic() + LOADING_SECONDS
+        while KNOWLEDGE_LOADING in (answer.get("hints") or ()) and time.monotonic() < deadline:
+            note("the service loads its built-in knowledge; waiting for it")
+            time.sleep(LOADING_SECONDS / 20)
+            answer = target.call(asking.retrieve, request)
     show(answer, as_json, (lambda a: str(a["context"])) if context else _answer_text)
 
 

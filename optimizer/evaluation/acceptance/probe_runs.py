@@ -285,8 +285,9 @@ def find_ptxas() -> str | None:
 def run_units(
     units: Sequence[ProbeUnit], machine: Machine, say: Callable[[str], None] = lambda line: None
 ) -> tuple[list[Measured], dict[str, str]]:
-    """Compile all units beside each other, run one after the other. Returns what each probe
-    measured, and why the units of a language did not run. `say` gets a line for each unit."""
+    """Compile all units concurrently and run them in sequence. Returns the result of each probe,
+    and the reasons why units of a language did not run. `say` gets a line for each unit.
+    """
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="kernlore-probes-") as name:
         folder = Path(name)

@@ -257,7 +257,7 @@ def summary_of(run: RunRow) -> Json:
     """The row of a run in a list."""
     return {
         "run": run.id,
-        "problem": _problem_name(Path(run.problem)),
+        "problem": problem_name(Path(run.problem)),
         "hardware": run.hardware,
         "state": run.state,
         "gain": _gain_text(run.result),
@@ -309,7 +309,7 @@ def list_runs(
 
 
 def _starting(run: ShownRun) -> Json:
-    problem = _problem_name(Path(run.get("problem", "")))
+    problem = problem_name(Path(run.get("problem", "")))
     about = {"run": run["id"], "problem": problem, "hardware": run.get("hardware", "")}
     return {**about, "state": run["state"], "gain": "", "ended": ""}
 
@@ -485,7 +485,7 @@ def _loaded(base: KnowledgeBase, run_id: str) -> tuple[RunRow, Tree]:
     return store.run(run_id), Tree(store.nodes(run_id))
 
 
-def _problem_name(path: Path) -> str:
+def problem_name(path: Path) -> str:
     """Name of a problem without a declared name: its folder or its file."""
     return path.parent.name if path.name == "problem.py" else path.stem
 
@@ -533,7 +533,7 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
     best = tree.best
     counts = Counter(node.verdict for node in tree.nodes[1:])
     return {
-        "problem": _problem_name(Path(run.problem)),
+        "problem": problem_name(Path(run.problem)),
         "hardware": run.hardware,
         "policy": run.goal.policy,
         "knowledge": "on" if run.goal.knowledge else "off",

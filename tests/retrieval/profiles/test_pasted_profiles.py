@@ -113,7 +113,7 @@ AMD = """ Performance counter stats for './gemm':
 @pytest.mark.parametrize(
     ("text", "kind", "kernel", "signal"),
     [
-        (NVPROF, "nvprof", "mmul(float const *)", "poor_reuse"),
+        (NVPROF, "nvprof", "mmul(float const *)", None),
         (METRICS, "counters", "", "uncoalesced_access"),
         (UNITRACE, "unitrace", "gemv<float, 4>(int, int)::{lambda()#1}", "register_spill"),
         (VTUNE, "counters", "", "memory_bound"),
