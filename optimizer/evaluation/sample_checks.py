@@ -77,7 +77,7 @@ class _Result:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ToolPlace:
     """The folder in which a tool runs, and the folder of the toolchain that precedes what is
     installed: its programs, those in its `bin`, and its Python packages."""
 
@@ -122,7 +122,7 @@ def check_sample(
 ) -> SampleCheck:
     """Compile or parse one sample."""
     with tempfile.TemporaryDirectory(prefix="kernlore-sample-") as scratch:
-        place = _Place(Path(scratch), toolchain)
+        place = _ToolPlace(Path(scratch), toolchain)
         result = _TOOLS[sample.check](folder / sample.path, sample, specs, place)
     compiled_before = sample.status in ("compiles", "runs", "right")
     return SampleCheck(
@@ -154,7 +154,7 @@ def _cuda_arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
     return f"{arch}{'a' if arch in SPECIFIC else ''}" if arch else ""
 
 
-def _command(tool: str, target: str, command: list[str], place: _Place) -> _Result:
+def _command(tool: str, target: str, command: list[str], place: _ToolPlace) -> _Result:
     done = run(command, cwd=place.scratch, limits=LIMITS, env=place.env)
     outcome, detail = ("compiles", "") if done.ok else ("refused", done.log)
     versions = {v.tool: v.max for v in seen_with(tool, checked="compiled")} or read_versions(tool)
@@ -162,7 +162,7 @@ def _command(tool: str, target: str, command: list[str], place: _Place) -> _Resu
 
 
 def _nvcc(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _Place
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     nvcc, arch = find_nvcc(place.env), _cuda_arch(sample, specs)
     if nvcc is None or not arch:
@@ -174,7 +174,7 @@ def _nvcc(
 
 
 def _python_tool(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _Place
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     package, name = ("triton", "triton") if sample.check == "triton" else ("cutlass", "cute-dsl")
     version = _package_version(name, place.toolchain)
@@ -199,7 +199,7 @@ def _python_tool(
 
 
 def _gpp(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _Place
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     del specs
     compiler = place.which("g++")
@@ -212,7 +212,7 @@ def _gpp(
 
 
 def _hipcc(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _Place
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     compiler, arch = place.which("hipcc"), _arch(sample, specs)
     if compiler is None:
@@ -223,7 +223,7 @@ def _hipcc(
 
 
 def _own_toolchain(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _Place
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     from optimizer.evaluation.hardware_check import run_sample
     from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -254,7 +254,7 @@ def _own_toolchain(
 
 
 def _parse(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _Place
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     del specs, place
     if path.suffix != ".py":
@@ -271,7 +271,7 @@ def _parse(
 def _banner(program: str, toolchain: Path | None) -> str:
     """What a program prints about its version."""
     with tempfile.TemporaryDirectory() as scratch:
-        place = _Place(Path(scratch), toolchain)
+        place = _ToolPlace(Path(scratch), toolchain)
         done = run([program, "--version"], cwd=place.scratch, limits=LIMITS, env=place.env)
     return done.stdout.strip()
 
@@ -282,13 +282,13 @@ def _package_version(name: str, toolchain: Path | None) -> str:
     package = {"triton": "triton", "cute-dsl": "nvidia-cutlass-dsl"}[name]
     code = f"from importlib.metadata import version; print(version({package!r}))"
     with tempfile.TemporaryDirectory() as scratch:
-        place = _Place(Path(scratch), toolchain)
+        place = _ToolPlace(Path(scratch), toolchain)
         command = [sys.executable, "-c", code]
         done = run(command, cwd=place.scratch, limits=LIMITS, env=place.env)
     return done.stdout.strip() if done.ok else ""
 
 
-_Check = Callable[[Path, ShippedSample, Mapping[str, HardwareSpec], _Place], _Result]
+_Check = Callable[[Path, ShippedSample, Mapping[str, HardwareSpec], _ToolPlace], _Result]
 _TOOLS: Mapping[str, _Check] = {
     "nvcc": _nvcc,
     "triton": _python_tool,
