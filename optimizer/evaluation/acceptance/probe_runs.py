@@ -374,10 +374,12 @@ def probe_run(
     measured, missing = run_units(units, machine, say)
     kind: DeviceKind = "cuda" if "cuda" in machine.devices else "cpu"
     identity = identify(kind)
-    emulated = {unit.language for unit in units} & set(machine.others)
+    device = identity.name if machine.devices else ""
+    if {unit.language for unit in units} & set(machine.others):
+        device = f"the simulator of {hardware}"
     return ProbeRun(
         hardware=hardware,
-        device="its simulator" if emulated else identity.name if machine.devices else "",
+        device=device,
         driver=identity.driver or "",
         made_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command=command,

@@ -164,7 +164,7 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
     assert "search_manual" in agent.call("lookup_symbol", name="qqqq", hardware="mcp-chip")["hint"]
 
 
-def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) -> None:
+def test_chip_is_added_with_tools_alone(agent: Agent, rest: httpx.Client) -> None:
     assert "register_hardware" in agent.refused("retrieve_context", hardware="own-1", query="size")
     added = agent.call("register_hardware", id="own-1", languages=["wom"])
     assert (added["outcome"], added["lineage"]) == ("created", ["own-1"])

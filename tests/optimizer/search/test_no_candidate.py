@@ -58,7 +58,7 @@ def test_no_candidate_names_proposers_tried_and_others_with_one(
     )
 
 
-def test_time_over_names_what_took_it(tmp_path: Path) -> None:
+def test_time_over_names_the_stages(tmp_path: Path) -> None:
     late = search(tmp_path, Goal(minutes=1))
     late.spent = 61.0
     stages = {"finding compilers": 0.2, "the reference": 40.4, "reading the problem": 20.4}
