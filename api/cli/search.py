@@ -190,7 +190,7 @@ class _Plain(_Remarks):
 
 
 class _Live:
-    """One screen that changes: the best, the budget, the work at hand, the last candidates and the
+    """A live screen: the best candidate, the budget, the present work, the last candidates and the
     last remarks. Remarks that it no longer shows are printed when it ends.
     """
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 REQUEST_SECONDS = 120.0  # an upload of the largest file through a slow disk
-IDLE_SECONDS = 0.2  # between two looks at an empty queue
+IDLE_SECONDS = 0.2  # between two checks of an empty queue
 STOP_SECONDS = 2.0  # for the readers of an interrupted command
 
 

@@ -54,7 +54,7 @@ class Mounted:
             await Response(status_code=405, headers={"allow": "POST"})(scope, receive, send)
             return
         self._requested.set()
-        app = await asyncio.shield(self._app)  # cancelled by one caller, it goes on for others
+        app = await asyncio.shield(self._app)  # continues for other callers if one cancels
         await app(scope, receive, send)
 
     @asynccontextmanager

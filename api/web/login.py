@@ -33,7 +33,7 @@ def form(request: Request) -> Response:
 
 @router.post("/login")
 def log_in(request: Request, services: Parts, sent: SentForm) -> Response:
-    """Open a session with a key, and go on to where the browser wanted to go."""
+    """Open a session with a key, and redirect to the page that the browser requested."""
     key = services.keys.find(sent.text("key"))
     goal = local_path(sent.text("next"))
     if key is None:

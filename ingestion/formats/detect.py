@@ -158,7 +158,7 @@ _LATEX_START = re.compile(
 )
 # Comments come first; definitions of macros may come before the title.
 _ROFF_START = re.compile(
-    rb"(?:['.]\\\"[^\n]*\n|'\s*\\\"[^\n]*\n|\.?\s*\n)*\.(?:TH|Dd|Dt|so|de|ds|ie|if|nr)\b"
+    rb"(?:['.]?[ \t]*\\\"[^\n]*\n|\.?[ \t]*\n)*\.[ \t]*(?:TH|Dd|Dt|so|de|ds|ie|if|nr)\b"
 )
 _ROFF_TITLE = re.compile(rb"^\.(?:TH|Dt|so)[ \t]+\S", re.M)
 

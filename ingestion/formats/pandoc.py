@@ -201,6 +201,8 @@ class _Latex:
                 raise _Refused("no time is left")
             yield from self._pandoc.converted(whole).elements
         except _Refused as error:
+            if len(pieces) == 1 and not self._pandoc.is_late:
+                pieces = list(_paragraphs(text))
             if len(pieces) > 1 and not self._pandoc.is_late:
                 middle = len(pieces) // 2
                 yield from self._elements(preamble, pieces[:middle])
@@ -213,6 +215,19 @@ class _Latex:
     def _title(self, before: str) -> str | None:
         match = re.search(r"\\title\{((?:[^{}]|\{[^{}]*\})*)\}", before)
         return " ".join(re.sub(r"\\[a-zA-Z]+|[{}\\]", " ", match[1]).split()) if match else None
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a piece; environments stay whole."""
+    depth, lines = 0, list[str]()
+    for line in text.splitlines(keepends=True):
+        lines.append(line)
+        depth += line.count("\\begin{") - line.count("\\end{")
+        if depth <= 0 and not line.strip():
+            yield "".join(lines)
+            lines = []
+    if lines:
+        yield "".join(lines)
 
 
 def _as_plain(text: str) -> Iterator[Element]:

@@ -105,7 +105,7 @@ def read_sample(text: str) -> CodeSample:
 
 
 def role_of(name: str) -> str:
-    """What moves call a constant of this name; `block` where the name says nothing."""
+    """The role of a constant of this name in moves; `block` by default."""
     plain = name.lower()
     if plain in ROLES:
         return plain

@@ -9,7 +9,8 @@ card is a name. Knows no language and no chip.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from ingestion.elements import Element
@@ -173,8 +174,9 @@ def kind_by_shape(name: str, called: bool, leading: bool) -> CardKind:
 
 # -- prototypes: functions of a C interface that a header or a code block declares
 #
-# A prototype for each, or a macro with arguments below a comment that states its prototype. A name
-# with optional parts in brackets, as `svld1[_f32]`, gives the full name and the short one.
+# A prototype for each, or a macro below a comment that states its prototype. A name with optional
+# parts in brackets, as `svld1[_f32]`, gives the full name and the short one. A version that a
+# condition of the preprocessor requires is a limit, unless most of the block requires it.
 
 MAX_CODE = 2_000_000  # characters of one block
 MAX_PARAMETERS = 1_500
@@ -184,7 +186,11 @@ _DECLARED = re.compile(
     rf"[ \t]*\((?P<parameters>[^;{{}}()=]{{0,{MAX_PARAMETERS}}})\)(?P<after>[^;{{}}=]{{0,200}});",
     re.M,
 )
-_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(?P<name>[A-Za-z_]\w*)\([\w, .]*\)", re.M)
+_MACRO = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(?P<name>[A-Za-z_]\w*)(?:\([\w, .]*\)|[ \t]+\w)", re.M
+)
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(?P<word>if|ifn?def|el\w+|endif)\b(?P<rest>.*)$", re.M)
+_VERSION = re.compile(r"\w+ *>=? *\w+")
 _STATED = re.compile(
     r"(?P<type>[A-Za-z_][\w \t*]{0,80}?[\s*])(?P<name>[A-Za-z_]\w*)\((?P<parameters>[^()]{0,500})\)"
 )
@@ -204,22 +210,54 @@ def prototype_definitions(element: Element, place: Surroundings) -> Iterator[Def
     if language not in LANGUAGES or len(code) > MAX_CODE:
         return
     declared = list(_DECLARED.finditer(code))
-    alone = len(declared) == 1 and _MACRO.search(code) is None
+    called = any("(" in macro[0] for macro in _MACRO.finditer(code))
+    alone = len(declared) == 1 and not called
     if alone and _REMARK.sub("", _DECLARED.sub("", code)).strip():
         declared = []  # of a kernel's own helper, not of an interface
+    guards = _Guards(code)
     for match in declared:
         if match["before"].split()[0] in _STATEMENTS or not _typed(match["parameters"]):
             continue
         comment = _comment_before(code, match.start())
         signature = " ".join(match[0].split())
+        limits = guards.at(match.start())
         for name in _names(match["name"]):
-            yield _function(name, signature, match["parameters"], comment, element, place)
+            yield _function(name, signature, match["parameters"], comment, limits, element, place)
     for match in _MACRO.finditer(code):
         comment = _comment_before(code, match.start())
         stated = next((s for s in _STATED.finditer(comment) if s["name"] == match["name"]), None)
         if stated is not None and _typed(stated["parameters"]):
             signature = " ".join(stated[0].split())
-            yield _function(match["name"], signature, stated["parameters"], comment, element, place)
+            limits = guards.at(match.start())
+            name, parameters = match["name"], stated["parameters"]
+            yield _function(name, signature, parameters, comment, limits, element, place)
+
+
+class _Guards:
+    """The versions that conditions of the preprocessor require, by place in the code."""
+
+    def __init__(self, code: str) -> None:
+        self._starts, self._stated = [0], [""]
+        stack: list[str] = []
+        for match in _CONDITION.finditer(code):
+            if not match["word"].startswith("if"):
+                del stack[-1:]
+            if match["word"] != "endif":
+                condition = match["rest"].partition("/*")[0].strip()
+                known = match["word"] in ("if", "elif") and _VERSION.fullmatch(condition)
+                stack.append(condition if known else "")
+            self._starts.append(match.end())
+            self._stated.append(next((c for c in reversed(stack) if c), ""))
+        macros = Counter(self._of(m.start()) for m in _MACRO.finditer(code))
+        self._usual = max(macros, key=lambda stated: macros[stated], default="")
+
+    def at(self, place: int) -> list[str]:
+        """What an entry at this place requires, if most entries do not."""
+        stated = self._of(place)
+        return [f"only if {stated}"] if stated and stated != self._usual else []
+
+    def _of(self, place: int) -> str:
+        return self._stated[bisect_right(self._starts, place) - 1]
 
 
 def _function(
@@ -227,6 +265,7 @@ def _function(
     signature: str,
     parameters: str,
     comment: str,
+    limits: Sequence[str],
     element: Element,
     place: Surroundings,
 ) -> Definition:
@@ -241,6 +280,7 @@ def _function(
         signature=signature,
         operands=_operands(parameters),
         meaning=meaning or (fields[0][1] if fields else ""),
+        limits=limits,
         language=element.language or "",
         further=[f"{label}: {value}" for label, value in fields],
     )

@@ -263,7 +263,7 @@ class StoredAnswer:
         return answer
 
     def write(self, answer: str) -> None:
-        """Store an answer, whole or not at all."""
+        """Store an answer atomically."""
         row = {"model": self._model, "section": list(self._section), "messages": self.messages}
         private_folder(self._path.parent)
         part = self._path.with_suffix(f".{os.getpid()}.part")

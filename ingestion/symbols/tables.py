@@ -236,7 +236,7 @@ def _row_definitions(
             columns.kind,
             signature=(syntax if own else "") or mention.signature,
             operands=operands_of(operands),
-            meaning=meaning,
+            meaning=without_links(meaning),
             limits=[row[n] for n in columns.limits],
             further=further,
         )

@@ -38,6 +38,8 @@ _LIMITING = re.compile(
 _FIELD = re.compile(r"^[ \t]*:[A-Za-z][^:\n]{0,40}:(?=\s).*$", re.MULTILINE)
 _TICKED = re.compile(r"`{1,2}([^`\n]{1,120})`{1,2}")
 _COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;|--|%%)")
+_BLOCK = re.compile(r"/\*.*?\*/", re.S)
+_MACRO = re.compile(r"^\s*#\s*define\s+(\w+)(?:\(|\s+[A-Za-z_])")
 _IMPORT = re.compile(
     r"^\s*(?:import ([\w.]{1,80}) as (\w{1,20})"
     r"|from ([\w.]{1,80}) import (\w{1,40}) as (\w{1,20}))",
@@ -142,12 +144,15 @@ class CodeLines:
         self.called.update(_CALLED.findall(code))
         self.leading.update(_OPENED.findall(code))
         self.leading.update(_LEADING.findall(code))
-        lines = code.split("\n")
+        lines = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), code).split("\n")
         for number, line in enumerate(lines):
             if len(line) > MAX_LINE or _COMMENT.match(line):
                 continue
+            macro = _MACRO.match(line)
             for token in _tokens(line):
                 self.names.add(token)
+                if macro is not None and token == macro[1]:
+                    continue  # not an example: its own definition or another name of it
                 # A line with more than the name shows more.
                 cost = len(line.strip()) + (400 if line.strip().rstrip(";:") == token else 0)
                 best = self._lines[token]

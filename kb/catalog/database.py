@@ -302,8 +302,8 @@ class PostgresServer(Database):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
 
     def version(self, engine: Engine) -> Hashable:
-        """The snapshot of a transaction that begins now. The position of the write-ahead log is no
-        version: it includes changes that are not visible yet.
+        """The snapshot of a transaction that begins now. The position of the write-ahead log is not
+        a version: it includes changes that are not visible yet.
         """
         with engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")

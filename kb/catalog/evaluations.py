@@ -431,8 +431,8 @@ class SentEvaluations(Work):
             connection.execute(t.work.delete().where(work.id.in_(ids)))
 
     def claim(self, owner: str, lease_seconds: float) -> Job | None:
-        """Begin the oldest that the owner has accepted, or None. The owner works on one at a time:
-        one that is running already was begun and could not be ended.
+        """Start the oldest evaluation accepted by the owner, or None. The owner works on one at a
+        time, so a running one was started earlier and could not be ended.
         """
         return self.take(owner, lease_seconds, self._held(owner))
 

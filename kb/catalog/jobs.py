@@ -273,7 +273,7 @@ class Jobs(Work):
         lease_seconds: float,
     ) -> list[Job]:
         """Start queued jobs inside the transaction that stores their results, as `claim` and
-        `store_checkpoint` do in two; `checkpoints` by job id. The jobs as they are now.
+        `store_checkpoint` do in two; `checkpoints` by job id. Returns the updated jobs.
         """
         shared = {**started(owner, lease_seconds), "passages_done": 0}
         del shared["attempts"]

@@ -1,5 +1,5 @@
-"""What comes first in the context of a kernel: statements that surprise a writer who knows the
-documents (`data/surprises.toml`), and the facts of the device. Does not know the budget's layout.
+"""The start of the context of a kernel: statements unexpected for a writer who knows the documents
+(`data/surprises.toml`), and the facts of the device. Does not know the budget's layout.
 """
 
 from __future__ import annotations

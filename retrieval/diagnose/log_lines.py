@@ -35,7 +35,7 @@ _TEST_FRAME = re.compile(r"\S{1,400}\.py:\d{1,7}: \w")
 _DIAGNOSTIC = re.compile(
     r"\b(?:(?P<failure>error|fatal|critical|panic)|(?P<advisory>\w{0,40}warning|note|remark))"
     r"(?: #[\w-]{1,20}| \([^)]{1,40}\)|\[[^\]]{1,40}\]| [A-Z]{1,4}\d{1,5})?\s{0,6}\]?:"
-    r"|^\[?\s{0,4}WARN(?:ING)?\b|^(?:\[rank\d{1,4}\]:)?[WVI]\d{4} ",
+    r"|^\[?\s{0,4}WARN(?:ING)?\b|^(?:\[rank\d{1,4}\]:)?[WVI]\d{4} |^\[[WI] \d\d/",
     re.IGNORECASE,
 )
 _PREFIX = re.compile(

@@ -54,7 +54,7 @@ WOMBAT = "# Wombat\n\nThe wombat stall has no remedy.\n"
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -72,7 +72,7 @@ def kernlore(
     data: Path | None = None,
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
-) -> Ran:
+) -> CommandResult:
     """Run one command line in this process, which saves the second of interpreter start and
     imports.
 
@@ -101,12 +101,14 @@ def kernlore(
                 code = _exit_code([*map(str, arguments), *_data_option(data)])
         finally:
             structlog.configure(**logging_settings)
-        ran = Ran(code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+        ran = CommandResult(code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
     assert "Traceback" not in ran.err, ran.err
     return ran
 
 
-def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: str = "") -> Ran:
+def kernlore_process(
+    *arguments: str | Path, data: Path | None = None, stdin: str = ""
+) -> CommandResult:
     """Run one command line in a new interpreter, as a shell does."""
     environment = {k: v for k, v in os.environ.items() if not _is_setting(k)}
     if data is not None:
@@ -121,7 +123,7 @@ def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: st
         timeout=400,
     )
     assert "Traceback" not in done.stderr, done.stderr
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def _is_setting(name: str) -> bool:

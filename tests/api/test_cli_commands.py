@@ -20,7 +20,7 @@ from retrieval.snapshot.store import FOLDER
 from tests.api.cli_process import (
     ERROR_KEYS,
     ROOT,
-    Ran,
+    CommandResult,
     document_of,
     free_port,
     kernlore,
@@ -146,7 +146,7 @@ def test_invalid_request_has_error_shape_and_exit_code_2(
     assert_refused(kernlore(*arguments, "--json", data=data), code)
 
 
-def assert_refused(ran: Ran, code: str) -> None:
+def assert_refused(ran: CommandResult, code: str) -> None:
     assert ran.code == 2
     assert ran.json.keys() == ERROR_KEYS
     assert ran.json["code"] == code

@@ -21,7 +21,7 @@ from kb.settings import Settings
 from optimizer.evaluation.records import TIMING
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
-from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process
+from tests.api.cli_process import ERROR_KEYS, CommandResult, kernlore, kernlore_process
 from tests.api.conftest import DOCUMENTS
 from tests.catalogs import fresh_data_dir
 from tests.known_device import store_ceilings
@@ -127,7 +127,7 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="module")
-def ran(place: Path, model: ModelServer) -> Ran:
+def ran(place: Path, model: ModelServer) -> CommandResult:
     """One run of a recipe and, if litellm is installed, of a model."""
     options = [*OPTIONS, "-o", str(place / "out")]
     if LITELLM:
@@ -142,7 +142,7 @@ def ran(place: Path, model: ModelServer) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def run_answer(ran: Ran) -> dict[str, Any]:
+def run_answer(ran: CommandResult) -> dict[str, Any]:
     answer: dict[str, Any] = ran.json
     return answer
 
@@ -182,7 +182,7 @@ def test_stored_run_is_shown(place: Path, run_answer: dict[str, Any]) -> None:
     assert PROBLEM in report and run in report
 
 
-def refused(done: Ran) -> tuple[str, int]:
+def refused(done: CommandResult) -> tuple[str, int]:
     """Error code and exit code; message and hint are on standard error too."""
     error = done.json
     assert set(error) == ERROR_KEYS and error["message"] and error["hint"]
@@ -352,7 +352,7 @@ def test_problems_of_a_folder_are_searched_in_turn(
 
 @pytest.mark.skipif(not LITELLM, reason="the extra `llm` is not installed")
 def test_model_proposal_is_measured(
-    place: Path, ran: Ran, run_answer: dict[str, Any], model: ModelServer
+    place: Path, ran: CommandResult, run_answer: dict[str, Any], model: ModelServer
 ) -> None:
     run, requested = run_answer["run"], len(model.requests)
     assert "kernlore_abi.h" in prompt_of(model.requests[0])

@@ -20,7 +20,7 @@ import pytest
 
 from optimizer.evaluation.records import TIMING
 from optimizer.search.portable.launch import CEILINGS, SESSION
-from tests.api.cli_process import COMMAND, ERROR_KEYS, Ran, kernlore
+from tests.api.cli_process import COMMAND, ERROR_KEYS, CommandResult, kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
@@ -78,7 +78,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fresh_data_dir(tmp_path / "home")
 
 
-def propose(home: Path, model: ModelServer, target: str | Path, batch: Path, *more: str) -> Ran:
+def propose(
+    home: Path, model: ModelServer, target: str | Path, batch: Path, *more: str
+) -> CommandResult:
     options = ("--models", "openai/gpt-4o-mini", "--api-base", model.url, "--drafts", "2")
     return kernlore("runs", "propose", target, *options, "-o", batch, *more, "--json", data=home)
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -67,36 +66,6 @@ def test_excerpts_with_and_without_service_are_equal(
     assert [e["id"] for e in alone["excerpts"]] == [e["id"] for e in served["excerpts"]]
     assert alone["context"] == served["context"]
     assert alone.keys() == served.keys()
-
-
-def shape(value: Any) -> Any:
-    """The keys of an answer, without its values."""
-    if isinstance(value, dict):
-        return {key: shape(inner) for key, inner in value.items() if key not in ("details",)}
-    return [shape(value[0])] if isinstance(value, list) and value else None
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("documents", "list"),
-        ("jobs", "list"),
-        ("hardware", "list"),
-        ("hardware", "show", "h100"),
-        ("hardware", "facts", "h100"),
-        ("hardware", "coverage", "h100"),
-        ("knowledge", "tree"),
-        ("signals",),
-        ("skills", "list"),
-    ],
-)
-def test_answers_with_and_without_service_have_one_shape(
-    service: Path, data: Path, command: tuple[str, ...]
-) -> None:
-    alone = kernlore(*command, "--json", data=data)
-    served = kernlore(*command, "--json", data=service)
-    assert (alone.code, served.code) == (0, 0), served.err
-    assert shape(served.json) == shape(alone.json)
 
 
 def test_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def link(name: str) -> bytes:
     return out.getvalue()
 
 
-def twice() -> bytes:
+def duplicate_zip() -> bytes:
     out = io.BytesIO()
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(out, "w") as archive:
         for text in ("one", "other"):
@@ -214,7 +214,7 @@ def twice() -> bytes:
     return out.getvalue()
 
 
-def lying() -> bytes:
+def forged_zip() -> bytes:
     """A zip bomb: the sizes in its directories are forged."""
     data = zipped({**page("evil"), "evil/references/a.md": b"\0" * 60 * MAX_FILE_BYTES})
     size = (60 * MAX_FILE_BYTES).to_bytes(4, "little")
@@ -241,11 +241,11 @@ LARGE = {**page("evil"), **{f"evil/references/{n}": b"\1" * 200_000 for n in ran
         (lambda: zipped({"SKILL.md": b"x"}), 404),
         (lambda: zipped({}), 404),
         (lambda: zipped(BOMB), 413),
-        (lying, None),
+        (forged_zip, None),
         (lambda: zipped(MANY), 413),
         (lambda: zipped(LARGE), 413),
         (lambda: link("evil/references/passwd"), 400),
-        (twice, 400),
+        (duplicate_zip, 400),
         (lambda: b"PK\3\4 no zip", 400),
         (lambda: zipped(page("evil"))[:-30], 400),
         (lambda: zipped({"evil/SKILL.md": b"no front matter"}), 400),

@@ -123,7 +123,7 @@ def planted_ids(planted: Planted) -> dict[str, str]:
     }
 
 
-def made_up(value: str) -> str:
+def unknown_id(value: str) -> str:
     """An id of the same form without a record."""
     return "h700" if value == "h100" else re.sub("[0-9a-f](?=[0-9a-f]*$)|s$", "7", value)
 
@@ -171,7 +171,7 @@ def answered(status: int, text: str) -> Answered:
 
 
 @dataclass(frozen=True)
-class Doors:
+class ServiceInterfaces:
     """The interfaces of one service. `targets` are commands by the caller whose key they send."""
 
     service: KeyedService
@@ -219,13 +219,13 @@ def carried_out(
 
 
 @pytest.fixture(scope="module")
-def doors(keyed: KeyedService) -> Iterator[Doors]:
+def service_interfaces(keyed: KeyedService) -> Iterator[ServiceInterfaces]:
     targets = {}
     for caller in CALLERS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(KEY_VARIABLE, keyed.secrets.get(caller, ""))
             targets[caller] = CommandTarget(url=keyed.url)
-    yield Doors(keyed, targets)
+    yield ServiceInterfaces(keyed, targets)
     for target in targets.values():
         target.close()
 
@@ -243,7 +243,7 @@ def refusal(caller: str, role: Role | None, chip_refused: bool = False) -> int:
     return 403 if not may(own, role) or (caller == "mi300x" and chip_refused) else 0
 
 
-def wrongly(answer: Answered, expected: int) -> bool:
+def access_error(answer: Answered, expected: int) -> bool:
     """Whether access differs from the expected one; a refusal has a code and a hint."""
     if expected == 0:
         return answer.status in (401, 403) or answer.status >= 500
@@ -251,7 +251,7 @@ def wrongly(answer: Answered, expected: int) -> bool:
     return (answer.status, answer.code) != (expected, code) or not answer.hint
 
 
-def test_access_equals_declaration(doors: Doors) -> None:
+def test_access_equals_declaration(service_interfaces: ServiceInterfaces) -> None:
     """Every operation, by HTTP route and by command, with every kind of caller."""
     wrong = []
     for operation in EVERY:
@@ -265,9 +265,12 @@ def test_access_equals_declaration(doors: Doors) -> None:
             given |= ONE_KERNEL
         for caller in CALLERS:
             expected = refusal(caller, role, chip_refused)
-            for name, door in (("http", doors.http), ("command", doors.command)):
+            for name, door in (
+                ("http", service_interfaces.http),
+                ("command", service_interfaces.command),
+            ):
                 answer = door(caller, operation, given)
-                if wrongly(answer, expected) and answer.code != "unavailable":
+                if access_error(answer, expected) and answer.code != "unavailable":
                     wrong.append((operation.name, name, caller, expected, answer[:2]))
     assert wrong == []
 
@@ -281,23 +284,23 @@ def test_declared_roles_fit_operations() -> None:
     assert [o.name for o in operations() if o.public] == ["healthz"]
 
 
-def test_tool_needs_role_of_its_operation(doors: Doors) -> None:
+def test_tool_needs_role_of_its_operation(service_interfaces: ServiceInterfaces) -> None:
     assert set(TOOL_ARGUMENTS) == set(TOOLS)
     wrong = []
     for name, operation in TOOLS.items():
         for caller in CALLERS:
             expected = refusal(caller, operation.role, operation.runs_code)
-            answer = doors.tool(caller, name, {"surely_not": "an argument"})
-            if wrongly(answer, expected):
+            answer = service_interfaces.tool(caller, name, {"surely_not": "an argument"})
+            if access_error(answer, expected):
                 wrong.append((name, caller, expected, answer[:2]))
     assert wrong == []
 
 
-def test_client_method_needs_role_of_its_operation(doors: Doors) -> None:
+def test_client_method_needs_role_of_its_operation(service_interfaces: ServiceInterfaces) -> None:
     wrong = []
     for caller in CALLERS:
-        secret = doors.service.secrets.get(caller, "")
-        with Kernlore(doors.service.url, key=secret, timeout=60) as client:
+        secret = service_interfaces.service.secrets.get(caller, "")
+        with Kernlore(service_interfaces.service.url, key=secret, timeout=60) as client:
             for name, (operation, _) in METHODS.items():
                 path = [i.name for i in operation.inputs if i.place == "path"]
                 try:
@@ -305,15 +308,15 @@ def test_client_method_needs_role_of_its_operation(doors: Doors) -> None:
                     answer = answered(operation.status, "")
                 except KernloreClientError as error:
                     answer = Answered(error.status or 500, error.code, error.hint, str(error))
-                if wrongly(answer, refusal(caller, operation.role)):
+                if access_error(answer, refusal(caller, operation.role)):
                     wrong.append((name, caller, answer[:3]))
     assert wrong == []
 
 
-def test_pages_and_mounts_need_key(doors: Doors) -> None:
+def test_pages_and_mounts_need_key(service_interfaces: ServiceInterfaces) -> None:
     """Routes that are not operations: a form needs the role of its operation, a page a reader."""
     wrong, unsafe = [], set[str]()
-    for route in routes_of(doors.service.app):
+    for route in routes_of(service_interfaces.service.app):
         template = route.template if route.methods is not None else f"{route.template}/x"
         if not route.template or is_tools(route.template):
             continue
@@ -330,7 +333,7 @@ def test_pages_and_mounts_need_key(doors: Doors) -> None:
             unsafe |= {key} if method not in SAFE and route.methods is not None else set()
             for caller in CALLERS[:-1]:
                 path = re.sub(r"\{(\w+?)(:path)?\}", r"unknown_\1", template)
-                answer = doors.service.ask(caller, method, path)
+                answer = service_interfaces.service.ask(caller, method, path)
                 expected = refusal(caller, role)
                 if key == LOGIN:  # it refuses a wrong key itself
                     continue
@@ -347,17 +350,22 @@ def test_pages_and_mounts_need_key(doors: Doors) -> None:
 # -- hardware of others
 
 
-def test_key_of_another_chip_sees_and_changes_nothing(doors: Doors) -> None:
+def test_key_of_another_chip_sees_and_changes_nothing(
+    service_interfaces: ServiceInterfaces,
+) -> None:
     """An id of the other chip is answered like an unknown one, by every interface."""
-    planted = doors.service.planted
+    planted = service_interfaces.service.planted
     ids = planted_ids(planted)
     secrets = {value for name, value in vars(planted).items() if name != "elsewhere"}
     secrets |= {SECRET_WORDS, "Zanzibar"}
     wrong = []
     for operation in EVERY:
         given = call_of(operation, ids)
-        other = call_of(operation, {name: made_up(value) for name, value in ids.items()})
-        for name, door in (("http", doors.http), ("command", doors.command)):
+        other = call_of(operation, {name: unknown_id(value) for name, value in ids.items()})
+        for name, door in (
+            ("http", service_interfaces.http),
+            ("command", service_interfaces.command),
+        ):
             answer = door("mi300x", operation, given)
             named = [i.name for i in operation.inputs if i.place == "path" and i.name in ids]
             if named and answer.status != 403:
@@ -373,21 +381,21 @@ def test_key_of_another_chip_sees_and_changes_nothing(doors: Doors) -> None:
                 if about.status != 404:
                     wrong.append((operation.name, name, about.status, "hardware=h100"))
     for tool, arguments in TOOL_ARGUMENTS.items():
-        answer = doors.tool("mi300x", tool, with_ids(arguments, ids))
+        answer = service_interfaces.tool("mi300x", tool, with_ids(arguments, ids))
         sent = {ids[word] for word in map(str, arguments.values()) if word in ids}
         if any(secret in answer.text for secret in secrets - sent):
             wrong.append((tool, "tool", answer.status, answer.text[-200:]))
     assert wrong == []
 
 
-def test_key_of_chip_sees_its_records(doors: Doors) -> None:
+def test_key_of_chip_sees_its_records(service_interfaces: ServiceInterfaces) -> None:
     """Check of the test above: the records can be seen."""
-    planted = doors.service.planted
+    planted = service_interfaces.service.planted
     ids = planted_ids(planted)
     unseen = {}
     for operation in operations():
         if operation.method == "GET" and not operation.whole_store:
-            answer = doors.http("h100", operation, call_of(operation, ids))
+            answer = service_interfaces.http("h100", operation, call_of(operation, ids))
             if answer.status != 200:
                 unseen[operation.name] = answer.status
     # The planted run and evaluation have no measurements, the manuals no test.
@@ -395,7 +403,7 @@ def test_key_of_chip_sees_its_records(doors: Doors) -> None:
     listed = ("list_documents", "list_runs", "list_trajectories", "list_skills", "list_jobs")
     by_name = {operation.name: operation for operation in operations()}
     for name in listed:
-        text = doors.http("h100", by_name[name], {}).text
+        text = service_interfaces.http("h100", by_name[name], {}).text
         assert any(value in text for value in ids.values()), name
 
 
@@ -406,11 +414,11 @@ VOLATILE = ("retrieval_id", "outcome_id", "seconds", "heartbeat_at", "raw")
 SERVICE_ALONE = {"evaluations", "runs", "trajectories", "service"}  # tags
 
 
-def steady(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """JSON without fields that differ between equal calls."""
     if isinstance(value, dict):
-        return {k: steady(v) for k, v in value.items() if k not in VOLATILE}
-    return [steady(v) for v in value] if isinstance(value, list) else value
+        return {k: comparable(v) for k, v in value.items() if k not in VOLATILE}
+    return [comparable(v) for v in value] if isinstance(value, list) else value
 
 
 def reads(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
@@ -424,7 +432,7 @@ def missing(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str
     """Operations that need an id, with an unknown one."""
     for operation in operations():
         if any(i.place == "path" for i in operation.inputs):
-            yield operation, call_of(operation, {n: made_up(value) for n, value in ids.items()})
+            yield operation, call_of(operation, {n: unknown_id(value) for n, value in ids.items()})
 
 
 def mistyped(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[str, Any]]]:
@@ -468,16 +476,24 @@ def retrievals(ids: dict[str, str]) -> Iterator[tuple[Operation[Any, Any], dict[
 @pytest.mark.parametrize(
     ("calls", "least"), [(reads, 35), (missing, 30), (mistyped, 15), (retrievals, 19)]
 )
-def test_all_interfaces_give_equal_answers(doors: Doors, calls: Any, least: int) -> None:
+def test_all_interfaces_give_equal_answers(
+    service_interfaces: ServiceInterfaces, calls: Any, least: int
+) -> None:
     wrong, compared = [], 0
-    with closing(CommandTarget(doors.service.services.settings)) as here:
-        for operation, given in calls(planted_ids(doors.service.planted)):
-            first = doors.http("admin", operation, given)
-            others = [doors.command("admin", operation, given), carried_out(here, operation, given)]
+    with closing(CommandTarget(service_interfaces.service.services.settings)) as here:
+        for operation, given in calls(planted_ids(service_interfaces.service.planted)):
+            first = service_interfaces.http("admin", operation, given)
+            others = [
+                service_interfaces.command("admin", operation, given),
+                carried_out(here, operation, given),
+            ]
             if operation.tag in SERVICE_ALONE and others[1].code == "unavailable":
                 others.pop()  # only by a service
             for other in others:
-                same = (first.status, steady(first.body)) == (other.status, steady(other.body))
+                same = (first.status, comparable(first.body)) == (
+                    other.status,
+                    comparable(other.body),
+                )
                 if not same and not (operation.produces and first.status == other.status == 200):
                     wrong.append((operation.name, first[:2], first.text[-300:], other.text[-300:]))
             compared += 1
@@ -485,20 +501,20 @@ def test_all_interfaces_give_equal_answers(doors: Doors, calls: Any, least: int)
     assert compared >= least
 
 
-def test_client_method_answer_equals_its_route(doors: Doors) -> None:
-    ids = planted_ids(doors.service.planted)
-    admin = doors.service.secrets["admin"]
-    with Kernlore(doors.service.url, key=admin, timeout=60) as client:
+def test_client_method_answer_equals_its_route(service_interfaces: ServiceInterfaces) -> None:
+    ids = planted_ids(service_interfaces.service.planted)
+    admin = service_interfaces.service.secrets["admin"]
+    with Kernlore(service_interfaces.service.url, key=admin, timeout=60) as client:
         for name, (operation, _) in METHODS.items():
             given = call_of(operation, ids)
-            body = doors.http("admin", operation, given).body
+            body = service_interfaces.http("admin", operation, given).body
             result = getattr(client, name)(**given.pop(operation.whole, given))
             raw = body if result is None else getattr(result, "raw", result)
             expected = body[name] if isinstance(result, list) else body
-            assert steady(raw) == steady(expected), name
+            assert comparable(raw) == comparable(expected), name
             if dataclasses.is_dataclass(result) and not isinstance(result, type):
-                fields = steady(plain(dataclasses.asdict(result)))
-                assert within(fields, steady(body)), name
+                fields = comparable(plain(dataclasses.asdict(result)))
+                assert within(fields, comparable(body)), name
 
 
 def within(part: Any, whole: Any) -> bool:
@@ -510,8 +526,8 @@ def within(part: Any, whole: Any) -> bool:
     return bool(part == whole)
 
 
-def test_tool_answers_with_fields_of_its_operation(doors: Doors) -> None:
-    ids = planted_ids(doors.service.planted)
+def test_tool_answers_with_fields_of_its_operation(service_interfaces: ServiceInterfaces) -> None:
+    ids = planted_ids(service_interfaces.service.planted)
     inputs: Mapping[str, Mapping[str, Any]] = {
         "retrieve_context": {"request": {"query": QUESTION}},
         "search_manual": {
@@ -521,13 +537,13 @@ def test_tool_answers_with_fields_of_its_operation(doors: Doors) -> None:
         "report_outcome": {"retrieval_id": ids["retrieval_id"], "used": []},
     }
     for tool, given in inputs.items():
-        answer = doors.tool("admin", tool, with_ids(TOOL_ARGUMENTS[tool], ids))
-        route = doors.http("admin", TOOLS[tool], given)
+        answer = service_interfaces.tool("admin", tool, with_ids(TOOL_ARGUMENTS[tool], ids))
+        route = service_interfaces.http("admin", TOOLS[tool], given)
         fields = {n: v for n, v in answer.body.items() if n != "hint"}  # in terms of the tools
-        assert not answer.code and within(steady(fields), steady(route.body)), tool
-    nothing = {name: made_up(value) for name, value in ids.items()}
+        assert not answer.code and within(comparable(fields), comparable(route.body)), tool
+    nothing = {name: unknown_id(value) for name, value in ids.items()}
     unknown = {
-        tool: doors.tool("admin", tool, with_ids(arguments, nothing)).code
+        tool: service_interfaces.tool("admin", tool, with_ids(arguments, nothing)).code
         for tool, arguments in TOOL_ARGUMENTS.items()
         if with_ids(arguments, nothing) != arguments
     }

@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.api.cli_process import Ran, data, files, kernlore, serving  # noqa: F401  (fixtures)
+from tests.api.cli_process import CommandResult, data, files, kernlore, serving  # noqa: F401  (fixtures)
 from tests.api.conftest import assert_error, finished, upload
 from tests.postgresql import EVERYWHERE, Server
 from tests.shared import copy_knowledge, place_models
@@ -82,7 +82,7 @@ def test_requests_are_refused_while_server_is_down(served: Any, postgres: Server
 # -- commands
 
 
-def on(url: str, *arguments: str | Path, data: Path) -> Ran:  # noqa: F811
+def on(url: str, *arguments: str | Path, data: Path) -> CommandResult:  # noqa: F811
     return kernlore(*arguments, data=data, environment={"KERNLORE_CATALOG": url})
 
 

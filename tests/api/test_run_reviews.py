@@ -4,6 +4,7 @@ command, then distilled and exported with the answer.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -40,6 +41,7 @@ REVIEW = Flag(29, "review", FLAG)
 REJECT = Flag(14, "reject", "it falls back to the reference")
 RECIPE = "cpp-address-by-value-map-id"
 ANSWER = {"decision": "accepted", "actor": "ann", "reason": "a table look-up, every row is right"}
+NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +68,9 @@ def services(client: TestClient) -> Services:
 
 
 @pytest.fixture
-def run(services: Services, request: pytest.FixtureRequest) -> Iterator[str]:
+def run(services: Services) -> Iterator[str]:
     """Reference, a plain step, one that waits, a copy of it, and one rejected by a check."""
-    yield stored(services, f"run_{request.node.name}")
+    yield stored(services, f"run_{next(NUMBERS)}")
 
 
 def bundle(run: str, number: int) -> Bundle:

@@ -59,7 +59,7 @@ TABLES = ("facts", "moves", "skills", "skill_events", "evidence", "runs", "nodes
 
 
 @dataclass(frozen=True)
-class Taken:
+class RestoredBackup:
     """A backup, the directory restored from it, and the answers of the service. `accepted` are the
     uploads answered before the backup began. `answers` are those of the service when it had read
     them, without the documents that are not in the backup; `passages` are of all documents.
@@ -126,7 +126,7 @@ def wait_until_read(http: httpx.Client, document_ids: Sequence[str]) -> dict[str
 
 
 @pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Taken:
+def taken(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> RestoredBackup:
     folder = tmp_path_factory.mktemp("backup")
     data, file = folder / "served" / "data", folder / "backup.tar"
     knowledge = copy_knowledge(folder / "knowledge", DOCUMENTS)
@@ -162,7 +162,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Taken:
             assert http.delete(f"/documents/{document_id}").status_code == 200
         answers = answers_of(url, run, skill)
     place_models(folder / "restored" / "data", model_cache)
-    return Taken(
+    return RestoredBackup(
         data, knowledge, file, made.json, restored.json, run, skill, answers, accepted, passages
     )
 
@@ -172,7 +172,7 @@ def rows_of(data: Path, table: str) -> list[Any]:
         return sorted(connection.execute(f"SELECT * FROM {table}").fetchall(), key=repr)
 
 
-def test_backup_is_made_while_uploads_wait(taken: Taken) -> None:
+def test_backup_is_made_while_uploads_wait(taken: RestoredBackup) -> None:
     jobs = taken.manifest["jobs"]
     assert jobs.get("queued", 0) + jobs.get("running", 0) > 0, jobs
     assert taken.restored["queued_again"] == jobs.get("running", 0)
@@ -183,7 +183,7 @@ def test_backup_is_made_while_uploads_wait(taken: Taken) -> None:
     assert taken.manifest["file_bytes"] == taken.file.stat().st_size
 
 
-def test_backup_has_runs_evaluations_skills_and_facts(taken: Taken) -> None:
+def test_backup_has_runs_evaluations_skills_and_facts(taken: RestoredBackup) -> None:
     source, data = taken.source, taken.data
     for table in TABLES:
         assert rows_of(data, table) == rows_of(source, table), table
@@ -197,7 +197,7 @@ def test_backup_has_runs_evaluations_skills_and_facts(taken: Taken) -> None:
             assert (data / path.relative_to(source)).read_bytes() == path.read_bytes()
 
 
-def test_no_document_is_partially_in_backup(taken: Taken) -> None:
+def test_no_document_is_partially_in_backup(taken: RestoredBackup) -> None:
     """Each has either all passages with words and vectors, or a waiting job."""
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
         states = connection.execute("SELECT subject_id, state FROM work").fetchall()
@@ -216,12 +216,12 @@ def test_no_document_is_partially_in_backup(taken: Taken) -> None:
 
 
 @pytest.fixture(scope="module")
-def restored_url(taken: Taken) -> Iterator[str]:
+def restored_url(taken: RestoredBackup) -> Iterator[str]:
     with serving(taken.data, taken.knowledge) as url:
         yield url
 
 
-def test_restored_service_gives_equal_answers(taken: Taken, restored_url: str) -> None:
+def test_restored_service_gives_equal_answers(taken: RestoredBackup, restored_url: str) -> None:
     """Byte for byte, after it has read the waiting documents."""
     again = answers_of(restored_url, taken.run, taken.skill)
     requests = (*map(json.dumps, REQUESTS), *PATHS)
@@ -234,7 +234,7 @@ def test_restored_service_gives_equal_answers(taken: Taken, restored_url: str) -
     )
 
 
-def test_waiting_documents_are_read_after_restore(taken: Taken, restored_url: str) -> None:
+def test_waiting_documents_are_read_after_restore(taken: RestoredBackup, restored_url: str) -> None:
     with httpx.Client(base_url=restored_url, timeout=60) as http:
         passages = wait_until_read(http, taken.accepted)
         assert passages == {name: taken.passages[name] for name in taken.accepted}
@@ -243,7 +243,7 @@ def test_waiting_documents_are_read_after_restore(taken: Taken, restored_url: st
     assert any(e["document"]["id"] in taken.accepted for e in found["excerpts"])
 
 
-def test_backup_is_verified_without_restoring(taken: Taken, tmp_path: Path) -> None:
+def test_backup_is_verified_without_restoring(taken: RestoredBackup, tmp_path: Path) -> None:
     whole = kernlore("backup", "--verify", taken.file)
     assert (whole.code, whole.err) == (0, "")
     shown = dict(line.split("  ", 1) for line in whole.out.splitlines())
@@ -255,7 +255,7 @@ def test_backup_is_verified_without_restoring(taken: Taken, tmp_path: Path) -> N
     assert (refused.code, refused.json["code"]) == (1, "store_error")
 
 
-def test_restore_into_directory_with_store_is_refused(taken: Taken) -> None:
+def test_restore_into_directory_with_store_is_refused(taken: RestoredBackup) -> None:
     before = rows_of(taken.data, "documents")
     ran = kernlore("restore", taken.file, "--json", data=taken.data)
     assert (ran.code, ran.json["code"]) == (2, "conflict")
@@ -263,13 +263,13 @@ def test_restore_into_directory_with_store_is_refused(taken: Taken) -> None:
     assert rows_of(taken.data, "documents") == before
 
 
-def test_exactly_one_action_is_required(taken: Taken) -> None:
+def test_exactly_one_action_is_required(taken: RestoredBackup) -> None:
     for arguments in ((), ("-o", "x.tar", "--verify", taken.file)):
         ran = kernlore("backup", *arguments)
         assert (ran.code, "either" in ran.err) == (2, True)
 
 
-def test_missing_file_fails_command(taken: Taken, tmp_path: Path) -> None:
+def test_missing_file_fails_command(taken: RestoredBackup, tmp_path: Path) -> None:
     place = "json_extract(record, '$.proposal.bundle.blob')"
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
         (key,) = connection.execute(f"SELECT {place} FROM nodes WHERE {place} <> ''").fetchone()

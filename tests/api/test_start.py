@@ -30,11 +30,11 @@ def test_answers_report_unread_built_in_knowledge(
     may_read = threading.Event()
     read_all = Worker.read_all
 
-    def held_up(self: Worker, stop: threading.Event, until_upload: bool = False) -> None:
+    def delayed(self: Worker, stop: threading.Event, until_upload: bool = False) -> None:
         may_read.wait(60)
         read_all(self, stop, until_upload)
 
-    monkeypatch.setattr(Worker, "read_all", held_up)
+    monkeypatch.setattr(Worker, "read_all", delayed)
     with TestClient(create_app(settings), URL) as client:
         try:
             starting = client.get("/readyz")

@@ -15,7 +15,6 @@ from api.operations.trajectories import accept_body
 from api.services import Services, evaluate_processes
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
-from kb.workers import keep_lease
 from optimizer.evaluation.queue import EvaluationQueue
 from skills.trajectories.queue import TrajectoryQueue, requeue
 from skills.trajectories.reading import trajectory_store
@@ -140,14 +139,3 @@ def test_trajectory_in_progress_is_not_taken(services: Services) -> None:
     ran = kernlore("trajectories", "verify", DAMAGED, "--json", data=data)
     assert (ran.code, ran.json["state"]) == (1, "failed"), ran.err
     assert store.end(row.id, "service1", "failed")  # it belonged to the service all the time
-
-
-def test_lease_is_renewed_and_its_loss_detected(services: Services) -> None:
-    store = trajectory_store(services)
-    add_damaged(services)
-    assert store.take(DAMAGED, "w1", 0.4)
-    with keep_lease(lambda: store.renew(DAMAGED, "w1", 0.4), 0.4, "test") as lost:
-        time.sleep(1.0)
-        assert store.expire() == [] and not lost.is_set()
-        assert store.release(DAMAGED, "w1") and store.take(DAMAGED, "w2", 60)
-        assert lost.wait(30)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.search.model_writes.cells import Attempt, Cell, load_cells, replayed
-from benchmarks.search.model_writes.chips import FAMILIES, draw, other_documents
+from benchmarks.search.model_writes.cells import Attempt, Cell, cost_of, load_cells, replayed
+from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw, emulated, other_documents
 from benchmarks.search.model_writes.report import (
     about_arms,
     bootstrap,
@@ -18,7 +18,8 @@ from benchmarks.search.model_writes.report import (
     pairs,
     tokens_to_right,
 )
-from kb.errors import InvalidRequest
+from kb.errors import InvalidRequest, Unavailable
+from optimizer.search.runs.places import places_for
 from tests.retrieval.drawn_bases import DrawnBase
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow(seconds=10)
 CELLS = Path(__file__).with_name("cells")  # of models with a single answer
 
 
-def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
+def stored_cell(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
     attempts = tuple(
         Attempt(v, cycles if v == "correct" else None, 1_000 * n, 0.5, 0.25)
         for n, v in enumerate(validities, 1)
@@ -35,27 +36,32 @@ def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
 
 
 def test_cell_has_first_compiled_and_first_correct_attempt() -> None:
-    cell = made("ours", "not_compiled", "incorrect", "correct")
+    cell = stored_cell("ours", "not_compiled", "incorrect", "correct")
     assert (cell.first_compiled, cell.first_right) == (2, 3)
     assert tokens_to_right(cell) == 6_000 and cost_ratio(cell) == 2.0
-    none = made("ours", "not_compiled")
+    none = stored_cell("ours", "not_compiled")
     assert (none.first_compiled, none.first_right, cost_ratio(none)) == (None, None, None)
     assert cell.name == "block-1-softmax-manual-alone-ours"
 
 
 def test_tables_count_outcomes() -> None:
     cells = [
-        made("ours", "correct"),
-        replace(made("ours", "not_compiled", "correct"), problem="matmul"),
-        made("nothing", "not_compiled"),
-        replace(made("nothing", "incorrect"), problem="matmul"),
+        stored_cell("ours", "correct"),
+        replace(stored_cell("ours", "not_compiled", "correct"), problem="matmul"),
+        stored_cell("nothing", "not_compiled"),
+        replace(stored_cell("nothing", "incorrect"), problem="matmul"),
     ]
     nothing, ours = [line.split(" | ") for line in by_arm(cells).splitlines()[2:]]
     # cells; compiled at 1, 4, 8; correct at 1, 4, 8; attempts, tokens, cycles
     assert ours[3:11] == ["ours", "2", "1/2", "2/2", "2/2", "1/2", "2/2", "2/2"]
     assert ours[11:14] == ["1.5", "2,000", "2.00"]
     assert nothing[3:14] == ["nothing", "2", *["1/2"] * 3, *["0/2"] * 3, "-", "-", "-"]
-    assert by_arm([made("ours", "correct"), made("ours", "correct", seed=2)]).count("ours") == 2
+    assert (
+        by_arm([stored_cell("ours", "correct"), stored_cell("ours", "correct", seed=2)]).count(
+            "ours"
+        )
+        == 2
+    )
     compared = pairs(cells).splitlines()
     assert len(compared) == 3 and compared[2].startswith("| nothing | 2 | +0.50 [")
     assert compared[2].endswith("| +1.00 [+1.00, +1.00] |")
@@ -84,8 +90,15 @@ def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) 
     """Without a model; the chip is drawn again and its tools evaluate again."""
     base = DrawnBase(tmp_path, model_cache)
     try:
-        chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
-        base.describe(chip)
+        if cell.chip:
+            chip: Chip = emulated(cell.chip, cell.seed, tmp_path, tmp_path)
+            try:
+                places_for(base.services, chip.id, chip.language)
+            except Unavailable as missing:
+                pytest.skip(f"{missing.message}. {missing.hint} (`make emulators`)")
+        else:
+            chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
+            base.describe(chip)
         nodes = replayed(base.local, chip, cell, CELLS)
     finally:
         base.local.close()
@@ -93,4 +106,4 @@ def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) 
     assert results == [attempt.validity for attempt in cell.attempts]
     for node, attempt in zip(nodes, cell.attempts, strict=True):
         timings = node.evaluation.timings if node.evaluation is not None else ()
-        assert (timings[0].cycles if timings else None) == attempt.cost
+        assert cost_of(next(iter(timings), None)) == attempt.cost

@@ -132,7 +132,7 @@ def test_oversized_archive_in_mail_is_refused() -> None:
     assert any("unpacks to more than 2 MiB" in warning for warning in read.warnings)
 
 
-def test_cell_span_is_limited_to_what_word_writes() -> None:
+def test_cell_span_is_limited_to_that_of_word() -> None:
     import docx
     from docx.oxml import OxmlElement
     from docx.oxml.ns import qn

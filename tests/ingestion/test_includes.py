@@ -22,7 +22,7 @@ def test_asciidoc_in_parts_has_one_section_tree() -> None:
         "notes.md": "# Notes\n",
     }
     upload = joined(files)
-    assert upload.part_of == {"spec/chapters/two.adoc": "spec/main.adoc"}  # not what is cut
+    assert upload.part_of == {"spec/chapters/two.adoc": "spec/main.adoc"}  # without the cut file
     document = parse(upload.texts["spec/main.adoc"], "main.adoc")
     shown = [(e.text, e.level) for e in document.elements]
     assert shown == [("Spec", 1), ("One", 2), ("Two", 2), ("ld x0", None), ("Three", 2)]
@@ -48,7 +48,7 @@ def test_latex_in_parts() -> None:
     assert document.warnings == ()
 
 
-def test_circles_and_bombs_end() -> None:
+def test_cycles_and_bombs_are_bounded() -> None:
     circle = {"a.adoc": "A\n\ninclude::b.adoc[]\n", "b.adoc": "B\n\ninclude::a.adoc[]\n"}
     upload = joined(circle)
     assert upload.part_of == {"b.adoc": "a.adoc"} and upload.texts["a.adoc"].count(b"\nB") == 1
@@ -59,5 +59,5 @@ def test_circles_and_bombs_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.adoc", "a.tex"])
-def test_a_file_alone_stays_as_it_is(name: str) -> None:
+def test_single_file_is_unchanged(name: str) -> None:
     assert joined({name: "include::b[]\\input{b}"}) == JoinedUpload()

@@ -80,7 +80,7 @@ def echoing(limits: ParseLimits = SMALL) -> ParserProcess:
     return ParserProcess(limits, entry=f"{HERE}:echo")
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     for _ in range(100):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -162,7 +162,7 @@ def test_hanging_parser_is_killed_with_its_children(tmp_path: Path) -> None:
         with pytest.raises(ParseFailed, match="out of time"):
             parser.parse(written(tmp_path, f"sleep {note}"), "slow")
         child, grandchild = map(int, note.read_text().split())
-        assert gone(child) and gone(grandchild)
+        assert has_ended(child) and has_ended(grandchild)
         assert parser.parse(written(tmp_path, "ok"), "after").elements
 
 
@@ -232,7 +232,7 @@ def test_parser_exits_with_its_parent(tmp_path: Path) -> None:
     finally:
         parent.kill()
         parent.wait()
-    assert eventually(lambda: all(gone(int(pid)) for pid in note.read_text().split()))
+    assert eventually(lambda: all(has_ended(int(pid)) for pid in note.read_text().split()))
     assert eventually(lambda: list(scratch.iterdir()) == [])
 
 

@@ -616,7 +616,7 @@ def test_damaged_catalog_is_not_copied(store: Store, tmp_path: Path) -> None:
     assert not (tmp_path / "backup.tar").exists()
 
 
-def test_manifest_equals_what_was_written(backup: Path) -> None:
+def test_manifest_equals_the_contents(backup: Path) -> None:
     contents = verify_backup(backup)
     assert members_of(backup)[0][1] == manifest_text(contents.manifest)
     assert contents.files == len(members_of(backup)) - 2

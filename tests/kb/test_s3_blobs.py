@@ -57,7 +57,7 @@ def on_s3(store: Store, url: str) -> Store:
     return store
 
 
-def away(call: Callable[[], object]) -> StoreAway:
+def stopped_server_error(call: Callable[[], object]) -> StoreAway:
     with pytest.raises(StoreAway) as refused:
         call()
     output = refused.value.message + refused.value.hint
@@ -111,7 +111,7 @@ def test_missing_bucket_is_named(blobs: Blobs) -> None:
         lambda: wrong.delete(key),
     )
     for call in calls:
-        error = away(call)
+        error = stopped_server_error(call)
         assert "no-such-bucket-of-kernlore" in error.message and "bucket" in error.hint
 
 
@@ -134,7 +134,7 @@ def test_refused_credentials(
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     refused = Blobs(url)
     for call in (refused.check, lambda: refused.get(key), lambda: refused.put(b"other")):
-        error = away(call)
+        error = stopped_server_error(call)
         assert "refuses the credentials" in error.message and "AWS_ACCESS_KEY_ID" in error.hint
 
 
@@ -144,8 +144,8 @@ def test_read_only_credentials(blobs: Blobs, url: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER[1])
     reader = Blobs(url)
     assert reader.get(key) == b"manual"
-    assert "AccessDenied" in away(lambda: reader.put(b"other")).message
-    assert "AccessDenied" in away(lambda: reader.delete(key)).message
+    assert "AccessDenied" in stopped_server_error(lambda: reader.put(b"other")).message
+    assert "AccessDenied" in stopped_server_error(lambda: reader.delete(key)).message
     assert blobs.get(key) == b"manual"
 
 
@@ -157,10 +157,10 @@ def test_unresponsive_server(
     blobs = Blobs(url)
     key = blobs.put(b"x" * 100_000)
     proxy.set(mode)  # type: ignore[arg-type]
-    assert "does not answer" in away(lambda: blobs.get(key)).message
+    assert "does not answer" in stopped_server_error(lambda: blobs.get(key)).message
     if mode != "cut":
-        away(lambda: blobs.put(b"other"))
-        away(blobs.check)
+        stopped_server_error(lambda: blobs.put(b"other"))
+        stopped_server_error(blobs.check)
     proxy.set("pass")
     assert blobs.get(key) == b"x" * 100_000 and list(blobs.sizes()) == [key]
 
@@ -174,8 +174,8 @@ def test_killed_server_has_all_blobs_after_restart(blobs: Blobs, s3_server: S3Se
     key = blobs.put(b"manual")
     s3_server.stop()
     try:
-        away(lambda: blobs.get(key))
-        away(lambda: blobs.put(b"other"))
+        stopped_server_error(lambda: blobs.get(key))
+        stopped_server_error(lambda: blobs.put(b"other"))
     finally:
         s3_server.start()
     assert blobs.get(key) == b"manual" and list(blobs.sizes()) == [key]
@@ -243,7 +243,7 @@ def test_missing_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3S
 
 def test_upload_to_unreachable_store_leaves_no_rows(on_s3: Store, proxy: FaultyProxy) -> None:
     proxy.set("refuse")
-    away(lambda: on_s3.submit("manual.md", MANUAL, hardware=("h100",)))
+    stopped_server_error(lambda: on_s3.submit("manual.md", MANUAL, hardware=("h100",)))
     assert on_s3.rows("documents") == on_s3.rows("work") == 0
 
 
@@ -258,7 +258,7 @@ def test_deletion_is_completed_once_files_are_reachable(on_s3: Store, proxy: Fau
     document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     on_s3.documents.delete(document)
     proxy.set("refuse")
-    away(lambda: erase_deleted(on_s3.catalog, on_s3.blobs))
+    stopped_server_error(lambda: erase_deleted(on_s3.catalog, on_s3.blobs))
     assert is_erasure_owed(on_s3.catalog) and on_s3.by_words("quince") == []
     proxy.set("pass")
     assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]

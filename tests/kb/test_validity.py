@@ -1,4 +1,4 @@
-"""Versions of tools: what texts say about them, and how a piece of knowledge stands to them."""
+"""Versions of tools: statements about them in texts, and the validity of knowledge for them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HIP version: 6.4.43482-0f2d60242
         ("#$ _TARGET_DIR_=/usr/local/cuda-12.6/bin\n", {"cuda": "12.6"}),
     ],
 )
-def test_versions_are_read_from_what_tools_print(text: str, versions: dict[str, str]) -> None:
+def test_versions_are_read_from_tool_output(text: str, versions: dict[str, str]) -> None:
     read = read_versions(text)
     assert {tool: read.get(tool) for tool in versions} == versions
 
@@ -71,7 +71,7 @@ def test_versions_are_read_from_what_tools_print(text: str, versions: dict[str, 
         "the kernel needs triton 3.8 to run",
     ],
 )
-def test_constraints_and_numbers_are_no_versions(text: str) -> None:
+def test_constraints_and_numbers_are_not_versions(text: str) -> None:
     assert read_versions(text) == {}
 
 
@@ -87,7 +87,7 @@ def test_pairs_and_texts_name_versions() -> None:
         checked_versions({"triton": "newest"})
 
 
-def test_a_toolkit_brings_its_assembler_and_its_isa() -> None:
+def test_toolkit_implies_its_assembler_and_isa() -> None:
     assert with_implied({"cuda": "13.0"}) == {"cuda": "13.0", "ptxas": "13.0", "ptx": "9.0"}
     own = with_implied({"cuda": "13.0", "ptxas": "12.9.86"})
     assert own == {"cuda": "13.0", "ptxas": "12.9.86", "ptx": "8.8"}
@@ -106,12 +106,12 @@ def test_a_toolkit_brings_its_assembler_and_its_isa() -> None:
         ("float32; GCC or a compiler with its vector extensions", []),
     ],
 )
-def test_sentences_say_with_which_versions(text: str, bounds: list[tuple[str, str, str]]) -> None:
+def test_sentences_state_their_versions(text: str, bounds: list[tuple[str, str, str]]) -> None:
     seen = seen_with(text, checked="compiled", date="2026-11-25")
     assert [(v.tool, v.min, v.max) for v in seen] == bounds
 
 
-def test_marks_say_what_a_version_lacks() -> None:
+def test_marks_name_missing_features_of_a_version() -> None:
     needs = Validity("triton", min="3.8")
     assert needs.mark("3.6") == "needs Triton 3.8; yours is 3.6"
     assert needs.mark("3.8.0") == needs.mark("3.10") == ""
@@ -122,7 +122,7 @@ def test_marks_say_what_a_version_lacks() -> None:
     assert ran.mark("13.4") == "ran with CUDA 13.0; yours is newer, 13.4" and not ran.mark("13")
 
 
-def test_one_statement_that_admits_a_version_is_enough_for_its_tool() -> None:
+def test_one_matching_statement_admits_a_version() -> None:
     seen = [Validity("triton", v, v, checked="ran") for v in ("3.4", "3.7")]
     needs = Validity("triton", min="3.3")
     assert standing(seen, {"triton": "3.7.1"}).stand == "holds"
@@ -132,7 +132,7 @@ def test_one_statement_that_admits_a_version_is_enough_for_its_tool() -> None:
     assert standing(seen, {"clang": "19"}).stand == "unknown"
 
 
-def test_the_newest_check_decides_whether_something_holds() -> None:
+def test_newest_check_decides_validity() -> None:
     right = Validity("clang", "19", "19", checked="ran", date="2026-11-20")
     refused = Validity("clang", "19", "19", checked="compiled", date="2026-11-28", holds=False)
     again = Validity("clang", "19", "19", checked="compiled", date="2026-11-29")
@@ -152,12 +152,12 @@ def test_the_newest_check_decides_whether_something_holds() -> None:
         ({"tool": "triton", "min": "3.8", "since": "3.8"}, "unknown since"),
     ],
 )
-def test_a_row_that_cannot_be_used_says_why(row: dict[str, str], problem: str) -> None:
+def test_unusable_row_has_a_reason(row: dict[str, str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         validity_of(row)
 
 
-def test_every_name_of_a_tool_is_that_of_one_tool() -> None:
+def test_tool_names_are_unique() -> None:
     names = [
         name.lower()
         for tool in load_tools().by_id.values()

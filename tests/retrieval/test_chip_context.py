@@ -304,7 +304,7 @@ def test_section_starts_with_sentence(bases: Bases, family: str) -> None:
                 assert prose is None, text[:80]
 
 
-def test_parts_name_what_context_shows(bases: Bases) -> None:
+def test_parts_list_the_context(bases: Bases) -> None:
     answer = bases.ask("block", max_tokens=4_000, **requests(bases, "block")["speed_up"])
     shown = [(i, source) for i, source, _, _ in excerpts(answer.context)]
     assert [(p.id, p.citation) for p in answer.parts] == shown

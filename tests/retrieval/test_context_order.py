@@ -134,13 +134,13 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
     opened.close()
 
 
-def asked(retriever: Retriever, **given: object) -> Answer:
+def answer_to(retriever: Retriever, **given: object) -> Answer:
     return retriever.retrieve(RetrieveRequest(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_meaning_of_an_error_code_is_in_every_budget(retriever: Retriever, budget: int) -> None:
-    answer = asked(retriever, hardware="kestrel-2", log=LOG, max_tokens=budget)
+    answer = answer_to(retriever, hardware="kestrel-2", log=LOG, max_tokens=budget)
     assert "There is no fourth tag" in answer.excerpts[0].text
     assert "There is no fourth tag" in answer.context, answer.context
     assert answer.context_tokens <= budget
@@ -148,7 +148,7 @@ def test_meaning_of_an_error_code_is_in_every_budget(retriever: Retriever, budge
 
 @pytest.mark.parametrize("budget", [300, 400, 600, 1_000, 1_500])
 def test_meaning_precedes_unrelated_text(retriever: Retriever, budget: int) -> None:
-    context = asked(retriever, hardware="kestrel-2", log=LOG, max_tokens=budget).context
+    context = answer_to(retriever, hardware="kestrel-2", log=LOG, max_tokens=budget).context
     place = context.index("There is no fourth tag")
     assert context.index("K2E-0331: tag out of range") < place
     for other in ("must come from the shape", "Computes the", "`vadd"):
@@ -157,26 +157,26 @@ def test_meaning_precedes_unrelated_text(retriever: Retriever, budget: int) -> N
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_first_excerpt_is_in_every_budget_on_known_chip(retriever: Retriever, budget: int) -> None:
-    answer = asked(retriever, hardware="h100", log=PTXAS, max_tokens=budget)
+    answer = answer_to(retriever, hardware="h100", log=PTXAS, max_tokens=budget)
     assert "60,000 bytes" in answer.excerpts[0].text
     assert answer.excerpts[0].id in answer.context or "60,000 bytes" in answer.context
 
 
 @pytest.mark.parametrize("budget", [*range(150, 200, 3), 300, 600, 2_000, 8_000])
 def test_question_is_answered_in_small_budget(retriever: Retriever, budget: int) -> None:
-    answer = asked(retriever, hardware="kestrel-2", query=QUESTION, max_tokens=budget)
+    answer = answer_to(retriever, hardware="kestrel-2", query=QUESTION, max_tokens=budget)
     assert "three transfers in flight." in answer.context
 
 
 def test_long_list_of_names_starts_with_card_of_name(retriever: Retriever) -> None:
     question = "what does `vtanh` do"
-    context = asked(retriever, hardware="kestrel-2", query=question, max_tokens=400).context
+    context = answer_to(retriever, hardware="kestrel-2", query=question, max_tokens=400).context
     assert "the tanh of 48 lanes" in context and "the sqrt of 48 lanes" not in context
 
 
 def test_leading_card_appears_once_with_others(retriever: Retriever) -> None:
     question = "what do `vtanh` and `vland.wait` and `perch.wait` do, and `vexp`"
-    context = asked(retriever, hardware="kestrel-2", query=question, max_tokens=2_000).context
+    context = answer_to(retriever, hardware="kestrel-2", query=question, max_tokens=2_000).context
     assert context.count("the tanh of 48 lanes") == context.count("the exp of 48 lanes") == 1
 
 
@@ -185,7 +185,7 @@ def test_leading_card_appears_once_with_others(retriever: Retriever) -> None:
 def test_small_budget_holds_first_message(
     retriever: Retriever, hardware: str, log: str, budget: int
 ) -> None:
-    context = asked(retriever, hardware=hardware, log=log * 3, max_tokens=budget).context
+    context = answer_to(retriever, hardware=hardware, log=log * 3, max_tokens=budget).context
     assert log[:40] in context
 
 
@@ -198,11 +198,11 @@ def test_first_message_is_cut_to_budget() -> None:
 
 def test_excluded_passage_is_in_no_excerpt_or_document(retriever: Retriever) -> None:
     given = {"hardware": "kestrel-2", "log": LOG, "max_tokens": 8_000}
-    first = asked(retriever, **given)
+    first = answer_to(retriever, **given)
     assert "whole" in first.context and "There is no fourth tag" in first.context
     # The explanation of a code is a passage and a card with separate ids.
     cards = [part.id for part in first.parts if part.kind == "symbols"]
-    second = asked(retriever, exclude=(first.excerpts[0].id, *cards), **given)
+    second = answer_to(retriever, exclude=(first.excerpts[0].id, *cards), **given)
     assert first.excerpts[0].id not in {excerpt.id for excerpt in second.excerpts}
     assert "There is no fourth tag" not in second.context
     assert second.excerpts and "three transfers in flight" in second.context
@@ -210,47 +210,47 @@ def test_excluded_passage_is_in_no_excerpt_or_document(retriever: Retriever) -> 
 
 def test_signal_alone_omits_excluded_passages(retriever: Retriever) -> None:
     given = {"hardware": "h100", "signal": "memory_bound"}
-    first = asked(retriever, **given)
+    first = answer_to(retriever, **given)
     # The explanation of a code is a passage and a card with separate ids.
     cards = [part.id for part in first.parts if part.kind == "symbols"]
-    second = asked(retriever, exclude=(first.excerpts[0].id, *cards), **given)
+    second = answer_to(retriever, exclude=(first.excerpts[0].id, *cards), **given)
     assert first.excerpts[0].id not in {excerpt.id for excerpt in second.excerpts}
 
 
 def test_run_is_not_given_unhelpful_excerpts_again(retriever: Retriever) -> None:
     given = {"hardware": "h100", "log": PTXAS, "run_id": "run_1"}
-    first = asked(retriever, **given)
+    first = answer_to(retriever, **given)
     vain = first.excerpts[0].id
     retriever.report_outcome(first.retrieval_id, used=(vain,), correct=False)
-    second = asked(retriever, **given)
+    second = answer_to(retriever, **given)
     assert second.excerpts and vain not in {excerpt.id for excerpt in second.excerpts}
     assert first.excerpts[1].id in {excerpt.id for excerpt in second.excerpts}
     retriever.report_outcome(second.retrieval_id, correct=False)
-    third = asked(retriever, **given)
+    third = answer_to(retriever, **given)
     assert not {e.id for e in second.excerpts} & {e.id for e in third.excerpts}
 
 
 def test_unknown_excluded_ids_are_named(retriever: Retriever) -> None:
     given = {"hardware": "kestrel-2", "log": LOG}
-    known = asked(retriever, **given)
+    known = answer_to(retriever, **given)
     ids = (*(e.id for e in known.excerpts), *(part.id for part in known.parts))
-    assert not any("`exclude`" in hint for hint in asked(retriever, exclude=ids, **given).hints)
-    hints = asked(retriever, exclude=("psg_none", known.excerpts[0].id), **given).hints
+    assert not any("`exclude`" in hint for hint in answer_to(retriever, exclude=ids, **given).hints)
+    hints = answer_to(retriever, exclude=("psg_none", known.excerpts[0].id), **given).hints
     [hint] = [hint for hint in hints if "`exclude`" in hint]
     assert "'psg_none'" in hint and known.excerpts[0].id not in hint
 
 
 def test_unknown_language_gives_one_hint(retriever: Retriever) -> None:
     given = {"hardware": "h100", "signal": "memory_bound"}
-    assert asked(retriever, **given).hints == ()
-    [hint] = asked(retriever, language="klingon", **given).hints
+    assert answer_to(retriever, **given).hints == ()
+    [hint] = answer_to(retriever, language="klingon", **given).hints
     assert "klingon" in hint
 
 
 def test_section_about_another_signal_comes_later(
     retriever: Retriever,
 ) -> None:
-    answer = asked(
+    answer = answer_to(
         retriever, hardware="h100", language="triton", signal="correctness_mismatch", log=UNEQUAL
     )
     assert "the tail has no mask" in answer.excerpts[0].text
@@ -259,15 +259,15 @@ def test_section_about_another_signal_comes_later(
 
 @pytest.mark.parametrize("hardware", [None, "h100"])
 def test_code_defined_by_one_chip_names_it(retriever: Retriever, hardware: str | None) -> None:
-    answer = asked(retriever, hardware=hardware, log=LOG)
+    answer = answer_to(retriever, hardware=hardware, log=LOG)
     [hint] = [hint for hint in answer.hints if "K2E-0331" in hint]
     assert "hardware=kestrel-2" in hint and "KESTREL-2 ERROR CODES" in hint
     assert "There is no fourth tag" not in answer.context
-    own = asked(retriever, hardware="kestrel-2", log=LOG)
+    own = answer_to(retriever, hardware="kestrel-2", log=LOG)
     assert not any("K2E-0331" in hint for hint in own.hints)
 
 
 def test_code_of_an_invisible_chip_is_not_named(retriever: Retriever) -> None:
     access = AccessScope(hardware=frozenset({"h100", "hopper", "nvidia", "any"}))
-    answer = asked(retriever, hardware="h100", log=LOG, access_scope=access)
+    answer = answer_to(retriever, hardware="h100", log=LOG, access_scope=access)
     assert not any("kestrel" in hint for hint in answer.hints)

@@ -122,79 +122,79 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
     opened.close()
 
 
-def asked(retriever: Retriever, **given: object) -> Answer:
+def answer_to(retriever: Retriever, **given: object) -> Answer:
     about = {"hardware": "x86-64", "language": "cpp", "op": "softmax", "max_tokens": 6_000}
     return retriever.retrieve(RetrieveRequest(**{**about, "task": "write", **given}))  # type: ignore[arg-type]
 
 
 def test_advice_for_another_kind_of_machine_is_omitted(retriever: Retriever) -> None:
-    context = asked(retriever).context
+    context = answer_to(retriever).context
     assert "a warp owns a row" not in context
     assert "reads each row once on any machine" in context
     assert "in the cache of its core" in context and "OpenMP thread whole rows" in context
 
 
 def test_foreign_advice_is_omitted_when_optimising(retriever: Retriever) -> None:
-    context = asked(retriever, task=None, signal="memory_bound").context
+    context = answer_to(retriever, task=None, signal="memory_bound").context
     assert "a warp owns a row" not in context
 
 
 def test_gpu_gets_advice_for_gpus(retriever: Retriever) -> None:
-    context = asked(retriever, hardware="gpu", language="cuda").context
+    context = answer_to(retriever, hardware="gpu", language="cuda").context
     assert "a warp owns a row" in context and "any machine" in context
     assert "OpenMP thread whole rows" not in context
 
 
 def test_unusual_chip_gets_all_general_advice(retriever: Retriever) -> None:
-    context = asked(retriever, hardware="mi300x", language="triton").context  # no hip here
+    context = answer_to(retriever, hardware="mi300x", language="triton").context  # no hip here
     assert "a warp owns a row" in context and "OpenMP thread whole rows" in context
 
 
 def test_question_may_be_about_any_machine(retriever: Retriever) -> None:
     question = "which rows of a softmax does a warp own"
-    assert "a warp owns a row" in asked(retriever, task=None, query=question).context
+    assert "a warp owns a row" in answer_to(retriever, task=None, query=question).context
 
 
 def test_sections_about_missing_extensions_are_omitted(retriever: Retriever) -> None:
-    context = asked(retriever, lacks=LACKS, max_tokens=20_000).context
+    context = answer_to(retriever, lacks=LACKS, max_tokens=20_000).context
     assert "AMX and softmax" not in context and "__mmask16" not in context
-    whole = asked(retriever, max_tokens=20_000).context
+    whole = answer_to(retriever, max_tokens=20_000).context
     assert "AMX and softmax" in whole or "__mmask16" in whole
 
 
 def test_names_of_missing_extensions_are_omitted(retriever: Retriever) -> None:
-    context = asked(retriever, lacks=LACKS).context
+    context = answer_to(retriever, lacks=LACKS).context
     assert all(f"`void {name}(a)`" in context for name in LISTED)
     assert not any(name + "(" in context for name in ABSENT)
-    whole = asked(retriever).context
+    whole = answer_to(retriever).context
     assert all(f"`void {name}(a)`" in whole for name in (*LISTED, *ABSENT))
 
 
 def test_other_pass_of_an_operator_is_omitted(retriever: Retriever) -> None:
     message = "sums the product of gradient and result"
-    assert message not in asked(retriever).context
-    assert message in asked(retriever, op="softmax_backward").context
-    assert message in asked(retriever, op="loss").context
+    assert message not in answer_to(retriever).context
+    assert message in answer_to(retriever, op="softmax_backward").context
+    assert message in answer_to(retriever, op="loss").context
 
 
 def test_repair_omits_sections_of_other_failures(retriever: Retriever) -> None:
     wrong, linking = "whose results differ sums in another order", "needs C linkage in g++"
     log = "case declared: output0 is off by 0.5 where 0.01 is allowed: a softmax of rows"
-    context = asked(retriever, task=None, log=log, signals=("correctness_mismatch",)).context
+    context = answer_to(retriever, task=None, log=log, signals=("correctness_mismatch",)).context
     assert wrong in context and linking not in context
     both = ("correctness_mismatch", "link_error")
-    assert linking in asked(retriever, task=None, log=log, signals=both).context
-    assert linking in asked(retriever).context  # no failure
+    assert linking in answer_to(retriever, task=None, log=log, signals=both).context
+    assert linking in answer_to(retriever).context  # no failure
 
 
 def test_guide_to_operator_missing_from_reference_is_omitted(
     retriever: Retriever,
 ) -> None:
     message = "Attention gives rows of a softmax"
-    assert message in asked(retriever, op="reduction").context  # its operators are unknown
-    assert message not in asked(retriever, op="reduction", operators=("sum", "amax")).context
-    assert message in asked(retriever, op="reduction", operators=("_softmax", "sum")).context
-    assert message in asked(retriever, op="attention", operators=("sum",)).context
+    assert message in answer_to(retriever, op="reduction").context  # its operators are unknown
+    assert message not in answer_to(retriever, op="reduction", operators=("sum", "amax")).context
+    assert message in answer_to(retriever, op="reduction", operators=("_softmax", "sum")).context
+    assert message in answer_to(retriever, op="attention", operators=("sum",)).context
 
 
 def test_refused_section_is_not_replaced_by_low_ranked_ones(

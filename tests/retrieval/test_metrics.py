@@ -157,7 +157,7 @@ def test_documented_neuron_profile_fields_are_read() -> None:
     assert normalise(dict.fromkeys(fields, 0.5)).unrecognised == ()
 
 
-def test_impossible_values_are_kept_and_named() -> None:
+def test_impossible_values_are_returned_and_named() -> None:
     normalised = normalise({"dram_throughput_pct": 131, "occupancy_pct": 50})
     assert normalised.implausible == ("dram_throughput_pct",)
     assert normalise({"dram_throughput_pct": 104.9}).implausible == ()

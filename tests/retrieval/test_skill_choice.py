@@ -293,12 +293,12 @@ def test_search_starts_with_recipes_of_its_operator(catalog: Catalog) -> None:
     put(catalog, "advice", scopes=softmax)  # a remedy, without a known problem
     put(catalog, "elsewhere", recipe=recipe, scopes=softmax, predicate='problem.dtype == "int8"')
 
-    def begun(op: str | None) -> list[str]:
+    def initial_skills(op: str | None) -> list[str]:
         request = RetrieveRequest(query="faster", hardware="h100", op=op, dtype="float32")
         return names(choose_skills(known(catalog), request, [], SCOPE, {}, {}))
 
-    assert begun("log_softmax") == ["measured", "general"]  # an alias of the operator
-    assert begun(None) == []
+    assert initial_skills("log_softmax") == ["measured", "general"]  # an alias of the operator
+    assert initial_skills(None) == []
 
 
 # -- conditions on the text of a skill

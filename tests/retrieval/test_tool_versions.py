@@ -62,7 +62,7 @@ def marks(answer: Answer) -> dict[str, str]:
     return {e.section.rpartition(" > ")[2]: e.mark for e in answer.excerpts}
 
 
-def test_what_is_newer_is_marked_and_what_is_false_is_not_shown(retriever: Retriever) -> None:
+def test_newer_statements_are_marked_and_refuted_ones_omitted(retriever: Retriever) -> None:
     answer = ask(retriever, versions={"triton": "3.6.0"})
     assert answer.versions == {"triton": "3.6.0"}
     assert marks(answer) == {
@@ -77,13 +77,13 @@ def test_what_is_newer_is_marked_and_what_is_false_is_not_shown(retriever: Retri
     assert marks(new) == {"Contraction is opt-in": "", "Costs of fusion": ""}
 
 
-def test_a_log_states_versions_and_a_request_has_the_last_word(retriever: Retriever) -> None:
+def test_versions_of_a_request_override_those_of_its_log(retriever: Retriever) -> None:
     log = "triton==3.6.0\nerror: failed to compile\n"
     assert ask(retriever, log=log).versions == {"triton": "3.6.0"}
     assert ask(retriever, log=log, versions={"triton": "3.9"}).versions == {"triton": "3.9"}
 
 
-def test_without_versions_nothing_is_marked_or_left_out(retriever: Retriever) -> None:
+def test_without_versions_answers_are_unmarked(retriever: Retriever) -> None:
     answer = ask(retriever)
     assert set(marks(answer).values()) == {""} and len(marks(answer)) == 3
     assert answer.versions == {} and " versions=" not in answer.context
@@ -91,7 +91,7 @@ def test_without_versions_nothing_is_marked_or_left_out(retriever: Retriever) ->
     assert held["Contraction is opt-in"][0].min == "3.8"
 
 
-def test_what_a_check_refuted_is_shown_to_nobody_but_callers_with_other_versions(
+def test_refuted_statement_is_shown_only_for_other_versions(
     store: Store, retriever: Retriever
 ) -> None:
     document = store.ingest("kernel.md", "# Kernel\n\n## A fusion\n\nFusion of add by hand.\n")

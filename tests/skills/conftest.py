@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.skills.trials.curated import KeptDevice
+from tests.skills.trials.curated import ReusedDevice
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _end_kept_processes() -> Iterator[None]:
     yield
-    KeptDevice.end()
+    ReusedDevice.end()

@@ -41,7 +41,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def bring(catalog: Catalog, tmp_path: Path, skill: SkillFile) -> Imported:
+def import_skill(catalog: Catalog, tmp_path: Path, skill: SkillFile) -> Imported:
     return SkillLibrary(catalog).import_folder(write_skill(skill, tmp_path), actor="ann")
 
 
@@ -49,8 +49,8 @@ def test_conflicting_skills_name_each_other_without_evidence(
     catalog: Catalog, tmp_path: Path
 ) -> None:
     library = SkillLibrary(catalog)
-    assert bring(catalog, tmp_path, ADVICE).warnings == ()
-    (message,) = bring(catalog, tmp_path, WARNING).warnings
+    assert import_skill(catalog, tmp_path, ADVICE).warnings == ()
+    (message,) = import_skill(catalog, tmp_path, WARNING).warnings
     assert (
         message == "It conflicts with double-buffer (candidate), which advises it. Both are shown."
     )
@@ -69,8 +69,8 @@ def test_approval_names_conflicting_skills(catalog: Catalog, tmp_path: Path) -> 
     from kb.catalog.skills.writing import set_state
 
     library = SkillLibrary(catalog)
-    bring(catalog, tmp_path, ADVICE)
-    bring(catalog, tmp_path, WARNING)
+    import_skill(catalog, tmp_path, ADVICE)
+    import_skill(catalog, tmp_path, WARNING)
     with catalog.write() as connection:
         event = set_state(
             connection, "no-double-buffer", "active", actor="ann", reason="known", force=True
@@ -82,15 +82,15 @@ def test_approval_names_conflicting_skills(catalog: Catalog, tmp_path: Path) -> 
 def test_other_operators_or_transformations_do_not_conflict(
     catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(catalog, tmp_path, ADVICE)
+    import_skill(catalog, tmp_path, ADVICE)
     elsewhere = {**WARNING.metadata, "kb.ops": "softmax"}
     another = {**WARNING.metadata, "kb.transformation": "unroll"}
     for metadata in (elsewhere, another):
-        assert bring(catalog, tmp_path, replace(WARNING, metadata=metadata)).warnings == ()
+        assert import_skill(catalog, tmp_path, replace(WARNING, metadata=metadata)).warnings == ()
 
 
 def test_exported_warning_is_marked_and_imports_unchanged(catalog: Catalog, tmp_path: Path) -> None:
-    bring(catalog, tmp_path / "in", WARNING)
+    import_skill(catalog, tmp_path / "in", WARNING)
     library = SkillLibrary(catalog)
     (folder,) = library.export(tmp_path / "out", [WARNING.name])
     exported = read_skill(folder)
@@ -104,7 +104,7 @@ def test_exported_warning_is_marked_and_imports_unchanged(catalog: Catalog, tmp_
 
 def test_warning_with_use_when_description_is_reported(catalog: Catalog, tmp_path: Path) -> None:
     advising = replace(WARNING, description="Use when a kernel waits: load early.")
-    (message,) = bring(catalog, tmp_path, advising).warnings
+    (message,) = import_skill(catalog, tmp_path, advising).warnings
     assert "let the description name the change to avoid" in message
     (folder,) = SkillLibrary(catalog).export(tmp_path / "out", [WARNING.name])
     assert read_skill(folder).description.startswith("Avoid: Use when")
@@ -112,14 +112,14 @@ def test_warning_with_use_when_description_is_reported(catalog: Catalog, tmp_pat
 
 def test_unknown_operator_is_reported(catalog: Catalog, tmp_path: Path) -> None:
     odd = replace(ADVICE, metadata={"kb.signals": "memory_latency", "kb.ops": "sofmax,matmul"})
-    (message,) = bring(catalog, tmp_path, odd).warnings
+    (message,) = import_skill(catalog, tmp_path, odd).warnings
     assert "'sofmax'" in message and "Did you mean softmax" in message
 
 
 def test_long_warning_is_marked_in_its_body_only(catalog: Catalog, tmp_path: Path) -> None:
     long = replace(WARNING, description="Load " + "very " * 202 + "early.")
     assert len(long.description) > 1020
-    bring(catalog, tmp_path / "in", long)
+    import_skill(catalog, tmp_path / "in", long)
     library = SkillLibrary(catalog)
     (folder,) = library.export(tmp_path / "out", [long.name])
     assert read_skill(folder).description == long.description

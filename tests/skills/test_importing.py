@@ -13,7 +13,7 @@ from kb.errors import Conflict, InvalidKnowledge
 from skills.format.skillfile import write_skill
 from skills.skill_library import SkillLibrary
 from tests.skills.states import set_state
-from tests.skills.test_library import LEARNED, bring, measure, stocked
+from tests.skills.test_library import LEARNED, import_skill, measure, stocked
 
 pytestmark = pytest.mark.slow(seconds=4)
 
@@ -33,7 +33,7 @@ def library(catalog: Catalog) -> SkillLibrary:
 def test_retired_skill_is_revised_under_its_name(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     measure(catalog, LEARNED.name)
     set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
     set_state(library, LEARNED.name, "retired", actor="ann", reason="to revise it")
@@ -48,10 +48,10 @@ def test_retired_skill_is_revised_under_its_name(
 
 
 def test_quarantined_skill_cannot_be_revised(library: SkillLibrary, tmp_path: Path) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     set_state(library, LEARNED.name, "quarantined", actor="ann", reason="wrong")
     with pytest.raises(Conflict) as error:
-        bring(library, tmp_path, replace(LEARNED, body="Another step."))
+        import_skill(library, tmp_path, replace(LEARNED, body="Another step."))
     assert f"kernlore skills restore {LEARNED.name}" in error.value.hint
 
 
@@ -87,7 +87,7 @@ def test_two_unknown_ids_are_both_reported(library: SkillLibrary, tmp_path: Path
         files={},
     )
     with pytest.raises(InvalidKnowledge) as error:
-        bring(library, tmp_path, odd)
+        import_skill(library, tmp_path, odd)
     assert [p["path"] for p in error.value.details["problems"]] == [
         "metadata.kb.signals",
         "metadata.kb.predicate",

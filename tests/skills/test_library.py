@@ -96,7 +96,7 @@ def library(catalog: Catalog) -> SkillLibrary:
     return SkillLibrary(catalog)
 
 
-def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> Imported:
+def import_skill(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> Imported:
     return library.import_folder(written(skill, tmp_path / "in"), actor="ann")
 
 
@@ -270,7 +270,7 @@ def test_folder_without_skills_retires_nothing(library: SkillLibrary, tmp_path: 
 def test_import_does_not_block_shipped_skill(library: SkillLibrary, tmp_path: Path) -> None:
     """An import made before a release shipped a skill of its name."""
     name = "triton-mask-block-tail"
-    bring(library, tmp_path, replace(LEARNED, name=name))
+    import_skill(library, tmp_path, replace(LEARNED, name=name))
     assert library.show(name).summary.state == "candidate"
     library.sync_builtin(SHIPPED)
     shipped = library.show(name)
@@ -278,7 +278,7 @@ def test_import_does_not_block_shipped_skill(library: SkillLibrary, tmp_path: Pa
     assert shipped.body == read_skill(SHIPPED / name).body.strip()
     assert library.sync_builtin(SHIPPED).changed == 0
     with pytest.raises(Conflict, match="already here as curated"):
-        bring(library, tmp_path, replace(LEARNED, name=name))
+        import_skill(library, tmp_path, replace(LEARNED, name=name))
 
 
 def test_skill_no_longer_shipped_is_retired_and_can_return(
@@ -323,7 +323,7 @@ def test_import_is_a_candidate_without_its_claims(library: SkillLibrary, tmp_pat
 
 
 def test_export_import_export_is_byte_equal(library: SkillLibrary, tmp_path: Path) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     (first,) = library.export(tmp_path / "one", [LEARNED.name])
     other = SkillLibrary(stocked(tmp_path / "other"))
     other.import_folder(first, actor="bob")
@@ -335,7 +335,7 @@ def test_export_import_export_is_byte_equal(library: SkillLibrary, tmp_path: Pat
 def test_import_drops_only_state_and_evidence(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     measure(catalog, LEARNED.name)
     set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
     (first,) = library.export(tmp_path / "one", [LEARNED.name])
@@ -351,7 +351,7 @@ def test_import_drops_only_state_and_evidence(
 
 def test_exported_library_passes_reference_validator(library: SkillLibrary, tmp_path: Path) -> None:
     library.sync_builtin(SHIPPED)
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     in_use = library.export(tmp_path / "out")
     assert {folder.name for folder in in_use} == {s.name for s in library.list(states=["active"])}
     assert len(in_use) == len(skill_folders(SHIPPED))  # the imported skill is a candidate
@@ -365,7 +365,7 @@ def test_import_never_overwrites_active_skill(library: SkillLibrary, tmp_path: P
     shipped = read_skill(SHIPPED / name)
     forged = SkillFile(**{**vars(shipped), "body": "Ignore all masks."})
     with pytest.raises(Conflict) as error:
-        bring(library, tmp_path, forged)
+        import_skill(library, tmp_path, forged)
     assert "another name" in error.value.hint
     assert library.show(name).body == shipped.body
 
@@ -383,7 +383,7 @@ def test_unknown_ids_are_refused(
     library: SkillLibrary, tmp_path: Path, metadata: dict[str, str], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        bring(library, tmp_path, SkillFile("odd", "Use when.", "Do.", metadata=metadata))
+        import_skill(library, tmp_path, SkillFile("odd", "Use when.", "Do.", metadata=metadata))
 
 
 def test_meaningless_scopes_are_reported(library: SkillLibrary, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_invalid_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> Non
     for text in (b"not json", b"{}", b'[{"id": "x"}]'):
         odd = SkillFile("odd", "Use when.", "Do.", files={"references/moves.json": text})
         with pytest.raises(InvalidKnowledge):
-            bring(library, tmp_path, odd)
+            import_skill(library, tmp_path, odd)
 
 
 # -- states
@@ -413,7 +413,7 @@ def test_invalid_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> Non
 def test_learned_skill_is_not_activated_unmeasured(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     with pytest.raises(Conflict, match="no measurement"):
         set_state(library, LEARNED.name, "active", actor="ann", reason="looks good")
     measure(catalog, LEARNED.name)
@@ -424,17 +424,17 @@ def test_learned_skill_is_not_activated_unmeasured(
 def test_new_text_needs_new_evidence(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     measure(catalog, LEARNED.name)
     revised = SkillFile(**{**vars(LEARNED), "body": "Other advice."})
-    bring(library, tmp_path, revised)
+    import_skill(library, tmp_path, revised)
     assert library.show(LEARNED.name).summary.version == 2
     with pytest.raises(Conflict, match="version 2"):
         set_state(library, LEARNED.name, "active", actor="ann", reason="was measured once")
 
 
 def test_states_follow_life_cycle(library: SkillLibrary, tmp_path: Path) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     with pytest.raises(Conflict) as error:
         set_state(library, LEARNED.name, "suspect", actor="ann", reason="hm")
     assert "active, quarantined, retired" in error.value.hint
@@ -448,7 +448,7 @@ def test_states_follow_life_cycle(library: SkillLibrary, tmp_path: Path) -> None
 
 
 def test_unknown_name_error_lists_nearest(library: SkillLibrary, tmp_path: Path) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     with pytest.raises(NotFound) as error:
         library.show("h100-widen-tile-gem")
     assert LEARNED.name in error.value.hint
@@ -456,7 +456,7 @@ def test_unknown_name_error_lists_nearest(library: SkillLibrary, tmp_path: Path)
 
 def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path: Path) -> None:
     library.sync_builtin(SHIPPED)
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     everything = {s.name for s in library.list()}
     shipped = everything - {LEARNED.name}
     assert {s.name for s in library.list(states=["candidate"])} == {LEARNED.name}
@@ -510,7 +510,7 @@ FITTING: Sequence[tuple[dict[str, Any], bool]] = (
 def test_answers_omit_inapplicable_skills(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     knowledge = SnapshotStore(catalog, "model").current().knowledge
     request: dict[str, Any] = {
         "signals": [],
@@ -528,7 +528,7 @@ def test_answers_omit_inapplicable_skills(
 def test_history_is_not_readable_from_another_scope(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     with catalog.read() as connection:
         skill = get_skill(connection, LEARNED.name, ALL_ACCESS)
         assert skill.id.startswith("sk_")

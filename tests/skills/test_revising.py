@@ -18,7 +18,7 @@ from skills.format.skillfile import write_skill
 from skills.lifecycle import change_state
 from skills.skill_library import Revision, SkillLibrary
 from tests.skills.states import set_state
-from tests.skills.test_library import LEARNED, SHIPPED, bring, measure, stocked
+from tests.skills.test_library import LEARNED, SHIPPED, import_skill, measure, stocked
 
 pytestmark = pytest.mark.slow(seconds=4)
 NAME = LEARNED.name
@@ -37,7 +37,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 def library(catalog: Catalog, tmp_path: Path) -> SkillLibrary:
     """A library with one skill in use."""
     library = SkillLibrary(catalog)
-    bring(library, tmp_path)
+    import_skill(library, tmp_path)
     measure(catalog, NAME)
     set_state(library, NAME, "active", actor="ann", reason="measured")
     return library
@@ -45,7 +45,7 @@ def library(catalog: Catalog, tmp_path: Path) -> SkillLibrary:
 
 def test_import_is_a_revision_next_to_active_skill(library: SkillLibrary, tmp_path: Path) -> None:
     before = library.show(NAME)
-    imported = bring(library, tmp_path, replace(LEARNED, body="Another step."))
+    imported = import_skill(library, tmp_path, replace(LEARNED, body="Another step."))
     assert (imported.name, imported.outcome, imported.state) == (REVISION, "created", "candidate")
     assert imported.revises == NAME
     after = library.show(NAME)
@@ -54,18 +54,18 @@ def test_import_is_a_revision_next_to_active_skill(library: SkillLibrary, tmp_pa
     revision = library.show(REVISION)
     assert (revision.revises, revision.transformation) == (NAME, before.transformation)
     assert "+Another step." in revision.changes.splitlines()
-    again = bring(library, tmp_path, replace(LEARNED, body="Another step."))
+    again = import_skill(library, tmp_path, replace(LEARNED, body="Another step."))
     assert (again.name, again.outcome) == (REVISION, "unchanged")
-    further = bring(library, tmp_path, replace(LEARNED, body="A third step."))
+    further = import_skill(library, tmp_path, replace(LEARNED, body="A third step."))
     assert (further.name, further.outcome) == (REVISION, "updated")
-    assert bring(library, tmp_path, LEARNED).outcome == "unchanged"
+    assert import_skill(library, tmp_path, LEARNED).outcome == "unchanged"
 
 
 def test_measured_revision_replaces_skill(
     library: SkillLibrary, catalog: Catalog, tmp_path: Path
 ) -> None:
     old = library.show(NAME)
-    bring(library, tmp_path, replace(LEARNED, body="Another step."))
+    import_skill(library, tmp_path, replace(LEARNED, body="Another step."))
     with pytest.raises(Conflict, match="no measurement"):  # the old text does not count
         change_state(catalog, REVISION, "active", **ANN)
     measure(catalog, REVISION)
@@ -81,7 +81,7 @@ def test_measured_revision_replaces_skill(
         assert is_measured(connection, get_skill(connection, NAME))
     assert library.show(REVISION).summary.state == "retired"
     assert library.import_folder(tmp_path / "in" / NAME, actor="ann").outcome == "unchanged"
-    third = bring(library, tmp_path, replace(LEARNED, body="Yet another."))
+    third = import_skill(library, tmp_path, replace(LEARNED, body="Yet another."))
     assert third.name == f"{NAME}-r3"
 
 

@@ -278,8 +278,9 @@ def _search_several(
     distill: bool,
     as_json: bool,
 ) -> int:
-    """Search several problems: side by side on a cluster, else one after another, each with the
-    whole budget. 1 where one of them had no search."""
+    """Search several problems: concurrently on a cluster, else in sequence, each with the whole
+    budget. Returns 1 if one had no search.
+    """
     if distill:
         raise InvalidRequest(
             f"{len(problems)} problems with --distill",

@@ -447,7 +447,7 @@ def replay(
         typer.Argument(metavar="ID", help="The `record` that `kernlore skills distill` printed."),
     ],
 ) -> Json:
-    """Repeat the decisions of a stored distillation. Exits 1 if any comes out differently."""
+    """Repeat the decisions of a stored distillation. Exits 1 if any differs."""
     from skills.curator.distil import replayed
 
     differences = replayed(services, record)

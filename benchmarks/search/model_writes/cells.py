@@ -193,10 +193,11 @@ def good_cost(local: CommandTarget, chip: Chip, problem: str) -> tuple[int | Non
         language=chip.language,
     )
     [timing] = evaluation.timings or [None]
-    return _cost(timing), timing.counted or "cycles" if timing is not None else ""
+    return cost_of(timing), timing.counted or "cycles" if timing is not None else ""
 
 
-def _cost(timing: CaseTiming | None) -> int | None:
+def cost_of(timing: CaseTiming | None) -> int | None:
+    """The simulator's cycles, or the emulator's count."""
     if timing is None:
         return None
     return timing.cycles if timing.count is None else timing.count
@@ -234,7 +235,7 @@ def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str
         attempts.append(
             Attempt(
                 evaluation.validity if evaluation is not None else node.state,
-                _cost(timings[0]) if timings else None,
+                cost_of(timings[0]) if timings else None,
                 count_tokens(prompt),
                 len(present) / len(names) if names else None,
                 round(fresh, 3),

@@ -46,7 +46,7 @@ _SIMPLE_PATH, _LONGEST_PATH = 6, 400
 
 @dataclass(frozen=True, slots=True)
 class Font:
-    """A font by its name in the file, and the look that the name tells."""
+    """A font by its name in the file, and its style according to the name."""
 
     name: str
     bold: bool

@@ -222,8 +222,8 @@ class Documents:
         return str(version_id)
 
     def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Withdrawn:
-        """Remove a document with everything derived from it, accepted facts included; the facts
-        that went. `erase_deleted` then removes its stored files and the rest of its text.
+        """Remove a document with everything derived from it, accepted facts included; returns the
+        removed facts. `erase_deleted` then removes its stored files and the rest of its text.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)

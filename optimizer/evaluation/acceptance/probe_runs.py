@@ -285,8 +285,9 @@ def find_ptxas() -> str | None:
 def run_units(
     units: Sequence[ProbeUnit], machine: Machine, say: Callable[[str], None] = lambda line: None
 ) -> tuple[list[Measured], dict[str, str]]:
-    """Compile all units beside each other, run one after the other. Returns what each probe
-    measured, and why the units of a language did not run. `say` gets a line for each unit."""
+    """Compile all units concurrently and run them in sequence. Returns the result of each probe,
+    and the reasons why units of a language did not run. `say` gets a line for each unit.
+    """
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="kernlore-probes-") as name:
         folder = Path(name)
@@ -373,10 +374,12 @@ def probe_run(
     measured, missing = run_units(units, machine, say)
     kind: DeviceKind = "cuda" if "cuda" in machine.devices else "cpu"
     identity = identify(kind)
-    emulated = {unit.language for unit in units} & set(machine.others)
+    device = identity.name if machine.devices else ""
+    if {unit.language for unit in units} & set(machine.others):
+        device = f"the simulator of {hardware}"
     return ProbeRun(
         hardware=hardware,
-        device="its simulator" if emulated else identity.name if machine.devices else "",
+        device=device,
         driver=identity.driver or "",
         made_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command=command,

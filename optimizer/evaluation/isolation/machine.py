@@ -195,7 +195,7 @@ def _ticks(pid: int) -> int:
 # second, for processes that are not visible or ended meanwhile.
 
 STEP_NS = 10_000_000  # of the account of each processor
-KNOWN_NS = 400_000_000  # over which that account says something
+KNOWN_NS = 400_000_000  # period over which that account is meaningful
 LOADAVG = Path("/proc/loadavg")
 FRESH_NS = 200_000_000  # for which a reading of it, half a millisecond, is reused
 

@@ -20,7 +20,7 @@ MAX_FDS = 8
 
 
 class WireClosed(Exception):
-    """The other side has gone."""
+    """The other side has closed the connection."""
 
 
 class WireForged(Exception):

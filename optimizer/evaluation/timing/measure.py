@@ -552,8 +552,9 @@ def _unseen_ns(block: TimedBlock) -> float:
 
 
 def _preparing_ns(reference: TimedBlock) -> float:
-    """Processor time that prepares a call. The reference's process reports how much of its calls it
-    had a processor; for a candidate's the most that is possible is assumed, the whole call."""
+    """Processor time that prepares a call. The reference's process reports the share of its calls
+    that had a processor; for a candidate's the maximum is assumed, the whole call.
+    """
     return _beyond_ns(reference, reference.inside_ns or sum(reference.times))
 
 

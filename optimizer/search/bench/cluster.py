@@ -49,7 +49,7 @@ from optimizer.search.bench.on_node import (
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.records import Proposal
 
-LOOK_SECONDS = 2.0  # between two looks at the cluster while a task runs
+LOOK_SECONDS = 2.0  # between two checks of the cluster while a task runs
 NO_NODE_SECONDS = 60.0  # longest wait without a usable node
 LONGEST_SECONDS = 1800.0  # of one task, since its deadlines do not cover the problem's code
 TRIES = 3  # at tasks that the search does not repeat

@@ -1,5 +1,5 @@
 """A trial of a recipe: three searches of one case with equal budget and seed, with the recipe,
-without it, and with a placebo in its place. Their best kernels are measured anew.
+without it, and with a placebo in its place. Their best kernels are measured again.
 
 The placebo proposes what the other proposers would, with a comment that changes nothing, and takes
 as many places of the budget as a recipe may. Equal candidates are evaluated once.

@@ -32,10 +32,10 @@ def agent(service_url: str, service_folder: Path) -> Iterator[Agent]:
         yield connected
 
 
-def settled(agent: Agent, run_id: str, **asked: Any) -> dict[str, Any]:
+def settled(agent: Agent, run_id: str, **send_request: Any) -> dict[str, Any]:
     """The next state in which the run waits, or its end."""
     while True:
-        context = agent.call("next_candidate_context", run_id=run_id, **asked)
+        context = agent.call("next_candidate_context", run_id=run_id, **send_request)
         if context["waiting"] or context["state"] not in ("starting", "running"):
             return context
 
@@ -140,7 +140,7 @@ def test_proxied_calls_run_no_code(settings: Settings) -> None:
     params = {"name": "evaluate_candidate", "arguments": kernel}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
-    async def asked() -> httpx.Response:
+    async def send_request() -> httpx.Response:
         """Only the tools are opened, because the refusal needs nothing else."""
         transport = httpx.ASGITransport(app)
         headers = {"accept": "application/json, text/event-stream"}
@@ -150,7 +150,7 @@ def test_proxied_calls_run_no_code(settings: Settings) -> None:
         ):
             return await client.post("/mcp", json=call, headers=headers)
 
-    result = anyio.run(asked).json()["result"]
+    result = anyio.run(send_request).json()["result"]
     assert result["isError"] and "evaluation_forbidden" in result["content"][0]["text"]
     assert "KERNLORE_EVALUATE_OVER_HTTP" in result["content"][0]["text"]
 

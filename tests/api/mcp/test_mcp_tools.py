@@ -154,17 +154,17 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
     ).json()
     while rest.get(f"/jobs/{sent['job_id']}").json()["state"] in ("queued", "running"):
         time.sleep(0.1)
-    asked = {"name": "addw", "hardware": "mcp-chip"}
-    cards = agent.call("lookup_symbol", **asked, language="wom")["symbols"]
+    send_request = {"name": "addw", "hardware": "mcp-chip"}
+    cards = agent.call("lookup_symbol", **send_request, language="wom")["symbols"]
     rows = rest.get("/hardware/mcp-chip/symbols", params={"q": "addw"}).json()["symbols"]
     assert [card["id"] for card in cards] == [row["id"] for row in rows[:5]] != []
-    elsewhere = agent.call("lookup_symbol", **asked, language="cuda")
+    elsewhere = agent.call("lookup_symbol", **send_request, language="cuda")
     assert elsewhere["symbols"] == [] and "addw" in elsewhere["nearest"]
     assert "without `language`" in elsewhere["hint"]
     assert "search_manual" in agent.call("lookup_symbol", name="qqqq", hardware="mcp-chip")["hint"]
 
 
-def test_a_chip_is_added_with_the_tools_alone(agent: Agent, rest: httpx.Client) -> None:
+def test_chip_is_added_with_tools_alone(agent: Agent, rest: httpx.Client) -> None:
     assert "register_hardware" in agent.refused("retrieve_context", hardware="own-1", query="size")
     added = agent.call("register_hardware", id="own-1", languages=["wom"])
     assert (added["outcome"], added["lineage"]) == ("created", ["own-1"])
@@ -297,11 +297,11 @@ def read(agent: Agent, uri: str) -> str:
 def test_prompts_name_tools_that_exist(agent: Agent) -> None:
     prompts = {row.name: row for row in agent.ask("list_prompts").prompts}
     assert sorted(prompts) == ["onboard-accelerator", "optimize-kernel"]
-    asked = {
+    send_request = {
         "optimize-kernel": {"problem": "a/b.py", "hardware": "h100"},
         "onboard-accelerator": {"hardware": "mychip"},
     }
-    for name, arguments in asked.items():
+    for name, arguments in send_request.items():
         (message,) = agent.ask("get_prompt", name, arguments).messages
         assert "{{" not in message.content.text and arguments["hardware"] in message.content.text
         named = {word for word in TOOLS if f"`{word}`" in message.content.text}
@@ -337,7 +337,7 @@ def test_process_ends_on_sigterm(service_url: str) -> None:
 
 
 def test_unreachable_service_is_named() -> None:
-    async def asked() -> None:
+    async def send_request() -> None:
         opening = Opening()
         async with anyio.create_task_group() as group:
             group.start_soon(opening.hold, lambda: client_at("http://127.0.0.1:9"))
@@ -346,4 +346,4 @@ def test_unreachable_service_is_named() -> None:
             group.cancel_scope.cancel()
         assert "127.0.0.1:9" in refused.value.message and "kernlore serve" in refused.value.hint
 
-    anyio.run(asked)
+    anyio.run(send_request)

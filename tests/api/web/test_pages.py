@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from httpx2 import Response
 
 from api.http.observability import Metrics, RequestLog
 from api.web.pages import page_router
+from kb.settings import Settings
 from tests.api.conftest import URL, finished, upload
 from tests.api.web.conftest import CHIP, EVIL, OTHER_RUN, RUN, Filled
+from tests.places import ROOT
 
 SCRIPT = {"hx-request": "true"}
 FORM = {"content-type": "application/x-www-form-urlencoded", "origin": URL}
@@ -251,6 +254,19 @@ def test_proposed_facts_are_decided(filled: Filled) -> None:
     assert [fact["id"] for fact in accepted] == [proposed[0]["id"]]
     page = soup(filled.client.post(f"/ui{path}", data={"status": "accepted"}), 400)
     assert page.find(role="alert")
+
+
+def test_facts_page_lists_what_probes_contradict(filled: Filled, settings: Settings) -> None:
+    folder = settings.knowledge_dir / "probes"
+    shutil.copytree(ROOT / "hw_manuals" / "probes", folder)
+    try:
+        counts = filled.client.get("/hardware/h200/probes").json()["counts"]
+        text = " ".join(soup(filled.client.get("/ui/hardware/h200/facts")).get_text().split())
+    finally:
+        shutil.rmtree(folder)
+    assert f"{counts['contradicted']} contradicted, {counts['confirmed']} confirmed" in text
+    assert "static_shared_memory: states 48 KiB; measured 227 KiB" in text
+    assert "kernlore hardware probe h200, NVIDIA H200" in text, "both sources are named"
 
 
 REVISED = """# Revised manual

@@ -80,7 +80,7 @@ def kinds(document: ParsedDocument) -> list[tuple[str, str]]:
     return [(element.kind, element.text) for element in document.elements]
 
 
-def test_a_manual() -> None:
+def test_asciidoc_manual() -> None:
     document = parse(MANUAL.encode(), "quill.adoc")
     titles = [(e.text, e.level) for e in document.elements if e.kind == "title"]
     assert titles == [
@@ -127,7 +127,7 @@ def test_instructions_become_cards() -> None:
     assert cards["tzero"].signature == "tzero td"
 
 
-def test_a_page_with_underlined_titles_is_recognised_as_text() -> None:
+def test_page_with_underlined_titles_is_recognised() -> None:
     page = "qprof(1)\n========\n\nNAME\n----\nqprof - samples\n\nOPTIONS\n-------\n"
     page += "-e::\n--event=::\n\tThe event.\n"
     assert detect(page.encode(), "qprof.txt") is Format.ASCIIDOC
@@ -137,7 +137,7 @@ def test_a_page_with_underlined_titles_is_recognised_as_text() -> None:
     assert ("text", "--event=\nThe event.") in kinds(document)
 
 
-def test_wrong_nesting_loses_nothing() -> None:
+def test_wrong_nesting_loses_no_text() -> None:
     document = parse_asciidoc("== A\n\n----\nnever closed\n\n== B\n\n====\n____\nin\n====\n\nend\n")
     assert [e.text for e in document.elements] == ["A", "never closed", "B", "in", "end"]
     assert any("not closed" in warning for warning in document.warnings)
@@ -146,7 +146,13 @@ def test_wrong_nesting_loses_nothing() -> None:
     assert "inside" in nested.elements[0].text
 
 
-def test_bombs_end() -> None:
+def test_a_table_of_delimited_text() -> None:
+    long = "y" * 200_000
+    (table,) = [e.table for e in parse_asciidoc(f',===\nA,B\n"1,2",{long}\n,===').elements]
+    assert table is not None and table.rows == (("A", "B"), ("1,2", long))
+
+
+def test_attribute_bombs_are_bounded() -> None:
     attributes = ":a0: " + "x" * 100 + "\n"
     attributes += "".join(f":a{n}: {{a{n - 1}}}{{a{n - 1}}}\n" for n in range(1, 60))
     started = time.process_time()

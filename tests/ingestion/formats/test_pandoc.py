@@ -65,7 +65,7 @@ def kinds(document: ParsedDocument) -> list[tuple[str, str]]:
     return [(element.kind, element.text) for element in document.elements]
 
 
-def test_a_latex_manual() -> None:
+def test_latex_manual() -> None:
     assert detect(MANUAL.encode(), "quill.txt") is Format.LATEX
     document = parse(MANUAL.encode(), "quill.tex")
     titles = [(e.text, e.level) for e in document.elements if e.kind == "title"]
@@ -86,7 +86,7 @@ def test_a_latex_manual() -> None:
     assert (encoding.header, encoding.rows) == ((("0-3", "4-15"),), (("opcode", "address"),))
 
 
-def test_a_part_that_pandoc_refuses_is_plain_text() -> None:
+def test_part_refused_by_pandoc_is_plain_text() -> None:
     broken = MANUAL.replace("\\chapter{History}", "\\section{Wrong}\nA } brace.\n\\section{Last}")
     document = parse_latex(broken)
     shown = kinds(document)
@@ -106,7 +106,7 @@ def test_a_part_that_pandoc_refuses_is_plain_text() -> None:
         + r"\newcommand{\bomb}{\xa}",
     ],
 )
-def test_macro_bombs_end(macros: str) -> None:
+def test_macro_bombs_are_bounded(macros: str) -> None:
     text = f"{macros}\n\\begin{{document}}\n\\section{{One}}\nUseful.\n\n\\bomb\n\\end{{document}}"
     try:
         document = parse_latex(text)
@@ -116,7 +116,7 @@ def test_macro_bombs_end(macros: str) -> None:
         assert "Useful." in "".join(e.text for e in document.elements)
 
 
-def test_a_manual_page() -> None:
+def test_manual_page() -> None:
     assert detect(PAGE.encode(), "qprof.1") is Format.ROFF
     document = parse(PAGE.encode(), "qprof.1")
     assert document.title == "QPROF(1)"
@@ -132,7 +132,7 @@ def test_a_manual_page() -> None:
     assert [e.level for e in document.elements if e.kind == "title"] == [1, 2, 2]
 
 
-def test_an_mdoc_page() -> None:
+def test_mdoc_page() -> None:
     page = ".Dd June 1, 2026\n.Dt QTOP 8\n.Os\n.Sh NAME\n.Nm qtop\n.Nd shows load\n"
     assert detect(page.encode(), "qtop.8") is Format.ROFF
     document = parse_roff(page)

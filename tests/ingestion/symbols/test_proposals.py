@@ -78,7 +78,7 @@ def answer(*cards: dict[str, Any]) -> Answered:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answered], ModelServer]]:
+def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answered], ModelServer]]:
     monkeypatch.setenv("OPENAI_API_KEY", "local-test-key-0123456789")
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
     servers: list[ModelServer] = []
@@ -130,11 +130,13 @@ def decide(store: Store, name: str, status: SymbolStatus) -> Symbol:
     )
 
 
-def test_verbatim_fields_are_stored(store: Store, asked: Callable[[Answered], ModelServer]) -> None:
+def test_verbatim_fields_are_stored(
+    store: Store, model_server: Callable[[Answered], ModelServer]
+) -> None:
     upload(store, MANUAL)
     before = cards(store)
     assert set(before) == {"ldt", "stt"}
-    server = asked(answer(VSYNC, HALF, *INVENTED))
+    server = model_server(answer(VSYNC, HALF, *INVENTED))
     lines: list[str] = []
     report = propose(store, server, say=lines.append)
 
@@ -197,12 +199,12 @@ A lane is woken by wake_lane(n).
 
 
 def test_only_sections_with_code_names_are_sent_to_model(
-    store: Store, asked: Callable[[Answered], ModelServer]
+    store: Store, model_server: Callable[[Answered], ModelServer]
 ) -> None:
     upload(store, MANUAL.partition("## Waiting")[0])
     store.ingest("handbook.md", ASKED_ABOUT, hardware=("h100",))
     store.ingest("other.md", MANUAL, hardware=("mi300x",))
-    server = asked(answer())
+    server = model_server(answer())
     report = propose(store, server)
     shown = [body["messages"][1]["content"].split("\n\n")[:2] for body in server.requests]
     assert shown == [
@@ -213,10 +215,10 @@ def test_only_sections_with_code_names_are_sent_to_model(
 
 
 def test_proposals_are_unused_until_accepted(
-    store: Store, asked: Callable[[Answered], ModelServer]
+    store: Store, model_server: Callable[[Answered], ModelServer]
 ) -> None:
     upload(store, MANUAL)
-    propose(store, asked(answer(VSYNC, HALF)))
+    propose(store, model_server(answer(VSYNC, HALF)))
     assert set(cards(store)) == {"ldt", "stt"}
     assert decide(store, "vsync", "accepted").status == "accepted"
     decide(store, "mask", "rejected")
@@ -229,10 +231,10 @@ def test_proposals_are_unused_until_accepted(
 
 
 def test_proposals_survive_new_version_until_their_sentence_goes(
-    store: Store, asked: Callable[[Answered], ModelServer]
+    store: Store, model_server: Callable[[Answered], ModelServer]
 ) -> None:
     document = upload(store, MANUAL)
-    propose(store, asked(answer(VSYNC, HALF)))
+    propose(store, model_server(answer(VSYNC, HALF)))
     first = decide(store, "vsync", "accepted")
     symbols.correct(store.catalog, first.id, {"example": "vsync 32, m1"}, "ana")
 
@@ -257,17 +259,19 @@ def test_proposals_survive_new_version_until_their_sentence_goes(
 
 
 def test_unmatched_proposal_is_not_an_unmatched_correction(
-    store: Store, asked: Callable[[Answered], ModelServer]
+    store: Store, model_server: Callable[[Answered], ModelServer]
 ) -> None:
     document = upload(store, MANUAL)
-    propose(store, asked(answer(VSYNC)))
+    propose(store, model_server(answer(VSYNC)))
     upload(store, MANUAL + "\nMore.\n")
     assert store.documents.get(document).version.report["corrections_unmatched"] == []  # type: ignore[union-attr]
 
 
-def test_stored_answer_is_reused(store: Store, asked: Callable[[Answered], ModelServer]) -> None:
+def test_stored_answer_is_reused(
+    store: Store, model_server: Callable[[Answered], ModelServer]
+) -> None:
     upload(store, MANUAL)
-    server = asked(answer(VSYNC))
+    server = model_server(answer(VSYNC))
     assert propose(store, server).kept == ["vsync"]
     report = propose(store, server)
     assert (report.asked, report.reused, report.kept) == (0, 1, []) and len(server.requests) == 1
@@ -285,17 +289,17 @@ def test_answer_without_cards_is_an_error(content: str) -> None:
 
 
 def test_unusable_answer_and_failing_model(
-    store: Store, asked: Callable[[Answered], ModelServer]
+    store: Store, model_server: Callable[[Answered], ModelServer]
 ) -> None:
     upload(store, MANUAL)
     with pytest.raises(Unavailable, match="no such model"):
-        propose(store, asked(failure(404, "no such model")))
-    report = propose(store, asked(Answered("I see no names.")))
+        propose(store, model_server(failure(404, "no such model")))
+    report = propose(store, model_server(Answered("I see no names.")))
     assert report.asked == 1 and report.unusable[0].startswith("Orbit assembler > Waiting")
-    report = propose(store, asked(answer(VSYNC)))  # sent again: that answer was unusable
+    report = propose(store, model_server(answer(VSYNC)))  # sent again: that answer was unusable
     assert (report.asked, report.kept) == (1, ["vsync"])
     upload(store, MANUAL + "\n## Fences\n\nWrite `vfence all` there.\n")
-    report = propose(store, asked(failure(404, "no such model")))
+    report = propose(store, model_server(failure(404, "no such model")))
     assert (report.reused, report.left) == (1, 1) and "no such model" in report.stopped
 
 

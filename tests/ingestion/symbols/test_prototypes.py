@@ -21,6 +21,16 @@ HEADER = """\
 
 #define X6_Vw_vsum4_VubRb(Vu,Rt) __WRAP(__builtin_X_vsum4)(Vu,Rt)
 
+/* Assembly Syntax:       Rd32=abs(Rs32)
+   C Intrinsic Prototype: Word32 X6_R_abs_R(Word32 Rs) */
+#define X6_R_abs_R __builtin_X_abs
+
+#if __X_ARCH__ >= 68
+/* Assembly Syntax:       Vd32.sf=vneg(Vu32.sf)
+   C Intrinsic Prototype: XV_Vector X6_Vsf_vneg_Vsf(XV_Vector Vu) */
+#define X6_Vsf_vneg_Vsf(Vu) __WRAP(__builtin_X_vneg)(Vu)
+#endif /* __X_ARCH__ >= 68 */
+
 // Waits for the transfer with this number.
 static inline void x6_wait(unsigned tag);
 
@@ -56,13 +66,17 @@ def _kernels(code: str, fence: str = "c") -> list[KernelSample]:
 
 def test_header_macros_have_prototype_of_their_comment() -> None:
     cards = _cards(HEADER, "x_protos.h")
-    assert set(cards) == {"X6_Vw_vsum4_VubRb", "x6_wait"}
+    assert set(cards) == {"X6_Vw_vsum4_VubRb", "X6_R_abs_R", "X6_Vsf_vneg_Vsf", "x6_wait"}
     card = cards["X6_Vw_vsum4_VubRb"]
     assert card.signature == "XV_Vector X6_Vw_vsum4_VubRb(XV_Vector Vu, Word32 Rt)"
     assert card.operands == (("Vu", "XV_Vector"), ("Rt", "Word32"))
     assert card.meaning == "Vd32.w=vsum4(Vu32.ub,Rt32.b)"
     assert "Execution Slots: SLOT23" in card.further
     assert cards["x6_wait"].meaning == "Waits for the transfer with this number."
+    assert cards["X6_R_abs_R"].signature == "Word32 X6_R_abs_R(Word32 Rs)"
+    limits = {name: card.limits for name, card in cards.items() if card.limits}
+    assert limits == {"X6_Vsf_vneg_Vsf": ("only if __X_ARCH__ >= 68",)}
+    assert not any(card.example for card in cards.values())
 
 
 def test_optional_name_parts_give_full_and_short_name() -> None:

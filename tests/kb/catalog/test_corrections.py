@@ -87,7 +87,9 @@ def test_unmatched_correction_is_reported(store: Store) -> None:
     assert (unmatched["target"], unmatched["field"]) == ("passage", "text")
 
 
-def unfit(store: Store, access: AccessScope = ALL_ACCESS) -> list[corrections.UnfitCorrection]:
+def unmatched_corrections(
+    store: Store, access: AccessScope = ALL_ACCESS
+) -> list[corrections.UnfitCorrection]:
     with store.catalog.read() as connection:
         return corrections.unfit(connection, access=access)
 
@@ -99,22 +101,22 @@ def test_unmatched_correction_is_listed_until_dropped(
     old = with_text(store, "700 W")
     correct(store, old, Patch(text="The board draws 699 W.", tags=(("topic", "power"),)))
     correct(store, with_text(store, "parsecs"), Patch(text="The boost clock is 1980 MHz."))
-    assert unfit(store) == []
+    assert unmatched_corrections(store) == []
     submitted = store.submit("clock.md", REVISED, hardware=("h100",))
     store.worker().drain()
-    tags, text = sorted(unfit(store), key=lambda entry: entry.field)
+    tags, text = sorted(unmatched_corrections(store), key=lambda entry: entry.field)
     assert (text.text, text.actor, text.passage_id) == ("The board draws 699 W.", "ana", old.id)
     assert text.path == ("Clock manual", "Power") and tags.text == "topic=power"
     [remark] = store.job(submitted).result["remarks"]
     assert remark.startswith("2 corrections no longer fit this version: ")
     assert "text 'The board draws 699 W.' (under Clock manual > Power)" in remark
-    assert unfit(store, AccessScope("public", frozenset({"mi300x"}))) == []
+    assert unmatched_corrections(store, AccessScope("public", frozenset({"mi300x"}))) == []
     correct(store, with_text(store, "710 W"), Patch(text="The board draws 709 W."))
-    assert [entry.field for entry in unfit(store)] == ["tags"]
+    assert [entry.field for entry in unmatched_corrections(store)] == ["tags"]
     with store.catalog.write() as connection:
         assert not corrections.drop(connection, text.document_id, text.id)
         assert corrections.drop(connection, tags.document_id, tags.id)
-    assert unfit(store) == []
+    assert unmatched_corrections(store) == []
 
 
 def test_section_scope_correction_rewrites_index(store: Store) -> None:

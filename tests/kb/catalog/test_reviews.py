@@ -17,7 +17,7 @@ REVIEW = {"defence": 29, "severity": "review", "message": "case main: 40.0 times
 REJECT = {"defence": 14, "severity": "reject", "message": "it falls back to the reference"}
 
 
-def begun(catalog: Catalog, key: str) -> Evaluations:
+def start_evaluation(catalog: Catalog, key: str) -> Evaluations:
     rows = Evaluations(catalog)
     problem = ProblemRow("map_id", "0" * 64, "file", "map", "blob", {})
     candidate = CandidateRow("1" * 64, "cpp", "kernlore_run", "recipe", {}, "blob")
@@ -27,7 +27,7 @@ def begun(catalog: Catalog, key: str) -> Evaluations:
 
 def measured(catalog: Catalog, key: str, *flags: dict[str, Any], validity: str = "correct") -> None:
     record = {"reached": "diagnose", "validity": validity, "timing": "measured", "flags": flags}
-    begun(catalog, key).finish(key, record, [], op_family="map", hardware_id="x86-64")
+    start_evaluation(catalog, key).finish(key, record, [], op_family="map", hardware_id="x86-64")
 
 
 def stored_reasons(catalog: Catalog) -> list[str]:
@@ -105,7 +105,7 @@ def test_review_needs_reviewer_and_reason(
 def test_review_needs_finished_evaluation(catalog: Catalog) -> None:
     with pytest.raises(NotFound):
         Reviews(catalog).add("k1", "accepted", "ann", "looked")
-    begun(catalog, "k1")
+    start_evaluation(catalog, "k1")
     with pytest.raises(Conflict, match="not finished"):
         Reviews(catalog).add("k1", "accepted", "ann", "looked")
     measured(catalog, "k1", REVIEW)

@@ -27,7 +27,7 @@ def upgrade():
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def migrations_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A copy of the migrations folder; a newer release has more files there."""
     folder = tmp_path / "migrations"
     shutil.copytree(next(iter(kb.catalog.migrations.__path__)), folder)
@@ -36,10 +36,10 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     schema.newest.cache_clear()
 
 
-def newer_release(own: Path, data_dir: Path, revision: str, oldest: str) -> None:
+def newer_release(migrations_folder: Path, data_dir: Path, revision: str, oldest: str) -> None:
     """Migrates the catalog with one more migration, then restores this release."""
     text = ADDING.format(revision=revision, before=schema.newest(), oldest=oldest)
-    added = own / f"{revision}_added.py"
+    added = migrations_folder / f"{revision}_added.py"
     added.write_text(text, encoding="utf-8")
     schema.newest.cache_clear()
     open_catalog(data_dir).close()
@@ -53,10 +53,10 @@ def queued(catalog: Catalog) -> str:
         return jobs.enqueue(connection, "doc_1", {})
 
 
-def test_older_code_works_after_additive_migration(data_dir: Path, own: Path) -> None:
+def test_older_code_works_after_additive_migration(data_dir: Path, migrations_folder: Path) -> None:
     catalog = open_catalog(fresh_data_dir(data_dir))
     assert catalog.schema_state().state == CURRENT
-    newer_release(own, data_dir, "9001", schema.newest())
+    newer_release(migrations_folder, data_dir, "9001", schema.newest())
     state = catalog.schema_state()
     assert (state.state, state.revision) == (NEWER, "9001")
     job = queued(catalog)
@@ -68,11 +68,11 @@ def test_older_code_works_after_additive_migration(data_dir: Path, own: Path) ->
 
 
 def test_older_code_reads_but_does_not_write_after_breaking_migration(
-    data_dir: Path, own: Path
+    data_dir: Path, migrations_folder: Path
 ) -> None:
     catalog = open_catalog(fresh_data_dir(data_dir))
     job = queued(catalog)
-    newer_release(own, data_dir, "9002", "9002")
+    newer_release(migrations_folder, data_dir, "9002", "9002")
     assert catalog.schema_state().state == TOO_NEW
     for rows_only in (False, True):
         with (

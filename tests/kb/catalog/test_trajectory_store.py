@@ -36,13 +36,6 @@ def test_worker_stores_results_at_end(store: Trajectories) -> None:
     assert store.find(row.id) == ended
 
 
-def test_expired_lease_requeues_trajectory(store: Trajectories) -> None:
-    row, held = added(store), added(store, "trj_2")
-    assert store.take(row.id, "w1", GONE) and store.take(held.id, "w1", 60)
-    assert store.expire() == [row.id]
-    assert (store.find(row.id).state, store.find(held.id).state) == ("queued", "running")
-
-
 def test_change_from_another_state_is_refused(store: Trajectories) -> None:
     row = added(store, state="unverified")
     assert not store.change(row.id, "queued", only_from=("failed",), reason="none")

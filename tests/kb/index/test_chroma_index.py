@@ -75,7 +75,7 @@ def filled(filled_folder: Path, data_dir: Path, make_store: Callable[[Path], Sto
     return make_store(data_dir)
 
 
-def halve(path: Path) -> None:
+def truncate_half(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
@@ -83,7 +83,7 @@ def empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
-def scribble(path: Path) -> None:
+def overwrite_randomly(path: Path) -> None:
     path.write_bytes(b"\xff" * path.stat().st_size)
 
 
@@ -101,7 +101,7 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     return calls
 
 
-@pytest.mark.parametrize("damage", [halve, empty, scribble, shutil.rmtree])
+@pytest.mark.parametrize("damage", [truncate_half, empty, overwrite_randomly, shutil.rmtree])
 def test_unreadable_directory_is_rebuilt_without_embedding(
     filled: Store, damage: Callable[[Path], None], no_encoding: list[Sequence[str]]
 ) -> None:
@@ -124,7 +124,7 @@ def test_probe_detects_damage(filled: Store) -> None:
     index = opened(filled)
     assert index.probe()
     index.close()
-    halve(filled.data_dir / "chroma" / "chroma.sqlite3")
+    truncate_half(filled.data_dir / "chroma" / "chroma.sqlite3")
     index = opened(filled)
     assert not index.probe()
     assert index.rebuild().added == 5
@@ -155,7 +155,7 @@ def test_probe_detects_damaged_graph(store: Store) -> None:
 
     nearest = set(exact(rows[7], 10))
     own = {n: exact(rows[n], 1)[0] for n in (7, *range(0, len(rows), 25))}
-    for damage in (halve, empty, scribble):
+    for damage in (truncate_half, empty, overwrite_randomly):
         files = (store.data_dir / "chroma").rglob("*")
         graph = [path for path in files if path.suffix in (".bin", ".pickle")]
         assert graph
@@ -178,7 +178,7 @@ def test_damage_during_service_is_repaired_at_next_query(filled: Store) -> None:
     index.open_or_rebuild()
     before = texts(filled, index)
     index.close()
-    scribble(filled.data_dir / "chroma" / "chroma.sqlite3")
+    overwrite_randomly(filled.data_dir / "chroma" / "chroma.sqlite3")
     assert texts(filled, index) == before
     index.close()
 

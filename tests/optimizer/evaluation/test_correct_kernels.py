@@ -46,7 +46,7 @@ START = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch 
 
 
 @dataclass(frozen=True)
-class Right:
+class CorrectKernel:
     """A problem and a correct kernel. `inputs` are expressions by name; `reference` and `candidate`
     are bodies of `forward`, or the candidate is a C++ file. `operations` are those that the
     candidate needs, at `rate`; `moved` are the bytes of inputs that it reads.
@@ -64,7 +64,7 @@ class Right:
     fits: bool = True  # whether even the formulas allow its time
 
 
-def file_of(name: str, given: Right, body: str, extra: str = "") -> str:
+def file_of(name: str, given: CorrectKernel, body: str, extra: str = "") -> str:
     lines = (line for line in body.strip().splitlines())
     text = "\n        ".join(lines)
     return (
@@ -74,7 +74,7 @@ def file_of(name: str, given: Right, body: str, extra: str = "") -> str:
     )
 
 
-def problem_in(folder: Path, given: Right) -> Path:
+def problem_in(folder: Path, given: CorrectKernel) -> Path:
     path = folder / "problem.py"
     inputs = ", ".join(given.inputs.values())
     path.write_text(
@@ -193,7 +193,7 @@ VALID = 16  # at most this many positions of each row
 BY_FFT = 2.5 * 3 * 2 * LONG * math.log2(2 * LONG)
 
 RIGHT = {
-    "causal attention": Right(
+    "causal attention": CorrectKernel(
         QKV,
         "return F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         CAUSAL_TILES,
@@ -201,7 +201,7 @@ RIGHT = {
         3 * SIZE,
         fits=True,
     ),
-    "causal attention by hand": Right(
+    "causal attention by hand": CorrectKernel(
         QKV,
         f"s = q @ k.mT * {D**-0.5}\n"
         f"m = torch.ones({T}, {T}, dtype=torch.bool).triu(1)\n"
@@ -210,7 +210,7 @@ RIGHT = {
         attention(T * (T + 1) // 2),
         3 * SIZE,
     ),
-    "windowed attention": Right(
+    "windowed attention": CorrectKernel(
         QKV,
         f"i = torch.arange({T})\nd = i[:, None] - i\n"
         f"seen = (d >= 0) & (d < {WINDOW})\n"
@@ -220,7 +220,7 @@ RIGHT = {
         3 * SIZE,
         fits=False,
     ),
-    "block-sparse attention": Right(
+    "block-sparse attention": CorrectKernel(
         QKV,
         f"{MASK_BY_BLOCKS.strip()}\n"
         f"s = q @ k.mT * {D**-0.5} + torch.where(seen, 0.0, -1e9)\n"
@@ -230,7 +230,7 @@ RIGHT = {
         3 * SIZE,
         fits=False,
     ),
-    "linear attention by states": Right(
+    "linear attention by states": CorrectKernel(
         QKV,
         "return (q @ k.mT).tril() @ v",
         "states = (k[..., None] * v[:, :, None]).cumsum(1)\n"
@@ -239,10 +239,10 @@ RIGHT = {
         3 * SIZE,
         fits=False,
     ),
-    "a triangular matrix": Right(
+    "a triangular matrix": CorrectKernel(
         SQUARE, "return a.tril() @ b", TRIANGLE, N * N * (N + 1), 1.5 * MATRIX, fits=True
     ),
-    "a triangular output": Right(
+    "a triangular output": CorrectKernel(
         SQUARE,
         "return (a @ b).tril()",
         f"out = torch.zeros({N}, {N})\n"
@@ -252,10 +252,10 @@ RIGHT = {
         N * N * (N + 1),
         2 * MATRIX,
     ),
-    "a symmetric output": Right(
+    "a symmetric output": CorrectKernel(
         {"a": SQUARE["a"]}, "return a @ a.mT", SYMMETRIC, N * N * (N + 1), MATRIX
     ),
-    "ragged rows": Right(
+    "ragged rows": CorrectKernel(
         {
             "x": f"torch.randn({ROWS}, {LENGTH}, {WIDTH})",
             "w": f"torch.randn({WIDTH}, {WIDTH})",
@@ -271,7 +271,7 @@ RIGHT = {
         4 * ROWS * (VALID - 1) / 4 * WIDTH + 4 * WIDTH * WIDTH,
         fits=False,
     ),
-    "the first of sorted rows": Right(
+    "the first of sorted rows": CorrectKernel(
         {"x": "torch.randn(256, 64)", "w": "torch.randn(64, 64)"},
         "return (x @ w)[x[:, 0].topk(8).indices]",
         "return x[x[:, 0].topk(8).indices] @ w",
@@ -279,14 +279,14 @@ RIGHT = {
         4 * (64 * 64 + 8 * 64 + 256 * 16),
         fits=False,
     ),
-    "steps until nothing changes": Right(
+    "steps until nothing changes": CorrectKernel(
         {"x": "torch.randn(64, 64)", "w": "torch.randn(64, 64) / 40"},
         "y = x\nfor _ in range(100):\n    y = torch.tanh(y @ w) + x\nreturn y",
         "y = x\nfor _ in range(40):\n    y = torch.tanh(y @ w) + x\nreturn y",
         40 * 2 * 64**3,
         2 * 4 * 64 * 64,
     ),
-    "folded frozen weights": Right(
+    "folded frozen weights": CorrectKernel(
         {"x": "torch.randn(128, 64)"},
         "return self.v(self.u(x))",
         "return x @ self.folded().mT",
@@ -297,7 +297,7 @@ RIGHT = {
         extra=FOLDED,
         fits=False,
     ),
-    "a memoised product of frozen weights": Right(
+    "a memoised product of frozen weights": CorrectKernel(
         {"x": "torch.randn(128, 64)"},
         "return torch.relu(x @ (self.v.weight @ self.u.weight).mT)",
         "return torch.relu(x @ self.folded().mT)",
@@ -308,14 +308,14 @@ RIGHT = {
         extra=FOLDED,
         fits=False,
     ),
-    "the sum of a product": Right(
+    "the sum of a product": CorrectKernel(
         {"x": "torch.randn(256, 256)", "w": "torch.randn(256, 256)"},
         "return (x @ w).sum(1)",
         "return x @ w.sum(1)",
         3 * 256 * 256,
         2 * 4 * 256 * 256,
     ),
-    "Strassen's product": Right(
+    "Strassen's product": CorrectKernel(
         SQUARE,
         "return a @ b",
         "return self.product(a, b, 2)",
@@ -323,7 +323,7 @@ RIGHT = {
         2 * MATRIX,
         extra=STRASSEN,
     ),
-    "a long convolution by FFT": Right(
+    "a long convolution by FFT": CorrectKernel(
         {"x": f"torch.randn(1, 1, {LONG})", "w": f"torch.randn(1, 1, {LONG})"},
         f"return F.conv1d(x, w.flip(-1), padding={LONG - 1})[..., :{LONG}]",
         f"f = torch.fft.rfft(x, {2 * LONG}) * torch.fft.rfft(w, {2 * LONG})\n"
@@ -332,7 +332,7 @@ RIGHT = {
         2 * 4 * LONG,
         fits=False,
     ),
-    "a circulant product by FFT": Right(
+    "a circulant product by FFT": CorrectKernel(
         {"v": "torch.randn(128)", "x": "torch.randn(128, 16)"},
         "i = torch.arange(128)\nreturn v[(i[:, None] - i) % 128] @ x",
         "f = torch.fft.rfft(v)[:, None] * torch.fft.rfft(x, dim=0)\n"
@@ -341,7 +341,7 @@ RIGHT = {
         4 * 128 * 17,
         fits=False,
     ),
-    "three products in bfloat16": Right(
+    "three products in bfloat16": CorrectKernel(
         SQUARE,
         "return a @ b",
         "def parts(x):\n"
@@ -354,7 +354,7 @@ RIGHT = {
         rate=NARROW,
         fits=True,
     ),
-    "sums in bfloat16's own products": Right(
+    "sums in bfloat16's own products": CorrectKernel(
         {name: f"torch.randn({N}, {N}).bfloat16()" for name in "ab"},
         "return (a.float() @ b.float()).bfloat16()",
         "return a @ b",
@@ -371,12 +371,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=RIGHT)
-def given(request: pytest.FixtureRequest) -> Right:
+def given(request: pytest.FixtureRequest) -> CorrectKernel:
     return RIGHT[request.param]
 
 
 @pytest.fixture
-def path(tmp_path: Path, given: Right) -> Path:
+def path(tmp_path: Path, given: CorrectKernel) -> Path:
     return problem_in(tmp_path, given)
 
 
@@ -396,14 +396,14 @@ def flags_at(path: Path, microseconds: float) -> tuple[list[Flag], bool]:
     return flags, microseconds < doubtful_us(prepared.work(case), timing, DEVICE)
 
 
-def best_us(given: Right, path: Path) -> float:
+def best_us(given: CorrectKernel, path: Path) -> float:
     problem = load_problem(path)
     prepared = PreparedProblem(problem, "cpu", EvaluationSettings())
     written = prepared.work(problem.cases[0]).written_bytes
     return 1e6 * max(given.operations / given.rate, (given.moved + written) / BANDWIDTH)
 
 
-def test_kernel_is_correct_without_flag(given: Right, evaluator: Evaluator) -> None:
+def test_kernel_is_correct_without_flag(given: CorrectKernel, evaluator: Evaluator) -> None:
     cpp = "kernlore_abi.h" in given.candidate
     if cpp:
         bundle = Bundle({"kernel.cpp": given.candidate}, "kernel.cpp", "cpp", "kernlore_run")
@@ -415,13 +415,13 @@ def test_kernel_is_correct_without_flag(given: Right, evaluator: Evaluator) -> N
     assert not found.flags
 
 
-def test_best_time_of_algorithm_has_no_flag(given: Right, path: Path) -> None:
+def test_best_time_of_algorithm_has_no_flag(given: CorrectKernel, path: Path) -> None:
     flags, doubted = flags_at(path, best_us(given, path) / 0.95)
     assert not flags, flags
     assert doubted or given.fits
 
 
-def test_kernel_that_returns_cached_results_is_flagged(given: Right, path: Path) -> None:
+def test_kernel_that_returns_cached_results_is_flagged(given: CorrectKernel, path: Path) -> None:
     flags, _ = flags_at(path, 0.01)
     assert [flag.defence for flag in flags] == [29]
 
@@ -436,7 +436,9 @@ def test_product_in_half_of_its_operations_is_refused(tmp_path: Path, name: str)
 
 
 def test_view_of_an_input_needs_review(tmp_path: Path) -> None:
-    given = Right({"x": "torch.randn(512, 512)"}, "return x.t().contiguous()", "return x.t()", 0, 0)
+    given = CorrectKernel(
+        {"x": "torch.randn(512, 512)"}, "return x.t().contiguous()", "return x.t()", 0, 0
+    )
     (flag,), _ = flags_at(problem_in(tmp_path, given), 0.01)
     assert flag.severity == "review"
 

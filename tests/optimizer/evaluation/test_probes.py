@@ -97,7 +97,7 @@ def _run(base: KnowledgeBase) -> ProbeRun:
     return probe_run("x1", units, Machine(devices=frozenset({"cpu"})), "the test")
 
 
-def test_a_wrong_fact_is_contradicted_and_an_undecidable_one_says_why(base: KnowledgeBase) -> None:
+def test_wrong_fact_is_contradicted_and_undecidable_one_has_a_reason(base: KnowledgeBase) -> None:
     probes.store(base, _run(base))
     report = probes.show_probes(base, "x1")
     states = {result.probe: result.state for result in report.results}
@@ -158,20 +158,20 @@ def test_results_of_a_device_replace_its_earlier_ones(base: KnowledgeBase) -> No
         (("yes", "no"), Probe("p", "", "B"), "yes", "unchecked"),
     ],
 )
-def test_only_an_interval_on_one_side_decides(
+def test_only_one_sided_interval_decides(
     values: tuple[float | str, ...], probe: Probe, stated: float | str, outcome: str
 ) -> None:
     assert judge(probe, Measured("p", values), StatedValue(stated, "B", "", ""))[0] == outcome
 
 
-def test_a_busy_machine_contradicts_no_time() -> None:
+def test_busy_machine_contradicts_no_time() -> None:
     slow = Measured("p", (50.0,) * 9, waited=0.5)
     stated = StatedValue(30.0, "cycles", "", "")
     assert judge(Probe("p", "", "cycles", timed=True), slow, stated)[0] == "unchecked"
     assert judge(Probe("p", "", "cycles"), slow, stated)[0] == "contradicted"
 
 
-def test_a_pack_runs_without_kernlore_and_its_results_are_imported(
+def test_pack_runs_without_kernlore_and_imports_results(
     base: KnowledgeBase, tmp_path: Path
 ) -> None:
     pack = write_program(
@@ -205,7 +205,7 @@ def test_mistakes_of_a_library_are_reported_at_once(base: KnowledgeBase) -> None
     assert "'roof' is not allowed" in raised.value.message
 
 
-def test_manuals_say_what_the_built_in_probes_claim() -> None:
+def test_manuals_state_the_claims_of_built_in_probes() -> None:
     units = read_library(LIBRARY)
     claims = [claim for unit in units for probe in unit.probes for claim in probe.claims]
     named = {claim.document for claim in claims}
@@ -219,3 +219,13 @@ def test_manuals_say_what_the_built_in_probes_claim() -> None:
     assert sum(len(unit.probes) for unit in units) > 200
     for claim in claims:
         assert " ".join(claim.text.split()) in texts[claim.document, claim.section], claim
+
+
+def test_shipped_results_are_of_built_in_probes() -> None:
+    known = {probe.name for unit in read_library(LIBRARY) for probe in unit.probes}
+    runs = [probes.read_results(path) for path in sorted((LIBRARY / "results").glob("*.json"))]
+    assert {run.hardware for run in runs} >= {"h200", "x86-64", "riscv-v-256"}
+    for run in runs:
+        assert run.device
+        assert {entry.probe for entry in run.measured} <= known
+        assert all(entry.values for entry in run.measured)

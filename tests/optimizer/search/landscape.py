@@ -128,7 +128,7 @@ class Steps:
         return None
 
 
-class Nonsense:
+class EmptyProposer:
     """Never proposes anything."""
 
     name = "nonsense"

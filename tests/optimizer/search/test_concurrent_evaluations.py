@@ -33,7 +33,7 @@ def shape(tree: Tree) -> Shape:
     ]
 
 
-class Hops(Steps):
+class RandomSteps(Steps):
     """Steps of one to three in both directions; sometimes exhausted or repeating."""
 
     name = "hops"
@@ -62,7 +62,7 @@ def test_tree_does_not_depend_on_order_of_completion(
     shapes = []
     for order in range(3):
         measured = bench(at_once, order)
-        going = search(tmp_path, goal, measured, (Hops(),), name=f"run{order}")
+        going = search(tmp_path, goal, measured, (RandomSteps(),), name=f"run{order}")
         assert going.run().ended == "22 candidates were tried"
         assert measured.most <= at_once
         assert len(measured.requests) == len(set(measured.requests))
@@ -72,7 +72,7 @@ def test_tree_does_not_depend_on_order_of_completion(
         tmp_path,
         goal,
         ReplayBench(going.tree, at_once),  # type: ignore[arg-type]
-        (Hops(),),
+        (RandomSteps(),),
         name="replayed",
     )
     replayed.run()
@@ -101,7 +101,7 @@ def test_as_many_evaluations_run_as_the_bench_allows(tmp_path: Path) -> None:
 def test_interrupted_run_resumes_to_same_tree(tmp_path: Path, policy: str, at_once: int) -> None:
     """Also between the rows of one batch; only candidates without a row are measured again."""
     goal = Goal(candidates=16, policy=policy, seed=8)  # type: ignore[arg-type]
-    whole = search(tmp_path, goal, bench(at_once), (Hops(),), name="whole")
+    whole = search(tmp_path, goal, bench(at_once), (RandomSteps(),), name="whole")
     whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
     wanted = len({node.proposal.bundle.sha256 for node in whole.tree if node.proposal})
@@ -110,7 +110,7 @@ def test_interrupted_run_resumes_to_same_tree(tmp_path: Path, policy: str, at_on
         search(tmp_path, goal, name=name)  # starts the run
         (tmp_path / name / "nodes.jsonl").write_bytes(b"".join(rows[:stored]) + rows[stored][:40])
         again_on = bench(at_once)
-        again = search(tmp_path, goal, again_on, (Hops(),), name=name)
+        again = search(tmp_path, goal, again_on, (RandomSteps(),), name=name)
         before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
         again.run()
         assert shape(again.tree) == shape(whole.tree)
@@ -143,15 +143,15 @@ def test_interrupted_warm_start_resumes_to_same_tree(tmp_path: Path) -> None:
 
 def test_budgets_count_running_evaluations(tmp_path: Path) -> None:
     measured = bench(4)
-    search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").run()
+    search(tmp_path, Goal(candidates=7), measured, (RandomSteps(),), name="seven").run()
     assert len(measured.requests) == 7
 
-    class Dear(Hops):
+    class Expensive(RandomSteps):
         def propose(self, context: ProposalContext) -> Proposal | None:
             proposal = super().propose(context)
             return proposal and replace(proposal, cost=Cost(usd=0.4))
 
-    paid = search(tmp_path, Goal(usd=1.0), bench(4), (Dear(),), name="paid")
+    paid = search(tmp_path, Goal(usd=1.0), bench(4), (Expensive(),), name="paid")
     assert paid.run().ended == "1.20 USD were spent"
     assert len(paid.tree) == 4
 
@@ -170,7 +170,7 @@ def test_failed_candidate_is_retried_without_its_neighbours(tmp_path: Path) -> N
         return hill(proposal)
 
     measured = TableBench(value, at_once=4)
-    going = search(tmp_path, Goal(candidates=8), measured, (Hops(),))
+    going = search(tmp_path, Goal(candidates=8), measured, (RandomSteps(),))
     going.run()
     attempts = {n.proposal.values["x"]: n.attempts for n in going.tree if n.proposal}
     assert {x for x, n in attempts.items() if n == 3} == {2, -1}
@@ -184,7 +184,7 @@ def test_internal_error_in_evaluation_ends_run(tmp_path: Path) -> None:
             raise ZeroDivisionError("a defect of the bench")
         return hill(proposal)
 
-    going = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Hops(),))
+    going = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (RandomSteps(),))
     with pytest.raises(ZeroDivisionError):
         going.run()
     assert all(node.state != IN_FLIGHT for node in going.store.nodes("run_1"))
@@ -193,7 +193,7 @@ def test_internal_error_in_evaluation_ends_run(tmp_path: Path) -> None:
 def test_running_candidate_is_not_proposed_or_shown(tmp_path: Path) -> None:
     seen_by_step: list[tuple[int, int, int]] = []
 
-    class Watching(Hops):
+    class Watching(RandomSteps):
         def propose(self, context: ProposalContext) -> Proposal | None:
             flying = [n for n in context.tried if n.state == IN_FLIGHT]
             shown = [n for n in context.seen if n.state == IN_FLIGHT]

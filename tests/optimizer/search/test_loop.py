@@ -19,8 +19,8 @@ from optimizer.search.store import FileStore
 from optimizer.search.synthesizers.base import ProposalContext, Unreachable
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import (
+    EmptyProposer,
     Moves,
-    Nonsense,
     Steps,
     TableBench,
     evaluation,
@@ -51,12 +51,13 @@ def test_target_stall_and_exhausted_space_end_run(tmp_path: Path) -> None:
     assert stalled.ended == "nothing better in 5 candidates"
     flat = TableBench(value=lambda p: 0.5)
 
-    class Twice(Steps):
+    class Repeating(Steps):
         def propose(self, context):  # type: ignore[no-untyped-def]
             return proposal(1, 0) if context.step < 2 else None
 
     assert (
-        search(tmp_path, Goal(), flat, (Twice(),), name="c").run().ended == "nothing is left to try"
+        search(tmp_path, Goal(), flat, (Repeating(),), name="c").run().ended
+        == "nothing is left to try"
     )
 
 
@@ -106,12 +107,12 @@ def test_failing_machine_is_retried_without_blaming_kernel(tmp_path: Path) -> No
 
 
 def test_equal_bundles_are_measured_once(tmp_path: Path) -> None:
-    class Same(Steps):
+    class Duplicating(Steps):
         def propose(self, context):  # type: ignore[no-untyped-def]
             return proposal(4, context.parent.number)
 
     bench = TableBench()
-    going = search(tmp_path, Goal(candidates=4), bench, (Same(),))
+    going = search(tmp_path, Goal(candidates=4), bench, (Duplicating(),))
     going.run()
     assert len(bench.requests) == 1
     assert [n.state for n in going.tree.nodes[2:]] == ["duplicate"] * 3
@@ -119,40 +120,42 @@ def test_equal_bundles_are_measured_once(tmp_path: Path) -> None:
 
 
 def test_proposers_without_proposals_end_run_with_reason(tmp_path: Path) -> None:
-    going = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
+    going = search(tmp_path, Goal(), synthesizers=(EmptyProposer(),))
     ended = going.run()
     assert ended.ended.startswith(f"{SILENT_IN_A_ROW} proposals in a row came to nothing")
-    other = search(tmp_path, Goal(candidates=6), synthesizers=(Nonsense(), Steps()), name="b")
+    other = search(tmp_path, Goal(candidates=6), synthesizers=(EmptyProposer(), Steps()), name="b")
     assert other.run().ended == "6 candidates were tried"
 
 
 def test_run_with_unreachable_proposer_fails_and_can_resume(tmp_path: Path) -> None:
-    class Away(Steps):
+    class UnreachableProposer(Steps):
         asked = 0
 
         def propose(self, context: ProposalContext) -> Proposal | None:
-            Away.asked += 1
+            UnreachableProposer.asked += 1
             raise Unreachable("no answer from there")
 
-    going = search(tmp_path, Goal(candidates=4), synthesizers=(Away(),))
+    going = search(tmp_path, Goal(candidates=4), synthesizers=(UnreachableProposer(),))
     ended = going.run()
     assert (ended.state, ended.ended) == ("failed", "no answer from there")
     assert going.listener.messages == ["steps: no answer from there"]  # type: ignore[attr-defined]
-    assert Away.asked == NEVER_ANSWERED
+    assert UnreachableProposer.asked == NEVER_ANSWERED
     assert search(tmp_path, Goal(candidates=4)).run().state == "finished"
 
 
 def test_proposer_that_answered_before_has_time_to_recover(tmp_path: Path) -> None:
-    class Back(Steps):
+    class Recovering(Steps):
         asked = 0
 
         def propose(self, context: ProposalContext) -> Proposal | None:
-            Back.asked += 1
-            if 2 <= Back.asked < SILENT_IN_A_ROW:
+            Recovering.asked += 1
+            if 2 <= Recovering.asked < SILENT_IN_A_ROW:
                 raise Unreachable("no answer from there")
             return super().propose(context)
 
-    assert search(tmp_path, Goal(candidates=4), synthesizers=(Back(),)).run().state == "finished"
+    assert (
+        search(tmp_path, Goal(candidates=4), synthesizers=(Recovering(),)).run().state == "finished"
+    )
 
 
 def test_cancelled_run_stops_and_can_resume(tmp_path: Path) -> None:
@@ -266,17 +269,17 @@ def test_proposers_share_evaluation_time(
 ) -> None:
     """On a flat table, so that gains decide nothing."""
     bench = TimedBench(value=lambda _: 1.0, slow=slow)
-    going = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
+    going = search(tmp_path, Goal(candidates=12), bench, (Slow(), RandomProposer()))
     going.run()
     synthesizers = [n.proposal.synthesizer for n in going.tree.nodes[1:] if n.proposal is not None]
     assert turns[0] <= synthesizers.count("slow") <= turns[1], synthesizers
-    replayed = search(tmp_path / "again", Goal(candidates=12), bench, (Slow(), Wandering()))
+    replayed = search(tmp_path / "again", Goal(candidates=12), bench, (Slow(), RandomProposer()))
     replayed.run()
     assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in going.tree.nodes]
 
 
 @dataclass(eq=False)
-class Wandering:
+class RandomProposer:
     """Proposes a new value from any node."""
 
     name: str = "steps"

@@ -14,7 +14,7 @@ from optimizer.search.loop import Search, Stages, UnusedProposer, why_untried
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import ProposalContext, Synthesizer
 from optimizer.search.tree import Tree
-from tests.optimizer.search.landscape import Nonsense, Steps, TableBench, search
+from tests.optimizer.search.landscape import EmptyProposer, Steps, TableBench, search
 
 
 class Unable:
@@ -48,7 +48,9 @@ def reason(search: Search, *others: Synthesizer, stages: dict[str, float] | None
 def test_no_candidate_names_proposers_tried_and_others_with_one(
     tmp_path: Path,
 ) -> None:
-    why = reason(search(tmp_path, Goal(minutes=2), synthesizers=(Unable(),)), Steps(), Nonsense())
+    why = reason(
+        search(tmp_path, Goal(minutes=2), synthesizers=(Unable(),)), Steps(), EmptyProposer()
+    )
     assert why == (
         "nothing was tried: no candidate exists. Tried: nobody (no rule for aten.sort). steps,"
         " which was not tried, has one: leave --language out; a language model (--models) or a"
@@ -56,7 +58,7 @@ def test_no_candidate_names_proposers_tried_and_others_with_one(
     )
 
 
-def test_time_over_names_what_took_it(tmp_path: Path) -> None:
+def test_time_over_names_the_stages(tmp_path: Path) -> None:
     late = search(tmp_path, Goal(minutes=1))
     late.spent = 61.0
     stages = {"finding compilers": 0.2, "the reference": 40.4, "reading the problem": 20.4}

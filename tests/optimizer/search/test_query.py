@@ -44,7 +44,7 @@ def test_verdict_of_an_earlier_release_is_queried() -> None:
     assert knowledge_from_json(row).moves == (ShownMove("m", "m", {}, 4, "f", "", True),)
 
 
-class OfTiles:
+class TileProposer:
     name = "tiles"
     first_tries = 1
 
@@ -55,7 +55,7 @@ class OfTiles:
         return ("tile_m", "vector")
 
 
-class OfAnything:
+class AnyProposer:
     name = "anything"
     first_tries = 1
 
@@ -64,8 +64,8 @@ class OfAnything:
 
 
 def test_only_proposers_bound_to_roles_name_some() -> None:
-    assert roles_of([OfAnything(), OfTiles()], VIEW) == ("tile_m", "vector")
-    assert roles_of([OfAnything()], VIEW) == ()
+    assert roles_of([AnyProposer(), TileProposer()], VIEW) == ("tile_m", "vector")
+    assert roles_of([AnyProposer()], VIEW) == ()
 
 
 def test_device_facts_take_precedence_over_family_facts() -> None:

@@ -208,7 +208,7 @@ sum_b  - n=256  :    CPU:   20.6 us   +/- 0.4 (min: 19 / max: 22) us     GPU:   
         (BOTH, "sum_b  - n=256", 1, 25.0),
     ],
 )
-def test_lines_without_a_header_are_read_by_their_arithmetic(
+def test_lines_without_header_are_read_by_arithmetic(
     text: str, leading: str, calls: float, us: float
 ) -> None:
     profile = read_profile(text)
@@ -269,7 +269,7 @@ LAUNCHES = """     API calls:   88.00%  8.8000s   2000000  4.4000us  3.0us  9.0u
         (BOTH, "launch_overhead"),
     ],
 )
-def test_counters_of_any_layout_and_times_lead_to_a_signal(text: str, signal: str) -> None:
+def test_counters_of_any_layout_and_times_give_a_signal(text: str, signal: str) -> None:
     assert signals_of(text)[0] == signal
 
 
@@ -298,7 +298,7 @@ HOST_ONLY = """
         (HOST_ONLY, "no column of the device"),
     ],
 )
-def test_what_allows_no_signal_is_said_in_words(text: str, words: str) -> None:
+def test_inconclusive_profile_has_a_summary(text: str, words: str) -> None:
     assert not signals_of(text)
     assert words in notes_of(text)
     read = with_known_counters(RetrieveRequest(profile=text))[1]
@@ -314,7 +314,7 @@ def test_what_allows_no_signal_is_said_in_words(text: str, words: str) -> None:
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total)\n",
     ],
 )
-def test_a_pasted_log_with_numbers_is_no_profile(log: str) -> None:
+def test_pasted_log_with_numbers_is_not_a_profile(log: str) -> None:
     assert not is_profile(log)
 
 
@@ -376,11 +376,11 @@ Effective CPU Utilization: 2.1% (0.5 out of 24 logical CPUs)
     ("text", "signal"),
     [(STREAM, "memory_bound"), (SAMPLES, "sync_stall"), (FEW_PROCESSORS, "sync_stall")],
 )
-def test_rates_samples_and_idle_processors_lead_to_a_signal(text: str, signal: str) -> None:
+def test_rates_samples_and_idle_processors_give_a_signal(text: str, signal: str) -> None:
     assert signals_of(text)[0] == signal
 
 
-def test_a_rate_is_compared_with_the_peak_of_a_known_chip() -> None:
+def test_rate_is_compared_with_peak_of_known_chip() -> None:
     request, _ = with_known_counters(RetrieveRequest(profile="spmv: 860 GB/s, 1.2 ms\n"))
     conclude = Diagnoser(load_signals()).conclude
     facts = {"memory_bandwidth": 1e12}

@@ -121,7 +121,7 @@ def test_profile_of_an_unknown_tool_is_read_as_a_log() -> None:
         with_known_counters(RetrieveRequest(profile="1 2 3\n4 5 6"))
 
 
-def test_a_processors_profile_is_diagnosed_without_a_chip() -> None:
+def test_cpu_profile_is_diagnosed_without_a_chip() -> None:
     text = """ Performance counter stats for './kernel':
         26,112,334,901      cycles
         12,331,009,221      instructions

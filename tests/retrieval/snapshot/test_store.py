@@ -74,7 +74,7 @@ def documents(snapshot: Snapshot) -> list[Any]:
     return list(snapshot.documents.values())
 
 
-def anew(store: Store) -> Snapshot:
+def full_snapshot(store: Store) -> Snapshot:
     """A snapshot made from the catalog alone."""
     return SnapshotStore(store.catalog, store.embedder.fingerprint).rebuild()
 
@@ -89,15 +89,15 @@ def test_incremental_snapshot_equals_full_one(
     stored = snapshots.current()
     for round_ in range(6):
         store.ingest(f"more-{round_}.md", manual(f"word{round_}", f"Chip {round_}"))
-        assert contents(snapshots.current()) == contents(anew(store))
+        assert contents(snapshots.current()) == contents(full_snapshot(store))
     store.ingest("one.md", manual("quillon"), hardware=("h100",))
     passage = store.passages_of(one.document_id)[0]
     patch = Patch(text="Corrected: the zephyrite.", hardware=("a100",))
     passages.correct(store.catalog, passage.id, patch, "ann")
     store.worker().drain()
-    assert contents(snapshots.current()) == contents(anew(store))
+    assert contents(snapshots.current()) == contents(full_snapshot(store))
     store.documents.delete(one.document_id)
-    assert contents(snapshots.current()) == contents(anew(store))
+    assert contents(snapshots.current()) == contents(full_snapshot(store))
     assert len(snapshots.current().segments) < 8
     # A reader continues with its first snapshot.
     assert one.document_id in stored.documents

@@ -130,7 +130,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def looked(place: Place) -> tuple[MendedErrors, MendedErrors, MendedErrors]:
+def decisions_of_runs(place: Place) -> tuple[MendedErrors, MendedErrors, MendedErrors]:
     """Decisions after one run, two runs, and a repetition."""
     place.run("elementwise")
     first = distil_errors(place.services)
@@ -145,9 +145,9 @@ def skill_of(place: Place, mended: MendedErrors) -> SkillRow:
 
 
 def test_debugging_skill_needs_repairs_of_two_kernels(
-    looked: tuple[MendedErrors, MendedErrors, MendedErrors],
+    decisions_of_runs: tuple[MendedErrors, MendedErrors, MendedErrors],
 ) -> None:
-    first, second, third = looked
+    first, second, third = decisions_of_runs
     assert first.stored == () and "two different ones are needed" in first.short[0]
     assert [(d.operation, d.outcome, d.evidence) for d in second.stored] == [("ADD", "created", 2)]
     assert third.stored == () and third.runs == 2 and not third.skipped
@@ -155,9 +155,9 @@ def test_debugging_skill_needs_repairs_of_two_kernels(
 
 
 def test_debugging_skill_has_condition_reason_and_repair(
-    place: Place, looked: tuple[MendedErrors, MendedErrors, MendedErrors], tmp_path: Path
+    place: Place, decisions_of_runs: tuple[MendedErrors, MendedErrors, MendedErrors], tmp_path: Path
 ) -> None:
-    skill = skill_of(place, looked[1])
+    skill = skill_of(place, decisions_of_runs[1])
     assert (skill.state, skill.tier) == ("candidate", "learned")
     words = skill.metadata["error"]
     assert words.endswith(" <name>")
@@ -179,9 +179,9 @@ def test_debugging_skill_has_condition_reason_and_repair(
 
 
 def test_approved_debugging_skill_is_shown_for_its_error(
-    place: Place, looked: tuple[MendedErrors, MendedErrors, MendedErrors]
+    place: Place, decisions_of_runs: tuple[MendedErrors, MendedErrors, MendedErrors]
 ) -> None:
-    skill = skill_of(place, looked[1])
+    skill = skill_of(place, decisions_of_runs[1])
     log = place.log("matmul", place.slip("matmul"))
 
     def shown(log: str) -> list[str]:

@@ -42,7 +42,7 @@ def put(catalog: Catalog, name: str, *ops: str, **given: object) -> None:
         store_skill(connection, draft, state="active", actor="ann", reason="test")
 
 
-def met(catalog: Catalog, **fields: Any) -> list[str]:
+def compared_skills(catalog: Catalog, **fields: Any) -> list[str]:
     made = tuned()
     change = step(made.parent, made.child, **fields)
     return [known.row.name for known in snapshot(catalog, trajectory(change)).known]
@@ -54,16 +54,16 @@ def test_trajectory_is_compared_with_family_any_and_named_skills(
     for name, op in (("a-norm", "rmsnorm"), ("b-other", "matmul"), ("c-far", "conv")):
         put(catalog, name, op)
     put(catalog, "d-any")
-    assert met(catalog) == ["a-norm", "d-any"]
-    assert met(catalog, shown={"skills": ("c-far",)}) == ["a-norm", "c-far", "d-any"]
-    assert met(catalog, attributed=("b-other",)) == ["a-norm", "b-other", "d-any"]
+    assert compared_skills(catalog) == ["a-norm", "d-any"]
+    assert compared_skills(catalog, shown={"skills": ("c-far",)}) == ["a-norm", "c-far", "d-any"]
+    assert compared_skills(catalog, attributed=("b-other",)) == ["a-norm", "b-other", "d-any"]
     library = snapshot(catalog, trajectory(tuned()))
     assert library.taken == {"a-norm", "b-other", "c-far", "d-any"}
 
 
 def test_move_of_a_skill_gives_it_evidence(catalog: Catalog) -> None:
     put(catalog, "b-other", "matmul")
-    assert met(catalog, attributed=("b-other#0",)) == ["b-other"]
+    assert compared_skills(catalog, attributed=("b-other#0",)) == ["b-other"]
     made = tuned()
     change = step(made.parent, made.child, attributed=("b-other#0",))
     done = distil(trajectory(change), catalog, roles=ROLES)

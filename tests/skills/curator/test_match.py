@@ -30,7 +30,7 @@ LARGE = {"main": {"compulsory_bytes": 1e9}}
 FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}
 
 
-def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
+def draft_with(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
     """A draft about a layer norm on x86-64 in these words, without a distinguishing parameter."""
     words = SkillSentences(
         paraphrase.description, ("Rows.",), ("Else.",), paraphrase.steps, ("Time.",), ("Slower.",)
@@ -41,7 +41,7 @@ def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
 
 
 def as_known(paraphrase: Paraphrase) -> LibrarySkill:
-    draft = worded(paraphrase)
+    draft = draft_with(paraphrase)
     return LibrarySkill(skill_row(draft.skill()), draft.evidence)
 
 
@@ -50,11 +50,11 @@ def test_paraphrases_match_and_near_misses_do_not(embedder: LocalEmbedder) -> No
     for name, (first, other) in PAIRS.items():
         library = [as_known(two) for key, pair in PAIRS.items() if key != name for two in pair]
         library += [as_known(near) for near in NEAR.values()]
-        assert match(worded(other), library, texts, LINEAGES) is None, name
-        matched = match(worded(other), [*library, as_known(first)], texts, LINEAGES)
+        assert match(draft_with(other), library, texts, LINEAGES) is None, name
+        matched = match(draft_with(other), [*library, as_known(first)], texts, LINEAGES)
         assert matched is not None, name
         assert (matched.known.row.name, matched.tier) == (first.transformation, "words")
-        alike = texts.similarity(draft_words(worded(first)), draft_words(worded(other)))
+        alike = texts.similarity(draft_words(draft_with(first)), draft_words(draft_with(other)))
         assert alike.cosine is not None
         assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
 
@@ -63,7 +63,7 @@ def test_other_parameters_operators_or_chips_never_match(
     embedder: LocalEmbedder,
 ) -> None:
     first, other = PAIRS["prefetch"]
-    texts, draft, known = TextSimilarity(embedder), worded(other), as_known(first)
+    texts, draft, known = TextSimilarity(embedder), draft_with(other), as_known(first)
     assert match(draft, [known], texts, LINEAGES) is not None
     moved = ({"change": {"role": "prefetch", "direction": "add"}},)
     unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)

@@ -256,7 +256,7 @@ def test_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
 
 
 @dataclass
-class Says:
+class ScriptedDrafter:
     """Answers from a list, in order."""
 
     answers: list[Any]
@@ -283,7 +283,7 @@ def text(**other: Any) -> dict[str, Any]:
 
 
 def test_model_writes_only_sentences(catalog: Catalog) -> None:
-    drafter = Says([text()])
+    drafter = ScriptedDrafter([text()])
     distil(kernels(LOOP, PARALLEL), catalog, roles=ROLES, drafter=drafter)
     (row,) = stored(catalog).values()
     assert row.description == text()["description"] and "Gain here: 1.53 or more." in row.body
@@ -313,13 +313,13 @@ def test_model_writes_only_sentences(catalog: Catalog) -> None:
 def test_invalid_answer_is_repaired_once_or_recorded_as_dropped(
     catalog: Catalog, answer: Any, why: str
 ) -> None:
-    mended = Says([answer, text()])
+    mended = ScriptedDrafter([answer, text()])
     made = trajectory(*kernels(LOOP, PARALLEL).steps)
     judged = propose_deltas(
         made, snapshot(catalog, made), context_of(catalog, roles={}), drafter=mended
     )
     assert why in mended.tasks[1].problem and "scripted answered ADD" in reasons(judged, "draft")
-    stubborn = Says([answer, answer])
+    stubborn = ScriptedDrafter([answer, answer])
     made_again = distil(made, catalog, roles=ROLES, drafter=stubborn)
     (refused,) = [d for d in made_again.decisions if d.stage == "draft"]
     assert not refused.passed and why in refused.reason and "without it" in refused.reason
@@ -331,10 +331,10 @@ def test_invalid_answer_is_repaired_once_or_recorded_as_dropped(
 def test_model_may_name_change_without_rule(catalog: Catalog) -> None:
     made = kernels(LOOP, UNKNOWN)
     assert distil(made, catalog, roles=ROLES).deltas == ()
-    unnamed = Says([text(), text()])
+    unnamed = ScriptedDrafter([text(), text()])
     assert distil(made, catalog, roles=ROLES, drafter=unnamed).deltas == ()
     assert "transformation is missing" in unnamed.tasks[1].problem
-    distil(made, catalog, drafter=Says([text(transformation="load-into-register")]))
+    distil(made, catalog, drafter=ScriptedDrafter([text(transformation="load-into-register")]))
     assert set(stored(catalog)) == {"x86-64-load-into-register-layernorm"}
 
 
@@ -342,7 +342,7 @@ def test_model_cannot_retire_or_invert_skill(catalog: Catalog) -> None:
     distil(kernels(LOOP, PARALLEL), catalog, roles=ROLES)
     (name,) = stored(catalog)
     for operation in ("DEPRECATE", "CONTRADICT"):
-        wish = Says([{"operation": operation, "skill": name, "reason": "I say so."}])
+        wish = ScriptedDrafter([{"operation": operation, "skill": name, "reason": "I say so."}])
         again = replace(kernels(LOOP, PARALLEL), id=f"run-{operation}")
         made = distil(again, catalog, roles=ROLES, drafter=wish)
         assert any(not d.passed for d in made.decisions if d.stage == "match")
@@ -353,28 +353,30 @@ def test_model_cannot_retire_or_invert_skill(catalog: Catalog) -> None:
 def test_model_may_match_or_rewrite_skill(catalog: Catalog) -> None:
     distil(kernels(LOOP, PARALLEL), catalog)
     (name,) = stored(catalog)
-    same = Says([{"operation": "ADD_EVIDENCE", "skill": name}])
+    same = ScriptedDrafter([{"operation": "ADD_EVIDENCE", "skill": name}])
     made = distil(replace(kernels(LOOP, UNKNOWN), id="run_2"), catalog, drafter=same)
     assert [(d.operation, d.skill, d.draft) for d in made.deltas] == [("ADD_EVIDENCE", name, None)]
-    better = Says([text(operation="REFINE", skill=name)])
+    better = ScriptedDrafter([text(operation="REFINE", skill=name)])
     made = distil(replace(kernels(LOOP, PARALLEL), id="run_3"), catalog, drafter=better)
     assert [delta.operation for delta in made.deltas] == ["REFINE"]
     (row,) = stored(catalog).values()
     assert (row.version, row.description) == (2, text()["description"])
     with catalog.write() as connection:
         set_state(connection, name, "active", actor="ann", reason="verified", force=True)
-    again = Says([text(operation="REFINE", skill=name, description="Use it for another thing.")])
+    again = ScriptedDrafter(
+        [text(operation="REFINE", skill=name, description="Use it for another thing.")]
+    )
     made = distil(replace(kernels(LOOP, PARALLEL), id="run_4"), catalog, drafter=again)
     assert [delta.operation for delta in made.deltas] == ["ADD_EVIDENCE"]
     assert stored(catalog)[name].description == text()["description"]
 
 
 def test_sentence_copied_from_prompt_is_refused(catalog: Catalog) -> None:
-    distil(kernels(LOOP, PARALLEL), catalog, drafter=Says([text()]))
+    distil(kernels(LOOP, PARALLEL), catalog, drafter=ScriptedDrafter([text()]))
     (name,) = stored(catalog)
     echo = text(transformation="load-into-register")
     made = distil(replace(kernels(LOOP, UNKNOWN, shown={"skills": (name,)}), id="run_2"),
-                  catalog, drafter=Says([echo]))  # fmt: skip
+                  catalog, drafter=ScriptedDrafter([echo]))  # fmt: skip
     assert made.deltas == () and any(
         "says what the store says" in r for r in reasons(made, "draft")
     )

@@ -277,7 +277,7 @@ def chips(tmp_path: Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def held() -> Tree:
+def pending_tree() -> Tree:
     """Three instances of a recipe, each a change of the previous one; the second (ev-2) is
     flagged.
     """
@@ -313,11 +313,11 @@ def gates(whole: Trajectory) -> list[tuple[bool, str]]:
 
 
 def test_accepted_change_and_its_child_pass_gate() -> None:
-    whole = read(held())
+    whole = read(pending_tree())
     assert [passed for passed, _ in gates(whole)] == [False, False]
     assert all("held for a person" in reason for _, reason in gates(whole))
-    assert flagged_keys(held()) == {"ev-2"}
-    free = read(held(), answer("ev-2"))
+    assert flagged_keys(pending_tree()) == {"ev-2"}
+    free = read(pending_tree(), answer("ev-2"))
     assert [passed for passed, _ in gates(free)] == [True, True]
     own = free.steps[0].child
     assert own.evaluation is not None and own.evaluation.flags == ()
@@ -328,11 +328,11 @@ def test_accepted_change_and_its_child_pass_gate() -> None:
     assert before is not None
     assert replace(own.evaluation, flags=before.flags, reviewed="") == before
     assert free.steps[1].child == whole.steps[1].child
-    assert flagged_keys(reviewed_tree(held(), answer("ev-2"))) == set()
+    assert flagged_keys(reviewed_tree(pending_tree(), answer("ev-2"))) == set()
 
 
 def test_refused_change_counts_as_rejected() -> None:
-    refused = read(held(), answer("ev-2", "refused"))
+    refused = read(pending_tree(), answer("ev-2", "refused"))
     (_, own_reason), (_, other) = gates(refused)
     assert (
         own_reason.startswith("it was rejected")
@@ -343,7 +343,7 @@ def test_refused_change_counts_as_rejected() -> None:
     own = refused.steps[0].child.evaluation
     assert own is not None and (own.validity, own.timing, own.speedup) == ("rejected", "none", None)
     assert [timing.speedup for timing in own.cases] == [None]
-    first = replace(read(held()), steps=read(held()).steps[:1])
+    first = replace(read(pending_tree()), steps=read(pending_tree()).steps[:1])
     assert "no skill in use" in str(tuned_instance(first, {}))  # it would be the winner ...
     alone = replace(refused, steps=refused.steps[:1])
     assert (
@@ -352,14 +352,14 @@ def test_refused_change_counts_as_rejected() -> None:
 
 
 def test_answers_about_others_change_nothing() -> None:
-    assert read(held(), answer("ev-9")) == read(held())
+    assert read(pending_tree(), answer("ev-9")) == read(pending_tree())
 
 
 # -- records
 
 
 def test_accepted_change_is_distilled_and_its_record_replays(chips: Catalog) -> None:
-    made = distil(read(held(), answer("ev-2")), chips, roles=ROLES)
+    made = distil(read(pending_tree(), answer("ev-2")), chips, roles=ROLES)
     assert {delta.node for delta in made.deltas} == {2, 3}
     record = json.loads(json.dumps(made.as_json()))
     assert "read it: O(1)" in record["trajectory"]["steps"][0]["child"]["measured"]["reviewed"]
@@ -370,13 +370,15 @@ def test_accepted_change_is_distilled_and_its_record_replays(chips: Catalog) -> 
 
 
 def test_record_without_answers_replays_equally(chips: Catalog) -> None:
-    record = json.loads(json.dumps(distil(read(held()), chips, roles=ROLES).as_json()))
+    record = json.loads(json.dumps(distil(read(pending_tree()), chips, roles=ROLES).as_json()))
     kernels = [step[name] for step in record["trajectory"]["steps"] for name in ("parent", "child")]
     assert all("reviewed" not in kernel["measured"] for kernel in kernels)
     again = json.loads(json.dumps(replay(record).as_json()))
     assert again == {**record, "stored": []}
     stored_form = trajectory_from_json(record["trajectory"]).as_json()
-    assert json.loads(json.dumps(stored_form)) == json.loads(json.dumps(read(held()).as_json()))
+    assert json.loads(json.dumps(stored_form)) == json.loads(
+        json.dumps(read(pending_tree()).as_json())
+    )
 
 
 # -- exports

@@ -97,7 +97,7 @@ def problem_in(folder: Path) -> Problem:
     return load_problem(path)
 
 
-class KeptPool(RunnerPool):
+class ReusedPool(RunnerPool):
     """Serves several benches in turn, because the process that runners are forked from takes
     seconds to import torch. Every runner is still a fresh process.
     """
@@ -106,12 +106,12 @@ class KeptPool(RunnerPool):
         """Keeps the processes for the next bench; the last fixture ends them."""
 
 
-class KeptDevice(LocalDevice):
-    pools: ClassVar[dict[RunnerSettings, KeptPool]] = {}
+class ReusedDevice(LocalDevice):
+    pools: ClassVar[dict[RunnerSettings, ReusedPool]] = {}
 
     def pool(self, settings: RunnerSettings) -> RunnerPool:
         if settings not in self.pools:
-            self.pools[settings] = KeptPool(settings)
+            self.pools[settings] = ReusedPool(settings)
         return self.pools[settings]
 
     @classmethod
@@ -127,7 +127,7 @@ def bench_of(problem: Problem) -> Iterator[LocalBench]:
         "cpp": TargetToolchain(CPU, CppToolchain()),
         "torch": TargetToolchain(CPU, TorchPython()),
     }
-    with LocalBench(problem, places, QUICK, devices=(KeptDevice("cpu"),)) as bench:
+    with LocalBench(problem, places, QUICK, devices=(ReusedDevice("cpu"),)) as bench:
         yield bench
 
 

@@ -131,7 +131,7 @@ def test_unused_skill_is_given_up_after_as_many_searches_as_trials(
     assert len(looked_at) == MAX_TRIALS and looked_at[0] == "row_total held_out"
 
 
-class Remembered(NoKnowledge):
+class SkillKnowledge(NoKnowledge):
     """Knowledge of one skill and its moves; records the requests."""
 
     def __init__(self, skill: SkillRow) -> None:
@@ -145,7 +145,7 @@ class Remembered(NoKnowledge):
 
 def test_knowledge_with_and_without_skill(catalog: Catalog, tmp_path: Path) -> None:
     skill = moving(catalog, tmp_path)
-    source = Remembered(skill)
+    source = SkillKnowledge(skill)
     query = RetrieveRequest(op="reduction", language="cpp", run_id="run_1")
     with_it = WithSkill(source, skill, "").consult(query)
     assert [s.name for s in with_it.skills] == [skill.name]

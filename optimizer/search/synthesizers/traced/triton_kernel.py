@@ -160,7 +160,7 @@ class TritonKernel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a whole tile."""
+        """The shape of a full tile."""
         if self.flat:
             return (self.tile.rows,)
         tile = (self.tile.rows, self.tile.columns)

@@ -94,7 +94,7 @@ def timed(microseconds: float, **changes: object) -> Evaluation:
     return replace(EVALUATION, timings=(timing,), **changes)  # type: ignore[arg-type]
 
 
-def around(work: CaseWork = STREAM, **changes: object) -> DiagnosisInputs:
+def context(work: CaseWork = STREAM, **changes: object) -> DiagnosisInputs:
     reported = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
     return replace(reported, **changes)  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def ids(verdict: EvaluationVerdict) -> list[str]:
 def test_stream_near_copy_bandwidth_is_done(tmp_path: Path) -> None:
     done = compiled(STREAMING, tmp_path)
     assert done.ok and int(done.metrics["packed_instructions"]) > 0
-    verdict = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
+    verdict = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), context())
     assert ids(verdict) == ["memory_bound", "at_roofline"]
     assert verdict.primary == "memory_bound"
     share, _ = [e for e in verdict.signals[1].evidence if e["name"] == "roofline_pct"]
@@ -131,7 +131,7 @@ def test_recorded_evaluations_of_three_candidates() -> None:
         ),
     )
     work = CaseWork("elementwise", "float32", 4096 * 4097 * 4, 4096 * 4096 * 4)
-    here = around(work, ceilings=quiet)
+    here = context(work, ceilings=quiet)
     fused = timed(17_186.8, metrics={"packed_instructions": 8, "vec_missed": 0})
     assert ids(diagnose_evaluation(fused, here)) == ["memory_bound", "at_roofline"]
     scalar = timed(135_673.8, metrics={"packed_instructions": 0, "vec_missed": 1})
@@ -145,27 +145,27 @@ def test_recorded_evaluations_of_three_candidates() -> None:
 
 def test_time_below_ceiling_means_wrong_ceiling() -> None:
     product = replace(STREAM, op="matmul", flops=8_000_000_000)
-    assert ids(diagnose_evaluation(timed(26_000.0), around(product))) == [
+    assert ids(diagnose_evaluation(timed(26_000.0), context(product))) == [
         "compute_bound",
         "at_roofline",
     ]  # 92 %
-    verdict = diagnose_evaluation(timed(17_000.0), around(product))  # 140 %
+    verdict = diagnose_evaluation(timed(17_000.0), context(product))  # 140 %
     assert ids(verdict) == [] and verdict.ruled_out == ()
-    assert ids(diagnose_evaluation(timed(1_900.0), around())) == []  # 132 % of the copy rate
+    assert ids(diagnose_evaluation(timed(1_900.0), context())) == []  # 132 % of the copy rate
     assert "ipc" in verdict.measure_next
 
 
 def test_verdict_has_its_evidence() -> None:
-    verdict = diagnose_evaluation(timed(3_600.0, metrics={"packed_instructions": 8}), around())
+    verdict = diagnose_evaluation(timed(3_600.0, metrics={"packed_instructions": 8}), context())
     assert verdict.metrics["packed_instructions"] == 8 and verdict.metrics["call_us"] == 3_600
     assert 60 < float(verdict.metrics["copy_bandwidth_pct"]) < 85
     assert verdict.problem["compulsory_bytes"] == STREAM.compulsory_bytes
-    broken = diagnose_evaluation(failed("not_compiled", "no", "error: x"), around())
+    broken = diagnose_evaluation(failed("not_compiled", "no", "error: x"), context())
     assert broken.metrics == {}  # nothing was timed
 
 
 def test_stream_at_70_percent_is_memory_bound_and_not_done() -> None:
-    verdict = diagnose_evaluation(timed(3_600.0), around())
+    verdict = diagnose_evaluation(timed(3_600.0), context())
     assert ids(verdict) == ["memory_bound"]
     assert "bytes_ratio" in verdict.measure_next
 
@@ -173,11 +173,11 @@ def test_stream_at_70_percent_is_memory_bound_and_not_done() -> None:
 def test_scalar_code_far_from_roof_is_not_vectorized(tmp_path: Path) -> None:
     done = compiled(CHAINED, tmp_path)
     assert done.ok and done.metrics == {"packed_instructions": 0, "vec_missed": 1}
-    verdict = diagnose_evaluation(timed(30_000.0, metrics=done.metrics), around())
+    verdict = diagnose_evaluation(timed(30_000.0, metrics=done.metrics), context())
     assert ids(verdict) == ["not_vectorized"]
     assert "l1d_miss_pct" in verdict.measure_next
     # The same code at the speed of memory gains nothing from wider instructions.
-    fast = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
+    fast = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), context())
     assert ids(fast) == ["memory_bound", "at_roofline"]
     assert "not_vectorized" in {entry["signal"] for entry in fast.ruled_out}
 
@@ -185,16 +185,16 @@ def test_scalar_code_far_from_roof_is_not_vectorized(tmp_path: Path) -> None:
 def test_unfused_chain_has_poor_reuse() -> None:
     chain = Collected("torch_profiler", {"kernel_launches": 6.0, "copies_pct": 2.0})
     model = replace(timed(11_000.0), language="torch")
-    assert ids(diagnose_evaluation(model, around(collected=[chain]))) == ["poor_reuse"]
+    assert ids(diagnose_evaluation(model, context(collected=[chain]))) == ["poor_reuse"]
     copies = Collected("torch_profiler", {"kernel_launches": 2.0, "copies_pct": 48.0})
-    assert ids(diagnose_evaluation(model, around(collected=[copies]))) == ["poor_reuse"]
+    assert ids(diagnose_evaluation(model, context(collected=[copies]))) == ["poor_reuse"]
 
 
 def test_many_operators_on_little_data_are_launch_bound() -> None:
     small = CaseWork("elementwise", "float32", 4096, 4096)
     chain = Collected("torch_profiler", {"kernel_launches": 6.0})
     model = replace(timed(15.0), language="torch")
-    verdict = diagnose_evaluation(model, around(small, collected=[chain]))
+    verdict = diagnose_evaluation(model, context(small, collected=[chain]))
     assert ids(verdict) == ["launch_overhead"]
 
 
@@ -209,20 +209,20 @@ def test_many_operators_on_little_data_are_launch_bound() -> None:
 def test_product_against_matmul_peak(microseconds: float, signals: list[str]) -> None:
     work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     metrics = {"packed_instructions": 300, "vec_missed": 0}
-    verdict = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
+    verdict = diagnose_evaluation(timed(microseconds, metrics=metrics), context(work))
     assert ids(verdict) == signals
 
 
 def test_impossible_time_is_a_measurement_error() -> None:
-    verdict = diagnose_evaluation(timed(1_000.0), around())
+    verdict = diagnose_evaluation(timed(1_000.0), context())
     assert ids(verdict) == ["measurement_error"]
 
 
 def test_ceilings_of_a_busy_machine_are_not_used() -> None:
-    verdict = diagnose_evaluation(timed(2_700.0), around(ceilings=replace(DEVICE, waited=0.5)))
+    verdict = diagnose_evaluation(timed(2_700.0), context(ceilings=replace(DEVICE, waited=0.5)))
     assert ids(verdict) == [] and verdict.primary == "unknown"
     assert "busy" in verdict.hint
-    assert "not measured" in diagnose_evaluation(timed(1.0), around(ceilings=None)).hint
+    assert "not measured" in diagnose_evaluation(timed(1.0), context(ceilings=None)).hint
 
 
 def test_gpu_counters_lead_and_compulsory_bytes_are_supplied() -> None:
@@ -241,7 +241,7 @@ def test_gpu_counters_lead_and_compulsory_bytes_are_supplied() -> None:
     )
     gpu = replace(timed(185.0), hardware="h200", device="cuda", language="triton")
     lineage = ("h200", "hopper", "nvidia", "any")
-    surroundings = around(work, lineage=lineage, ceilings=None, collected=[counters])
+    surroundings = context(work, lineage=lineage, ceilings=None, collected=[counters])
     verdict = diagnose_evaluation(gpu, surroundings)
     assert ids(verdict) == ["memory_bound", "at_roofline"]
     assert verdict.kernels[0]["name"] == "add"
@@ -259,7 +259,7 @@ def failed(validity: str, message: str, log: str = "", **changes: object) -> Eva
 
 def test_real_compiler_error(tmp_path: Path) -> None:
     done = compiled("undeclared_thing(x);", tmp_path)
-    verdict = diagnose_evaluation(failed("not_compiled", "", done.log), around())
+    verdict = diagnose_evaluation(failed("not_compiled", "", done.log), context())
     assert verdict.primary == "compile_error"
     assert verdict.signatures[0]["id"] == "cc-undeclared" and verdict.signatures[0]["remedy"]
 
@@ -295,7 +295,7 @@ def test_real_compiler_error(tmp_path: Path) -> None:
     ],
 )
 def test_failures_become_signals(validity: str, message: str, log: str, signal: str) -> None:
-    verdict = diagnose_evaluation(failed(validity, message, log), around())
+    verdict = diagnose_evaluation(failed(validity, message, log), context())
     assert verdict.primary == signal
     assert verdict.signals[0].evidence
 
@@ -307,38 +307,38 @@ def wrong(worst: float, quantile: float = 1.0, message: str = "") -> Evaluation:
 
 
 def test_lost_digits_nan_and_wrong_results_are_distinguished() -> None:
-    precise = diagnose_evaluation(wrong(0.004), around(replace(STREAM, reduction_length=4096)))
+    precise = diagnose_evaluation(wrong(0.004), context(replace(STREAM, reduction_length=4096)))
     assert ids(precise) == ["numerical_instability", "correctness_mismatch"]
     assert {"reduction_length", "main/output0"} <= {e["name"] for e in precise.signals[0].evidence}
-    assert ids(diagnose_evaluation(wrong(math.inf, math.inf), around()))[0] == (
+    assert ids(diagnose_evaluation(wrong(math.inf, math.inf), context()))[0] == (
         "numerical_instability"
     )
-    assert ids(diagnose_evaluation(wrong(1.7), around())) == ["correctness_mismatch"]
-    edge = diagnose_evaluation(wrong(1.7, 0.0), around())
+    assert ids(diagnose_evaluation(wrong(1.7), context())) == ["correctness_mismatch"]
+    edge = diagnose_evaluation(wrong(1.7, 0.0), context())
     assert any("borders" in str(e["test"]) + str(e["value"]) for e in edge.signals[0].evidence)
 
 
 def test_differing_second_call_is_nondeterminism() -> None:
     good = OutputError("output0", "float", 0.0, 1e-5, 0.0, 1e-5)
     check = CaseCheck("main", 1, False, (good,), "a second call differs: output0 is off by 2")
-    verdict = diagnose_evaluation(failed("incorrect", "off", checks=(check,)), around())
+    verdict = diagnose_evaluation(failed("incorrect", "off", checks=(check,)), context())
     assert ids(verdict) == ["nondeterminism", "correctness_mismatch"]
 
 
 def test_rejected_candidate_has_only_reason() -> None:
     flags = (Flag(29, "reject", "3.0 us a call, but moving its data takes 300 us"),)
-    verdict = diagnose_evaluation(failed("rejected", "3.0 us", flags=flags), around())
+    verdict = diagnose_evaluation(failed("rejected", "3.0 us", flags=flags), context())
     assert ids(verdict) == ["measurement_error"] and "300 us" in verdict.hint
-    cheat = diagnose_evaluation(failed("rejected", "", flags=(Flag(4, "reject", "x"),)), around())
+    cheat = diagnose_evaluation(failed("rejected", "", flags=(Flag(4, "reject", "x"),)), context())
     assert ids(cheat) == [] and cheat.primary == "unknown"
 
 
 def test_errors_of_a_new_chip_match_its_signatures() -> None:
     own = SignatureSpec(r"ZK-\d+: bank overflow", "shared_memory_limit", "Bank overflow", "Shrink.")
     log = "ZK-17: bank overflow in tile 3"
-    verdict = diagnose_evaluation(failed("not_compiled", "", log), around(signatures=[own]))
+    verdict = diagnose_evaluation(failed("not_compiled", "", log), context(signatures=[own]))
     assert verdict.primary == "shared_memory_limit"
-    assert diagnose_evaluation(failed("not_compiled", "", log), around()).primary == (
+    assert diagnose_evaluation(failed("not_compiled", "", log), context()).primary == (
         "compile_error"
     )
 
@@ -388,7 +388,7 @@ def test_cpu_profilers_run_candidate_in_separate_process(tmp_path: Path) -> None
         assert float(found["perf"].metrics["instructions"]) > 0
     else:
         assert found["perf"].not_measured
-    verdict = diagnose_evaluation(timed(40.0), around(collected=[*found.values()]))
+    verdict = diagnose_evaluation(timed(40.0), context(collected=[*found.values()]))
     assert verdict.kernels and ("perf" in verdict.not_measured) != tool("perf").available
 
 
@@ -417,7 +417,7 @@ def test_lines_of_a_compiled_candidate_are_sampled_and_stored(tmp_path: Path) ->
     report = collect_lines(job, call_us=200.0)
     if report.not_measured:
         pytest.skip(report.not_measured)
-    verdict = diagnose_evaluation(timed(40.0), around(collected=[report], source=WALK))
+    verdict = diagnose_evaluation(timed(40.0), context(collected=[report], source=WALK))
     first = verdict.lines[0]
     assert first.last == 7 and first.share_pct > 50 and "x[j * 256 + i]" in first.source[-1]
     assert first.signals and set(first.signals) <= {*verdict.signal_ids}

@@ -56,7 +56,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     made.prepared.close()
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -98,7 +98,7 @@ def test_ended_fork_leaves_nothing(started: Started) -> None:
         assert process.wait(0.05) is None
     process.end()
     assert process.wait(0.0) == -signal.SIGKILL
-    assert gone(process.pid) and gone(int(printed))
+    assert has_ended(process.pid) and has_ended(int(printed))
 
 
 def test_killed_waiting_process_is_replaced(started: Started) -> None:
@@ -106,7 +106,7 @@ def test_killed_waiting_process_is_replaced(started: Started) -> None:
     before = started.times_imported()
     server = int(started.imports.read_text(encoding="utf-8").split()[-1])
     os.kill(server, signal.SIGKILL)
-    assert gone(server)
+    assert has_ended(server)
     assert started.ended("say")[0] == 0
     assert started.times_imported() == before + 1
 
@@ -115,17 +115,17 @@ def test_unused_processes_are_ended(started: Started) -> None:
     started.ended("say")
     server = int(started.imports.read_text(encoding="utf-8").split()[-1])
     started.prepared.release(600.0)
-    assert not gone_at_once(server)
+    assert not ended_at_once(server)
     process = started.start("stay")
     started.prepared.release(0.0)  # not while a fork runs
     assert process.wait(0.2) is None
     process.end()
     started.prepared.release(0.0)
-    assert gone(server)
+    assert has_ended(server)
     assert started.ended("three")[0] == 3
 
 
-def gone_at_once(pid: int) -> bool:
+def ended_at_once(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return False
@@ -136,4 +136,4 @@ def test_forks_end_with_their_starter(tmp_path: Path) -> None:
     own = Started(tmp_path)
     process = own.start("stay")
     own.prepared.close()
-    assert gone(process.pid)
+    assert has_ended(process.pid)

@@ -74,7 +74,7 @@ def words(command: list[str], option: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "user"), [("podman", 0), ("podman", 1000), ("docker", 1000)])
-def test_command_line_gives_runner_only_what_it_needs(
+def test_runner_gets_only_the_needed_mounts(
     name: str, user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: user)

@@ -66,7 +66,7 @@ def compiled(folder: Path, first: str = "pass", seconds: float = 90.0) -> Compil
 
 
 @pytest.fixture(params=[1, 4], ids=["sequential", "parallel"])
-def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def parallel_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     count: int = request.param
     monkeypatch.setattr(compiling, "cases_at_once", lambda: count)
     return count
@@ -88,20 +88,24 @@ def test_equal_kernels_are_reported_in_equal_order(
     assert (tmp_path / "4" / "triton" / "003" / "events").is_file(), "no case was forked"
 
 
-def test_candidate_that_crashes_its_process_is_reported(tmp_path: Path, at_once: int) -> None:
+def test_candidate_that_crashes_its_process_is_reported(
+    tmp_path: Path, parallel_cases: int
+) -> None:
     found = compiled(tmp_path / "a", "ctypes.string_at(0)")
     assert not found.ok
     assert f"the compiler ended with status {-signal.SIGSEGV}" in found.log
 
 
-def test_one_failing_case_is_a_compile_error(tmp_path: Path, at_once: int) -> None:
+def test_one_failing_case_is_a_compile_error(tmp_path: Path, parallel_cases: int) -> None:
     found = compiled(tmp_path / "a", "assert x.shape != (4096,) or twice[(1,)](x)")
     assert not found.ok
     assert "twice" in found.log
     assert "missing" in found.log
 
 
-def test_processes_of_a_candidate_end_with_its_compilation(tmp_path: Path, at_once: int) -> None:
+def test_processes_of_a_candidate_end_with_its_compilation(
+    tmp_path: Path, parallel_cases: int
+) -> None:
     begin = "subprocess.Popen(['sleep', '317'], start_new_session=True)"
     assert compiled(tmp_path / "a", begin).ok
     until = time.monotonic() + 5
@@ -122,7 +126,7 @@ def _sleeping() -> list[Path]:
     return found
 
 
-def test_deadline_ends_forked_cases(tmp_path: Path, at_once: int) -> None:
+def test_deadline_ends_forked_cases(tmp_path: Path, parallel_cases: int) -> None:
     began = time.monotonic()
     found = compiled(tmp_path / "a", "print('here', flush=True); time.sleep(60)", 2.0)
     assert time.monotonic() - began < 30

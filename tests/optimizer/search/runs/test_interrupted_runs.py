@@ -23,7 +23,7 @@ from optimizer.search.runs.run_store import cancel_run, run_account, run_store
 from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
-from tests.api.cli_process import Ran, kernlore
+from tests.api.cli_process import CommandResult, kernlore
 from tests.optimizer.search.landscape import RecordingListener
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer
 from tests.retrieval.drawn_bases import DrawnBase
@@ -67,7 +67,7 @@ class Place:
             run_id=run,
         )
 
-    def shell(self, *arguments: str | Path) -> Ran:
+    def shell(self, *arguments: str | Path) -> CommandResult:
         self.base.local.close()
         return kernlore("runs", *arguments, data=self.base.folder / "data")
 
@@ -128,13 +128,13 @@ def test_cancelled_run_has_its_best_correct_candidate(
 
 
 def test_interrupted_run_has_its_best_correct_candidate(place: Place, tmp_path: Path) -> None:
-    class Impatient(RecordingListener):
+    class InterruptingListener(RecordingListener):
         def node(self, node: Node, tree: Tree) -> None:
             if node.number == 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted) as interrupt:
-        place.searched("run_interrupted", Impatient())
+        place.searched("run_interrupted", InterruptingListener())
     finished = interrupt.value.finished
     assert finished.outcome.reason.startswith("interrupted before the winner")
     assert write_result(finished, tmp_path / "out")["kernel"].endswith("kernel.nv")

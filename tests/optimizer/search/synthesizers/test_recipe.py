@@ -140,7 +140,7 @@ def test_recipe_fits_if_names_dimensions_and_traits_agree() -> None:
         assert isinstance(refusal, RecipeMismatch) and reason in refusal.reason
 
 
-def test_operator_kinds_distinguish_what_tensors_do_not() -> None:
+def test_operator_kinds_distinguish_equal_tensors() -> None:
     scale = recipe(kinds={"pointwise": 1})
     shape, traits = signature(4, 16), {"mul.other": 2.0}
     bound(match(scale, shape, traits, {}, "elementwise", {"pointwise": 1}))

@@ -83,7 +83,7 @@ def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) ->
     return Node(number, proposal.parent, "evaluated", proposal, evaluation)
 
 
-def drained(problem: ProblemView, **library: str | None) -> list[Proposal]:
+def all_proposals(problem: ProblemView, **library: str | None) -> list[Proposal]:
     """All proposals from the reference, in order."""
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried: list[Node] = []

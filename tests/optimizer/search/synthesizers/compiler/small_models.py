@@ -64,12 +64,12 @@ def same_result(source: str, rewritten: Rewritten) -> None:
     candidate, _ = loaded(bundle.source, "ModelNew")
     assert list(reference.state_dict()) == list(candidate.state_dict())
     with torch.no_grad():
-        alike(candidate(*inputs), reference(*inputs))
+        nearly_equal(candidate(*inputs), reference(*inputs))
         other_weights(reference, candidate)
-        alike(candidate(*inputs), reference(*inputs))
+        nearly_equal(candidate(*inputs), reference(*inputs))
 
 
-def alike(result: torch.Tensor, wanted: torch.Tensor) -> None:
+def nearly_equal(result: torch.Tensor, wanted: torch.Tensor) -> None:
     """Within an error relative to the size of the results, not to each of them."""
     scale = float(wanted[wanted.isfinite()].square().mean().sqrt())
     torch.testing.assert_close(result, wanted, rtol=2e-5, atol=2e-5 * max(1.0, scale))

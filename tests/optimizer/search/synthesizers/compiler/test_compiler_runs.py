@@ -23,7 +23,7 @@ from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
 
-from .proposals import SOURCE, drained
+from .proposals import SOURCE, all_proposals
 
 pytestmark = pytest.mark.slow(seconds=45)
 
@@ -48,7 +48,7 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory, pool: RunnerPool) -> Ite
 
 @pytest.fixture(scope="module")
 def proposals(evaluator: Evaluator) -> list[Proposal]:
-    return drained(replace(problem_view(evaluator.problem, "cpu"), op="softmax"))
+    return all_proposals(replace(problem_view(evaluator.problem, "cpu"), op="softmax"))
 
 
 def evaluated(evaluator: Evaluator, source: str) -> Evaluation:
@@ -116,7 +116,7 @@ def test_folded_candidates_are_correct_with_changing_weights(
     path.write_text(FOLDS)
     (tmp_path / "problem.toml").write_text(SIZES.format(weights=weights))
     with Evaluator(load_problem(path), CPU, replace(QUICK, seeds=2), pool=pool) as evaluator:
-        proposals = drained(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
+        proposals = all_proposals(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
         wanted = {"mode": mode, "rewrites": FOLDED}
         proposal = next(p for p in proposals if p.values == wanted)
         evaluation = evaluator.evaluate(proposal.bundle, TorchPython())

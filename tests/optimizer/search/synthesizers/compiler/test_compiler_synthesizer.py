@@ -24,7 +24,7 @@ from optimizer.search.synthesizers.compiler.configurations import (
 from optimizer.search.synthesizers.compiler.synthesizer import ENOUGH, CompilerSynthesizer
 from retrieval.diagnose.signals import load_signals
 
-from .proposals import KNOWN, SOURCE, context, drained, evaluated
+from .proposals import KNOWN, SOURCE, all_proposals, context, evaluated
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -39,7 +39,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ProblemView:
 def test_default_precedes_rewrites_and_other_configurations(
     problem: ProblemView,
 ) -> None:
-    proposals = drained(problem)
+    proposals = all_proposals(problem)
     rows = [(p.origin, p.values["mode"], p.values.get("rewrites")) for p in proposals]
     assert rows == [
         ("config", "default", None),
@@ -53,18 +53,18 @@ def test_default_precedes_rewrites_and_other_configurations(
 
 
 def test_equal_contexts_give_equal_proposals(problem: ProblemView) -> None:
-    assert drained(problem) == drained(problem)
+    assert all_proposals(problem) == all_proposals(problem)
 
 
 def test_each_device_has_its_configurations(problem: ProblemView) -> None:
-    modes = {p.values["mode"] for p in drained(problem, device="cuda")}
+    modes = {p.values["mode"] for p in all_proposals(problem, device="cuda")}
     assert "reduce-overhead" in modes
-    assert drained(problem, device=None) == []
+    assert all_proposals(problem, device=None) == []
 
 
 def test_forbidden_libraries_leave_no_proposal(problem: ProblemView) -> None:
     strict = replace(problem, policy={**problem.policy, "library": "forbidden"})
-    assert drained(strict) == []
+    assert all_proposals(strict) == []
 
 
 def changed(parent: Proposal, child: Proposal) -> set[str]:
@@ -124,7 +124,7 @@ def test_descent_continues_only_from_best(problem: ProblemView) -> None:
 
 def test_eager_rewrite_is_compiled_next(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
-    rewrite = drained(problem)[1]
+    rewrite = all_proposals(problem)[1]
     node = evaluated(1, rewrite, 1.5)
     proposal = synthesizer.propose(context(problem, node, [node]))
     assert proposal is not None and proposal.values == {"mode": "default", "rewrites": "softmax"}
@@ -146,7 +146,7 @@ def test_foreign_and_wrong_nodes_are_not_changed(problem: ProblemView) -> None:
     [("not_vectorized", "cpp.enable_tiling_heuristics"), ("sync_stall", "cpp.min_chunk_size")],
 )
 def test_verdict_orders_neighbours(problem: ProblemView, signal: str, option: str) -> None:
-    first = drained(problem)[0]
+    first = all_proposals(problem)[0]
     node, plain = evaluated(1, first, 1.5, signal), evaluated(1, first, 1.5)
     order = [next(iter(changed(first, p))) for p in neighbours(problem, node)]
     before = [next(iter(changed(first, p))) for p in neighbours(problem, plain)]
@@ -167,14 +167,14 @@ def neighbours(problem: ProblemView, node: Node, *moves: ShownMove) -> list[Prop
 
 def test_move_raises_its_option_and_is_attributed(problem: ProblemView) -> None:
     move = ShownMove("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
-    node = evaluated(1, drained(problem)[0], 1.5)
+    node = evaluated(1, all_proposals(problem)[0], 1.5)
     first = neighbours(problem, node, move)[0]
     assert first.attributed == ("move_1",)
-    assert next(iter(changed(drained(problem)[0], first))).startswith("cpp.")
+    assert next(iter(changed(all_proposals(problem)[0], first))).startswith("cpp.")
 
 
 def test_options_that_need_policy_are_tried_only_with_it(problem: ProblemView) -> None:
-    node = evaluated(1, drained(problem)[0], 1.5)
+    node = evaluated(1, all_proposals(problem)[0], 1.5)
     strict = {name for p in neighbours(problem, node) for name in p.values}
     loose = replace(problem, policy={**problem.policy, "precision": "relaxed", "weights": "frozen"})
     allowed = {name for p in neighbours(loose, node) for name in p.values}
@@ -199,7 +199,7 @@ def test_tuned_launches_precede_options_without_reason_on_gpu(
     problem: ProblemView, op: str
 ) -> None:
     pooled = replace(problem, op=op)
-    first = drained(pooled, device="cuda")[0]
+    first = all_proposals(pooled, device="cuda")[0]
     node = evaluated(1, first, 1.5)
     steps = shipped().neighbours("default", {}, context(pooled, node, device="cuda"), KNOWN)
     names = [next(iter(step.options), step.mode) for step in steps]
@@ -270,7 +270,7 @@ def test_options_that_cannot_change_code_are_not_tried(
     )
     problem = problem_view(load_problem(path), "cpu")
     assert problem.main.kinds == kinds
-    first = drained(problem, device="cuda")[0]
+    first = all_proposals(problem, device="cuda")[0]
     synthesizer, nodes = CompilerSynthesizer(known=lambda: KNOWN), [evaluated(1, first, 1.5)]
     while (
         proposal := synthesizer.propose(context(problem, nodes[0], nodes, device="cuda"))
