@@ -336,6 +336,7 @@ class _AsciiDoc:
             block.named.get("format", ""), separator
         )
         if separator in ",:\t;":
+            csv.field_size_limit(max(csv.field_size_limit(), sum(map(len, body)) + len(body)))
             rows = list(csv.reader(filter(None, body), delimiter=separator))
             rows = [[self._inline.text(cell) for cell in row] for row in rows]
         else:
