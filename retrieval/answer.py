@@ -121,6 +121,7 @@ def answer(
         request.reader,
         request.language is not None and not load_layout().is_known(request.language),
     )
+    related = by_signal or bool(request.log)
     material = Material(
         request=request,
         verdict=verdict,
@@ -138,7 +139,8 @@ def answer(
         first=tuple(excerpt.id for excerpt in excerpts),
         chip_languages=scope.chip_languages,
         titles=titles(),
-        signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+        by_signal=by_signal and scope.toolchain is None,
+        best=ranked[0].score if ranked and related and scope.toolchain is None else 0.0,
         facts=scope.facts,
         traits=traits,
         uplift=uplift,

@@ -346,7 +346,7 @@ def samples(
     """Whole kernels for a chip."""
     chip = hardware.show_hardware(services, hardware_id)
     rows = hardware.list_samples(services, chip.id, operator).samples
-    shown = paged(rows, number, 5)
+    shown = paged(rows, number, 2)  # whole kernels take 80 KB each, highlighted
     return page(request, "samples.html", chip=chip, operator=operator, shown=shown)
 
 

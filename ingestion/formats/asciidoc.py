@@ -1,7 +1,7 @@
 """AsciiDoc: blocks in document order, inline macros as the text that a page shows.
 
 Own code, because no library reads real manuals. Of the 161 files of the RISC-V ISA manual, pandoc
-3.9 refuses 65 and needs over two minutes for one of 30 kB; asciidoc 10.2 refuses 46 of 114.
+3.9 refuses 56 and needs over two minutes for one of 30 kB; asciidoc 10.2 refuses 46 of 114.
 
 Lists, blocks in lists and admonitions become elements in a row: sections need no deeper tree. A
 reference to an undefined attribute, a block that is not closed and an unknown macro stay as text.
@@ -336,6 +336,7 @@ class _AsciiDoc:
             block.named.get("format", ""), separator
         )
         if separator in ",:\t;":
+            csv.field_size_limit(max(csv.field_size_limit(), sum(map(len, body)) + len(body)))
             rows = list(csv.reader(filter(None, body), delimiter=separator))
             rows = [[self._inline.text(cell) for cell in row] for row in rows]
         else:

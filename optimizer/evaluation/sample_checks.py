@@ -3,32 +3,40 @@ its row. The chip need not be in this machine.
 
 A kernel of a chip with command templates, such as those of an emulator, also runs. Others are
 compiled or parsed: correctness needs the device, and the rows record where it was verified.
+`check_knowledge` records what a version of a tool confirms or refuses.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 from ingestion.builtin import builtin_hardware
 from ingestion.builtin.samples import ShippedSample, shipped_samples
 from kb import clock
+from kb.catalog import tables as t
+from kb.catalog.engine import Catalog
+from kb.catalog.knowledge.validities import CheckedValidity, checks_of, record_checks
 from kb.errors import NotFound
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
+from kb.ids import derived_id
+from kb.scope import ALL_ACCESS
+from kb.validity import Checked, Validity, load_tools, numbers_of, read_versions, seen_with
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.base import EvaluationTarget
-from optimizer.evaluation.toolchains.cuda import SPECIFIC, Nvcc, code_for, find_nvcc
+from optimizer.evaluation.toolchains.cuda import SPECIFIC, code_for, find_nvcc
 from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, run
 
 LIMITS = CommandLimits(seconds=180.0, memory_bytes=None, file_bytes=512 << 20)
@@ -41,7 +49,7 @@ MAX_DETAIL = 2_000  # characters of a compiler's message
 class SampleCheck:
     """The check of one sample. `outcome` is `right`, `compiles`, `parses`, `refused`, `wrong` or
     `not checked`; `broken`: it is refused or wrong, and was not when its row was recorded. `detail`
-    is the tool's message, or why it was not checked."""
+    is the tool's message, or why it was not checked. `versions` are those of the tools used."""
 
     sample: str
     title: str
@@ -52,6 +60,7 @@ class SampleCheck:
     detail: str
     recorded: str
     broken: bool
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The output of the command."""
@@ -64,26 +73,57 @@ class _Result:
     toolchain: str
     target: str = ""
     detail: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_samples(folder: Path, hardware: str | None = None) -> Iterator[SampleCheck]:
-    """Check the samples of a knowledge folder, all or those of a hardware id and its ancestors.
-    Raises NotFound for an id without samples."""
+@dataclass(frozen=True)
+class _ToolPlace:
+    """The folder in which a tool runs, and the folder of the toolchain that precedes what is
+    installed: its programs, those in its `bin`, and its Python packages."""
+
+    scratch: Path
+    toolchain: Path | None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of the tools."""
+        env = clean_env(self.scratch)
+        if self.toolchain is not None:
+            own = (str(self.toolchain / "bin"), str(self.toolchain))
+            env["PATH"] = os.pathsep.join((*own, env.get("PATH", "")))
+            env["PYTHONPATH"] = str(self.toolchain)
+        return env
+
+    def which(self, program: str) -> str | None:
+        """The path of a program of the toolchain, else of an installed one."""
+        return shutil.which(program, path=self.env.get("PATH"))
+
+
+def check_samples(
+    folder: Path, hardware: str | None = None, toolchain: Path | None = None
+) -> Iterator[SampleCheck]:
+    """Check the samples of a knowledge folder, all or those of a hardware id and its ancestors. The
+    programs and packages of `toolchain` precede the installed ones. Raises NotFound for an id
+    without samples."""
     specs = {spec.id: spec for spec in builtin_hardware(folder)}
     wanted = lineage(hardware, specs) if hardware in specs else ()
     samples = [s for s in shipped_samples(folder) if hardware is None or s.hardware in wanted]
     if not samples:
         raise NotFound(f"no sample for {hardware!r}", hint="`kernlore hardware list` names ids.")
     for sample in samples:
-        yield check_sample(folder, sample, specs)
+        yield check_sample(folder, sample, specs, toolchain)
 
 
 def check_sample(
-    folder: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec]
+    folder: Path,
+    sample: ShippedSample,
+    specs: Mapping[str, HardwareSpec],
+    toolchain: Path | None = None,
 ) -> SampleCheck:
     """Compile or parse one sample."""
     with tempfile.TemporaryDirectory(prefix="kernlore-sample-") as scratch:
-        result = _TOOLS[sample.check](folder / sample.path, sample, specs, Path(scratch))
+        place = _ToolPlace(Path(scratch), toolchain)
+        result = _TOOLS[sample.check](folder / sample.path, sample, specs, place)
     compiled_before = sample.status in ("compiles", "runs", "right")
     return SampleCheck(
         sample=sample.path,
@@ -95,6 +135,7 @@ def check_sample(
         detail=result.detail.strip()[-MAX_DETAIL:],
         recorded=sample.evidence,
         broken=compiled_before and result.outcome in ("refused", "wrong"),
+        versions=result.versions,
     )
 
 
@@ -113,27 +154,31 @@ def _cuda_arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
     return f"{arch}{'a' if arch in SPECIFIC else ''}" if arch else ""
 
 
-def _command(tool: str, target: str, command: list[str], scratch: Path) -> _Result:
-    done = run(command, cwd=scratch, limits=LIMITS, env=clean_env(scratch))
-    return _Result("compiles" if done.ok else "refused", tool, target, "" if done.ok else done.log)
+def _command(tool: str, target: str, command: list[str], place: _ToolPlace) -> _Result:
+    done = run(command, cwd=place.scratch, limits=LIMITS, env=place.env)
+    outcome, detail = ("compiles", "") if done.ok else ("refused", done.log)
+    versions = {v.tool: v.max for v in seen_with(tool, checked="compiled")} or read_versions(tool)
+    return _Result(outcome, tool, target, detail, versions)
 
 
 def _nvcc(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
-    nvcc, arch = find_nvcc(), _cuda_arch(sample, specs)
+    nvcc, arch = find_nvcc(place.env), _cuda_arch(sample, specs)
     if nvcc is None or not arch:
         return _Result("not checked", "", detail="nvcc is not installed" if arch else "no target")
     options = ["-cubin", "-O3", "-std=c++17", code_for(arch), *sample.flags]
     command = [nvcc, *options, "-x", "cu", "-o", "sample.cubin", str(path)]
-    return _command(Nvcc().version(), f"sm_{arch}", command, scratch)
+    banner = read_versions(_banner(nvcc, place.toolchain)).get("cuda", "of unknown version")
+    return _command(f"nvcc {banner}", f"sm_{arch}", command, place)
 
 
 def _python_tool(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     package, name = ("triton", "triton") if sample.check == "triton" else ("cutlass", "cute-dsl")
-    if importlib.util.find_spec(package) is None:
+    version = _package_version(name, place.toolchain)
+    if not version:
         return _Result("not checked", "", detail=f"{package} is not installed")
     arch = _arch(sample, specs)
     target: Any = f"sm_{_cuda_arch(sample, specs)}"
@@ -144,45 +189,48 @@ def _python_tool(
         )
         wave = 64 if arch.startswith("gfx9") else 32
         target = ["hip", arch, wave] if amd else ["cuda", number, 32]
-    request = scratch / "request.json"
+    request = place.scratch / "request.json"
     calls = [asdict(call) for call in sample.compile]
     fields = {"file": str(path), "tool": name, "target": target, "calls": calls}
     request.write_text(json.dumps(fields), encoding="utf-8")
-    tool = f"{name} {_package_version(name)}"
+    tool = f"{name.replace('-', ' ')} {version}"
     shown = target if isinstance(target, str) else str(target[1])
-    return _command(tool, shown, [sys.executable, str(CHILD), str(request)], scratch)
+    return _command(tool, shown, [sys.executable, str(CHILD), str(request)], place)
 
 
 def _gpp(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     del specs
-    compiler = shutil.which("g++")
+    compiler = place.which("g++")
     if compiler is None:
         return _Result("not checked", "", detail="g++ is not installed")
     march = [f"-march={sample.arch}"] if sample.arch else []
     command = [compiler, *GPP, *march, *sample.flags, "-o", "sample.so", str(path)]
-    return _command(_first_line(compiler), sample.arch or "any", command, scratch)
+    tool = _banner(compiler, place.toolchain).split("\n")[0]
+    return _command(tool, sample.arch or "any", command, place)
 
 
 def _hipcc(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
-    compiler, arch = shutil.which("hipcc"), _arch(sample, specs)
+    compiler, arch = place.which("hipcc"), _arch(sample, specs)
     if compiler is None:
         return _Result("not checked", "", detail="hipcc is not installed")
     options = ["--genco", "-O3", f"--offload-arch={arch}", *sample.flags]
     command = [compiler, *options, "-o", "sample.hsaco", str(path)]
-    return _command(_first_line(compiler), arch, command, scratch)
+    return _command(_banner(compiler, place.toolchain).split("\n")[0], arch, command, place)
 
 
 def _own_toolchain(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
     from optimizer.evaluation.hardware_check import run_sample
     from optimizer.evaluation.toolchains.command import CommandToolchain
 
-    del path, scratch
+    del path
+    if place.toolchain is not None:
+        return _Result("not checked", "", detail="command templates name their own programs")
     line = lineage(sample.hardware, specs)
     spec = command_toolchains(specs, line).get(sample.language)
     if spec is None:
@@ -199,13 +247,16 @@ def _own_toolchain(
         return _Result("not checked", "", detail=f"{present.reason}. {present.hint}")
     ran = run_sample(sample.language, kernel, target)
     outcome = "right" if ran.correct else "wrong" if ran.compiled else "refused"
-    return _Result(outcome, " ".join(spec.programs[:2]), sample.hardware, ran.message or ran.time)
+    found = [program for name in spec.programs if (program := place.which(name))]
+    versions = read_versions("\n".join(_banner(program, None) for program in found))
+    tool = " ".join(spec.programs[:2])
+    return _Result(outcome, tool, sample.hardware, ran.message or ran.time, versions)
 
 
 def _parse(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], scratch: Path
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
 ) -> _Result:
-    del specs, scratch
+    del specs, place
     if path.suffix != ".py":
         return _Result("not checked", "", detail=f"nothing here reads {sample.language}")
     tool = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -216,22 +267,28 @@ def _parse(
     return _Result("parses", tool, detail="parsed only, not compiled")
 
 
-@lru_cache(maxsize=8)
-def _first_line(compiler: str) -> str:
+@lru_cache(maxsize=32)
+def _banner(program: str, toolchain: Path | None) -> str:
+    """What a program prints about its version."""
     with tempfile.TemporaryDirectory() as scratch:
-        done = run([compiler, "--version"], cwd=Path(scratch), limits=LIMITS)
-    return done.stdout.strip().split("\n")[0]
+        place = _ToolPlace(Path(scratch), toolchain)
+        done = run([program, "--version"], cwd=place.scratch, limits=LIMITS, env=place.env)
+    return done.stdout.strip()
 
 
-def _package_version(name: str) -> str:
+@lru_cache(maxsize=32)
+def _package_version(name: str, toolchain: Path | None) -> str:
+    """The version of the package that Python finds, "" if it finds none."""
     package = {"triton": "triton", "cute-dsl": "nvidia-cutlass-dsl"}[name]
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    with tempfile.TemporaryDirectory() as scratch:
+        place = _ToolPlace(Path(scratch), toolchain)
+        command = [sys.executable, "-c", code]
+        done = run(command, cwd=place.scratch, limits=LIMITS, env=place.env)
+    return done.stdout.strip() if done.ok else ""
 
 
-_Check = Callable[[Path, ShippedSample, Mapping[str, HardwareSpec], Path], _Result]
+_Check = Callable[[Path, ShippedSample, Mapping[str, HardwareSpec], _ToolPlace], _Result]
 _TOOLS: Mapping[str, _Check] = {
     "nvcc": _nvcc,
     "triton": _python_tool,
@@ -241,3 +298,104 @@ _TOOLS: Mapping[str, _Check] = {
     "toolchain": _own_toolchain,
     "parse": _parse,
 }
+
+
+# -- what a version of a tool confirms and refuses
+
+
+@dataclass(frozen=True)
+class KnowledgeChange:
+    """One check of a sample with one version of a tool. `change` is `confirmed`; `expired` if the
+    newest version refuses it; `refused` if an older one does; `unchanged` if the same version was
+    checked before with this result."""
+
+    subject: str
+    hardware: str
+    tool: str
+    version: str
+    change: str
+    date: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class KnowledgeCheck:
+    """The changes of one check of the knowledge, the kernels that could not be checked with the
+    reason, and remarks about toolchains that refuse everything, whose results are not recorded."""
+
+    changes: tuple[KnowledgeChange, ...]
+    not_checked: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+
+
+def check_knowledge(
+    catalog: Catalog,
+    folder: Path,
+    toolchains: Sequence[Path] = (),
+    hardware: str | None = None,
+) -> KnowledgeCheck:
+    """Compile, and run where an emulator can, the samples of a folder of knowledge with the
+    installed tools, or with those of each toolchain; record what holds for which version. What the
+    newest version refuses is expired: no answer shows it to callers of that version. Raises
+    NotFound for a hardware id without samples."""
+    recorded: list[CheckedValidity] = []
+    chips: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    remarks: list[str] = []
+    for toolchain in toolchains or (None,):
+        results = list(check_samples(folder, hardware, toolchain))
+        for result in results:
+            if result.outcome == "not checked":
+                skipped.setdefault(result.sample, result.detail)
+        usable = [r for r in results if r.versions and r.outcome != "not checked"]
+        for tool in sorted({_tool_of(result) for result in usable}):
+            own = [result for result in usable if _tool_of(result) == tool]
+            if not any(result.outcome in _HELD for result in own):
+                version = own[0].versions[tool]
+                remarks.append(f"{tool} {version} refuses every kernel, so nothing is recorded")
+                continue
+            recorded += [_validity_of(result, tool) for result in own]
+            chips |= {result.sample: result.sample.split("/")[1] for result in own}
+    with catalog.write() as connection:
+        stored = set(connection.scalars(sa.select(t.documents.c.id)))
+        recorded = [row for row in recorded if row.document_id in stored]
+        known = checks_of(connection)
+        record_checks(connection, recorded)
+    every = [*known, *recorded]
+    changes = tuple(_change(row, chips[row.title], known, every) for row in recorded)
+    return KnowledgeCheck(changes, skipped, tuple(remarks))
+
+
+_HELD: Mapping[str, Checked] = {"compiles": "compiled", "right": "ran"}
+
+
+def _tool_of(result: SampleCheck) -> str:
+    return next(iter(result.versions))
+
+
+def _validity_of(result: SampleCheck, tool: str) -> CheckedValidity:
+    version = load_tools().by_id[tool].release(result.versions[tool])
+    holds = result.outcome in _HELD
+    checked = _HELD.get(result.outcome, "compiled")
+    validity = Validity(tool, version, version, result.target, "", checked, result.date, holds)
+    key = f"builtin/{result.sample}"
+    document_id = str(derived_id("doc", ALL_ACCESS.owner, key))
+    detail = "" if holds else result.detail
+    return CheckedValidity(document_id, result.sample, validity, detail, document_id)
+
+
+def _change(
+    row: CheckedValidity,
+    hardware: str,
+    known: Sequence[CheckedValidity],
+    every: Sequence[CheckedValidity],
+) -> KnowledgeChange:
+    own, tool = row.validity, row.validity.tool
+    same = [k.validity for k in known if (k.subject, k.validity.max) == (row.subject, own.max)]
+    newest = max(numbers_of(k.validity.max) for k in every if k.validity.tool == tool)
+    refused = "expired" if numbers_of(own.max) >= newest else "refused"
+    change = "confirmed" if own.holds else refused
+    if any((v.tool, v.holds) == (tool, own.holds) for v in same):
+        change = "unchanged"
+    detail = row.detail.strip().split("\n")[-1]
+    return KnowledgeChange(row.title, hardware, tool, own.max, change, own.date, detail)

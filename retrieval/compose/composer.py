@@ -87,7 +87,8 @@ CHARS_PER_TOKEN = 3.0  # lower bound for logs
 # Number of different words about other machines from which on a general text is left out, for a
 # chip whose language models do not know.
 FOREIGN = 2
-SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
+# Of the best section's score, for a bare signal and for a log.
+SIGNAL_FLOOR, LOG_FLOOR = 0.55, 0.25
 QUERY_LOG_CHARS = 4_000  # characters of a log that are matched against the sentences of a section
 LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
 REFERENCE = 10  # names of a language in a document from which on it counts as a reference
@@ -105,9 +106,9 @@ class Material:
     did not help the run before. `first` are ids of the passages at the top of the answer's ranking,
     `chip_languages` all languages of the chip, `titles` the index of signals in headings.
 
-    `signal_best` is the score of the best section for a bare signal, else 0: scores then measure
-    how closely a section is related to the signal, and low ones are left out. It is also 0 for a
-    chip whose language models do not know: most general text is left out there anyway.
+    `best` is the score of the best section for a bare signal (`by_signal`) or a log, else 0: scores
+    then measure how closely a section is related to it, and low ones are left out. Both are unset
+    for a chip whose language models do not know: most general text is left out there anyway.
 
     `facts` are the chip's, `traits` describe the operator of the request, `uplift` are measured
     gains of contexts for such a reader, the closest first; `standings` relate the knowledge to the
@@ -127,7 +128,8 @@ class Material:
     moves: Sequence[Move]
     skills: Sequence[SkillAnswer]
     excluded: frozenset[str]
-    signal_best: float = 0.0
+    by_signal: bool = False
+    best: float = 0.0
     first: tuple[str, ...] = ()
     chip_languages: tuple[str, ...] = ()
     titles: Titles | None = None
@@ -405,7 +407,7 @@ def _sections(
     shown: frozenset[str],
 ) -> Iterator[Block]:
     own = frozenset[str]()
-    if material.spec is not None and not material.signal_best:
+    if material.spec is not None and not material.by_signal:
         own = frozenset(material.lineage if category == "guidance" else {material.spec.id})
     scope = replace(material.scope, categories=(category,))
     ranked = material.by_category(category)
@@ -428,7 +430,8 @@ def _sections(
         # For a chip's own language, the filter below removes most general blocks.
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=floor,
-        merge=not material.signal_best,  # sibling sections are about other signals
+        # Sibling sections are about other signals and errors.
+        merge=not (material.by_signal or material.request.log),
         admits=partial(_is_relevant, material, category),
         # Blocks that do not fit are not built, unless their text is filtered or shortened below.
         room=room if in_full else None,
@@ -565,8 +568,9 @@ def _is_relevant(material: Material, category: str, section: WholeSection) -> bo
     if not _fits_machine(material, category, section):
         return False
     signals, titles = material.verdict.signal_ids, material.titles
-    others = material.toolchain is not None or not material.at_hand or material.signal_best
-    title, request = section.passages[0].document_title, material.request
+    request, by_signal = material.request, material.by_signal
+    others = material.toolchain is not None or not (material.at_hand or request.log) or by_signal
+    title = section.passages[0].document_title
     if not others and is_guide_to_absent(title, request.op, request.operators):
         return False
     if others or titles is None or not signals or not section.path:
@@ -585,10 +589,10 @@ def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float
     floors: for an unfamiliar chip, the nearest section of its manual is worth more than a better
     one of a guide. Constraints are compared with the best section of all.
     """
-    best = material.signal_best
+    best = material.best
     if best and category != "constraint" and ranked:
         best = ranked[0].score
-    return SIGNAL_FLOOR * best
+    return (SIGNAL_FLOOR if material.by_signal else LOG_FLOOR) * best
 
 
 def _errors(

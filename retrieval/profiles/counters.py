@@ -59,6 +59,7 @@ _LABELLED_RATE = re.compile(
     re.I,
 )
 _PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY_PREFIXES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 
 
 def rates(text: str) -> dict[str, float]:
@@ -66,8 +67,8 @@ def rates(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for match in (*_RATE.finditer(text), *_LABELLED_RATE.finditer(text)):
         name = "achieved_bytes_per_s" if match["unit"][0] in "Bb" else "achieved_flops"
-        factor = _PREFIXES[match["prefix"].lower()] * (1.024 if match["i"] else 1.0)
-        value = float(_plain(match["number"])) * factor
+        prefixes = _BINARY_PREFIXES if match["i"] else _PREFIXES
+        value = float(_plain(match["number"])) * prefixes[match["prefix"].lower()]
         found[name] = max(value, found.get(name, 0.0))
     return found
 
@@ -88,20 +89,13 @@ def sweep(text: str) -> Sweep | None:
     lines = text.splitlines()
     numeric = [_numbers_of(line) for line in lines]
     for place, row in enumerate(numeric):
-        above = next(
-            (
-                lines[i]
-                for i in (place - 1, place - 2)
-                if i >= 0 and re.search("[A-Za-z]", lines[i])
-            ),
-            "",
+        heads = (
+            head for head in lines[max(place - 2, 0) : place][::-1] if re.search("[A-Za-z]", head)
         )
-        names = [name for name in re.split(r"\s{2,}|[|│]", above.strip()) if name.strip()]
-        names = (
-            [name.strip() for name in names]
-            if len(names) >= len(row or ())
-            else re.sub(r"[|│]", " ", above).split()
-        )
+        above = next(heads, "").strip()
+        names = [name.strip() for name in re.split(r"\s{2,}|[|│]", above) if name.strip()]
+        if len(names) < len(row or ()):
+            names = re.sub(r"[|│]", " ", above).split()
         if row is None or not names or numeric[place - 1] is not None:
             continue
         rows = []

@@ -145,7 +145,13 @@ def _text(text: str) -> Counts | None:
     if "Performance counter stats for" not in text and "seconds time elapsed" not in text:
         return None
     counts = Counts()
+    heads: list[str] = []
     for line in _lines(text):
+        cells = line.split()
+        if heads and len(cells) == len(heads):  # a row of numbers below their names
+            for name, cell in zip(heads, cells, strict=True):
+                counts.add_metric(number(cell), f"% {name}")
+        heads = re.findall(r"%\s+(tma_\w+)", line)
         if (elapsed := _ELAPSED.match(line)) and _MISSES & counts.metrics.keys():
             counts.metrics["seconds time elapsed"] = float(elapsed[1].replace(",", "."))
         match = _TEXT.fullmatch(line)

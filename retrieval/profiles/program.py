@@ -98,7 +98,7 @@ _PRODUCT = re.compile(
 # A product with a vector reads each weight once for each result.
 _OF_VECTOR = re.compile(
     r"gemv|mat_?vec|mul_mat_vec|mul_mat_id_vec|mmvq|mmvf|mul_mat\w*.*\bn=[1-4]\b"
-    r"|dequantize_mul_mat|decode|qgemv|_m1_|\bspmv",
+    r"|^eval$|dequantize_mul_mat|decode|qgemv|_m1_|\bspmv",
     re.IGNORECASE,
 )
 _GROUPS = (

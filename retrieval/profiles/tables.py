@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
+from retrieval.profiles.counters import rates
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
 from retrieval.profiles.program import is_host, of_program, totals_of
 
@@ -144,6 +145,7 @@ def read(text: str, loose: bool = True) -> Profile | None:
 
 
 NO_UNIT = "the numbers have no unit: the shares are of their sum, if these are times"
+_TIMES_BEFORE = re.compile(r"^(?:[\d.]+(?:ns|us|ms|s|%)\s+)+")
 
 
 def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kernel]:
@@ -153,7 +155,7 @@ def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kern
     apart = any(row.us and not row.host for row in of_both)
     repeated = {row.name for row in of_both if row.host} if apart else set()
     return [
-        Kernel(row.name, row.calls, row.us, row.pct)
+        Kernel(_TIMES_BEFORE.sub("", row.name), row.calls, row.us, row.pct)
         for row in rows
         if (row.us or row.pct) and row.name not in repeated and not _IDLE.search(row.name)
     ]
@@ -167,13 +169,11 @@ def _of_rates(kind: str, rows: Sequence[TableRow]) -> Profile | None:
     # Equal times: each row is one measurement.
     metrics: dict[str, Metric] = {**of_program(kind, [Kernel(r.name, 1, 1) for r in rated]).metrics}
     metrics = {name: value for name, value in metrics.items() if name == "elementwise_pct"}
-    for name in _RATES:
-        values = [row.counters[name] for row in rated if name in row.counters]
-        if values:
-            metrics[name] = max(values, key=lambda text: float(text.split()[0].replace(",", "")))
-    return Profile(
-        kind, metrics=metrics, notes=("rates without times: compare them with the peak",)
+    printed = "; ".join(
+        row.counters[name] for row in rated for name in _RATES & row.counters.keys()
     )
+    note = "rates without times: compare them with the peak"
+    return Profile(kind, metrics={**metrics, **rates(printed)}, notes=(note,))
 
 
 _RATES = frozenset(("achieved_bytes_per_s", "achieved_flops"))
@@ -478,15 +478,16 @@ def _free(line: str) -> _Free | None:
     section = front.endswith(("activities", "calls")) or not re.search(r"[A-Za-z_]", front)
     label = re.match(r"([A-Za-z][\w.]*)[=:]", tokens[first][2])
     name = front if front and not section else label[1] if label and not front else back
-    if _ALL.match(name):
+    whole, name = name, _LABELS.sub("", name).strip(" |│@(:├└─")
+    if _ALL.match(whole) or _ALL.match(name) or _SUMMARY.fullmatch(name):
         return None
-    name = _LABELS.sub("", name).strip(" |│@(:├└─")
     if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS:
         return None
     quantities = tuple(_quantities(tokens, classes, first, last, line))
     return _Free(name, quantities) if quantities else None
 
 
+_SUMMARY = re.compile(r"(?:min|max|mean|median|avg|average|std ?dev)(?:imum)?")
 _LABELS = re.compile(
     r"^\w+:\s{2,}|(?:\s+\(?(?:total|time|avg|run|min|max|mean|realTime|id)\s*[=:]?)+$", re.I
 )

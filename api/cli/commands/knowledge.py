@@ -5,7 +5,9 @@ check folders of knowledge.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -323,6 +325,57 @@ def _sample_lines(kernels: Sequence[Json]) -> str:
         " the line that names it to its end. `samples_left_out` of a document's job names the"
         " missing parts of a block (`kernlore jobs show`)."
     )
+
+
+@app.command()
+def check(
+    toolchain: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder whose programs (also in `bin`) and Python packages precede the installed"
+            " ones; repeat to compare versions. Default: the installed tools.",
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Only kernels for this chip, its family or its vendor.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compile the built-in kernels again, and run those for emulators.
+
+    Records which versions of tools confirm or refuse them. What the newest version refuses is no
+    longer delivered. Exits 1 if something expired.
+    """
+    from optimizer.evaluation.sample_checks import check_knowledge
+
+    for folder in toolchain or ():
+        if not folder.is_dir():
+            raise InvalidRequest(f"{folder} is no folder", hint="Name the folder of a toolchain.")
+    with opened(data_dir) as local:
+        folders = [folder.resolve() for folder in toolchain or ()]
+        local.load_knowledge(note)
+        catalog, manuals = local.services.catalog, local.services.settings.knowledge_dir
+        result = check_knowledge(catalog, manuals, folders, hardware)
+    show(asdict(result), as_json, _knowledge_check_lines)
+    return int(any(change.change == "expired" for change in result.changes))
+
+
+def _knowledge_check_lines(result: Json) -> str:
+    """The counts by chip and tool, then what expired or was refused."""
+    counts = Counter(
+        (row["hardware"], row["tool"], row["version"], row["change"]) for row in result["changes"]
+    )
+    lines = [" ".join(map(str, (*key, count))) for key, count in sorted(counts.items())]
+    lines += [
+        f"{row['change']}: {row['subject']} with {row['tool']} {row['version']}: {row['detail']}"
+        for row in result["changes"]
+        if row["change"] in ("expired", "refused")
+    ]
+    reasons = Counter(result["not_checked"].values())
+    lines += [f"not checked: {count}, {reason}" for reason, count in sorted(reasons.items())]
+    return "\n".join([*lines, *result["remarks"]]) or "nothing could be checked"
 
 
 def _check_samples(hardware: str | None, as_json: bool) -> int:

@@ -71,6 +71,9 @@
         await send(form, next[0], group, next[1], chosen.length === 1);
         sent += 1;
         count();
+        // The steps of a chip renew themselves from then on, while files are being read.
+        if (sent === 1 && document.querySelector("#live"))
+          htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerHTML" });
       }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));

@@ -90,10 +90,11 @@ def test_new_chip_from_upload_to_finished_run(site: Site, page: Page) -> None:
     page.get_by_label("Files", exact=True).set_input_files(site.files / "manual.md")
     page.get_by_role("button", name="Upload").click()
     expect(page.locator("#sent li").get_by_text("ready", exact=True)).to_be_visible()
+    expect(page.locator("#live").get_by_text("1 of 1 are read")).to_be_visible()
     page.get_by_label("Take the text from a file").set_input_files(site.files / "hardware.toml")
     page.get_by_role("button", name="Save the description").click()
     # The manual is read again for names and kernels, because its language is known now.
-    expect(page.get_by_text("ready", exact=True)).to_be_visible()
+    expect(page.locator("#live").get_by_text("1 of 1 are read")).to_be_visible()
     page.get_by_role("button", name="Check it").click()
     expect(page.get_by_role("status")).to_contain_text("Complete")
 

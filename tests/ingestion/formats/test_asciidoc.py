@@ -146,6 +146,12 @@ def test_wrong_nesting_loses_no_text() -> None:
     assert "inside" in nested.elements[0].text
 
 
+def test_a_table_of_delimited_text() -> None:
+    long = "y" * 200_000
+    (table,) = [e.table for e in parse_asciidoc(f',===\nA,B\n"1,2",{long}\n,===').elements]
+    assert table is not None and table.rows == (("A", "B"), ("1,2", long))
+
+
 def test_attribute_bombs_are_bounded() -> None:
     attributes = ":a0: " + "x" * 100 + "\n"
     attributes += "".join(f":a{n}: {{a{n - 1}}}{{a{n - 1}}}\n" for n in range(1, 60))

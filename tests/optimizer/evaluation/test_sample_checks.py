@@ -10,9 +10,12 @@ import pytest
 
 from ingestion.builtin import builtin_hardware
 from ingestion.builtin.samples import ShippedSample, shipped_samples
+from kb.catalog.knowledge.validities import checks_of, stored_validities
 from kb.errors import NotFound
-from optimizer.evaluation.sample_checks import check_sample, check_samples
+from kb.validity import standing
+from optimizer.evaluation.sample_checks import check_knowledge, check_sample, check_samples
 from optimizer.evaluation.toolchains.cuda import find_nvcc
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 
@@ -75,3 +78,75 @@ def test_uncompilable_sample_is_parsed_or_not_checked() -> None:
 def test_chip_without_samples_is_an_error() -> None:
     with pytest.raises(NotFound, match="mtia-v9"):
         next(check_samples(SHIPPED, "mtia-v9"))
+
+
+ADD = 'extern "C" void {name}(float* x, int n) {{ x[n] += 1; }}\n'
+ROW = """
+[[samples]]
+file = "{name}.cpp"
+title = "{name}"
+operator = "elementwise"
+language = "cpp"
+about = "."
+check = "g++"
+flags = ["{flag}"]
+status = "compiles"
+checked = [{{what = "compiles", toolchain = "g++ 12.2", where = "any", date = 2026-11-20}}]
+"""
+# A compiler of another version, which no longer has an option.
+NEWER = """#!/bin/sh
+case "$*" in
+  *--version*) echo "g++ (Tests) 98.1.0"; exit 0;;
+  *-fno-plt*) echo "g++: error: unrecognized command-line option '-fno-plt'" >&2; exit 1;;
+esac
+exec {real} "$@"
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_what_a_newer_tool_refuses_expires_and_the_rest_is_confirmed(
+    store: Store, tmp_path: Path
+) -> None:
+    manuals, newer = tmp_path / "manuals", tmp_path / "newer" / "bin"
+    place = manuals / "samples" / "x86-64"
+    for folder in (place, newer):
+        folder.mkdir(parents=True)
+    rows = {"keeps": "-O1", "loses": "-fno-plt"}
+    for name in rows:
+        (place / f"{name}.cpp").write_text(ADD.format(name=name))
+    text = "".join(ROW.format(name=name, flag=flag) for name, flag in rows.items())
+    (place / "samples.toml").write_text(text)
+    (newer / "g++").write_text(NEWER.format(real=shutil.which("g++")))
+    (newer / "g++").chmod(0o755)
+    store.registry.put(SPECS["x86-64"], "builtin")
+    for row in shipped_samples(manuals):
+        store.uploads.submit(row.upload())
+
+    def changes(*toolchains: Path) -> dict[tuple[str, str], str]:
+        result = check_knowledge(store.catalog, manuals, toolchains)
+        assert result.remarks == () and result.not_checked == {}
+        return {(Path(c.subject).stem, c.version): c.change for c in result.changes}
+
+    (own,) = {version for _, version in changes()}
+    again = changes(newer.parent)
+    assert again == {("keeps", "98"): "confirmed", ("loses", "98"): "expired"}
+    assert changes() == {("keeps", own): "unchanged", ("loses", own): "unchanged"}
+    with store.catalog.read() as connection:
+        kept = {Path(row.title).stem: row for row in checks_of(connection)}
+        state = stored_validities(connection)
+    assert state.versions == {"gcc": "98"} and "-fno-plt" in kept["loses"].detail
+    stands = [standing(own, state.versions).stand for own in state.checked.values()]
+    assert sorted(stands) == ["false", "holds"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_a_tool_that_refuses_everything_expires_nothing(store: Store, tmp_path: Path) -> None:
+    place, broken = tmp_path / "manuals" / "samples" / "x86-64", tmp_path / "broken"
+    for folder in (place, broken):
+        folder.mkdir(parents=True)
+    (place / "keeps.cpp").write_text(ADD.format(name="keeps"))
+    (place / "samples.toml").write_text(ROW.format(name="keeps", flag="-O1"))
+    (broken / "g++").write_text(NEWER.format(real="false"))
+    (broken / "g++").chmod(0o755)
+    result = check_knowledge(store.catalog, tmp_path / "manuals", [broken])
+    assert result.changes == () and "refuses every kernel" in result.remarks[0]

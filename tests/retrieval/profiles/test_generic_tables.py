@@ -385,3 +385,43 @@ def test_rate_is_compared_with_peak_of_known_chip() -> None:
     conclude = Diagnoser(load_signals()).conclude
     facts = {"memory_bandwidth": 1e12}
     assert "memory_bound" in conclude(request, facts, ("nvidia",), ()).verdict.signal_ids
+
+
+TOP_DOWN_ROW = """
+ Performance counter stats for 'system wide':
+
+      %  tma_retiring %  tma_backend_bound %  tma_frontend_bound %  tma_bad_speculation
+                20.0                 60.5                    4.0                   15.5
+
+       8.004286201 seconds time elapsed
+"""
+TRUSTED_BRANCHES = """ Performance counter stats for './a':
+     1,000,000      branches
+         1,000      branch-misses  #    0.10% of all branches
+                                   #     90.0 %  tma_bad_speculation
+       1.0 seconds time elapsed
+"""
+ROWS_OF_ONE_OPERATION = """cycles ::   219.37GFLOP/s ::  511.38GiB/s :: %fusion.1
+cycles ::   274.22GFLOP/s ::  409.20GiB/s :: %fusion.2
+"""
+
+
+def test_row_of_numbers_below_their_names_is_read() -> None:
+    assert read_profile(TOP_DOWN_ROW).metrics["tma_backend_bound"] == 60.5
+
+
+def test_counted_branches_outweigh_bad_speculation() -> None:
+    assert "divergence" not in signals_of(TRUSTED_BRANCHES)
+
+
+def test_rates_are_numbers_in_a_second() -> None:
+    request, _ = with_known_counters(RetrieveRequest(profile=ROWS_OF_ONE_OPERATION))
+    assert request.metrics is not None
+    assert request.metrics["achieved_flops"] == pytest.approx(274.22e9)
+
+
+@pytest.mark.parametrize(
+    "text", ["min: 1.95 ms\nmax: 8.28 ms\nmedian: 4.74 ms\ngemm: 9 ms\nrelu: 1 ms\n"]
+)
+def test_statistics_of_one_time_are_no_kernels(text: str) -> None:
+    assert {row.name for row in read_profile(text).kernels} == {"gemm", "relu"}
