@@ -1,4 +1,4 @@
-"""Gated delta rule in chunks of 64 steps: state = decay * state; state += key (rate (value - key
+"""Gated delta rule in chunks of 32 steps: state = decay * state; state += key (rate (value - key
 state)); result = query state / sqrt(D), computed by products instead of step by step.
 
 query and key [batch][heads][length][D], normalised here, value [batch][heads][length][V], gate and
@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-CHUNK = 64
-LEVELS = 6  # CHUNK = 2 ** LEVELS
+CHUNK = 32
+LEVELS = 5  # CHUNK = 2 ** LEVELS
 
 
 @triton.jit
@@ -173,7 +173,7 @@ def gated_delta_rule(query, key, value, gate, rate):
     columns = value.shape[-1]
     chunks = triton.cdiv(length, CHUNK)
     many = batch * heads
-    block_v = min(32, columns)
+    block_v = min(16, columns)
     out = torch.empty_like(value)
 
     def space(*shape):
@@ -200,7 +200,7 @@ def gated_delta_rule(query, key, value, gate, rate):
         D=width,
         V=columns,
         LEVELS=LEVELS,
-        num_warps=8,
+        num_warps=4,
     )
     carry_state[(columns // block_v, many)](
         old,
@@ -214,8 +214,8 @@ def gated_delta_rule(query, key, value, gate, rate):
         D=width,
         V=columns,
         BLOCK_V=block_v,
-        num_warps=8,
-        num_stages=2,
+        num_warps=4,
+        num_stages=3,
     )
     read_out[(chunks, many)](
         query,
@@ -231,6 +231,6 @@ def gated_delta_rule(query, key, value, gate, rate):
         D=width,
         V=columns,
         BLOCK_V=min(64, columns),
-        num_warps=8,
+        num_warps=4,
     )
     return out
