@@ -213,6 +213,9 @@ def _by_meaning(
 # -- drafts
 
 
+_RESERVED = re.compile(r"asm|__\w+__")  # words of C compilers, which no manual of a chip defines
+
+
 def unknown_names(
     draft: str,
     symbols: Sequence[Symbol],
@@ -236,7 +239,7 @@ def unknown_names(
     for word, line in leading.items():
         plain = word.lstrip(".@%$#").lower()
         known_word = plain in folded or plain in pieces or word in named
-        if known_word or word in elsewhere or len(plain) < 2:
+        if known_word or word in elsewhere or len(plain) < 2 or _RESERVED.fullmatch(word):
             continue
         unknown.append(UnknownName(word, line, nearest_names(word, symbols, embed)))
     return sorted(unknown, key=lambda name: name.line)[:MAX_UNKNOWN]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -248,12 +249,19 @@ def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str
 # -- files
 
 
+_EXCERPT = re.compile(r"(<excerpt [^>\n]*>).*?(</excerpt>)", re.S)
+
+
 def store(cell: Cell, transcripts: Path, out: Path) -> None:
-    """Write the result as JSON and the transcripts as a gzip file."""
+    """Write the result as JSON and the transcripts as a gzip file, those of built-in chips without
+    the quoted documents, which others wrote. A replay needs the replies alone.
+    """
     out.mkdir(parents=True, exist_ok=True)
     rows = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(transcripts.glob("*.json"))
     ]
+    for message in (message for row in rows if cell.chip for message in row["messages"]):
+        message["content"] = _EXCERPT.sub(r"\1(left out)\2", str(message["content"]))
     packed = gzip.compress(json.dumps(rows).encode(), mtime=0)
     (out / f"{cell.name}.transcripts.json.gz").write_bytes(packed)
     (out / f"{cell.name}.json").write_text(json.dumps(asdict(cell), indent=1) + "\n")
