@@ -631,8 +631,8 @@ class Kernlore:
             unless more is known to help (`uplift`). Default: the full context.
         versions: Versions of the caller's tools, like triton 3.6 or cuda 13.0; or a text that
             has them: pip freeze, a lock file, banners of compilers. Those that `log` prints are
-            read too. What holds for them is preferred, what was seen with others is marked,
-            what is known not to hold is left out.
+            read too. Entries checked with them are preferred, entries checked with other
+            versions are marked, and entries that fail with them are left out.
         fields: Parts of the answer to fill; the others are empty. `citations` are excerpts
             without their texts. Default: all where `k` is given; otherwise a short answer:
             without `parts`, `uplift`, texts of excerpts that `context` quotes, and signals that

@@ -160,9 +160,9 @@ class RetrieveRequest:
     versions: Mapping[str, str] | None = _field(
         "versions",
         "Versions of the caller's tools, like triton 3.6 or cuda 13.0; or a text that has them:"
-        " pip freeze, a lock file, banners of compilers. Those that `log` prints are read too. What"
-        " holds for them is preferred, what was seen with others is marked, what is known not to"
-        " hold is left out.",
+        " pip freeze, a lock file, banners of compilers. Those that `log` prints are read too."
+        " Entries checked with them are preferred, entries checked with other versions are marked,"
+        " and entries that fail with them are left out.",
         limit=MAX_NAMES,
     )
     fields: tuple[str, ...] = _names(

@@ -1,7 +1,7 @@
 """How the knowledge of a snapshot stands to the versions of a caller's tools.
 
-What is known not to hold there is left out of the snapshot that an answer is made from, so that no
-part of the answer can show it. What was seen with other versions only is marked, and ranks lower.
+Entries that fail with these versions are left out of the snapshot of an answer, so no part of the
+answer can show them. Entries checked with other versions only are marked and rank lower.
 Without versions, only what the checks of this installation have refuted (`kernlore knowledge
 check`) is left out.
 """
@@ -32,7 +32,7 @@ from retrieval.request import RetrieveRequest
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
 
-OFF = 0.8  # weight of what was seen with other versions only
+OFF = 0.8  # weight of entries checked with other versions only
 WEIGHED = 200  # passages of a ranking that are weighed
 MARKS = 2  # in an excerpt
 
