@@ -189,7 +189,7 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     target = _target(material)
     wanted = _kernel_request(material) if target is None and task in layout.kernels else None
     kernels = chosen_kernels(snapshot, wanted) if wanted is not None else []
-    no_kernel = _missing_kernel(wanted, kernels) if wanted is not None else ""
+    no_kernel = _missing_kernel(snapshot, material, wanted, kernels) if wanted is not None else ""
     strong = target is None and request.reader == STRONG and not gains(material.uplift)
     budget = min(request.max_tokens, layout.strong_tokens) if strong else request.max_tokens
     if strong:
@@ -301,9 +301,14 @@ def _kernel_request(material: Material) -> KernelRequest | None:
     )
 
 
-def _missing_kernel(wanted: KernelRequest, kernels: Sequence[WholeKernel]) -> str:
-    """A sentence if no kernel computes the operator itself, or none with the operand types of the
-    request, else "".
+def _missing_kernel(
+    snapshot: Snapshot,
+    material: Material,
+    wanted: KernelRequest,
+    kernels: Sequence[WholeKernel],
+) -> str:
+    """Sentences if no kernel computes the operator itself, or none with the operand types of the
+    request, else "". They name kernels in other languages of the chip.
     """
     own = [kernel for kernel in kernels if is_of_kind(kernel, wanted)]
     operands = wanted.traits.operands
@@ -317,7 +322,14 @@ def _missing_kernel(wanted: KernelRequest, kernels: Sequence[WholeKernel]) -> st
             " is stored for this chip. Those that follow have other operands."
         )
     none = f"No whole kernel for this operator ({title}, in {languages}) is stored for this chip."
-    return f"{none} The closest follow." if kernels else none
+    others = replace(wanted, languages=material.chip_languages)
+    named = [
+        f"{kernel.title} ({kernel.language}; {kernel.fetch})"
+        for kernel in chosen_kernels(snapshot, others)
+        if is_of_kind(kernel, wanted) and kernel.language not in wanted.languages
+    ]
+    elsewhere = f" In another language: {'; '.join(named[:2])}." if named else ""
+    return f"{none}{elsewhere}{' The closest follow.' if kernels else ''}"
 
 
 def _sample_sections(snapshot: Snapshot, material: Material) -> frozenset[str]:

@@ -53,9 +53,9 @@ _CHECKED = "Checked: "
 
 @dataclass(frozen=True)
 class WholeKernel:
-    """A kernel that a context may show. `evidence` describes the check, `fetch` how to get the
-    whole text, `source` is the citation. `hardware` is empty for any chip; `note` is "" unless the
-    kernel was written for another family.
+    """A kernel that a context may show. `about` describes it unless its section does, `evidence`
+    describes the check, `fetch` how to get the whole text, `source` is the citation. `hardware` is
+    empty for any chip; `note` is "" unless the kernel was written for another family.
     """
 
     id: str
@@ -72,6 +72,7 @@ class WholeKernel:
     section: str | None = None
     run_id: str | None = None
     note: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,7 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
         evidence=f"searches start from it{limits}; {dtypes}; {skill.effect}",
         source=f"skill {head.name} (v{head.version}), recipe",
         fetch=f"`kernlore skills show {head.name}`",
+        about=head.description,
     )
 
 
@@ -374,7 +376,7 @@ def kernel_block(
 def _about(snapshot: Snapshot, scope: ScopeFilter, kernel: WholeKernel) -> str:
     """The prose of the section of a kernel, without the sentence about its checks."""
     if kernel.section is None:
-        return ""
+        return kernel.about
     own = replace(scope, hardware=None, categories=("hardware", "guidance"), languages=None)
     section = snapshot.sections([kernel.section], own).get(kernel.section)
     if section is None:

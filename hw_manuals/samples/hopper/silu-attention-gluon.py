@@ -78,16 +78,18 @@ def silu_weights(
 
 
 @gluon.jit
-def load_bias(bias_row, rows, start, KEYS: gl.constexpr, layout: gl.constexpr):
+def load_bias(bias_row, bias_length, rows, start, KEYS: gl.constexpr, layout: gl.constexpr):
     n = start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, layout))
-    distance = gl.maximum(rows[:, None] - n[None, :], 0)
+    # Rows beyond the end of a sequence are not stored, but must not read beyond the bias.
+    distance = gl.minimum(gl.maximum(rows[:, None] - n[None, :], 0), bias_length - 1)
     return gl.load(bias_row + distance).to(gl.float32)
 
 
 @gluon.jit
 def attend(
     q_tile, k_ring, v_ring, q_full, k_full, k_empty, v_full, v_empty, gate_ptr, out_ptr, bias_row,
-    begin, first_row, length, history, column, stride, tiles, jump_from, jump, scale, inverse_norm,
+    bias_length, begin, first_row, length, history, column, stride, tiles, jump_from, jump, scale,
+    inverse_norm,
     BIAS: gl.constexpr, GATE: gl.constexpr, TARGETS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     KEYS: gl.constexpr = k_ring.shape[1]
@@ -105,7 +107,7 @@ def attend(
     bias = blank
     s = warpgroup_mma(q_tile, k_ring.index(0).permute((1, 0)), blank, use_acc=False, is_async=True)
     if BIAS:
-        bias = load_bias(bias_row, rows, start, KEYS, s_layout)
+        bias = load_bias(bias_row, bias_length, rows, start, KEYS, s_layout)
     s = warpgroup_mma_wait(num_outstanding=0, deps=(s,))
     mbarrier.arrive(k_empty.index(0), count=1)
     p = silu_weights(s, bias, rows, start, first_row, history, scale, BIAS, TARGETS)
@@ -121,7 +123,7 @@ def attend(
         mbarrier.wait(v_full.index(v_slot), (i - 1) // STAGES & 1)
         acc = warpgroup_mma(p, v_ring.index(v_slot), acc, is_async=True)
         if BIAS:  # while the products run
-            bias = load_bias(bias_row, rows, start, KEYS, s_layout)
+            bias = load_bias(bias_row, bias_length, rows, start, KEYS, s_layout)
         s = warpgroup_mma_wait(num_outstanding=1, deps=(s,))
         mbarrier.arrive(k_empty.index(slot), count=1)
         weight = silu_weights(s, bias, rows, start, first_row, history, scale, BIAS, TARGETS)
@@ -195,18 +197,18 @@ def silu_attention_kernel(
                     attend,
                     (
                         q_tiles.index(0), k_ring, v_ring, q_full.index(0), k_full, k_empty, v_full,
-                        v_empty, gate_ptr, out_ptr, bias_row, begin, first_row, length, history,
-                        head * WIDTH, heads * WIDTH, tiles, jump_from, jump, scale, inverse_norm,
-                        BIAS, GATE, TARGETS, STAGES,
+                        v_empty, gate_ptr, out_ptr, bias_row, bias_length, begin, first_row, length,
+                        history, head * WIDTH, heads * WIDTH, tiles, jump_from, jump, scale,
+                        inverse_norm, BIAS, GATE, TARGETS, STAGES,
                     ),
                 ),
                 (
                     attend,
                     (
                         q_tiles.index(1), k_ring, v_ring, q_full.index(1), k_full, k_empty, v_full,
-                        v_empty, gate_ptr, out_ptr, bias_row, begin, first_row + ROWS, length,
-                        history, head * WIDTH, heads * WIDTH, tiles, jump_from, jump, scale,
-                        inverse_norm, BIAS, GATE, TARGETS, STAGES,
+                        v_empty, gate_ptr, out_ptr, bias_row, bias_length, begin,
+                        first_row + ROWS, length, history, head * WIDTH, heads * WIDTH, tiles,
+                        jump_from, jump, scale, inverse_norm, BIAS, GATE, TARGETS, STAGES,
                     ),
                 ),
                 (
