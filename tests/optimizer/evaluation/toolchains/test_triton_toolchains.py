@@ -135,7 +135,7 @@ class ModelNew(torch.nn.Module):
 )
 EXPECTED = {
     "power": "triton-arange-power-of-2",
-    "name": "python-name",
+    "name": "triton-name-undefined",
     "constant": "triton-arange-constexpr",
     "shapes": "triton-broadcast",
     "small": "triton-dot-rank",
