@@ -213,7 +213,10 @@ def _by_meaning(
 # -- drafts
 
 
-_RESERVED = re.compile(r"asm|__\w+__")  # words of C compilers, which no manual of a chip defines
+# Words of C and its compilers, which no manual of a chip defines.
+_RESERVED = re.compile(
+    r"asm|__\w+__|int|long|short|char|float|double|(?:un)?signed|struct|union|enum|typedef|goto"
+)
 
 
 def unknown_names(
