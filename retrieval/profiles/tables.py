@@ -267,6 +267,8 @@ class _TableColumns:
 
     def read(self, cells: Sequence[str]) -> TableRow | None:
         """The name, calls, time and share of a row; None for a row of another form."""
+        if len(cells) == len(self._heads) + 1 and cells[0].endswith((" activities:", " calls:")):
+            cells = cells[1:]
         surplus = len(cells) - len(self._heads)
         if surplus > 0 and self.name in (0, len(self._heads) - 1):
             end = self.name + surplus + 1  # a name with the separator in it
@@ -343,6 +345,8 @@ def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | No
     heads = [cell.strip(' *`"') for cell in cells]
     if any(head in UNITS for head in heads):  # units below the words of two lines
         heads = _joined(before, line, heads)
+    if heads[0].lower() == "type" and heads[-1].lower() == "name":
+        del heads[0]  # nvprof prints the type in the first row of a type only
     named = [i for i, head in enumerate(heads) if _NAME.fullmatch(head)]
     if not named:
         return None

@@ -383,3 +383,8 @@ def test_program_that_mostly_copies_is_led_by_copies() -> None:
     profile = read_profile(NVPROF.replace("26.54%  113.11ms", "96.54%  9113.1ms"))
     assert profile.kernel == "[CUDA memcpy HtoD]"
     assert profile.metrics["duration_us"] == pytest.approx(4556550.0)
+
+
+def test_nvprof_rows_without_type_keep_their_columns() -> None:
+    copy = next(k for k in read_profile(NVPROF).kernels if "DtoH" in k.name)
+    assert (copy.calls, copy.us, copy.pct) == (1.0, pytest.approx(58721.0), 13.78)
