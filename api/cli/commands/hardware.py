@@ -535,7 +535,7 @@ def probe(
         Path | None, typer.Option(help="Store the probes.json that a pack wrote, and show it.")
     ] = None,
 ) -> Json:
-    """Measure a chip and compare the figures with its facts and manuals."""
+    """Measure a chip and compare it with its facts."""
     from kb.plain import plain
     from optimizer.evaluation.acceptance import probes
 

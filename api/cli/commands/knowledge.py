@@ -343,7 +343,7 @@ def check(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compile the built-in kernels again, and run those for emulators.
+    """Compile and run the built-in kernels again.
 
     Records which versions of tools confirm or refuse them. What the newest version refuses is no
     longer delivered. Exits 1 if something expired.

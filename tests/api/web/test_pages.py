@@ -265,7 +265,7 @@ def test_facts_page_lists_what_probes_contradict(filled: Filled, settings: Setti
     finally:
         shutil.rmtree(folder)
     assert f"{counts['contradicted']} contradicted, {counts['confirmed']} confirmed" in text
-    assert "static_shared_memory: states 48 KiB; measured 227 KiB" in text
+    assert "memory_size_by_driver: states" in text
     assert "kernlore hardware probe h200, NVIDIA H200" in text, "both sources are named"
 
 
