@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from kb.answers import Excerpt, Move, SkillAnswer
 from kb.catalog.knowledge.passages import Passage
@@ -55,17 +55,17 @@ class Standings:
     # -- parts of the snapshot
 
     def validities(self, document: str | None, section: str | None) -> tuple[Validity, ...]:
-        """What is stated about a section and about its document."""
+        """The statements about a section and about its document."""
         stated = self.snapshot.knowledge.validities.by_subject
         return (*stated.get(section or "", ()), *stated.get(document or "", ()))
 
     def of(self, document: str | None, section: str | None) -> Standing:
-        """How a section stands to the versions."""
-        return (
-            standing(self.validities(document, section), self.versions)
-            if self.versions
-            else UNKNOWN
-        )
+        """How a section stands to the versions, cached."""
+        if not self.versions:
+            return UNKNOWN
+        key = (_key_of(self.versions), document, section)
+        stated = partial(self.validities, document, section)
+        return self.snapshot.keep("standing", key, lambda: standing(stated(), self.versions))
 
     def weighed(self, ranked: list[Ranked]) -> list[Ranked]:
         """A ranking in which passages that were seen with other versions only rank lower."""
@@ -190,8 +190,11 @@ def validities_of_skill(skill: MeasuredSkill) -> tuple[Validity, ...]:
 
 def standings_of(snapshot: Snapshot, versions: Mapping[str, str]) -> Standings:
     """How a snapshot stands to versions by tool, cached."""
-    key = tuple(sorted(versions.items()))
-    return snapshot.keep("standings", key, lambda: _standings(snapshot, versions))
+    return snapshot.keep("standings", _key_of(versions), lambda: _standings(snapshot, versions))
+
+
+def _key_of(versions: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(versions.items()))
 
 
 def _standings(snapshot: Snapshot, versions: Mapping[str, str]) -> Standings:
@@ -208,14 +211,16 @@ def _standings(snapshot: Snapshot, versions: Mapping[str, str]) -> Standings:
     if hidden or len(skills) < len(knowledge.skills):
         moves = [m for m in knowledge.moves if not {m.move.document_id, m.section_id} & hidden]
         rest = replace(knowledge, moves=moves, skills=skills)
-        snapshot = snapshot.hiding(hidden, rest)
+        # One snapshot for all versions that refute the same entries: each has its own columns.
+        key = tuple(sorted(refuted))
+        snapshot = snapshot.keep("without", key, lambda: snapshot.hiding(refuted, rest))
     return Standings(snapshot, versions)
 
 
 def _is_false(
     snapshot: Snapshot, subject: str, stated: Sequence[Validity], versions: Mapping[str, str]
 ) -> bool:
-    """Whether something is known not to hold for the versions; for tools that the caller does not
+    """Whether an entry fails with the versions; for tools that the caller does not
     name, for those that this installation has checked last.
     """
     if standing(stated, versions).stand == "false":

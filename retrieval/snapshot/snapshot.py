@@ -148,10 +148,12 @@ class Snapshot:
     cache: Cache = field(default_factory=Cache)
     hidden: frozenset[str] = frozenset()
 
-    def hiding(self, ids: Collection[str], knowledge: Knowledge) -> Snapshot:
-        """The snapshot without these documents and sections, and with other knowledge."""
-        hidden = frozenset(ids)
-        name = f"{self.name} without {' '.join(sorted(hidden))}"
+    def hiding(self, refuted: Collection[str], knowledge: Knowledge) -> Snapshot:
+        """The snapshot without the documents and sections among these subjects, and with the
+        knowledge that is left without all of them.
+        """
+        hidden = frozenset(i for i in refuted if i.startswith(("doc_", "sec_")))
+        name = f"{self.name} without {' '.join(sorted(refuted))}"
         return replace(self, name=name, knowledge=knowledge, hidden=hidden)
 
     # -- rows: of passages and of sections, counted over all segments

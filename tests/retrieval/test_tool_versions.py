@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,3 +110,12 @@ def test_refuted_statement_is_shown_only_for_other_versions(
     assert "Fusion of add by hand" in ask(retriever, versions={"clang": "18.1"}).context
     checked("19", True)
     assert "Fusion of add by hand" in ask(retriever).context
+
+
+def test_cached_values_are_separate_for_each_set_of_refuted_entries(retriever: Retriever) -> None:
+    snapshot = retriever.snapshots.current()
+    names = []
+    for name in ("first", "second"):
+        rest = snapshot.hiding((f"skill:{name}",), snapshot.knowledge)
+        names.append(rest.keep("kernels", 1, partial(str, name)))
+    assert names == ["first", "second"]
