@@ -64,7 +64,12 @@ from retrieval.operators import FLOAT, OperatorTraits, load_operators
 from retrieval.readers import STRONG, CommonKnowledge, common_for, gains
 from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
-from retrieval.search.language_words import is_common, is_for_others, machine_words
+from retrieval.search.language_words import (
+    is_common,
+    is_for_others,
+    languages_beside,
+    machine_words,
+)
 from retrieval.search.names import (
     Cards,
     Embed,
@@ -565,9 +570,7 @@ def _fits_machine(material: Material, category: str, section: WholeSection) -> b
         return False
     if material.toolchain is not None or category == "hardware" or not material.at_hand:
         return True
-    language, languages = material.request.language, material.chip_languages
-    if language is not None and language != "triton":  # whose words are of no use elsewhere
-        languages = tuple(other for other in languages if other != "triton")
+    languages = languages_beside(material.request.language, material.chip_languages)
     return not is_for_others(whole, section.text, languages)
 
 

@@ -28,12 +28,14 @@ _ANY_MACHINE = re.compile(
 class WordGroup:
     """Words in text about one kind of machine, and the languages of such machines. `heading`
     matches headings that are decisive alone, or None. `common` marks GPUs and CPUs, which general
-    text implies if it names no machine. `only` marks a group for chips without other languages.
+    text implies if it names no machine. `only` marks a group for chips without other languages,
+    `alone` the words of a language that runs on several machines.
     """
 
     languages: frozenset[str]
     common: bool
     only: bool
+    alone: bool
     words: tuple[str, ...]
     pattern: re.Pattern[str]
     heading: re.Pattern[str] | None
@@ -53,6 +55,7 @@ def load_groups() -> tuple[WordGroup, ...]:
             frozenset(row["languages"]),
             row.get("common", False),
             row.get("only", False),
+            row.get("alone", False),
             tuple(dict.fromkeys(word.casefold() for word in row["words"])),
             _pattern(row["words"]),
             _pattern(row["headings"]) if "headings" in row else None,
@@ -76,6 +79,14 @@ def is_alone(languages: tuple[str, ...]) -> bool:
 def is_common(languages: tuple[str, ...]) -> bool:
     """Whether a chip has a language of the machines that general text implies."""
     return any(group.common and group.is_of(languages) for group in load_groups())
+
+
+def languages_beside(language: str | None, languages: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of a chip's languages whose words are of use to a kernel in `language`; all if None."""
+    if language is None:
+        return languages
+    alone = {name for group in load_groups() if group.alone for name in group.languages}
+    return tuple(name for name in languages if name == language or name not in alone)
 
 
 def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
