@@ -65,31 +65,6 @@ class EvaluateArguments(ProblemArguments, KernelArguments):
     wait_seconds: Wait = WAIT
 
 
-class NextArguments(ProblemArguments):
-    run_id: Name | None = Field(None, description="A run to continue. Default: start one.")
-    hardware: Name = Field("auto", description="Of a new run. auto: this machine's.")
-    language: Name | None = Field(None, description="Of a new run: only kernels in it.")
-    candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(
-        30, description="Of a new run: how many kernels it takes at most."
-    )
-    minutes: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Of a new run: end it after so many minutes."
-    )
-    target: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Of a new run: end it at this speed-up over the reference."
-    )
-    knowledge: bool = Field(True, description="Of a new run: whether to retrieve knowledge.")
-    context_tokens: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        CONTEXT_TOKENS, description="Of a new run: most tokens of knowledge in a briefing."
-    )
-    whole: bool = Field(
-        False,
-        description="Repeat the parts that all steps of the run share: problem, interface, chip."
-        " The first briefing of a new run always has them.",
-    )
-    wait_seconds: Wait = WAIT
-
-
 class StartArguments(ProblemArguments):
     hardware: Name = Field("auto", description="Id, name or alias; auto: this machine's.")
     language: Name | None = Field(None, description="Only kernels in it.")
@@ -103,6 +78,23 @@ class StartArguments(ProblemArguments):
         None, description="End it at this speed-up over the reference."
     )
     wait_seconds: Wait = WAIT
+
+
+class NextArguments(StartArguments):
+    run_id: Name | None = Field(
+        None,
+        description="A run to continue; it keeps the fields that it was started with. Default:"
+        " start one.",
+    )
+    knowledge: bool = Field(True, description="Of a new run: whether to retrieve knowledge.")
+    context_tokens: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        CONTEXT_TOKENS, description="Of a new run: most tokens of knowledge in a briefing."
+    )
+    whole: bool = Field(
+        False,
+        description="Repeat the parts that all steps of the run share: problem, interface, chip."
+        " The first briefing of a new run always has them.",
+    )
 
 
 class RunsArguments(Arguments):
@@ -175,7 +167,7 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
     `submit_candidate`, and call this tool again with `run_id`. While `waiting` is false and the
     state is starting or running, call it again; otherwise the run has ended, with its `result`."""
     started = given.run_id is None
-    run_id = given.run_id or await _start(routes, given, "external")
+    run_id = given.run_id or await _start(routes, given, "external", given.context_tokens)
 
     async def state() -> Any:
         return await routes.call("show_context", run_id=run_id)
@@ -297,7 +289,9 @@ TOOLS = (
 )
 
 
-async def _start(routes: Routes, given: StartArguments | NextArguments, proposer: str) -> str:
+async def _start(
+    routes: Routes, given: StartArguments, proposer: str, context_tokens: int | None = None
+) -> str:
     goal = given.model_dump(
         include={"language", "candidates", "minutes", "target", "knowledge"}, exclude_none=True
     )
@@ -307,7 +301,7 @@ async def _start(routes: Routes, given: StartArguments | NextArguments, proposer
         hardware=given.hardware,
         goal=goal,
         proposers=[proposer],
-        context_tokens=getattr(given, "context_tokens", None),
+        context_tokens=context_tokens,
     )
     return str(run["id"])
 
