@@ -66,7 +66,7 @@ def join_includes(
         return upload
     direct = {name: set(_Joiner(names, read, most_bytes).direct(name)) for name in joinable}
     inner = set().union(*direct.values())
-    # A file that only files of its own circle include is read like one that none includes.
+    # A file that is included within a circle only is read like one that no file includes.
     for name in sorted(joinable, key=lambda name: name in inner):
         if name in inner and name in upload.part_of:
             continue
@@ -98,7 +98,7 @@ class _Joiner:
         self._root = ""
 
     def direct(self, name: str) -> Iterator[str]:
-        """The files that a file includes itself, as far as their names need no attribute."""
+        """The files that a file includes itself, without those whose names need an attribute."""
         self._root = name
         text = self._text(name)
         if extension_format(name) is Format.LATEX:
@@ -204,7 +204,7 @@ class _Joiner:
             kind = "lstlisting" if command == "lstinputlisting" else "verbatim"
             options = match["options"] or ""
             return f"\\begin{{{kind}}}{options}\n{text}\n\\end{{{kind}}}{rest}"
-        if "\\begin{document}" in text:  # a subfile is a document of its own
+        if "\\begin{document}" in text:  # a subfile, which is complete
             text = text.partition("\\begin{document}")[2].partition("\\end{document}")[0]
         return text + rest
 

@@ -243,7 +243,7 @@ class Answer:
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
     closest first; empty if none is known. `versions` are those of the caller's tools, given or as
-    the log prints them; they decide what is marked and what is not shown.
+    the log prints them; they decide which entries are marked or left out.
     """
 
     retrieval_id: str

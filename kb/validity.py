@@ -111,8 +111,8 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Validity:
-    """With which versions of a tool something was seen to hold, both bounds included: "3.8" means
-    3.8 with every later part, "" no bound. With `holds` false it is known not to hold there.
+    """The versions of a tool with which an entry was checked, both bounds included: "3.8" means
+    3.8 with every later part, "" no bound. With `holds` false it fails with them.
     `target` is the architecture that it was compiled for or ran on, `driver` the driver's version,
     `date` the day of the check.
     """
@@ -164,7 +164,7 @@ def span_of(validity: Validity) -> str:
 
 
 def validity_of(row: Mapping[str, Any]) -> Validity:
-    """The record of a table in a file of knowledge. Raises ValueError that names what is wrong."""
+    """The record of a table in a file of knowledge. Raises ValueError that names the wrong field."""
     odd = set(row) - set(FIELDS)
     if odd:
         raise ValueError(f"unknown {', '.join(sorted(odd))}; a validity has {', '.join(FIELDS)}")
@@ -334,7 +334,7 @@ def with_implied(versions: Mapping[str, str]) -> dict[str, str]:
 class Standing:
     """How a piece of knowledge stands to a caller's versions. `holds`: it was seen with at least
     one of them, and nothing speaks against it; `off`: the marks say for what it holds instead;
-    `false`: it is known not to hold there. `unknown`: nothing is known about their tools.
+    `false`: it fails with them. `unknown`: nothing is known about their tools.
     """
 
     stand: Literal["holds", "unknown", "off", "false"] = "unknown"

@@ -200,8 +200,8 @@ class DocumentRef:
 
 @dataclass(frozen=True)
 class Validity:
-    """With which versions of a tool something was seen to hold, both bounds included: "3.8" means
-    3.8 with every later part, "" no bound. With `holds` false it is known not to hold there.
+    """The versions of a tool with which an entry was checked, both bounds included: "3.8" means
+    3.8 with every later part, "" no bound. With `holds` false it fails with them.
     `target` is the architecture that it was compiled for or ran on, `driver` the driver's version,
     `date` the day of the check.
     """
@@ -304,7 +304,7 @@ class Answer:
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
     closest first; empty if none is known. `versions` are those of the caller's tools, given or as
-    the log prints them; they decide what is marked and what is not shown.
+    the log prints them; they decide which entries are marked or left out.
     """
 
     retrieval_id: str

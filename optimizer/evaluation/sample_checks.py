@@ -78,8 +78,9 @@ class _Result:
 
 @dataclass(frozen=True)
 class _ToolPlace:
-    """The folder in which a tool runs, and the folder of the toolchain that precedes what is
-    installed: its programs, those in its `bin`, and its Python packages."""
+    """The folder in which a tool runs, and the folder of a toolchain whose programs, those in its
+    `bin`, and Python packages precede the installed ones.
+    """
 
     scratch: Path
     toolchain: Path | None

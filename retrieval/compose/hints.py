@@ -35,7 +35,7 @@ def hints_of(
     """The hints of an answer. `by_signal` is true for a request with a bare signal; `remarks` are
     further hints about knowledge that the answer lacks.
     """
-    if KNOWLEDGE_LOADING in remarks:  # other reasons for what is missing cannot be told apart
+    if KNOWLEDGE_LOADING in remarks:  # other reasons for missing excerpts cannot be distinguished
         return tuple(filter(None, (material.verdict.hint, KNOWLEDGE_LOADING)))
     small = ""
     if not any(block.citation for block in composed.context.shown):

@@ -135,8 +135,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """What one machine measured. `tools` are versions by language, `missing` why the probes of a
-    language did not run, `command` what was called."""
+    """The measurements of one machine. `tools` are versions by language, `missing` the reasons why
+    probes of a language did not run, `command` the call.
+    """
 
     hardware: str
     device: str

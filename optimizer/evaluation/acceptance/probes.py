@@ -136,7 +136,7 @@ def probe_hardware(
     library: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> ProbeReport:
-    """Run a chip's probes as far as this machine can, store and compare the results."""
+    """Run those probes of a chip that this machine can run; store and compare the results."""
     hardware = base.registry.resolve(hardware_id)
     units = units_of(base, hardware, language, only, library)
     with tempfile.TemporaryDirectory(prefix="kernlore-probe-") as folder:
@@ -307,7 +307,7 @@ class StatedValue:
 def compare(
     base: KnowledgeBase, hardware: str, runs: Sequence[ProbeRun], units: Sequence[ProbeUnit]
 ) -> ProbeReport:
-    """Compare what was measured with what is stated, the contradicted first."""
+    """Compare measurements with statements, the contradicted first."""
     stated = _facts(base, hardware)
     results = [
         _result(run, unit, probe, measured, stated)

@@ -24,7 +24,7 @@ from tests.api.conftest import finished, upload
 
 EVIL = "<img src=x onerror=alert(1)>"
 RUN = "run_of_pages"
-OTHER_RUN = "run_of_nobody"  # without a process
+OTHER_RUN = "run_without_process"  # without a process
 CHIP = "pages-x1"
 MANUAL = f"""# {EVIL}
 

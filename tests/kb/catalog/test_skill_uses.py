@@ -117,8 +117,8 @@ def test_lift_compares_answers_with_and_without_skill(catalog: Catalog) -> None:
     without = retrieval(catalog, withheld=["widen-loads"], run_id="run_x")
     journal.report(without, used=[], correct=True, speedup=1.0)
     retrieval(catalog, withheld=["widen-loads"], run_id="run_x")  # no outcome reported
-    for nobody in (None, ""):  # a person's request, not randomised
-        shown = retrieval(catalog, shown=["widen-loads"], run_id=nobody)
+    for no_run in (None, ""):  # a person's request, not randomised
+        shown = retrieval(catalog, shown=["widen-loads"], run_id=no_run)
         journal.report(shown, used=[], correct=True, speedup=1.5)
     with catalog.read() as connection:
         skill = get_skill(connection, "widen-loads")

@@ -1,4 +1,4 @@
-"""With which versions of tools knowledge was seen to hold."""
+"""Versions of tools with which entries were checked."""
 
 from __future__ import annotations
 

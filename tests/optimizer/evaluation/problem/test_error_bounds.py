@@ -107,7 +107,7 @@ def test_one_wrong_element_among_many_fails() -> None:
 def test_error_of_a_row_is_relative_to_its_own_size() -> None:
     x = draw(8, 64) * torch.logspace(-6, 0, 8).unsqueeze(1)
     wrong = x.clone()
-    wrong[0] = 0  # negligible for the other rows, all of its own
+    wrong[0] = 0  # negligible beside the other rows, the whole of its row
     assert not passes(wrong, x.double(), x, 1)
 
 
