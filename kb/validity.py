@@ -164,7 +164,7 @@ def span_of(validity: Validity) -> str:
 
 
 def validity_of(row: Mapping[str, Any]) -> Validity:
-    """The record of a table in a file of knowledge. Raises ValueError that names the wrong field."""
+    """The record of a table in a file of knowledge. Raises ValueError with the wrong field."""
     odd = set(row) - set(FIELDS)
     if odd:
         raise ValueError(f"unknown {', '.join(sorted(odd))}; a validity has {', '.join(FIELDS)}")
