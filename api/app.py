@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
@@ -25,9 +25,14 @@ from starlette.routing import Route
 
 from api.http import errors
 from api.http.admission import EXCHANGE_SECONDS, MINUTE, Admission, Limits
-from api.http.authorisation import Authorisation, Needs
+from api.http.authorisation import (
+    Authorisation,
+    FromWorkers,
+    KnownCallers,
+    Needs,
+    SpreadConnections,
+)
 from api.http.bodies import BodyDeadline
-from api.http.callers import FromWorkers, KnownCallers
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
 from api.http.routes import router_of
@@ -36,6 +41,7 @@ from api.mcp.mounted import Mounted
 from api.mcp.tools import TOOLS
 from api.operations import operations
 from api.services import (
+    KNOWLEDGE_COMMAND,
     RUN_COMMAND,
     Background,
     Running,
@@ -43,15 +49,16 @@ from api.services import (
     evaluate_processes,
     open_services,
 )
-from api.web import routes as web
+from api.web import documents, hardware, home, knowledge, login, retrieve, runs, skills
 from api.web.login import refused_page
-from api.web.pages import FORMS, HEADERS
-from kb.catalog.figures import figures_of
+from api.web.pages import FORMS, HEADERS, PageRoute
+from kb.catalog.evaluations import figures_of
 from kb.catalog.keys import RequestCounts
-from kb.errors import Unavailable
+from kb.errors import NotFound, Unavailable
 from kb.settings import Settings, product_version
 from optimizer.evaluation.queue import EvaluationQueue
 from optimizer.search.runs.processes import ServiceRuns
+from optimizer.toolchain_watch import ToolchainWatch
 from skills.trajectories.queue import TrajectoryQueue
 
 log = structlog.get_logger(__name__)
@@ -99,11 +106,12 @@ def create_app(
     app.add_middleware(RequestLog, metrics=metrics)  # it logs refusals too
     if settings.workers > 1:
         app.add_middleware(FromWorkers)
+        app.add_middleware(SpreadConnections)
     errors.install(app)
     app.router.routes.extend(router_of(operations()).routes)
     app.add_api_route("/", start, include_in_schema=False)
     _add_docs(app)
-    web.add_to(app)
+    add_pages(app)
     app.router.routes.append(Route(MCP_PATH, app.state.mcp, include_in_schema=False))
     return app
 
@@ -157,9 +165,13 @@ async def _queues(services: Services, background: Background | None) -> AsyncIte
     trajectories = TrajectoryQueue(services, evaluations)
     trajectories.wake()  # for those that an earlier service left unfinished
     services.running = Running(evaluations, runs, trajectories, background)
+    watch = ToolchainWatch(services, KNOWLEDGE_COMMAND)
+    if background is not None and services.settings.toolchain_checks:
+        watch.open()
     try:
         yield
     finally:
+        watch.close()
         trajectories.close()
         runs.close()
         evaluations.close()
@@ -229,3 +241,22 @@ def _docs_headers(page: bytes) -> dict[str, str]:
     policy = policy.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
     policy = policy.replace("img-src 'self'", "img-src 'self' data:; connect-src 'self'")
     return {**HEADERS, "Content-Security-Policy": policy}
+
+
+def add_pages(app: FastAPI) -> None:
+    """Serve the pages below /ui."""
+    folder = files("api.web") / "static"
+    app.mount("/ui/static", StaticFiles(directory=str(folder)), name="ui-static")
+    for module in (login, home, hardware, retrieve, documents, skills, runs, knowledge):
+        app.router.routes.extend(module.router.routes)
+    app.router.routes.extend(hardware.facts_router.routes)
+    app.router.routes.extend(_rest.routes)
+
+
+_rest = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@_rest.get("/ui/{rest:path}")
+def unknown_page(rest: str) -> HTMLResponse:
+    """Catch-all 404 page."""
+    raise NotFound(f"no page /ui/{rest[:200]}", hint="The menu above leads to every page.")

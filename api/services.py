@@ -79,6 +79,7 @@ log = structlog.get_logger(__name__)
 
 # Commands of the service's child processes.
 CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
+KNOWLEDGE_COMMAND = (sys.executable, "-m", "api.cli.main", "knowledge", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
 
 
@@ -149,8 +150,7 @@ class Services(KnowledgeBase):
 
     def seen_by(self, access: AccessScope) -> Services:
         """These services restricted to what `access` allows. A function with an `access_scope`
-        parameter still needs it as an argument.
-        """
+        parameter still needs it as an argument."""
         if not access.restricted:
             return self
         for name in _SHARED:
@@ -210,8 +210,7 @@ class Services(KnowledgeBase):
 
     def register_hardware(self, description: Mapping[str, Any], origin: str) -> RegisteredHardware:
         """Register or replace a hardware; `origin` names the description in errors. Where its
-        languages changed, its manuals are read again.
-        """
+        languages changed, its manuals are read again."""
         answer = register_hardware(
             self.registry,
             description,
@@ -227,8 +226,7 @@ class Services(KnowledgeBase):
     @contextmanager
     def local_reader(self) -> Iterator[LocalReader]:
         """Reads and embeds in this process, with a parser process within the limits of the
-        settings.
-        """
+        settings."""
         limits = self._parse_limits
         with ParserProcess(limits, children=READS_AT_ONCE) as parser:
             yield LocalReader(self.embedder, self.tagger, parser.parse_bytes, limits.document)
@@ -263,8 +261,7 @@ class Services(KnowledgeBase):
         anew: bool = False,
     ) -> Worker:
         """A worker on the queue of documents. `on_vectors` gets the scopes that have new vectors;
-        `anew` also reads built-in documents whose readings ship.
-        """
+        `anew` also reads built-in documents whose readings ship."""
         parts = WorkerParts(
             self.catalog,
             self.blobs,
@@ -279,8 +276,7 @@ class Services(KnowledgeBase):
     def load_builtin(self, specs: int | None = None) -> BuiltinReport:
         """Queue the built-in documents that changed, and bring built-in skills up to date. A worker
         reads the queued documents. Knowledge that a newer Kernlore has loaded into the same catalog
-        stays. `specs` as in `ingestion.builtin`.
-        """
+        stays. `specs` as in `ingestion.builtin`."""
         newer = loaded_by_newer(self.catalog, product_version())
         if newer is not None:
             log.warning("the built-in knowledge of a newer Kernlore stays", version=newer)
@@ -296,8 +292,7 @@ class Services(KnowledgeBase):
 
     def finish_deletions(self) -> None:
         """Remove files of deleted documents, including deletions that a killed process left
-        unfinished, and facts of documents that an older Kernlore deleted without them.
-        """
+        unfinished, and facts of documents that an older Kernlore deleted without them."""
         remove_orphan_facts(self.catalog)
         try:
             erase_deleted(self.catalog, self.blobs)
@@ -311,8 +306,7 @@ class Readiness:
     is found by words and by vectors; `ready` once every upload is too. `index` is exact, chroma,
     starting, or the reason why the index is missing. `catalog` is current; newer, once a newer
     Kernlore has migrated it and this one may still write; or too_new, if it may not. `note` names
-    the conditions that the service waits for.
-    """
+    the conditions that the service waits for."""
 
     ready: bool
     knowledge_loaded: bool
@@ -331,8 +325,7 @@ class Readiness:
 
 class Follower:
     """A thread that publishes changes of the catalog before a request needs them, between `start`
-    and `stop`.
-    """
+    and `stop`."""
 
     def __init__(
         self, services: Services, on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
@@ -345,8 +338,7 @@ class Follower:
 
     def start(self) -> None:
         """Start the thread. Matrix products of this process use one thread from then on: idle BLAS
-        threads spin, which takes processor time from other requests.
-        """
+        threads spin, which takes processor time from other requests."""
         threadpool_limits(1, user_api="blas")
         limit_arenas()
         self._thread.start()
@@ -375,8 +367,7 @@ class Follower:
 
 class Background:
     """The service's own threads: one loads the built-in knowledge and reads uploads, one opens
-    Chroma where the store has one; and a `Follower`.
-    """
+    Chroma where the store has one; and a `Follower`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -479,8 +470,7 @@ class Background:
 
     def _load_builtin(self) -> bool:
         """Queue the built-in documents that have changed; return whether that succeeded. While the
-        store of files is away, knowledge of an earlier start is used.
-        """
+        store of files is away, knowledge of an earlier start is used."""
         services = self._services
         try:
             services.load_builtin(self._specs)
@@ -511,8 +501,7 @@ class Background:
 
     def _open_chroma(self) -> None:
         """Open Chroma: at once if it is on a server, otherwise when the store is too large for
-        exact search.
-        """
+        exact search."""
         services = self._services
         settings = services.settings
         while not settings.chroma_url and services.vectors()[0] <= EXACT_UP_TO:
@@ -544,8 +533,7 @@ def open_services(settings: Settings) -> Services:
 
 class StoreWatch:
     """A thread that checks the stores on servers between `start` and `stop`, and catches up once
-    they answer again. A service whose stores are all in its data directory does not need it.
-    """
+    they answer again. A service whose stores are all in its data directory does not need it."""
 
     def __init__(
         self,
@@ -555,8 +543,7 @@ class StoreWatch:
         near: Callable[[], NearIndex | None],
     ) -> None:
         """`load_builtin` loads the built-in knowledge and returns whether that succeeded; `near`
-        returns the vector index once it uses Chroma on a server.
-        """
+        returns the vector index once it uses Chroma on a server."""
         self._blobs = blobs
         self._load_builtin = load_builtin
         self._finish_deletions = finish_deletions

@@ -87,8 +87,7 @@ def check_text(text: str, what: str = "the text") -> str:
 def meant_field(model: type[Any], loc: Sequence[Any]) -> str:
     """The path of the field that an unknown one was probably meant to be, or "". `loc` is
     pydantic's path to the unknown field. A field of the same name in a nested object comes first,
-    then the nearest name in the same object.
-    """
+    then the nearest name in the same object."""
     wrong = str(loc[-1])[:80]
     owners = [model]
     for part in loc[:-1]:

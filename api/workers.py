@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from api.http.callers import CLIENT_HEADER
-from kb.errors import InvalidRequest
+from api.http.authorisation import CLIENT_HEADER, WORKER_PATHS
+from api.http.errors import respond
+from kb.errors import InvalidRequest, Unavailable
 from kb.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 SOCKET = "service.sock"
-PATHS = ("/retrieve",)  # answered by workers
 RESTART_SECONDS = 1.0  # between the end of a worker and its restart
+ORPHAN_SECONDS = 1.0  # for the answers of a worker whose service was killed
 log = structlog.get_logger(__name__)
 
 
@@ -75,8 +77,7 @@ class Workers:
 
     def start(self, complete: Callable[[], bool]) -> None:
         """Start the workers in the background, once `complete` returns true: the service answers
-        with all its knowledge.
-        """
+        with all its knowledge."""
         self._complete = complete
         for thread in self._threads:
             thread.start()
@@ -99,8 +100,9 @@ class Workers:
             )
             assert process.stdin is not None
             # The worker reads the pipe to its end, which is the end of the service.
-            process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # a worker that was killed at its start
+                process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+                process.stdin.flush()
             while process.poll() is None and not self._stop.wait(0.1):
                 pass
             if self._stop.is_set():
@@ -109,6 +111,11 @@ class Workers:
                 return
             log.error("a worker has ended and is restarted", status=process.returncode)
             self._stop.wait(RESTART_SECONDS)
+
+
+_SERVICE_GONE = Unavailable(
+    "the service has ended or is being restarted", hint="Send the request again in a second."
+)
 
 
 class Forward:
@@ -142,7 +149,11 @@ class Forward:
         request = self._client.build_request(
             scope["method"], url, headers=headers, content=body() if has_body else None
         )
-        answer = await self._client.send(request, stream=True)
+        try:
+            answer = await self._client.send(request, stream=True)
+        except httpx.TransportError:
+            await respond(_SERVICE_GONE, {"Retry-After": "1"})(scope, receive, send)
+            return
         try:
             raw = [(n.lower(), v) for n, v in answer.headers.raw if n.lower() != b"connection"]
             start = {"type": "http.response.start", "status": answer.status_code, "headers": raw}
@@ -161,13 +172,13 @@ def _raw_path(scope: Scope) -> bytes:
 
 
 class OwnPaths:
-    """The application of a worker: `own` for `PATHS`, `others` for the rest."""
+    """The application of a worker: `own` for `WORKER_PATHS`, `others` for the rest."""
 
     def __init__(self, own: ASGIApp, others: ASGIApp) -> None:
         self._own, self._others = own, others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        own = scope["type"] != "http" or scope["path"] in PATHS
+        own = scope["type"] != "http" or scope["path"] in WORKER_PATHS
         await (self._own if own else self._others)(scope, receive, send)
 
 
@@ -220,12 +231,14 @@ def configure_logs(level: str) -> None:
 
 
 def _main(descriptor: int) -> None:
+    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    servers: list[Any] = []  # the imports below take seconds on a busy machine
+    threading.Thread(target=_end_with_the_service, args=(servers,), daemon=True).start()
     import uvicorn
 
     from api.app import create_app
     from api.http.bodies import BodyDeadline
 
-    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     configure_logs(settings.log_level)
     listening = socket.socket(fileno=descriptor)
     others = BodyDeadline(Forward(settings), settings.body_seconds)
@@ -234,15 +247,20 @@ def _main(descriptor: int) -> None:
         app, log_config=None, access_log=False, timeout_graceful_shutdown=10, lifespan="on"
     )
     server = uvicorn.Server(config)
+    servers.append(server)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends its workers
-    threading.Thread(target=_end_with_the_service, args=(server,), daemon=True).start()
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
 
 
-def _end_with_the_service(server: Any) -> None:
+def _end_with_the_service(servers: list[Any]) -> None:
+    """End with a service that was killed, at the latest ORPHAN_SECONDS after it or the imports of
+    this module: the next service needs the port on which this process listens."""
     sys.stdin.buffer.read()
-    server.should_exit = True
+    for server in servers:
+        server.should_exit = True
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-GONE_SECONDS = 5.0  # for everything that a killed process had started
+GONE_SECONDS = 20.0  # for everything that a killed process had started, on a busy machine
 
 
 def take_orphans() -> None:

@@ -19,6 +19,7 @@ from ingestion.findings.scopes import template_languages
 from ingestion.formats import parse
 from ingestion.passages import split_sections
 from ingestion.symbols.cards import cards_of
+from kb.catalog.knowledge.samples import is_shipped_sample
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
 from retrieval.diagnose.signatures import load_signatures
@@ -94,7 +95,7 @@ def read_documents(manuals: Path, specs: Mapping[str, HardwareSpec]) -> list[Doc
             Document(
                 tuple(upload.hardware),
                 frozenset(card.name for card in cards),
-                str(upload.source_key).startswith("builtin/samples/"),
+                is_shipped_sample(str(upload.source_key)),
             )
         )
     return documents
@@ -182,7 +183,7 @@ def _kernels(samples: Sequence[ShippedSample]) -> Iterator[str]:
         "",
         f"{len(samples)} files under `hw_manuals/samples`, {right} of them right on a device. An"
         " empty cell was not checked; runs on a stand-in for a device are recorded in"
-        " `samples.toml` and do not count here. `kernlore knowledge samples --check` compiles them"
+        " `samples.toml` and do not count here. `kernlore knowledge check` compiles them"
         " again with the installed tools. The roof is the share of the peak that bounds the kernel,"
         " the last figure its speed as a share of a library's.",
         "",

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-ElementKind = Literal["title", "text", "list", "table", "code", "caption"]
+ElementKind = Literal["title", "text", "list", "table", "code", "caption", "figure"]
 
 
 @dataclass(frozen=True)
 class Box:
     """The rectangle of an element on a page: PDF points (1/72 inch), origin at the top left of the
-    page. All four coordinates are 0 on slides and sheets, which have no layout.
-    """
+    page. All four coordinates are 0 on slides and sheets, which have no layout. `confidence` (0 to
+    1) is the least of the lines that OCR read in it, None for a text layer."""
 
     page_index: int
     page_label: str | None
@@ -38,6 +38,7 @@ class Box:
     y0: float
     x1: float
     y1: float
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,7 @@ def _one_line(text: str) -> str:
 
 def table_element(table: Table, source: str | None = None) -> Element | None:
     """The element of a table, or None for one without cells. `source` is the table as written in
-    the document, if a person can read that form.
-    """
+    the document, if a person can read that form."""
     if not table.header and not table.rows:
         return None
     if source is None:
@@ -188,7 +188,6 @@ _PLACEHOLDER = re.compile(
 
 def metadata_title(metadata: str | None) -> str | None:
     """The title in a file's metadata; None for a file name ("x.docx", "Microsoft Word - x") or a
-    placeholder that a program wrote, such as "untitled" or reportlab's "(anonymous)".
-    """
+    placeholder that a program wrote, such as "untitled" or reportlab's "(anonymous)"."""
     title = _one_line(metadata or "")
     return title if title and not _PLACEHOLDER.search(title) else None

@@ -22,6 +22,7 @@ from kb.hardware.lineage import folded_name as spelled
 from kb.hardware.schema import parse_hardware, with_defaults
 from kb.hardware.spec import HardwareSpec, is_shipped
 from kb.plain import Doc, plain
+from kb.validity import Validity
 
 REMARKED = 6  # accepted facts that a job names
 FactStatus = Literal["accepted", "proposed", "rejected"]
@@ -104,6 +105,7 @@ class ShownFact:
     page_label: str | None
     cell: Annotated[Mapping[str, Any] | None, Doc("Its place in a table of the document.")]
     actor: str | None
+    validity: Annotated[tuple[Validity, ...], Doc("With what it was read or measured, and when.")]
 
 
 @dataclass(frozen=True)
@@ -275,8 +277,7 @@ def facts_of(
     document: Annotated[Name | None, Doc("The id of a document, or part of its title.")] = None,
 ) -> Facts:
     """`conflicts` lists disagreements of sources about this hardware. `other_kinds` lists further
-    values of an effective fact, such as a measured bandwidth next to the datasheet's.
-    """
+    values of an effective fact, such as a measured bandwidth next to the datasheet's."""
     where = FactFilterBody(key, subject, subject_kind, document)
     hardware = registry.resolve(hardware_id)
     own = [fact for fact in registry.facts(hardware) if where.holds(fact)]
@@ -352,8 +353,7 @@ def outdated_counts(registry: HardwareRegistry) -> dict[str, int]:
 
 def open_questions(registry: HardwareRegistry) -> list[tuple[str, int, int]]:
     """Of each hardware with facts: its id, how many wait for a decision, and about how many the
-    sources disagree.
-    """
+    sources disagree."""
     known = registry.all()
     return [
         (hardware, sum(fact.status == "proposed" for fact in stated), len(_conflicts(stated)))
@@ -415,8 +415,7 @@ def decide_facts(
     actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
 ) -> DecidedFacts:
     """`left` lists facts that were not accepted, with the reason: the subject is unclear, or a
-    filter chose facts that state different values for one key.
-    """
+    filter chose facts that state different values for one key."""
     if (ids is None) == (where is None):
         raise InvalidRequest(
             "give either ids or a filter",
@@ -478,7 +477,7 @@ def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> di
 
 def _fact(fact: Fact, hardware: str) -> ShownFact:
     inherited = fact.hardware_id != hardware
-    return ShownFact(**vars(fact), value=fact.value, inherited=inherited)
+    return ShownFact(**vars(fact), value=fact.value, inherited=inherited, validity=fact.validity)
 
 
 def _conflicts(facts: Sequence[Fact]) -> list[FactConflict]:

@@ -27,7 +27,7 @@ _REFERENCE = re.compile(r"\{([\w-]+)\}")
 _TAG = re.compile(r"\b(tag|end)::([\w.-]+)\[\]")
 _INPUT = re.compile(
     r"\\(?P<command>input|include|subfile|(?:sub)?import\*?|lstinputlisting|verbatiminput"
-    r"|usepackage)\b\s*(?P<options>\[[^\]\n]*\])?\s*\{(?P<first>[^{}\n#\\]*)\}"
+    r"|usepackage)\b\s*+(?P<options>\[[^\]\n]*\])?\s*+\{(?P<first>[^{}\n#\\]*)\}"
     r"(?:(?<=\})\s*\{(?P<second>[^{}\n#\\]*)\})?"
 )
 _DEFINITION = re.compile(
@@ -40,8 +40,7 @@ _DEFINITION = re.compile(
 class JoinedUpload:
     """The files of an upload with the text of those that they include. `texts` are the files that
     include others, `part_of` the files that are included whole, with the file that has their text,
-    `errors` files that cannot be joined.
-    """
+    `errors` files that cannot be joined."""
 
     texts: dict[str, bytes] = field(default_factory=dict)
     part_of: dict[str, str] = field(default_factory=dict)
@@ -58,8 +57,7 @@ def join_includes(
     names: Collection[str], read: Callable[[str], bytes], most_bytes: int = MAX_BYTES
 ) -> JoinedUpload:
     """Join the files of an upload. `read` returns the bytes of one of them; a joined file may have
-    `most_bytes`.
-    """
+    `most_bytes`."""
     upload = JoinedUpload()
     joinable = [name for name in names if extension_format(name) in _JOINED]
     if not joinable or len(names) < 2:

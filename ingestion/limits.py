@@ -32,8 +32,7 @@ _DAMAGED = (
 @dataclass(frozen=True)
 class DocumentLimits:
     """What one document may become: `unpacked_bytes` of its archive, `parts` (elements and table
-    cells), `passages` (and as many sections), and `seconds` for cutting it into passages.
-    """
+    cells), `passages` (and as many sections), and `seconds` for cutting it into passages."""
 
     unpacked_bytes: int = 256 * MIB
     parts: int = 1_000_000
@@ -56,8 +55,7 @@ class DocumentLimits:
 
     def check_archive(self, data: bytes) -> None:
         """Refuse a zip archive (DOCX, XLSX, PPTX, EPUB, ODT) that unpacks to more bytes. The
-        members are unpacked, because the sizes in the archive may be wrong, but not stored.
-        """
+        members are unpacked, because the sizes in the archive may be wrong, but not stored."""
         if not data.startswith(b"PK\x03\x04"):
             return
         try:
@@ -130,8 +128,7 @@ class ReadClock:
 
 def _unpacked(archive: zipfile.ZipFile, limit: int) -> int:
     """The bytes of all members, counted up to a little more than `limit`. Damaged and encrypted
-    members end where they cannot be read.
-    """
+    members end where they cannot be read."""
     size = 0
     for entry in archive.infolist():
         entry.file_size = limit + 1  # else reading ends at the stated size

@@ -47,8 +47,7 @@ class PageImages:
 
     def page(self, data: bytes, sha256: str, index: int) -> PageImage:
         """The page with this index, counted from 0. `sha256` is that of the file. Raises NotFound
-        for a page that the file does not have, and ParseFailed where it cannot be drawn.
-        """
+        for a page that the file does not have, and ParseFailed where it cannot be drawn."""
         key = (sha256, index)
         with self._changing:
             if key in self._images:

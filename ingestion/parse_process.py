@@ -75,8 +75,7 @@ def memory_is_enforced() -> bool:
 class ParserProcess:
     """Parser children, started when needed and reused. Any thread may call `parse`; `children`
     documents are read at a time. `entry` names the parser, a function of (bytes, name, limits of a
-    document), as "module:function".
-    """
+    document), as "module:function"."""
 
     def __init__(
         self, limits: ParseLimits | None = None, *, entry: str = DEFAULT_ENTRY, children: int = 1
@@ -338,8 +337,7 @@ def _private_pipes() -> tuple[Any, Any]:
 
 def _leave_with_parent(requests: Any, folder: Path) -> None:
     """Kill this process group as soon as the parent closes its end of the pipe or is killed: the
-    document may take minutes more.
-    """
+    document may take minutes more."""
     pipe = select.poll()
     pipe.register(requests, 0)  # only the end of the pipe is reported
     pipe.poll()

@@ -64,8 +64,7 @@ class ParsedSection:
 
 def split_sections(elements: Sequence[Element]) -> list[ParsedSection]:
     """Group elements under their headings. A heading without elements is a section too: it is a
-    part of the tree.
-    """
+    part of the tree."""
     sections: list[ParsedSection] = []
     enclosing: list[int] = []  # indices of the sections above, outermost first
     heading: Element | None = None
@@ -166,8 +165,7 @@ def _cut_table(
 
 def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
     """Cut at sentence ends (with `by_line`, at line ends), and at lines or words if a sentence is
-    too long. The pieces contain every character of the text but the white space between them.
-    """
+    too long. The pieces contain every character of the text but the white space between them."""
     separators = (_LINE_END, _WORD_END) if by_line else (_SENTENCE_END, _LINE_END, _WORD_END)
     atoms = list(_atoms(text, limit, separators))
     pieces: list[str] = []
@@ -263,8 +261,7 @@ def _shorten(text: str, count_tokens: CountTokens, budget: int) -> str:
 
 def cut_to_window(text: str, count_tokens: CountTokens, window: int) -> list[str]:
     """The text in parts within the window of the embedder: for corrections by a person, and for
-    passages that were cut for a model with a larger window.
-    """
+    passages that were cut for a model with a larger window."""
     whole = PassageDraft(0, "text", text)
     return [part.text for part in _fit(whole, count_tokens, window)]
 
@@ -300,8 +297,7 @@ class CutLine:
 
 def bounded(elements: Sequence[Element]) -> tuple[tuple[Element, ...], tuple[CutLine, ...]]:
     """The elements with lines and table rows of at most LINE_CHARS characters, and the lines that
-    were cut, so that the document is `partial` and its report names them.
-    """
+    were cut, so that the document is `partial` and its report names them."""
     cutter = _LineCutter()
     return tuple(map(cutter.element, elements)), tuple(cutter.cut)
 

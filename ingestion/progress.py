@@ -84,10 +84,10 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class DocumentJob:
-    """The progress of reading a document. `stage` is None unless the job is running. Of `passages`,
+    """The progress of reading a document, or of a check of the knowledge with a new version of a
+    tool (`kind` is `check`). `stage` is None unless a document is being read. Of `passages`,
     None until the document is read, `passages_done` have a vector. `seconds` is the running time so
-    far. `progress` and `result` count the contents read from the document.
-    """
+    far. `progress` and `result` count the contents read from the document."""
 
     id: str
     kind: str
@@ -95,6 +95,7 @@ class DocumentJob:
     stage: Stage | None
     document_id: str | None
     document: JobDocument | None
+    title: str
     group: str | None
     passages_done: int
     passages: int | None
@@ -119,8 +120,7 @@ class DocumentJob:
 class JobCounts:
     """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
     that are embedding, their known passages, and those with a vector. `seconds_left` is estimated
-    from the work of the last ten minutes; None while nothing is left or known.
-    """
+    from the work of the last ten minutes; None while nothing is left or known."""
 
     queued: int = 0
     running: int = 0
@@ -160,8 +160,7 @@ def list_jobs(
 ) -> JobPage:
     """`counts` are of all jobs of the hardware, group and origin, independent of the other filters:
     one request shows the progress of an upload. `cursor` asks for the next page, and is null on the
-    last.
-    """
+    last."""
     if not 1 <= limit <= MAX_LIMIT:
         raise InvalidRequest(f"a limit of {limit}", hint=f"Ask for 1 to {MAX_LIMIT:,} jobs.")
     for name in state or ():
@@ -212,8 +211,7 @@ def decide_version(
     ],
 ) -> DocumentJob:
     """For a job that failed with `unrelated_version`; 409 for others. The answer is the job that
-    is queued, or the discarded one.
-    """
+    is queued, or the discarded one."""
     jobs, access = parts.jobs, parts.access
     job = jobs.get(job_id, access_scope=access)
     if job.state != "failed" or (job.error or {}).get("code") != UnrelatedVersion.code:
@@ -264,7 +262,7 @@ def _counts(connection: Connection, about: Sequence[sa.ColumnElement[bool]]) -> 
             sa.func.sum(t.work.c.passages_done),
             sa.func.coalesce(sa.func.sum(t.work.c.passages), 0),
         )
-        .where(*about)
+        .where(*about, t.work.c.kind == KIND)
         .group_by(t.work.c.state)
     ).all()
     counts = JobCounts(
@@ -336,15 +334,17 @@ def _with_document(
     job: Job, documents: Mapping[str, JobDocument], ahead: Mapping[str, int]
 ) -> DocumentJob:
     stage: Stage | None = None
-    if job.state == "running":
+    if job.state == "running" and job.kind == KIND:
         stage = "reading" if job.passages is None else "embedding"
+    document = documents.get(job.subject_id or "")
     return DocumentJob(
         id=job.id,
         kind=job.kind,
         state=cast(JobState, job.state),  # jobs of documents have no other
         stage=stage,
         document_id=job.subject_id,
-        document=documents.get(job.subject_id or ""),
+        document=document,
+        title=document.title if document else str(job.payload.get("title", "")),
         group=job.group_id,
         passages_done=job.passages_done,
         passages=job.passages,

@@ -52,7 +52,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
-PIPELINE = 12
+PIPELINE = 13
 # The prose of passages of a reference page, in per mille: it halves their rank among passages that
 # answer a question (retrieval/search/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300
@@ -60,7 +60,7 @@ MAX_HEADINGS = 40  # without a card, in a report
 MAX_ROWS = 50  # of data sheets that were not read, in a report
 _PARSERS = (
     *("beautifulsoup4", "docutils", "lxml", "markdown-it-py", "pdfplumber", "pypdfium2"),
-    *("python-docx", "unstructured"),
+    *("python-docx", "rapidocr", "unstructured"),
 )
 _FUNCTION_WORD = re.compile(
     r"\b(?:the|a|an|of|to|in|is|are|for|and|that|this|with|on|be|it|by|as|or|from|can|not)\b",
@@ -71,8 +71,7 @@ _FUNCTION_WORD = re.compile(
 @dataclass(frozen=True)
 class DocumentFile:
     """A file to read. `hardware` are the ids that it is about, empty for no hardware in particular,
-    `languages` those that its sender named. Facts are read only `with_facts`.
-    """
+    `languages` those that its sender named. Facts are read only `with_facts`."""
 
     data: bytes
     name: str
@@ -85,8 +84,7 @@ class DocumentFile:
 class ReadDocument:
     """Everything in one document: `content` becomes searchable, facts and recipes are proposed to
     a person. `samples_left_out` are code samples without a recipe, `front_matter` has the checks of
-    built-in kernels. `complete` is False if a part of the file was not read, or a line was cut.
-    """
+    built-in kernels. `complete` is False if a part of the file was not read, or a line was cut."""
 
     content: VersionContent
     facts: tuple[ProposedFact, ...]
@@ -173,8 +171,7 @@ def read_document(
 ) -> ReadDocument:
     """The content of a parsed document; `embedder` only counts tokens. Raises InvalidKnowledge if
     the front matter has a move that cannot be used, and ParseFailed for a document that is larger
-    than `limits`.
-    """
+    than `limits`."""
     limits = limits or DocumentLimits()
     front = parsed.front_matter
     elements, cut = bounded(parsed.elements)
@@ -249,8 +246,7 @@ def _without_recipe(
 
 def lost_sections(sections: Sequence[ParsedSection], passages: Sequence[PassageDraft]) -> list[str]:
     """Headings of sections with text that is in no passage. Empty unless Kernlore has a defect, but
-    a document that is read in part must not be `ready`.
-    """
+    a document that is read in part must not be `ready`."""
     texts: dict[int, list[str]] = {}
     for passage in passages:
         texts.setdefault(passage.section, []).append(words_of(passage.text))

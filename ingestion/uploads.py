@@ -62,8 +62,7 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 class FileUpload:
     """One file with its description. Empty `hardware` means no hardware in particular. Stored as a
     `DocumentSource`: names resolved, the bytes in the blob store. The jobs of a `group` of uploads
-    can be listed together. `replace` confirms that an unrelated text may be replaced.
-    """
+    can be listed together. `replace` confirms that an unrelated text may be replaced."""
 
     name: str
     data: bytes
@@ -81,8 +80,7 @@ class FileUpload:
 @dataclass(frozen=True)
 class Submitted:
     """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
-    duplicate_of, included: the text is in the document of the file that includes it).
-    """
+    duplicate_of, included: the text is in the document of the file that includes it)."""
 
     document_id: DocumentId
     job_id: JobId | None
@@ -112,8 +110,7 @@ def safe_name(name: str) -> str:
 
 class Uploads:
     """Accepts files into the catalog. `pipeline` is the fingerprint of the pipeline that will read
-    them.
-    """
+    them."""
 
     def __init__(
         self,
@@ -133,8 +130,7 @@ class Uploads:
 
     def check_size(self, name: str, size: int) -> None:
         """Raise PayloadTooLarge for a file of more than KERNLORE_MAX_FILE_BYTES bytes. `submit`
-        checks it too; call this before the bytes are in memory, if their size is known.
-        """
+        checks it too; call this before the bytes are in memory, if their size is known."""
         if size > self._max_bytes:
             raise self.too_large(name)
 
@@ -149,8 +145,7 @@ class Uploads:
     def submit(self, upload: FileUpload) -> Submitted:
         """Store one file and queue its reading. Raises PayloadTooLarge, UnsupportedFormat,
         ParseFailed (an empty or damaged file), UnknownHardware, and InvalidRequest for a bad name,
-        category or language.
-        """
+        category or language."""
         name = safe_name(upload.name)
         self.check_size(name, len(upload.data))
         kind = detect(upload.data, name)  # refuses empty files and unreadable bytes
@@ -214,8 +209,7 @@ class Uploads:
 
     def known_builtin(self) -> dict[tuple[str, str], DocumentId]:
         """The built-in documents whose newest version is of the current pipeline, by source key and
-        SHA-256, in one query for each start.
-        """
+        SHA-256, in one query for each start."""
         with self._catalog.read() as connection:
             newest = newest_builtin(connection)
         return {
@@ -228,8 +222,7 @@ class Uploads:
         self, known: Mapping[tuple[str, str], DocumentId], source_key: str, data: bytes
     ) -> DocumentId | None:
         """The document of `known_builtin` with these bytes; its file is stored again if it was
-        lost.
-        """
+        lost."""
         document_id = known.get((source_key, sha256(data)))
         if document_id is not None and self._blobs.is_local:
             self._blobs.put(data)
@@ -237,8 +230,7 @@ class Uploads:
 
     def _store_blob(self, upload: FileUpload) -> str:
         """Store the bytes; returns their key. Built-in documents come with each start and command,
-        so known ones are not sent to a store on a server again.
-        """
+        so known ones are not sent to a store on a server again."""
         key = sha256(upload.data)
         if upload.origin == BUILTIN and not self._blobs.is_local:
             with self._catalog.read() as connection:
@@ -248,8 +240,7 @@ class Uploads:
 
     def _pipeline_for(self, hardware: Sequence[str], kind: Format | None = None) -> str:
         """The pipeline with the languages of the chips' toolchains, in which names and kernels are
-        read, and the version of a format's reader, if it came after the pipeline.
-        """
+        read, and the version of a format's reader, if it came after the pipeline."""
         languages = template_languages(hardware, self._registry.all())
         version = [f"{kind.value} {_READERS[kind]}"] if kind in _READERS else []
         return "+".join((self._pipeline, *sorted(languages), *version))
@@ -257,8 +248,7 @@ class Uploads:
     @staticmethod
     def _source_key(upload: FileUpload, name: str, category: str, hardware: Sequence[str]) -> str:
         """The caller's key, else the name within its scope: equal names for two chips are two
-        documents.
-        """
+        documents."""
         key = (upload.source_key or "").strip()[:500]
         key = key or f"{'+'.join(hardware) or category}/{name}"
         if upload.origin != BUILTIN and is_builtin_key(key):
@@ -290,8 +280,7 @@ class Uploads:
 
 def is_builtin_key(key: str) -> bool:
     """Whether a source key is that of a built-in document, also if it is written with other case,
-    separators, invisible characters or detours (`./`, `a/../`).
-    """
+    separators, invisible characters or detours (`./`, `a/../`)."""
     text = unicodedata.normalize("NFKC", key).casefold().replace("\\", "/")
     text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf"))
     parts = posixpath.normpath(f"/{text}").strip("/").split("/")
@@ -339,8 +328,7 @@ def archived_files(
 ) -> Iterator[tuple[str, bytes]]:
     """The files of a ZIP archive with their paths in it, without hidden files and caches. `limits`
     are files, bytes of one, and bytes of all. Raises PayloadTooLarge, and ParseFailed for a
-    damaged or encrypted archive.
-    """
+    damaged or encrypted archive."""
     most_files, most_bytes, left = limits
     try:
         with ZipFile(archive) as opened:
@@ -370,8 +358,7 @@ def archived_files(
 
 def join_upload(files: Mapping[str, BinaryIO], most_bytes: int) -> JoinedUpload:
     """The files of an upload that include each other: those sent as they are, and those of each
-    archive. A damaged archive has none; `archived_files` refuses it.
-    """
+    archive. A damaged archive has none; `archived_files` refuses it."""
     whole = {name: file for name, file in files.items() if not is_archive(file, name)}
 
     def sent(name: str) -> bytes:
@@ -400,8 +387,7 @@ def _join_archived(archive: BinaryIO, most_bytes: int) -> JoinedUpload:
 
 def is_archive(file: BinaryIO, name: str) -> bool:
     """Whether a file is a ZIP archive of documents. Office documents are archives of other parts,
-    under another name.
-    """
+    under another name."""
     if not name.lower().endswith(".zip"):
         return False
     start = file.read(4)
@@ -424,8 +410,7 @@ class LocalFile:
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
     """The files of paths and folders in a stable order, without hidden files, caches and links that
-    lead out of their folder. Raises InvalidRequest for a path that does not exist.
-    """
+    lead out of their folder. Raises InvalidRequest for a path that does not exist."""
     for path in paths:
         if path.is_file():
             yield LocalFile(path, path.name)
@@ -460,21 +445,16 @@ def _leads_out(file: Path, folder: Path) -> bool:
 
 
 def read_again(
-    uploads: Uploads,
-    documents: Documents,
-    blobs: Blobs,
-    hardware: str,
-    access_scope: AccessScope = ALL_ACCESS,
+    uploads: Uploads, documents: Documents, blobs: Blobs, hardware: str
 ) -> list[Submitted]:
     """Queue the uploaded documents about exactly this hardware that would be read differently now:
-    names and kernels are read in the languages of its toolchains.
-    """
+    names and kernels are read in the languages of its toolchains."""
     queued = []
-    for document in documents.find(hardware=hardware, access_scope=access_scope):
+    for document in documents.find(hardware=hardware):
         if document.origin == BUILTIN:  # read again with each start of the service
             continue
-        newest = documents.versions(document.id, access_scope=access_scope)[0]
-        again = _again(document, newest, blobs, access_scope)
+        newest = documents.versions(document.id)[0]
+        again = _again(document, newest, blobs, ALL_ACCESS)
         submitted = uploads.submit(replace(again, title=document.title))
         if submitted.job_id is not None:
             queued.append(submitted)
@@ -490,8 +470,7 @@ def restore_version(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> Submitted:
     """Read the file of an earlier version again, as the newest version of its document. Raises
-    NotFound.
-    """
+    NotFound."""
     document = documents.get(document_id, access_scope=access_scope)
     for stored in documents.versions(document_id, access_scope=access_scope):
         if stored.number == version:
@@ -513,8 +492,7 @@ def keep_separate(
     group: str | None = None,
 ) -> Submitted:
     """Make a version that was not stored, because its text is unrelated to the document's, a
-    document of its own.
-    """
+    separate document."""
     document = documents.get(document_id, access_scope=access_scope)
     versions = documents.versions(document_id, access_scope=access_scope)
     stored = next(v for v in versions if v.id == version_id)

@@ -45,7 +45,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.facts import Fact, outdated_facts, withdraw_proposals
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, JobState, Turn, checkpoint_of
-from kb.catalog.knowledge import corrections, embeddings, likeness, versions
+from kb.catalog.knowledge import corrections, documents, embeddings, versions
 from kb.catalog.knowledge.embeddings import MissingText, Pending
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.samples import replace_document_recipes, replace_version_samples
@@ -62,6 +62,7 @@ from kb.data_dir import (
     remove_dead_marks,
 )
 from kb.errors import Conflict, KernloreError, StoreAway, StoreFull
+from kb.hardware.lineage import chips_named
 from kb.ids import new_id
 from kb.workers import keep_lease
 
@@ -98,8 +99,7 @@ class _SlowRead:
 @dataclass(frozen=True)
 class WorkerParts:
     """The stores of a worker, its reader and the fingerprint of the reader's embedding model.
-    Built-in documents that are in `shipped` are not read.
-    """
+    Built-in documents that are in `shipped` are not read."""
 
     catalog: Catalog
     blobs: Blobs
@@ -113,8 +113,7 @@ class WorkerParts:
 class Worker:
     """Reads and embeds documents in one process. `lease_seconds` is how long a job stays claimed
     without a sign of life; `on_vectors` is called with the hardware scopes that got new vectors, so
-    that the service can refresh its index.
-    """
+    that the service can refresh its index."""
 
     def __init__(
         self,
@@ -178,8 +177,7 @@ class Worker:
     def read_all(self, stop: threading.Event, until_upload: bool = False) -> None:
         """Read all queued documents without embedding them: a starting service answers by words
         first. With `until_upload` it returns once an upload of a person is read, which should not
-        wait for its vectors until all built-in documents are read.
-        """
+        wait for its vectors until all built-in documents are read."""
         with self.alive():
             self._expire()
             while not stop.is_set() and has_room_to_read(self._data_dir):
@@ -190,24 +188,21 @@ class Worker:
 
     def hand_back(self) -> None:
         """Queue again the documents that were read here and have no vectors yet, so that another
-        process embeds them.
-        """
+        process embeds them."""
         self._finish_embedded()
         self.release()
         self._stop_waiting(list(self._waiting.values()))
 
     def release(self) -> None:
         """Queue again all jobs of this worker. If it works in another thread, the results of its
-        current step are discarded.
-        """
+        current step are discarded."""
         self._released.set()
         self._parts.jobs.give_back(self._owner)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
         """Show that this worker is alive, and renew its leases in a thread, however long a step
-        takes. A caller that pauses between two methods has to be inside it too.
-        """
+        takes. A caller that pauses between two methods has to be inside it too."""
         if self._alive:
             yield
             return
@@ -270,8 +265,7 @@ class Worker:
 
     def _read_queued(self, seconds: float = READ_SECONDS, *, uploads_alone: bool = False) -> bool:
         """Read for so long, at least one document; False if there was none. With `uploads_alone`
-        no built-in document is read while an upload waits for its vectors.
-        """
+        no built-in document is read while an upload waits for its vectors."""
         deadline = time.monotonic() + seconds
         worked = False
         while self._may_read() and (not worked or time.monotonic() < deadline):
@@ -326,7 +320,7 @@ class Worker:
                 version.file_name,
                 tuple(sorted(version.declared["hardware"])),
                 tuple(version.declared["languages"]),
-                with_facts=version.origin != "builtin",  # whose facts are in hardware.toml
+                with_facts=version.origin == "upload",  # built-in facts are in hardware.toml
             )
             specs = parts.registry.all()
             slow = _SlowRead(job, version, _in_thread(lambda: parts.reader.read(file, specs)))
@@ -337,8 +331,7 @@ class Worker:
 
     def _finish_slow(self, seconds: float = SLOW_LOOK_SECONDS) -> bool:
         """Store the slow documents that have been read, waiting for one at most so long; False if
-        none is being read.
-        """
+        none is being read."""
         slow = dict(self._slow)
         if not slow:
             return False
@@ -388,8 +381,7 @@ class Worker:
     @telemetry.traced("job: store")
     def _store(self, job: Job, version: sa.Row[Any], read: ReadDocument) -> Mapping[str, Any]:
         """Make the version current with all that was read in it, and store the progress of the job
-        as its checkpoint, in one transaction. Returns the progress.
-        """
+        as its checkpoint, in one transaction. Returns the progress."""
         with self._parts.catalog.write() as connection:
             progress = store_version(connection, self._parts.registry, job, version, read)
             self._parts.jobs.store_checkpoint(connection, job, self._owner, progress)
@@ -435,8 +427,7 @@ class Worker:
 
     def _give_up(self, error: Exception) -> None:
         """A step failed: fail the waiting jobs. Their documents stay searchable by words, and a
-        retry embeds the rest.
-        """
+        retry embeds the rest."""
         try:
             jobs = list(self._waiting.values())
             self._stop_waiting(jobs)
@@ -559,7 +550,9 @@ def _nothing_read(report: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "code": "parse_failed",
         "message": f"nothing could be read: {'; '.join(reasons[:5]) or 'no text in it'}",
-        "hint": "Scanned pages need OCR first; upload a version with a text layer.",
+        "hint": "Scanned pages need OCR first; upload a version with a text layer."
+        if report["pages_failed"]
+        else "A file without text adds no knowledge: leave it out, or upload what it refers to.",
         "details": dict(report),
     }
 
@@ -583,17 +576,16 @@ def store_version(
     read: ReadDocument,
 ) -> dict[str, Any]:
     """Make a version current with all that was read in it, inside the caller's transaction;
-    returns the progress of its job.
-    """
+    returns the progress of its job."""
     if job.payload.get("title_given"):  # by its sender, so it wins
         read = replace(read, content=replace(read.content, title=None))
     uploaded = version.origin != "builtin"
-    earlier = likeness.earlier_document(connection, version.document_id) if uploaded else None
+    earlier = documents.earlier_document(connection, version.document_id) if uploaded else None
     first = versions.is_first(connection, version.id)  # then there is nothing to replace
     if earlier and not first and not job.payload.get(REPLACE):
         texts = [passage.text for passage in read.content.passages]
         title = read.content.title or version.declared["title"]
-        likeness.check_replacement(connection, earlier, title, texts)
+        documents.check_replacement(connection, earlier, title, texts)
     passages = versions.activate(connection, version.id, read.content)
     current = versions.is_current(connection, version.id)
     proposed = 0
@@ -609,7 +601,9 @@ def store_version(
     if read.kernels or not first:
         kernels = read.kernels if uploaded else with_checks(read.kernels, read.front_matter)
         replace_version_samples(connection, version.id, kernels, current)
-    remarks = likeness.remarks(connection, version.id, earlier) if earlier and current else []
+    remarks = documents.remarks(connection, version.id, earlier) if earlier and current else []
+    if current and uploaded and not proposed:
+        remarks += _about_other_chips(registry, version, read)
     if current and not first:
         remarks += corrections.remarks(corrections.unfit(connection, version.document_id))
         remarks += outdated_remarks(outdated_facts(connection, document_id=version.document_id))
@@ -644,12 +638,31 @@ def _proposals(
     return proposals(read.facts, source, hardware, registry.all(), texts)
 
 
+def _about_other_chips(
+    registry: HardwareRegistry, version: sa.Row[Any], read: ReadDocument
+) -> list[str]:
+    """A remark on a document whose facts are all about other chips than it was uploaded for."""
+    hardware = version.declared["hardware"]
+    if not read.facts or not hardware:
+        return []
+    titles = (read.content.title, version.declared["title"], version.file_name)
+    sections = (" ".join(section.path) for section in read.content.sections)
+    text = "\n".join((*filter(None, titles), *sections))
+    others = sorted(chips_named(text, registry.all()) - set(hardware))
+    named = ", ".join(others[:MAX_NAMED]) or "another chip"
+    own = " and ".join(sorted(hardware))
+    return [
+        f"{len(read.facts)} facts were read and none is proposed for {own}: the text names"
+        f" {named} as their subject. If it is the same chip, upload the file for that id, or make"
+        f" {own} its child (`parent` in hardware.toml), which inherits its facts."
+    ]
+
+
 def _progress(
     read: ReadDocument, remarks: Sequence[str], passages: int, proposed: int
 ) -> dict[str, Any]:
     """The progress of a job whose document was read and has to be embedded: its final state, the
-    counts of the report, and the first rows of its lists.
-    """
+    counts of the report, and the first rows of its lists."""
     report = {**read.content.report, "passages": passages}
     left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
     return {
@@ -688,8 +701,7 @@ def _without_card(names: Sequence[str]) -> list[str]:
 
 class _ShippedDocuments:
     """Stores several of them in a transaction, in which their jobs are taken: a killed process has
-    stored all of these or none. All other queued documents come first.
-    """
+    stored all of these or none. All other queued documents come first."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
@@ -697,8 +709,7 @@ class _ShippedDocuments:
 
     def store_next(self, owner: str, lease_seconds: float) -> Sequence[Job]:
         """Store the next documents; returns their jobs, which belong to the owner now. Empty if
-        other documents come first.
-        """
+        other documents come first."""
         parts = self._parts
         specs = parts.registry.all()  # in another transaction
         with parts.catalog.read() as connection:
@@ -762,8 +773,7 @@ def next_texts(
     catalog: Catalog, jobs: Jobs, model: str, batch: int, owner: str
 ) -> list[MissingText]:
     """A batch of texts without a vector of this model, each once, of the documents whose turn it
-    is. Documents of other workers are theirs to embed.
-    """
+    is. Documents of other workers are theirs to embed."""
     turns = jobs.turns()
     others = jobs.held_by_others(owner)
     with catalog.read() as connection:
@@ -781,8 +791,7 @@ def next_texts(
 @dataclass(frozen=True)
 class PendingDocument:
     """A document with texts to embed. `first` orders documents by age; one that is `behind` waits
-    for all that are not.
-    """
+    for all that are not."""
 
     document_id: str
     share: str
@@ -832,8 +841,7 @@ def _within_share(documents: Sequence[PendingDocument], texts: int) -> dict[str,
 
 class _Idle:
     """Skips looks for work while the catalog is unchanged since a look that found none. A look
-    takes a write transaction and goes over all passages; `unchanged` takes microseconds.
-    """
+    takes a write transaction and goes over all passages; `unchanged` takes microseconds."""
 
     def __init__(self, catalog: Catalog, lease_seconds: float) -> None:
         self._catalog = catalog

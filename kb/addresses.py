@@ -50,8 +50,7 @@ def from_here(host: str) -> str:
 def from_elsewhere(host: str) -> str:
     """The host of a URL with which other machines reach a service that listens on `host`. For a
     service on every address, it is the address that this machine sends from, or its host name
-    without a network.
-    """
+    without a network."""
     if not is_every(host):
         return in_url(host)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -64,8 +63,7 @@ def from_elsewhere(host: str) -> str:
 
 def listed_names(text: str) -> list[str]:
     """The names of a comma-separated list as written in URLs. `*.example.com` matches every
-    subdomain, `*` every name. Raises ValueError for other text, such as a name with a port.
-    """
+    subdomain, `*` every name. Raises ValueError for other text, such as a name with a port."""
     names = [in_url(part.strip().lower()) for part in text.split(",") if part.strip()]
     for name in names:
         if not is_address(name) and not _NAME.fullmatch(name):
@@ -75,8 +73,7 @@ def listed_names(text: str) -> list[str]:
 
 def own_names(host: str) -> list[str]:
     """The names of a service that listens on `host`, as written in URLs; without the numeric
-    addresses of a service that listens on every address.
-    """
+    addresses of a service that listens on every address."""
     if is_loopback(host):
         return [*LOOPBACK, in_url(host)]
     machine = socket.gethostname().lower()

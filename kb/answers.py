@@ -12,7 +12,7 @@ from typing import Any
 from kb.validity import Validity
 
 # Parts of an answer that a request can choose; `citations` are excerpts without their texts.
-_PARTS = "diagnosis excerpts citations skills moves context parts hints uplift"
+_PARTS = "diagnosis facts excerpts citations skills moves context parts hints uplift"
 ANSWER_FIELDS = tuple(_PARTS.split())
 KNOWLEDGE_LOADING = (
     "The built-in knowledge is being loaded, which takes half a minute at the first start: this"
@@ -24,8 +24,7 @@ KNOWLEDGE_LOADING = (
 class SignalFinding:
     """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
     or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
-    that a rule relied on, or of a log line that a signature matched.
-    """
+    that a rule relied on, or of a log line that a signature matched."""
 
     id: str
     confidence: str
@@ -69,12 +68,14 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice,
+    validity}.
     `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
     broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
     open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
     limit by known numbers, else null; `advice` is the sentence of the message that names a way out
-    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    or a condition, else null; `validity` are the versions of tools that print it. `lines` are the
+    hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -132,8 +133,8 @@ class Excerpt:
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
     fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
     where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
-    `validity` are the versions of tools for which it was seen to hold, and `mark` is what the
-    versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
+    `validity` are the versions of tools for which it was seen to hold, and `mark` says that a model
+    drafted it, or what the versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -181,8 +182,7 @@ class Move:
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
     is None without measurements on this installation. `effect` describes the measured effect of the
-    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt.
-    """
+    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt."""
 
     name: str
     summary: str
@@ -197,8 +197,7 @@ class SkillAnswer:
 @dataclass(frozen=True)
 class ContextPart:
     """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
-    by, its size in tokens and its citation, empty for lines of this program.
-    """
+    by, its size in tokens and its citation, empty for lines of this program."""
 
     kind: str
     id: str
@@ -212,8 +211,7 @@ class Uplift:
     (more is better), and `placebo` with another context of the same size, None if that was not
     measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the ratio,
     `n` the number of problems or cells, `tokens` by how much the context made the prompt longer,
-    None if that was not recorded. `source` is the page that records the measurement.
-    """
+    None if that was not recorded. `source` is the page that records the measurement."""
 
     chip: str
     operator: str
@@ -233,6 +231,22 @@ class Uplift:
 
 
 @dataclass(frozen=True)
+class NamedFact:
+    """A fact of the chip that the question names: `value` as people write it, `number` in `unit`
+    (None for a text), `source` where it was read or measured, `hardware` its owner."""
+
+    id: str
+    key: str
+    value: str
+    number: float | None
+    unit: str
+    hardware: str
+    kind: str
+    source: str
+    url: str | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` advise how to
     improve the request. Outcomes are reported under `retrieval_id`.
@@ -243,7 +257,8 @@ class Answer:
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
     closest first; empty if none is known. `versions` are those of the caller's tools, given or as
-    the log prints them; they decide which entries are marked or left out.
+    the log prints them; they decide which entries are marked or left out. `facts` are those of the
+    chip that the question names, the closest first.
     """
 
     retrieval_id: str
@@ -264,6 +279,7 @@ class Answer:
     profile: ProfileRead | None = None
     uplift: tuple[Uplift, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[NamedFact, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""
@@ -285,8 +301,7 @@ class Answer:
 
     def short(self) -> Answer:
         """The answer without `parts`, `uplift`, the texts of excerpts that `context` quotes, and
-        the signals that were ruled out or not decided.
-        """
+        the signals that were ruled out or not decided."""
         excerpts = (e.cited() if e.text.strip() in self.context else e for e in self.excerpts)
         diagnosis = replace(self.diagnosis, ruled_out=(), abstained=())
         short = replace(self, diagnosis=diagnosis, excerpts=tuple(excerpts))

@@ -25,8 +25,7 @@ MAX_SUBJECTS = 20
 @dataclass(frozen=True)
 class AuditEntry:
     """`who` is the id of a key, an address, or `local:` and a login name; `subjects` are the ids of
-    the changed objects; `outcome` is the status of the response, or `done`.
-    """
+    the changed objects; `outcome` is the status of the response, or `done`."""
 
     who: str
     action: str

@@ -42,8 +42,7 @@ class Blobs:
 
     def __init__(self, url: str) -> None:
         """Does not connect. Raises InvalidRequest for a URL that does not name a store, Unavailable
-        if its package is not installed.
-        """
+        if its package is not installed."""
         self.name = without_password(url)
         protocol = fsspec.core.split_protocol(url)[0] or "file"
         if "@" in url and protocol in _S3:

@@ -61,8 +61,7 @@ class SentTask:
 
     def wait_for_value(self, seconds: float) -> bool:
         """Wait at most `seconds` for the next value or error. Returns whether there is one. Raises
-        WorkLost if the connection is closed.
-        """
+        WorkLost if the connection is closed."""
         try:
             ready, _ = self._ray.wait([self._stream], timeout=seconds)
         except self._ray.exceptions.RayError as error:
@@ -71,8 +70,7 @@ class SentTask:
 
     def next(self) -> Any:
         """The next value. Raises StopIteration at the end, WorkLost if the node or process has
-        ended, InternalError for an error that the generator raised.
-        """
+        ended, InternalError for an error that the generator raised."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(next(self._stream))
@@ -130,8 +128,7 @@ class Cluster:
 
     def put(self, value: Any) -> Any:
         """Store a value in the cluster. The returned reference can be an argument of many tasks,
-        and is sent to each node once.
-        """
+        and is sent to each node once."""
         return self._ray.put(value)
 
     def send(
@@ -259,8 +256,7 @@ def _connect(ray: Any, address: str, folder: str) -> str | None:
 
 def _log_quietly() -> None:
     """Log what Ray would print on standard output, which belongs to the answer of a command. There
-    is no public option for it.
-    """
+    is no public option for it."""
     from ray._private import worker
 
     def note(data: Mapping[str, Any], ignore_prefix: bool) -> None:
@@ -324,8 +320,7 @@ def living_nodes(rows: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
 @dataclass(frozen=True)
 class Slots:
     """The nodes that declare one hardware by the same label. A task takes `amount` of `resource`:
-    one GPU, one other chip, or all processors of a node.
-    """
+    one GPU, one other chip, or all processors of a node."""
 
     hardware: str
     label: str
@@ -366,8 +361,7 @@ class Slots:
 
 def slots_for(nodes: Sequence[ClusterNode], hardware: str, resolve: Resolver) -> Slots:
     """The nodes that declare a hardware, by the label that gives most slots. `resolve` maps a
-    label's value to a hardware id. Raises Unavailable.
-    """
+    label's value to a hardware id. Raises Unavailable."""
     by_label: dict[str, list[ClusterNode]] = {}
     for node in nodes:
         for label, value in node.labels.items():
@@ -386,8 +380,7 @@ def slots_for(nodes: Sequence[ClusterNode], hardware: str, resolve: Resolver) ->
 
 def only_hardware(nodes: Sequence[ClusterNode], resolve: Resolver) -> str:
     """The only hardware that a cluster declares, for `auto`. Raises InvalidRequest for several,
-    Unavailable for none.
-    """
+    Unavailable for none."""
     found = sorted(declared_hardware(nodes, resolve))
     if len(found) > 1:
         raise InvalidRequest(

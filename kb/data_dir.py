@@ -29,8 +29,7 @@ _MARK_SUFFIX = ".worker"
 
 def private_folder(folder: Path) -> Path:
     """Create a folder and its missing parents for this user alone. Existing ones keep their
-    rights.
-    """
+    rights."""
     if not folder.is_dir():
         private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -39,8 +38,7 @@ def private_folder(folder: Path) -> Path:
 
 def private_file(path: Path) -> None:
     """Create an empty file for this user alone, unless it exists. An existing file is not opened:
-    closing it would release the locks that SQLite holds on it in this process.
-    """
+    closing it would release the locks that SQLite holds on it in this process."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
@@ -48,8 +46,7 @@ def private_file(path: Path) -> None:
 @contextmanager
 def private_files() -> Iterator[None]:
     """Within the block, files created by this process, in all threads, and by its children are for
-    this user alone.
-    """
+    this user alone."""
     before = os.umask(_OTHERS)
     try:
         yield
@@ -69,8 +66,7 @@ def access_of_others(folder: Path) -> str | None:
 
 def fill_reserve(data_dir: Path) -> None:
     """Create the reserve: a file that is deleted when the disk is full, so that states of jobs can
-    still be written. Does nothing if it exists or the disk is nearly full.
-    """
+    still be written. Does nothing if it exists or the disk is nearly full."""
     path = data_dir / RESERVE
     if path.exists() or not has_room_to_read(data_dir):
         return
@@ -164,8 +160,7 @@ def is_locked(path: Path) -> bool:
 @contextmanager
 def marked_alive(data_dir: Path, name: str) -> Iterator[None]:
     """Hold the lock of a worker's mark until the block or the process ends, which shows `is_alive`
-    that the worker is alive.
-    """
+    that the worker is alive."""
     path = _mark(data_dir, name)
     private_folder(path.parent)
     created = path.with_name(f"{path.name}.new")

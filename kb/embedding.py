@@ -43,8 +43,7 @@ MAX_HEADER_BYTES = 160  # of UTF-8: a Hangul syllable is one character and three
 
 class Embedder(Protocol):
     """Unit-length float32 vectors. Passages longer than `window` tokens are rejected, not
-    truncated.
-    """
+    truncated."""
 
     @property
     def fingerprint(self) -> str:
@@ -82,8 +81,7 @@ def header_text(path: Sequence[str]) -> str:
 
 def embedding_text(path: Sequence[str], lead: str, text: str) -> str:
     """The text that is encoded for a passage; `lead` is the caption and header rows of a part of a
-    table.
-    """
+    table."""
     header = header_text(path)
     body = f"{lead}\n{text}" if lead else text
     return f"{header}. {body}" if header else body
@@ -91,8 +89,7 @@ def embedding_text(path: Sequence[str], lead: str, text: str) -> str:
 
 class LocalEmbedder:
     """The model of a sentence-transformers folder, loaded with the first text; torch only for many
-    passages. Thread-safe.
-    """
+    passages. Thread-safe."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self._folder = folder
@@ -152,8 +149,7 @@ class LocalEmbedder:
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Vectors (n, dimension) of unit length of n passages. Raises InvalidRequest for a text
-        that exceeds the window.
-        """
+        that exceeds the window."""
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
         tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
@@ -239,12 +235,17 @@ class LocalEmbedder:
         for row, text in enumerate(tokens):
             ids[row, : len(text)], present[row, : len(text)] = text, 1
         feeds = {"input_ids": ids, "attention_mask": present}
-        return np.asarray(self._session.run(None, feeds)[0], np.float32)
+        vectors = np.asarray(self._session.run(None, feeds)[0], np.float32)
+        if not np.isfinite(vectors).all():
+            raise Unavailable(
+                f"the query model {self.onnx_file} gives no numbers",
+                hint="Delete the file; it is made again at the next start.",
+            )
+        return vectors
 
     def prepare(self) -> None:
         """Start the export of the query model, unless it exists. It takes some seconds; encoding
-        waits for it and reports its failure.
-        """
+        waits for it and reports its failure."""
         with self._lock, suppress(OSError, KernloreError):
             if self._session is None and not self.onnx_file.exists():
                 self._begin_export()

@@ -114,16 +114,22 @@ class UnknownSignal(NotFound):
 
 
 class UnknownHardware(NotFound):
-    """No such hardware; the hint names the nearest ids."""
+    """No such hardware; the hint names the nearest ids, or how to load the built-in ones."""
 
     code = "unknown_hardware"
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        near = nearest(name, known)
+        ids = tuple(known)
+        near = nearest(name, ids)
         hint = f"Did you mean {', '.join(near)}? " if near else ""
+        hint += "GET /hardware lists every id; register a new chip with POST /hardware."
+        message = f"unknown hardware {name!r}"
+        if not ids:
+            message = f"{name!r} is not known: the data directory has no hardware yet"
+            hint = "`kernlore serve` or `kernlore ingest --builtin` loads the built-in knowledge."
         super().__init__(
-            f"unknown hardware {name!r}",
-            hint=f"{hint}GET /hardware lists every id; register a new chip with POST /hardware.",
+            message,
+            hint=hint,
             details={"hardware": name, "nearest": near},
         )
 
@@ -160,8 +166,7 @@ class Unavailable(KernloreError):
 
 class StoreAway(Unavailable):
     """A server of files or vectors does not respond, or denies access. Jobs that need it are
-    retried later.
-    """
+    retried later."""
 
     code = "store_away"
 
@@ -205,8 +210,7 @@ MAX_ERROR_TEXT = 20_000  # characters of one text in an error's JSON
 
 def error_json(error: KernloreError) -> dict[str, Any]:
     """The JSON shape of an error, safe to encode: lone surrogates of quoted input are replaced, and
-    texts are truncated to `MAX_ERROR_TEXT` characters.
-    """
+    texts are truncated to `MAX_ERROR_TEXT` characters."""
     return cast(dict[str, Any], _encodable(error.as_json()))
 
 
@@ -233,8 +237,7 @@ def invalid_fields(
 ) -> InvalidRequest:
     """The error for wrong fields of a request. `problems` are pydantic's: `loc`, the path of a
     field, `type` and `msg`. `known` are the fields of the body, the nearest of which is suggested
-    for an unknown one, or a function that returns the suggestion for a path, "" for none.
-    """
+    for an unknown one, or a function that returns the suggestion for a path, "" for none."""
     suggest = known if callable(known) else partial(_nearest_field, list(known))
     messages: dict[str, str] = {}
     for problem in problems:

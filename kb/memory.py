@@ -16,16 +16,14 @@ _M_ARENA_MAX = -8  # in glibc's malloc.h
 
 def collect_rarely() -> None:
     """Raise the thresholds of the collector and skip the collection at exit. To be called before
-    large imports.
-    """
+    large imports."""
     gc.set_threshold(*THRESHOLDS)
     atexit.register(gc.freeze)
 
 
 def collect_once_and_freeze() -> None:
     """Collect now and exclude the live objects from later collections, which would otherwise take
-    up to a third of a second within a request.
-    """
+    up to a third of a second within a request."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_SERVICE_THRESHOLD)
@@ -42,8 +40,7 @@ def return_freed_memory() -> None:
 def limit_arenas() -> None:
     """Limit the malloc arenas of glibc to two. By default there are eight per processor, each
     retains its freed memory, and answering threads wait for each other anyway
-    (docs/adr/042-sqlite-memory.md).
-    """
+    (docs/adr/042-sqlite-memory.md)."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None and hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         option(_M_ARENA_MAX, _ARENAS)

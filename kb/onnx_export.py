@@ -31,8 +31,7 @@ LEAST_MAPPED_BYTES = "1024"
 
 def prepare_model(folder: Path, target: Path) -> None:
     """Write `target` and its weights from the model in `folder`; takes 2 s for a BERT model, 9 s
-    with an import of torch for others.
-    """
+    with an import of torch for others."""
     gc.disable()  # there is hardly any garbage
     scratch = _scratch(target)
     scratch.mkdir()

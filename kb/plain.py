@@ -31,8 +31,7 @@ def plain(value: Any) -> Any:
 
 class Doc:
     """Documentation of a field of a record, as `Annotated[int, Doc("Bytes read.")]`. The
-    description of the HTTP interface shows it.
-    """
+    description of the HTTP interface shows it."""
 
     def __init__(self, text: str, *examples: str) -> None:
         self.text = text

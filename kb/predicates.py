@@ -107,8 +107,7 @@ class PredicateResult:
 @lru_cache(maxsize=4096)
 def compile_predicate(text: str) -> Predicate:
     """Compile a condition. Raises InvalidPredicate, also for an expression whose value can never be
-    a truth value.
-    """
+    a truth value."""
     expression = compile_expression(text)
     kind, flat = expression._root.kind, expression.text
     if kind not in ("truth", "any"):
@@ -119,8 +118,7 @@ def compile_predicate(text: str) -> Predicate:
 @lru_cache(maxsize=4096)
 def compile_expression(text: str) -> CompiledExpression:
     """Compile an expression such as `metrics.hits / (metrics.hits + metrics.misses)`. Raises
-    InvalidPredicate.
-    """
+    InvalidPredicate."""
     return _compiled(text, formula=False)
 
 
@@ -253,8 +251,7 @@ _FUNCTIONS = {
 
 class _Compiler:
     """Translates a syntax tree into nodes and collects its names. With `formula`, only numbers,
-    plain names, arithmetic with powers and parentheses are allowed.
-    """
+    plain names, arithmetic with powers and parentheses are allowed."""
 
     def __init__(self, text: str, *, formula: bool = False) -> None:
         self.text = text

@@ -14,8 +14,7 @@ from pathlib import Path
 @dataclass(frozen=True)
 class ProblemTerms:
     """`ops` map an id to its family, `families` to words of guides, `dtypes` an id to bytes,
-    `quantities` a name to its meaning with unit; aliases map to ids.
-    """
+    `quantities` a name to its meaning with unit; aliases map to ids."""
 
     ops: Mapping[str, str]
     families: Mapping[str, str]
@@ -59,16 +58,14 @@ def canonical_dtype(dtype: str) -> str:
 
 def op_family(op: str) -> str:
     """The family of an operator, whose members share recipes and warm starts; an unknown operator
-    is its own family.
-    """
+    is its own family."""
     known = canonical_op(op)
     return problem_terms().ops.get(known, known)
 
 
 def guide_words(op: str) -> str:
     """The words that guides use for an operator: its name, then those of its family; "" for
-    `unknown`.
-    """
+    `unknown`."""
     if op == "unknown":
         return ""
     known, terms = canonical_op(op), problem_terms()

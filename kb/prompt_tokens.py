@@ -48,8 +48,7 @@ def fits(text: str, most: int) -> bool:
 
 def least_tokens(text: str) -> int:
     """A lower bound of the number of tokens, in a hundredth of the time: tokens of this encoding do
-    not span words.
-    """
+    not span words."""
     return len(text.split())
 
 

@@ -17,8 +17,7 @@ FILE = Path(__file__).with_name("routes.json")
 
 class RouteRequest(NamedTuple):
     """A request without its host. `body` is the JSON body, None without one; `form` and `files` are
-    the fields of a multipart body.
-    """
+    the fields of a multipart body."""
 
     method: str
     path: str
@@ -31,8 +30,7 @@ class RouteRequest(NamedTuple):
 @dataclass(frozen=True)
 class Route:
     """`query`, `body`, `form` and `files` are names of parameters; `whole` names the parameter that
-    is the JSON body or all query parameters, empty without one.
-    """
+    is the JSON body or all query parameters, empty without one."""
 
     method: str
     path: str
@@ -44,8 +42,7 @@ class Route:
 
     def request(self, given: Mapping[str, Any]) -> RouteRequest:
         """The request of a call. Parameters that are None are left out, unknown ones are sent in
-        the body, so that the service refuses them.
-        """
+        the body, so that the service refuses them."""
         known = {name: value for name, value in given.items() if value is not None}
         path = self.path.format_map({n: quote(str(v), safe="") for n, v in known.items()})
         if self.whole:

@@ -51,8 +51,7 @@ class AccessScope:
 
     def check_change(self, hardware: Iterable[str], what: str) -> None:
         """Raise Forbidden unless the caller may change a row about exactly this hardware. `what`
-        names the row. Restricted callers may not change rows about no hardware.
-        """
+        names the row. Restricted callers may not change rows about no hardware."""
         about = set(hardware)
         if self.hardware is None or (about and about <= self.own):
             return

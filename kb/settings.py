@@ -35,8 +35,7 @@ _FOREIGN = re.compile(r"KERNLORE_(?:SERVICE_|PORT_\d|TEST_)")
 
 class Settings(BaseSettings):
     """Values come from the environment (`KERNLORE_PORT=9000`) or the caller; unknown names are
-    rejected.
-    """
+    rejected."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
@@ -154,9 +153,10 @@ class Settings(BaseSettings):
         description="Processes that answer retrievals; 1: the service alone. All map one snapshot.",
     )
     retrievals_at_once: int = Field(
-        4,
+        2,
         ge=1,
-        description="Retrievals that a process computes at the same time; others wait.",
+        description="Retrievals that a service computes at the same time, an even share in each of"
+        " its processes and at least one; others wait.",
     )
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait; more are refused with 503."
@@ -168,6 +168,11 @@ class Settings(BaseSettings):
         " unlimited. Without keys there is no limit on loopback.",
     )
     uploads_per_minute: int = Field(600, ge=0, description="Like requests_per_minute, for uploads.")
+    toolchain_checks: bool = Field(
+        True,
+        description="Whether a service checks the knowledge when a tool of its machine has a new"
+        " version.",
+    )
     skills_withheld_share: float = Field(
         0.1,
         ge=0,

@@ -51,8 +51,7 @@ def wanted() -> bool:
 
 def start() -> None:
     """Start exporting spans if the environment configures a collector. Raises Unavailable if
-    the extra is not installed, and InvalidRequest for an unknown protocol.
-    """
+    the extra is not installed, and InvalidRequest for an unknown protocol."""
     global _tracer
     if _tracer is not None or not wanted():
         return
@@ -108,8 +107,7 @@ def span(
     kind: Kind = "internal",
 ) -> AbstractContextManager[None]:
     """A span around a block: a child of `parent`, or else of the current span. `links` are related
-    spans of other traces. An error that leaves the block marks the span as failed.
-    """
+    spans of other traces. An error that leaves the block marks the span as failed."""
     watcher = _watcher.get()
     if watcher is not None:
         watcher(name, attributes or {})
@@ -121,8 +119,7 @@ def span(
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
     """Call `watcher` with the name and attributes of each span that this thread begins in the
-    block, also if no span is exported.
-    """
+    block, also if no span is exported."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -162,8 +159,7 @@ def traced(
     name: str, *, of_environment: bool = False
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator that makes a span of each call; with `of_environment` as a child of the span of the
-    parent process.
-    """
+    parent process."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -181,8 +177,7 @@ def traced(
 
 def begin(name: str, attributes: Mapping[str, Value], parent: Carrier | None) -> Callable[[], None]:
     """Begin a span outside a block. The returned function ends it, in any thread. It gets no
-    children.
-    """
+    children."""
     if _tracer is None:
         return _nothing
     context = _context(parent) if parent else None
@@ -198,8 +193,7 @@ def describe(
     attributes: Mapping[str, Value], *, name: str | None = None, failed: str | None = None
 ) -> None:
     """Add attributes to the current span; `name` replaces its name, `failed` marks it as failed
-    with a description.
-    """
+    with a description."""
     if _tracer is None:
         return
     from opentelemetry.trace import StatusCode, get_current_span

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,8 +30,7 @@ FIELDS = ("tool", "min", "max", "target", "driver", "checked", "date", "holds")
 @dataclass(frozen=True)
 class VersionedTool:
     """A tool as texts and package managers name it. `parts` leading numbers of a version matter;
-    `banners` match what it prints, with the version as group; `signs` match text about it.
-    """
+    `banners` match what it prints, with the version as group; `signs` match text about it."""
 
     id: str
     title: str
@@ -112,12 +111,11 @@ def numbers_of(version: str) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Validity:
     """The versions of a tool with which an entry was checked, both bounds included: "3.8" means
-    3.8 with every later part, "" no bound. With `holds` false it fails with them.
-    `target` is the architecture that it was compiled for or ran on, `driver` the driver's version,
-    `date` the day of the check.
-    """
+    3.8 with every later part, "" no bound. With `holds` false it fails with them. Without a tool it
+    depends on none, as a figure of a datasheet. `target` is the chip, or the architecture that it
+    was compiled for, `driver` the driver's version, `date` the day of the check."""
 
-    tool: str
+    tool: str = ""
     min: str = ""
     max: str = ""
     target: str = ""
@@ -125,10 +123,6 @@ class Validity:
     checked: Checked = "read"
     date: str = ""
     holds: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields of an answer."""
-        return asdict(self)
 
     def side(self, version: str) -> int:
         """-1, 0 or 1: the version is older than the bounds, within, or newer."""
@@ -190,10 +184,17 @@ def seen_with(
     text: str, *, checked: Checked, date: str = "", target: str = "", driver: str = ""
 ) -> tuple[Validity, ...]:
     """What a sentence says about versions: "nvcc V13.0.88, PyTorch 2.11" was seen with these two,
-    "triton>=3.8" and "NKI 0.3 or later" hold from these on.
-    """
+    "triton>=3.8" and "NKI 0.3 or later" hold from these on."""
     found = dict.fromkeys((tool.id, low, high) for tool, low, high in _named(text))
     return tuple(Validity(*bounds, target, driver, checked, date) for bounds in found)
+
+
+def of_source(
+    text: str, *, checked: Checked, date: str = "", target: str = ""
+) -> tuple[Validity, ...]:
+    """What a source shows: the versions that its text names, else a statement without a tool."""
+    seen = seen_with(text, checked=checked, date=date, target=target)
+    return seen or (Validity(target=target, checked=checked, date=date),)
 
 
 @cache
@@ -225,8 +226,7 @@ def _named(text: str) -> Iterator[tuple[VersionedTool, str, str]]:
 
 def checked_versions(versions: Mapping[str, str]) -> dict[str, str]:
     """Versions by the ids of their tools. Raises InvalidRequest for an unknown tool, and for text
-    that does not begin with a number.
-    """
+    that does not begin with a number."""
     known = {}
     for name, version in versions.items():
         tool, text = load_tools().get(name), str(version).strip()
@@ -243,8 +243,7 @@ _PAIR = re.compile(r"\s*([A-Za-z][\w.+ -]*?)\s*(?:==|[=: ])\s*([vV]?\d[\w.+-]*)\
 
 def versions_in(text: str) -> dict[str, str]:
     """The versions in a text by tool: `triton=3.6, cuda 13.0`, or all that `read_versions` finds.
-    Raises InvalidRequest for a text without any, and for a pair with an unknown tool.
-    """
+    Raises InvalidRequest for a text without any, and for a pair with an unknown tool."""
     pairs = [_PAIR.fullmatch(part) for part in re.split(r"[,;\n]", text.strip())]
     found = {pair[1]: pair[2] for pair in pairs if pair is not None}
     if len(found) < len(pairs) or (len(pairs) > 1 and "==" in text):
@@ -261,8 +260,7 @@ def versions_in(text: str) -> dict[str, str]:
 def read_versions(text: str) -> dict[str, str]:
     """The versions that tools and package managers print: banners of compilers, `pip freeze`,
     `pip list`, `conda list`, lock files, a description of the environment. By tool; of several
-    mentions the first counts.
-    """
+    mentions the first counts."""
     found: dict[str, str] = {}
     text = text[:_MOST_READ]
     banners = text
@@ -294,15 +292,19 @@ def _built_with(local: re.Match[str]) -> tuple[str, str]:
 def _package_lines() -> Sequence[re.Pattern[str]]:
     packages = [name for tool in load_tools().by_id.values() for name in tool.packages]
     name = "|".join(re.escape(n).replace(r"\-", "[-_]") for n in sorted(packages, key=len)[::-1])
-    version = r"(\d+(?:\.\d+)+[^\s\"',;=]*)"
+    # Every repetition has a bound or ends at the line, so that any text is searched in linear time.
+    version = r"(\d+(?:\.\d+){1,8}[^\s\"',;=]{0,60})"
+    gap = r"[ \t]{0,40}"
+    equals = rf"{gap}={{1,3}}{gap}"
     forms = (
-        rf"^\s*(?:[-#>]\s*)?[\"']?({name})[\"']?\s*={{1,3}}\s*[\"']?{version}",  # pip, conda export
-        rf"^\s*({name})\s+{version}(?:\s|$)",  # pip list, conda list
-        rf"name = \"({name})\"\s*\nversion = \"{version}\"",  # uv.lock, poetry.lock
-        rf"\"({name})\"\s*:\s*\{{[^{{}}]*?\"version\"\s*:\s*\"=*{version}",  # Pipfile.lock
-        rf"^\s*({name}) @ \S*?[-_/]{version}(?:-cp|-py|\.tar)",
-        rf"\[(?:pip3|conda)\]\s+({name})(?:==|\s+){version}",  # torch.utils.collect_env
-        rf"Successfully installed.*?(?<=\s)({name})-{version}",
+        rf"^{gap}(?:[-#>]{gap})?[\"']?({name})[\"']?{equals}[\"']?{version}",  # pip, conda export
+        rf"^{gap}({name})[ \t]{{1,80}}{version}(?:\s|$)",  # pip list, conda list
+        rf"name = \"({name})\"\s{{0,9}}\nversion = \"{version}\"",  # uv.lock, poetry.lock
+        # Pipfile.lock
+        rf"\"({name})\"{gap}:\s{{0,9}}\{{[^{{}}]{{0,20000}}?\"version\"{gap}:{gap}\"=*{version}",
+        rf"^{gap}({name}) @ \S{{0,300}}?[-_/]{version}(?:-cp|-py|\.tar)",
+        rf"\[(?:pip3|conda)\][ \t]{{1,40}}({name})(?:==|[ \t]{{1,40}}){version}",  # collect_env
+        rf"Successfully installed.{{0,4000}}?(?<=\s)({name})-{version}",
     )
     return tuple(re.compile(form, re.MULTILINE | re.IGNORECASE) for form in forms)
 
@@ -315,8 +317,7 @@ def _packages(text: str) -> Iterator[tuple[str, str]]:
 
 def with_implied(versions: Mapping[str, str]) -> dict[str, str]:
     """The versions with those that follow from them: a CUDA toolkit has a ptxas of its number,
-    and a ptxas reads one version of the PTX ISA.
-    """
+    and a ptxas reads one version of the PTX ISA."""
     tools = load_tools()
     full = dict(versions)
     if "cuda" in full:
@@ -334,16 +335,10 @@ def with_implied(versions: Mapping[str, str]) -> dict[str, str]:
 class Standing:
     """How a piece of knowledge stands to a caller's versions. `holds`: it was seen with at least
     one of them, and nothing speaks against it; `off`: the marks say for what it holds instead;
-    `false`: it fails with them. `unknown`: nothing is known about their tools.
-    """
+    `false`: it fails with them. `unknown`: nothing is known about their tools."""
 
     stand: Literal["holds", "unknown", "off", "false"] = "unknown"
     marks: tuple[str, ...] = ()
-
-    @property
-    def mark(self) -> str:
-        """The marks as one text."""
-        return "; ".join(self.marks)
 
 
 UNKNOWN = Standing()
@@ -352,8 +347,7 @@ UNKNOWN = Standing()
 def standing(validities: Iterable[Validity], versions: Mapping[str, str]) -> Standing:
     """How something with these validities stands to versions by tool. For each tool, one statement
     that admits the version is enough; a newer check of one version takes precedence over older
-    ones.
-    """
+    ones."""
     by_tool: dict[str, list[Validity]] = {}
     for validity in validities:
         if validity.tool in versions:
@@ -378,8 +372,7 @@ def standing(validities: Iterable[Validity], versions: Mapping[str, str]) -> Sta
 
 def _nearest_mark(stated: Sequence[Validity], version: str) -> list[str]:
     """The mark of the statement whose bounds are nearest to the version, of those with an open
-    bound if there are any: what something needs says more than what it was seen with.
-    """
+    bound if there are any: what something needs says more than what it was seen with."""
     held = [v for v in stated if v.holds]
     positive = [v for v in held if not (v.min and v.max)] or held
     if not positive:

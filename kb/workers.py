@@ -145,8 +145,7 @@ class ChildProcess:
 
     def answer(self, seconds: float) -> tuple[str, str]:
         """Wait for the end and return standard output and error. Raises TimeoutError if it takes
-        longer than `seconds`; the process continues then.
-        """
+        longer than `seconds`; the process continues then."""
         try:
             out, err = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired as error:

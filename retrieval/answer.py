@@ -16,6 +16,7 @@ from kb.answers import Answer, ContextPart, Excerpt, Move
 from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, signal_excerpts
+from retrieval.compose.facts import named_facts
 from retrieval.compose.hints import hints_of
 from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
@@ -32,9 +33,8 @@ from retrieval.operators import OperatorTraits, load_operators
 from retrieval.readers import uplift_of
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
-from retrieval.search.by_names import by_words
+from retrieval.search.by_names import by_words, code_matches
 from retrieval.search.by_signal import by_sections
-from retrieval.search.error_codes import code_matches
 from retrieval.search.names import Cards, language_named
 from retrieval.search.plan import make_plan, plan_of
 from retrieval.search.ranking import EmbedQuery, Near, Ranked, rank
@@ -50,8 +50,7 @@ class AnswerConfig:
     """Resources and options of an answer in addition to the snapshot. Without `embed` the search is
     lexical only. `near` replaces the vector search of `Snapshot.near`. `remarks` are hints about
     knowledge that the answer lacks. `withheld_share` is the share, from 0 to 1, of skills withheld
-    from requests of a run (see `skill_choice`).
-    """
+    from requests of a run (see `skill_choice`)."""
 
     embed: EmbedQuery | None
     near: NearIndex | None = None
@@ -62,8 +61,7 @@ class AnswerConfig:
 @dataclass(frozen=True)
 class Exclusions:
     """Ids that an answer must not repeat: in its excerpts, and in the part of its context about
-    what happened.
-    """
+    what happened."""
 
     excerpts: frozenset[str] = frozenset()
     context: frozenset[str] = frozenset()
@@ -72,8 +70,7 @@ class Exclusions:
 @dataclass(frozen=True)
 class AnswerResult:
     """An answer with the values that only the retrieval log needs: the resolved request and the ids
-    of the passages in the answer.
-    """
+    of the passages in the answer."""
 
     request: RetrieveRequest
     answer: Answer
@@ -88,8 +85,7 @@ def answer(
 ) -> AnswerResult:
     """Answer a request that passed `check_request`. `retrieval_id` is left empty; the other fields,
     including every byte of the context, are equal for equal arguments. Raises InvalidRequest,
-    UnknownHardware and UnknownSignal.
-    """
+    UnknownHardware and UnknownSignal."""
     exclusions = exclusions or Exclusions(*[frozenset(request.exclude)] * 2)
     chips = snapshot.knowledge.chips(request.access_scope)
     request, vendor_hint = with_vendor(request, chips)
@@ -151,14 +147,17 @@ def answer(
     hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
     result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
     result = replace(result, profile=profile, uplift=uplift, versions=standings.versions)
+    if request.query is not None:
+        result = replace(result, facts=named_facts(request.query, scope.facts))
     return AnswerResult(request, result, _shown(excerpts, composed))
 
 
 def traits_of(request: RetrieveRequest) -> OperatorTraits:
-    """What the operator of a request is: by its name, else its question, else its draft."""
+    """What the operator of a request is: by its name, which words of the question and of the
+    problem's summary refine, else by those alone, else by its draft."""
     return load_operators().of(
         request.op,
-        filter(None, (request.query,)),
+        filter(None, (request.query, request.about)),
         code=request.draft or "",
         dtypes=(*filter(None, (request.dtype,)), *request.dtypes),
         sizes=request.problem,
@@ -167,8 +166,7 @@ def traits_of(request: RetrieveRequest) -> OperatorTraits:
 
 def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) -> AnswerResult:
     """Answer with moves and skills only. Skips the document search, which takes most of the time of
-    `answer`. Raises the same errors.
-    """
+    `answer`. Raises the same errors."""
     chips = snapshot.knowledge.chips(request.access_scope)
     request, vendor_hint = with_vendor(request, chips)
     request, profile = with_profile(request, chips)
@@ -227,7 +225,7 @@ def conclude(
         codes,
         standings.refuted_signatures,
     )
-    verdict = conclusion.verdict
+    verdict = standings.marked_signatures(conclusion.verdict)
     general = verdict.hint if request.hardware is not None or not hint else ""
     return replace(conclusion, verdict=replace(verdict, hint=general or hint))
 
@@ -237,8 +235,7 @@ def moves_for(
     standings: Standings, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
 ) -> tuple[Move, ...]:
     """The moves that fit the diagnosis; those that shrink something have the factor of the leading
-    error over its limit.
-    """
+    error over its limit."""
     moves = fitting_moves(
         standings.snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
@@ -266,8 +263,7 @@ def skills_for(
     config: AnswerConfig,
 ) -> SkillSelection:
     """The skills that fit. If no change of the kernel can fix the error, only skills about this
-    exact error fit.
-    """
+    exact error fit."""
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
         request = replace(request, op=None)
@@ -280,6 +276,7 @@ def skills_for(
         scope.facts,
         config.withheld_share,
         lambda skill: standings.skill(skill.name).marks,
+        traits_of(request).kinds,
     )
     marked = tuple(map(standings.marked_skill, chosen.answers))
     return replace(chosen, answers=marked) if standings.versions else chosen
@@ -299,8 +296,7 @@ def _ranking(
     config: AnswerConfig,
 ) -> Ranking:
     """The function that ranks the passages of a scope for the request: by section for a bare
-    signal; for a request in words, passages that define the names in it come first.
-    """
+    signal; for a request in words, passages that define the names in it come first."""
     verdict, snapshot = conclusion.verdict, standings.snapshot
     signals = [load_signals().get(name) for name in verdict.signal_ids]
     plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines))
@@ -338,8 +334,7 @@ def _by_category(
     scope: ScopeFilter, ranked: Sequence[Ranked], ranking: Ranking
 ) -> Callable[[str], Sequence[Ranked]]:
     """The ranked passages of each category. A category with few passages in `ranked` is searched
-    separately.
-    """
+    separately."""
 
     def of(category: str) -> Sequence[Ranked]:
         own = [entry for entry in ranked if entry.category == category]

@@ -41,8 +41,7 @@ class KernloreClientError(Exception):
     """A refused or failed request. `hint` advises on the next step; `status` is the HTTP status,
     None without an answer. `code` is that of the service (`unknown_hardware`, ...) or of the
     client: unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_key,
-    invalid_request.
-    """
+    invalid_request."""
 
     def __init__(
         self,
@@ -71,8 +70,7 @@ class KernloreClientError(Exception):
 class SignalFinding:
     """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
     or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
-    that a rule relied on, or of a log line that a signature matched.
-    """
+    that a rule relied on, or of a log line that a signature matched."""
 
     id: str
     confidence: str = ""
@@ -116,12 +114,14 @@ class Verdict:
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
     the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice}.
+    first: {id, signal, class, title, remedy, line, line_number, extracted, quantities, advice,
+    validity}.
     `class` is the kind of failure: compiler_crash, limit, run_time_fault, host_error,
     broken_environment, user_mistake or warning_only, null where the signature of a chip leaves it
     open. `quantities` are {needed, limit, unit, excess, factor, source} where the line exceeds a
     limit by known numbers, else null; `advice` is the sentence of the message that names a way out
-    or a condition, else null. `lines` are the hot lines of a profile by line, the hottest first.
+    or a condition, else null; `validity` are the versions of tools that print it. `lines` are the
+    hot lines of a profile by line, the hottest first.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -169,8 +169,7 @@ class Uplift:
     (more is better), and `placebo` with another context of the same size, None if that was not
     measured. `operator` is a kind of operator or `any`; `interval` the 95 % interval of the ratio,
     `n` the number of problems or cells, `tokens` by how much the context made the prompt longer,
-    None if that was not recorded. `source` is the page that records the measurement.
-    """
+    None if that was not recorded. `source` is the page that records the measurement."""
 
     chip: str
     operator: str = ""
@@ -190,6 +189,22 @@ class Uplift:
 
 
 @dataclass(frozen=True)
+class NamedFact:
+    """A fact of the chip that the question names: `value` as people write it, `number` in `unit`
+    (None for a text), `source` where it was read or measured, `hardware` its owner."""
+
+    id: str
+    key: str = ""
+    value: str = ""
+    number: float | None = None
+    unit: str = ""
+    hardware: str = ""
+    kind: str = ""
+    source: str = ""
+    url: str | None = None
+
+
+@dataclass(frozen=True)
 class DocumentRef:
     """The document of an excerpt, in the version that is current."""
 
@@ -201,10 +216,9 @@ class DocumentRef:
 @dataclass(frozen=True)
 class Validity:
     """The versions of a tool with which an entry was checked, both bounds included: "3.8" means
-    3.8 with every later part, "" no bound. With `holds` false it fails with them.
-    `target` is the architecture that it was compiled for or ran on, `driver` the driver's version,
-    `date` the day of the check.
-    """
+    3.8 with every later part, "" no bound. With `holds` false it fails with them. Without a tool it
+    depends on none, as a figure of a datasheet. `target` is the chip, or the architecture that it
+    was compiled for, `driver` the driver's version, `date` the day of the check."""
 
     tool: str
     min: str = ""
@@ -223,8 +237,8 @@ class Excerpt:
     `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
     fused score it was ranked by, `channels` are the parts of it: lexical and dense. `text` is empty
     where `context` quotes it, unless the request gives `k` or names `excerpts` in `fields`.
-    `validity` are the versions of tools for which it was seen to hold, and `mark` is what the
-    versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
+    `validity` are the versions of tools for which it was seen to hold, and `mark` says that a model
+    drafted it, or what the versions of the request lack, such as "needs Triton 3.8; yours is 3.6".
     """
 
     id: str
@@ -268,8 +282,7 @@ class Move:
 class SkillAnswer:
     """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
     is None without measurements on this installation. `effect` describes the measured effect of the
-    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt.
-    """
+    skill and who measured it; `untested` skills come last. `mark` is that of an excerpt."""
 
     name: str
     summary: str = ""
@@ -284,8 +297,7 @@ class SkillAnswer:
 @dataclass(frozen=True)
 class ContextPart:
     """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
-    by, its size in tokens and its citation, empty for lines of this program.
-    """
+    by, its size in tokens and its citation, empty for lines of this program."""
 
     kind: str
     id: str = ""
@@ -304,7 +316,8 @@ class Answer:
     lists its contents, and `unknown_names` the names of the draft without a card. `profile` lists
     the metrics read from a given profile. `uplift` are measured gains of contexts on this chip, the
     closest first; empty if none is known. `versions` are those of the caller's tools, given or as
-    the log prints them; they decide which entries are marked or left out.
+    the log prints them; they decide which entries are marked or left out. `facts` are those of the
+    chip that the question names, the closest first.
     """
 
     retrieval_id: str
@@ -325,14 +338,14 @@ class Answer:
     profile: ProfileRead | None = None
     uplift: tuple[Uplift, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[NamedFact, ...] = ()
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Upload:
     """The result of an upload. `job_id` is None if nothing has to be read (unchanged,
-    duplicate_of, included: the text is in the document of the file that includes it).
-    """
+    duplicate_of, included: the text is in the document of the file that includes it)."""
 
     document_id: str
     outcome: str
@@ -363,10 +376,10 @@ class JobDocument:
 
 @dataclass(frozen=True)
 class Job:
-    """The progress of reading a document. `stage` is None unless the job is running. Of `passages`,
+    """The progress of reading a document, or of a check of the knowledge with a new version of a
+    tool (`kind` is `check`). `stage` is None unless a document is being read. Of `passages`,
     None until the document is read, `passages_done` have a vector. `seconds` is the running time so
-    far. `progress` and `result` count the contents read from the document.
-    """
+    far. `progress` and `result` count the contents read from the document."""
 
     id: str
     state: str
@@ -374,6 +387,7 @@ class Job:
     stage: str | None = None
     document_id: str | None = None
     document: JobDocument | None = None
+    title: str = ""
     group: str | None = None
     passages_done: int = 0
     passages: int | None = None
@@ -397,8 +411,7 @@ class Job:
 class JobCounts:
     """Counts of all jobs of the hardware and group in the request: jobs in each state, running jobs
     that are embedding, their known passages, and those with a vector. `seconds_left` is estimated
-    from the work of the last ten minutes; None while nothing is left or known.
-    """
+    from the work of the last ten minutes; None while nothing is left or known."""
 
     queued: int = 0
     running: int = 0
@@ -454,8 +467,7 @@ class Backend(Protocol):
 class HttpBackend:
     """Pooled connections to a service; may be shared between threads. `key` defaults to that of the
     environment. A request that is refused with 429 is repeated after the time that the service
-    names.
-    """
+    names."""
 
     def __init__(
         self,
@@ -523,8 +535,7 @@ def _retry_seconds(answer: httpx.Response) -> float | None:
 
 def key_header(key: str | None = None) -> dict[str, str]:
     """The authorization header for a key, by default that of the environment; empty without a key.
-    Raises KernloreClientError for a key with characters that a header cannot carry.
-    """
+    Raises KernloreClientError for a key with characters that a header cannot carry."""
     secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
     return {"authorization": f"Bearer {_sendable_key(secret)}"} if secret else {}
 
@@ -538,8 +549,7 @@ def _sendable_key(key: str) -> str:
 
 class Kernlore:
     """A Kernlore service, by URL or by any `Backend`. `key` defaults to the environment variable
-    KERNLORE_KEY. Every method raises KernloreClientError.
-    """
+    KERNLORE_KEY. Every method raises KernloreClientError."""
 
     def __init__(
         self,
@@ -965,8 +975,7 @@ class Kernlore:
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
         """Wait until a job is ready, partial or failed, and return it. After `timeout` seconds,
-        raises KernloreClientError with code "timeout".
-        """
+        raises KernloreClientError with code "timeout"."""
         deadline = time.monotonic() + timeout
         pause = 0.1
         while True:
@@ -1091,16 +1100,14 @@ def _parse_url(url: str) -> httpx.URL:
 
 def _sendable_fields(**fields: Any) -> dict[str, Any]:
     """The given fields as JSON can carry them. None and a number that is not finite are left out,
-    so that the service's default holds.
-    """
+    so that the service's default holds."""
     known = {name: value for name, value in fields.items() if value is not None}
     return {n: _sendable(v) for n, v in known.items() if not _is_infinite(v)}
 
 
 def _sendable(value: Any) -> Any:
     """A value as JSON can carry it: NaN and infinity become text, and so do characters that UTF-8
-    refuses, which logs decoded with `surrogateescape` hold.
-    """
+    refuses, which logs decoded with `surrogateescape` hold."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if value is None or isinstance(value, int):

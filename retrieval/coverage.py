@@ -22,12 +22,12 @@ from sqlalchemy import Connection
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
+from retrieval.documents import list_documents
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.layout import load_layout
 from retrieval.scope import own_chains
@@ -60,8 +60,7 @@ _NEED: Mapping[State, float] = {"missing": 1.0, "thin": 0.5, "covered": 0.0}
 @dataclass(frozen=True)
 class Subject:
     """A signal or topic. `own` counts passages about the chip itself, `inherited` those about its
-    family or vendor only. `documents` counts both.
-    """
+    family or vendor only. `documents` counts both."""
 
     id: str
     title: str
@@ -94,8 +93,7 @@ class MissingFact:
 @dataclass(frozen=True)
 class MissingTopic:
     """A topic to upload next. `upload` names the part of the chip's documentation to look for,
-    `signals` lists the signals that it would serve, `weight` is the total need of these.
-    """
+    `signals` lists the signals that it would serve, `weight` is the total need of these."""
 
     topic: str
     upload: str
@@ -106,8 +104,7 @@ class MissingTopic:
 @dataclass(frozen=True)
 class KernelPart:
     """One part of the knowledge needed for a first kernel in a language: core (documents about the
-    language), sample, cards, limits, launch. `count` is the number of entries.
-    """
+    language), sample, cards, limits, launch. `count` is the number of entries."""
 
     language: str
     part: str
@@ -120,8 +117,7 @@ class KernelPart:
 class Coverage:
     """Coverage of one chip: its signals, topics and facts, and the gaps. `first_kernel` says, for
     each language specific to the chip, whether the stored knowledge suffices for a first kernel.
-    `names_without_card` are names that its kernels and error texts use and no document defines.
-    """
+    `names_without_card` are names that its kernels and error texts use and no document defines."""
 
     hardware: str
     lineage: tuple[str, ...]
@@ -157,7 +153,7 @@ class _TagCount:
 
 def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     """Coverage by signal, topic and fact, with the most useful uploads."""
-    catalog, registry, access_scope = base.catalog, base.registry, base.access
+    registry, access_scope = base.registry, base.access
     chip = registry.resolve(hardware_id)
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()
@@ -173,9 +169,10 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     by_signal = {s.id: _subject("signal", s.id, s.title, treated) for s in signals}
     by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
     known = registry.effective_facts(chip)
-    with catalog.read() as connection:
-        cards = symbols.listed(connection, lineage, access_scope=access_scope)
-        kernels = samples.listed(connection, lineage, access_scope)
+    cards = snapshot.symbols(lineage, access=access_scope)
+    kernels = snapshot.kernels(lineage, access_scope)
+    chains = [chain for place in lineage for chain in registry.get(place).toolchains.values()]
+    stated = tuple(chain.sample for chain in chains if chain.sample)
     errors = [card for card in cards if card.kind == "error" and chip in card.hardware]
     if len(errors) >= ENOUGH and by_topic[ERRORS].state != "covered":
         count = len({card.section_id for card in errors})
@@ -199,7 +196,11 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
         ),
         missing_topics=_most_useful(signals, by_signal, by_topic, data),
         first_kernel=tuple(_first_kernel(registry, lineage, cards, kernels)),
-        names_without_card=_without_card(registry, lineage, cards, kernels),
+        names_without_card=snapshot.keep(
+            "names without card",
+            (*lineage, stated, access_scope),
+            lambda: _without_card(stated, cards, kernels),
+        ),
     )
 
 
@@ -229,16 +230,10 @@ def _first_kernel(
 
 
 def _without_card(
-    registry: HardwareRegistry,
-    lineage: Sequence[str],
-    cards: Sequence[Symbol],
-    kernels: Sequence[Sample],
+    stated: Sequence[str], cards: Sequence[Symbol], kernels: Sequence[Sample]
 ) -> tuple[str, ...]:
     """Names in instruction position in the chip's kernels, or quoted in its error texts, that no
-    card has.
-    """
-    specs = registry.all()
-    stated = [c.sample for place in lineage for c in specs[place].toolchains.values() if c.sample]
+    card has."""
     own = [kernel.code for kernel in kernels if not load_layout().is_known(kernel.language)]
     names: dict[str, None] = {}
     for code in [*stated, *own]:
@@ -254,8 +249,7 @@ def topics_of(signals: SignalRegistry) -> tuple[str, ...]:
 
 def coverage_data_from(raw: Mapping[str, Any], signals: SignalRegistry) -> CoverageData:
     """Check parsed TOML against the vocabulary. Raises InvalidKnowledge for an unknown signal or
-    topic, and for a topic without a sentence.
-    """
+    topic, and for a topic without a sentence."""
     weights, uploads = raw.get("weights", {}), raw.get("uploads", {})
     problems = [f"unknown signal {name!r}" for name in weights if name not in signals]
     odd = set(topics_of(signals)) ^ set(uploads)
@@ -336,8 +330,7 @@ def _most_useful(
     data: CoverageData,
 ) -> tuple[MissingTopic, ...]:
     """The topics to upload next, each chosen to serve most of the need that the previous ones leave
-    open. Topics without passages come first; those with one or two only fill up the list.
-    """
+    open. Topics without passages come first; those with one or two only fill up the list."""
     open_need = {s.id: data.weights.get(s.id, 1.0) * _NEED[by_signal[s.id].state] for s in signals}
     served = {topic: [s.id for s in signals if topic in s.topics] for topic in by_topic}
     chosen: list[MissingTopic] = []
@@ -353,3 +346,73 @@ def _most_useful(
             left.discard(best)
             open_need |= dict.fromkeys(served[best], 0.0)
     return tuple(chosen)
+
+
+# -- progress of a chip from its registration to a first kernel
+
+
+@dataclass(frozen=True)
+class OnboardingStep:
+    """One step; `note` describes its state and, if it is open, the next action."""
+
+    id: str
+    title: str
+    done: bool
+    note: str
+
+
+def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep, ...]:
+    """The onboarding steps of a chip in order. Raises UnknownHardware."""
+    chip = base.registry.resolve(hardware)
+    specs, lineage = base.registry.all(), base.registry.lineage(chip)
+    languages = sorted({name for place in lineage for name in specs[place].languages})
+    toolchains = sorted({name for place in lineage for name in specs[place].toolchains})
+    documents = list_documents(base, hardware=chip).documents
+    read = [document for document in documents if document.version is not None]
+    waiting = [document for document in documents if document.job_state in ("queued", "running")]
+    statuses = [fact.status for fact in base.registry.facts(chip)]
+    proposed = statuses.count("proposed")
+    accepted = len(base.registry.effective_facts(chip))
+    return (
+        OnboardingStep(
+            "description",
+            "Describe it",
+            bool(languages),
+            f"languages: {', '.join(languages)}" if languages else "name its languages",
+        ),
+        OnboardingStep(
+            "manuals",
+            "Upload its manuals",
+            bool(read) and not waiting,
+            _manuals(len(documents), len(read), len(waiting)),
+        ),
+        OnboardingStep(
+            "facts", "Decide on facts", accepted > 0 and not proposed, _facts(proposed, accepted)
+        ),
+        OnboardingStep(
+            "toolchain",
+            "State its toolchain",
+            bool(toolchains),
+            f"for {', '.join(toolchains)}; check it" if toolchains else "describe how kernels run",
+        ),
+        OnboardingStep(
+            "ask",
+            "Ask, and search",
+            False,
+            "shows the contents of a first prompt" if read else "possible once a manual is read",
+        ),
+    )
+
+
+def _manuals(documents: int, read: int, waiting: int) -> str:
+    if not documents:
+        return "upload its programming guide"
+    if waiting:
+        return f"{documents - waiting:,} of {documents:,} done, {waiting:,} being read"
+    return f"{read:,} of {documents:,} are read"
+
+
+def _facts(proposed: int, accepted: int) -> str:
+    if proposed:
+        return f"{proposed:,} proposed {'fact waits' if proposed == 1 else 'facts wait'} for you"
+    return f"{accepted:,} hold" if accepted else "they are proposed from its manuals"

@@ -41,8 +41,7 @@ class DeliveredKernel:
     """A cell of the table. `kernel` is the id of the best kernel that ships for the kind of
     operator, `arrives` how much of it is in the context: whole, the main loop (every kernel entry
     and function with a loop), part, or nothing. `tokens` is the size of the context,
-    `kernel_tokens` that of all kernels in it.
-    """
+    `kernel_tokens` that of all kernels in it."""
 
     hardware: str
     language: str

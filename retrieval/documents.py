@@ -61,7 +61,7 @@ class ListedDocument:
     source_key: str
     title: str
     category: Category
-    origin: Annotated[str, Doc("builtin or upload.")]
+    origin: Annotated[str, Doc("builtin, upload, or draft: accepted drafts of a model.")]
     hardware: tuple[str, ...]
     languages: tuple[str, ...]
     created_at: str
@@ -267,8 +267,7 @@ def page_of_documents(
 ) -> tuple[list[ListedDocument], int]:
     """At most `limit` documents by category and title, or the `newest` first, after the first
     `offset`, and the number of all. `words` must each occur in title or source key. Raises
-    UnknownHardware, and InvalidRequest for an unknown category.
-    """
+    UnknownHardware, and InvalidRequest for an unknown category."""
     if category is not None and category not in CATEGORIES:
         near = nearest(category, CATEGORIES)
         raise InvalidRequest(

@@ -41,8 +41,7 @@ def remove_hardware(
     with_documents: Annotated[bool, Doc("Also the documents that are about it alone.")] = False,
 ) -> RemovedHardware:
     """Removes its description and facts; measurements on it stay. 409 with the required steps while
-    it is in use, and for built-in hardware.
-    """
+    it is in use, and for built-in hardware."""
     registry = base.registry
     hardware_id = registry.resolve(hardware_id)
     registry.check_removal(hardware_id)

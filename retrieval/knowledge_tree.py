@@ -53,8 +53,7 @@ class PassageText:
 @dataclass(frozen=True)
 class KnowledgeNode:
     """`kind` is root, category, hardware, topic, document or section. `path` is complete even if
-    the request gave only part of a topic's name. Only a section has `texts`.
-    """
+    the request gave only part of a topic's name. Only a section has `texts`."""
 
     path: str
     kind: str

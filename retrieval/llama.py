@@ -29,8 +29,7 @@ _FOR_THE_PROGRAM = ["document", "retrieval_id", "version", "category"]
 
 class KernloreRetriever(BaseRetriever):
     """Retrieves excerpts as nodes in ranked order. The source of a node is its document;
-    `retrieval_id` in its metadata is the id for `Kernlore.report`.
-    """
+    `retrieval_id` in its metadata is the id for `Kernlore.report`."""
 
     def __init__(
         self,
@@ -40,8 +39,7 @@ class KernloreRetriever(BaseRetriever):
         **options: Any,
     ) -> None:
         """`options` are keyword arguments of `Kernlore.retrieve` for every query, like `hardware`
-        and `k`. Raises TypeError for an unknown option.
-        """
+        and `k`. Raises TypeError for an unknown option."""
         known = inspect.signature(client.retrieve).parameters
         unknown = sorted(options.keys() - known.keys() | options.keys() & {"query"})
         if unknown:

@@ -1,7 +1,7 @@
 """Nearest passages: from Chroma in very large hardware scopes, otherwise and while Chroma does not
 respond from the snapshot.
 
-For a request about one chip, exact search multiplies the vectors of its scope, which takes some
+For a request about one chip, exact search scans the codes of its scope, which takes some
 milliseconds. A graph index is worth its memory only in scopes of more than EXACT_UP_TO passages
 (docs/scale.md). Results of Chroma are matched against the snapshot, so deleted passages never come
 back.
@@ -26,8 +26,7 @@ log = structlog.get_logger(__name__)
 
 class NearIndex:
     """Queries Chroma after `catch_up` has opened it, in scopes of more than `exact_up_to` passages.
-    Safe to share between threads.
-    """
+    Safe to share between threads."""
 
     def __init__(self, chroma: ChromaIndex, exact_up_to: int = EXACT_UP_TO) -> None:
         self._chroma = chroma
@@ -76,8 +75,7 @@ class NearIndex:
         access: AccessScope,
     ) -> dict[int, float]:
         """At most `limit` passages about this hardware (None: any) nearest to a unit vector, best
-        first: number -> cosine.
-        """
+        first: number -> cosine."""
         if self._away is None and snapshot.with_vectors(hardware, access) > self._exact_up_to:
             try:
                 return self._from_chroma(snapshot, hardware, vector, limit, access)

@@ -26,8 +26,7 @@ class OperatorKind:
     """A kind of operator. `refines` are kinds that it replaces where one of its `words` or
     `refining` words is met, for operand types of its `operands`, or where the sizes of the problem
     are at most its `quantities`. `code` are patterns that all match its source; `kin` are related
-    kinds, the nearest first.
-    """
+    kinds, the nearest first."""
 
     id: str
     title: str
@@ -39,6 +38,11 @@ class OperatorKind:
     code: tuple[re.Pattern[str], ...]
     kin: tuple[str, ...]
     quantities: Mapping[str, float]
+
+    @property
+    def general(self) -> tuple[str, ...]:
+        """The kinds that this one refines, the nearest first."""
+        return tuple(kind for kind in self.kin if kind in self.refines)
 
     def is_named(self, text: str) -> bool:
         """Whether a text, as `plain_words` writes it, has one of the words."""
@@ -57,8 +61,7 @@ class OperatorKind:
 @dataclass(frozen=True)
 class OperatorTraits:
     """The kinds of an operator or kernel, the most specific first, and the class of its operand
-    types.
-    """
+    types."""
 
     kinds: tuple[str, ...] = ()
     operands: str = FLOAT
@@ -67,8 +70,7 @@ class OperatorTraits:
 @dataclass(frozen=True)
 class Portability:
     """Kernels of a hardware family in these languages also run on the hardware `also`, except those
-    whose code matches `without`.
-    """
+    whose code matches `without`."""
 
     family: str
     languages: frozenset[str]
@@ -80,8 +82,7 @@ class Portability:
 @dataclass(frozen=True)
 class OperatorKinds:
     """All kinds by id, and the words of each class of operand types. `needs` has the key of a fact
-    that a chip needs to run kernels with some words in their titles.
-    """
+    that a chip needs to run kernels with some words in their titles."""
 
     kinds: Mapping[str, OperatorKind]
     operands: Mapping[str, tuple[str, ...]]
@@ -98,8 +99,7 @@ class OperatorKinds:
         sizes: Mapping[str, Value | None] | None = None,
     ) -> OperatorTraits:
         """The traits of an operator: by its name, refined by words of the texts and sizes of the
-        problem; without a name by the texts alone, then by its source. All parts are optional.
-        """
+        problem; without a name by the texts alone, then by its source. All parts are optional."""
         text = plain_words(" ; ".join((op or "", *texts)))
         operands = self._operands(text + plain_words(" ; ".join(dtypes)))
         base = self._of_name(op) or self._in_text(text)
@@ -111,8 +111,7 @@ class OperatorKinds:
 
     def of_title(self, op: str, title: str, dtypes: Iterable[str] = ()) -> OperatorTraits:
         """The traits of a kernel by its operator and title; a title may name a second operator
-        after "and".
-        """
+        after "and"."""
         traits = self.of(op, (title,), dtypes=dtypes)
         parts = [plain_words(part) for part in title.split(" and ")]
         if len(parts) < 2:
@@ -124,8 +123,7 @@ class OperatorKinds:
 
     def relation(self, wanted: str, offered: Sequence[str]) -> float:
         """How useful a kernel of the kinds `offered` is for one kind, from 0 (unrelated) to 1 (the
-        same kind).
-        """
+        same kind)."""
         if wanted in offered:
             return 1.0
         kin = self.kinds[wanted].kin if wanted in self.kinds else ()

@@ -11,10 +11,13 @@ from typing import Any
 from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
 from retrieval.diagnose.given_profile import is_profile
+from retrieval.diagnose.linear_patterns import compile_pattern
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
+from retrieval.operators import load_operators
 
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
-_METRIC = re.compile(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
+# Patterns with several repetitions are compiled by RE2: a paste may have any text.
+_METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
 # Words and places that compilers, runtimes and tools print.
 _LOG = re.compile(
     r"\b(?:error|warning|fatal|failed|failure|exception|traceback|abort(?:ed)?|segmentation fault"
@@ -25,19 +28,17 @@ _LOG = re.compile(
 _FAILED = re.compile(
     r"\b(?:error|fatal|traceback|exception|failed)\b *[:(\[]|: error\b", re.IGNORECASE
 )
-_CODE = re.compile(
-    r"^\s*(?:#include\b|#pragma\b|import \w|from \w+ import|def \w+\(|class \w+[(:]"
+_CODE = compile_pattern(
+    r"(?m-i:^\s*(?:#include\b|#pragma\b|import \w|from \w+ import|def \w+\(|class \w+[(:]"
     r"|@\w+(?:\.\w+)*\s*$"
     r"|template\s*<|(?:extern|static|inline|constexpr|__global__|__device__|kernel|void)\b.*[({]"
-    r"|[\w:<>*& ]+\s+\w+\([^)]*\)\s*\{|for\s*\(|for \w+ in )",
-    re.MULTILINE,
+    r"|[\w:<>*& ]+\s+\w+\([^)]*\)\s*\{|for\s*\(|for \w+ in ))"
 )
 
 
 def pasted(text: str) -> tuple[str, Any]:
     """The field of a request that a text belongs to, and its value there: `profile`, `metrics`,
-    `draft`, `query` or `log`.
-    """
+    `draft`, `query` or `log`."""
     stripped = text.strip()
     lines = [line for line in stripped.splitlines() if line.strip()]
     if is_profile(stripped):
@@ -47,7 +48,9 @@ def pasted(text: str) -> tuple[str, Any]:
         return "metrics", metrics
     if len(lines) >= 1 and all(_METRIC.fullmatch(line.strip()) for line in lines):
         return "metrics", metrics_of(stripped)
-    if len(lines) >= 3 and len(_CODE.findall(stripped)) >= 2 and not _FAILED.search(stripped):
+    signs = len(_CODE.findall(stripped))
+    is_code = signs >= 2 or (signs and any(sign.search(stripped) for _, sign in _LANGUAGES))
+    if len(lines) >= 3 and is_code and not _FAILED.search(stripped):
         return "draft", text
     if len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped):
         return "query", stripped
@@ -62,13 +65,18 @@ _LANGUAGES = (
     ("torch", re.compile(r"\bimport torch\b")),
     ("cpp", re.compile(r"#include\s*[<\"]")),
 )
-_FUNCTION = re.compile(r"(?:\bdef|__global__[\w\s]*?|\bvoid|\bclass|\bint)\s+(\w+)\s*\(")
+# What an elementwise kernel on a GPU has none of: sums, products, scans, exchange, loops.
+_COMBINES = re.compile(
+    r"\btl\.(?:dot|sum|max|min|arg\w+|reduce|cum\w+|associative_scan|sort|trans|permute|atomic_\w+)"
+    r"|mma|atomic|shfl|shared|\b(?:for|while)\b"
+)
+_STORES = compile_pattern(r"(?-i:\btl\.store\(|\w\s*\[[^\]]*\]\s*=[^=])")
+_FUNCTION = compile_pattern(r"(?-i:(?:\bdef|__global__[\w\s]*?|\bvoid|\bclass|\bint)\s+(\w+)\s*\()")
 
 
 def with_text(request: Mapping[str, Any], text: str) -> dict[str, Any]:
     """The request with a text in the field of its kind; for code alone also with what it computes.
-    Raises InvalidRequest where that field is given too.
-    """
+    Raises InvalidRequest where that field is given too."""
     name, value = pasted(text)
     if name in request:
         raise InvalidRequest(
@@ -79,9 +87,8 @@ def with_text(request: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _about_code(code: str) -> dict[str, str]:
-    """`task`, the `language` of code and the `op` that the names of its functions contain, else the
-    words of those names as `query`.
-    """
+    """`task`, the `language` of code and its `op`, by the names of its functions or else by what it
+    computes; without an `op` the words of those names as `query`."""
     fields = {"task": "speed_up"}
     language = next((name for name, sign in _LANGUAGES if sign.search(code)), None)
     if language is not None:
@@ -89,6 +96,11 @@ def _about_code(code: str) -> dict[str, str]:
     names = [name.lower() for name in _FUNCTION.findall(code)]
     words = [word for name in names for word in name.split("_") if word]
     op = next((w for w in (*names, *words) if canonical_op(w) in problem_terms().ops), None)
+    kinds = load_operators()
+    for kind in () if op else kinds.of(None, (" ".join(words),), code=code).kinds:
+        op = op or min(kinds.kinds[kind].ops, default=None)
+    if op is None and language in ("triton", "cuda", "hip") and _STORES.search(code):
+        op = None if _COMBINES.search(code) else "elementwise"
     if op is not None:
         return {**fields, "op": op}
     return {**fields, "query": " ".join(words)} if words else fields

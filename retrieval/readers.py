@@ -45,8 +45,7 @@ def reader_of(model: str) -> str | None:
 @dataclass(frozen=True)
 class CommonMark:
     """A statement of a section that a model made without being shown it. Without `statement`, the
-    whole section. `date` is ISO 8601; `question` is the text sent to the model.
-    """
+    whole section. `date` is ISO 8601; `question` is the text sent to the model."""
 
     document: str
     section: str
@@ -136,8 +135,7 @@ def uplift_of(
 ) -> tuple[Uplift, ...]:
     """The measurements about a chip, language, kinds of operators and class of readers (any class
     if None): those about this operator first, then the newest. With `unknown_language` those about
-    any chip whose language models do not know.
-    """
+    any chip whose language models do not know."""
 
     def is_about(row: Uplift) -> bool:
         if unknown_language or row.chip == UNKNOWN_LANGUAGE:
@@ -152,8 +150,7 @@ def uplift_of(
 
 def gains(rows: Sequence[Uplift]) -> bool:
     """Whether the first of these measurements that is large enough to decide shows that a context
-    is worth its tokens.
-    """
+    is worth its tokens."""
     deciding = next((row for row in rows if row.n >= ENOUGH), None)
     if deciding is None:
         return False

@@ -18,6 +18,7 @@ from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 from kb.validity import checked_versions
 from retrieval.profiles.lines import LineRow
+from retrieval.profiles.profile import Advised
 
 MAX_NAME = 200  # characters of an id or name
 MAX_NAMES = 50  # in one list
@@ -42,8 +43,7 @@ Kind = Literal["text", "names", "count", "metrics", "quantities", "output", "ver
 class FieldSpec:
     """One field of a request, from which interfaces are built. `limit` is the largest number of
     characters of a text, of entries of names, metrics and quantities, or the largest count; None if
-    the service's settings limit it. `choices` returns the accepted words of a closed list.
-    """
+    the service's settings limit it. `choices` returns the accepted words of a closed list."""
 
     name: str
     kind: Kind
@@ -73,11 +73,13 @@ class RetrieveRequest:
     """Any combination of signals, log, metrics, profile, query and draft; at least one of them, or
     the task `write` with a hardware. All other fields narrow the answer or are logged.
     `access_scope` is set by the interface, not by the caller. Only the built-in search sets
-    `operators` (of the reference, by torch's names), `dtypes` (all of the problem) and `lacks`
-    (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml).
+    `operators` (of the reference, by torch's names), `dtypes` (all of the problem), `lacks`
+    (extensions of the processor's family that it does not have, see kb/hardware/extensions.toml),
+    `about` (name and summary of the problem, which tell its kind of operator), `draw` (the text
+    that skills are withheld by in place of `run_id`, equal in runs that repeat each other) and
+    `facts_apart` (the reader gets the facts of the device beside `context`).
     `lines` are rows of a profile by line, whose samples are in `line_unit`; `notes` are sentences
-    about a profile.
-    """
+    about a profile, and `advised` are signals that the profiler's own rules name."""
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
     log: str | None = _field("text", "Output of the compiler or the run, unchanged.", limit=None)
@@ -175,9 +177,13 @@ class RetrieveRequest:
     operators: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    about: str = ""
+    draw: str = ""
+    facts_apart: bool = False
     lines: tuple[LineRow, ...] = ()
     line_unit: str = "samples"
     notes: tuple[str, ...] = ()
+    advised: tuple[Advised, ...] = ()
 
     @property
     def given_signals(self) -> tuple[str, ...]:
@@ -187,8 +193,7 @@ class RetrieveRequest:
     @property
     def in_words(self) -> bool:
         """Whether the request contains words to search for other than names of signals, metrics and
-        the operator.
-        """
+        the operator."""
         return bool(self.query or self.log or self.draft)
 
     @property
@@ -216,8 +221,7 @@ def help_of(name: str) -> str:
 
 def check_request(request: RetrieveRequest) -> None:
     """Raise InvalidRequest for a request without a subject, a count out of range, or a word that is
-    not among a field's choices.
-    """
+    not among a field's choices."""
     given = (
         *(request.given_signals, request.log, request.metrics, request.profile),
         *(request.query, request.draft),

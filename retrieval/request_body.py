@@ -141,8 +141,7 @@ def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, An
 
 def read_body(body: Any) -> RetrieveBody:
     """Validate decoded JSON. Raises InvalidRequest that names every field that is unknown, of the
-    wrong type or too long.
-    """
+    wrong type or too long."""
     try:
         return RetrieveBody.model_validate(body)
     except ValidationError as error:
@@ -156,8 +155,7 @@ def request_of(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> RetrieveRequest:
     """The request of a body. `defaults` are those of `k` and `max_tokens`; blank fields count as
-    left out. Raises MetricNotANumber.
-    """
+    left out. Raises MetricNotANumber."""
     load_metrics().check_numbers(vars(body).get("metrics") or {})
     values: dict[str, Any] = dict(defaults or {})
     for name, value in body.model_dump(exclude_none=True).items():

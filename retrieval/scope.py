@@ -32,8 +32,7 @@ Documented = Callable[[str], tuple[str, ...]]
 class RequestScope:
     """The hardware part of a request, resolved. `toolchain` is that of the language, if models do
     not know the language. `chip_languages` are all languages of the chip, independent of the
-    request's.
-    """
+    request's."""
 
     hardware: HardwareSpec | None
     lineage: tuple[str, ...]
@@ -61,8 +60,7 @@ def scope_of(
     request: RetrieveRequest, registry: KnownHardware, documented: Documented
 ) -> RequestScope:
     """Resolve the scope of a request; `documented` maps a hardware to the languages that its own
-    documents name. Raises UnknownHardware.
-    """
+    documents name. Raises UnknownHardware."""
     categories = request.categories or CATEGORIES
     if request.hardware is not None:
         spec = registry.get(request.hardware)
@@ -89,8 +87,7 @@ def _languages(
     documented: Documented,
 ) -> tuple[str, ...]:
     """Languages of kernels for a chip: those that its description, its toolchains or its own
-    documents name. Text, moves and skills of other languages do not apply to it.
-    """
+    documents name. Text, moves and skills of other languages do not apply to it."""
     declared = next((specs[h].languages for h in lineage if specs[h].languages), ())
     chains = (name for h in lineage for name in specs[h].toolchains)
     own = documented(lineage[0])
@@ -101,8 +98,7 @@ def own_chains(
     lineage: Sequence[str], specs: Mapping[str, HardwareSpec], documented: Sequence[str] = ()
 ) -> dict[str, ToolchainSpec]:
     """The toolchain of each language of a chip. It is empty for a language that a chip with no
-    common language only names: its manuals apply however a kernel is compiled.
-    """
+    common language only names: its manuals apply however a kernel is compiled."""
     chains: dict[str, ToolchainSpec] = {}
     known = [specs[place] for place in lineage if place in specs]
     for spec in reversed(known):  # the chip's own description takes precedence
@@ -138,8 +134,7 @@ def with_own_toolchain(
     request: RetrieveRequest, scope: RequestScope, registry: KnownHardware, layout: Layout
 ) -> tuple[RequestScope, RetrieveRequest]:
     """Add the toolchain of the chip's own language, empty if none is declared. A chip with one such
-    language implies it if the request names no language.
-    """
+    language implies it if the request names no language."""
     if scope.hardware is None:
         return scope, request
     own = own_toolchain(
@@ -155,8 +150,7 @@ def with_own_toolchain(
 class ResolvedHardware:
     """The resolved hardware of a request. `scope` follows the request, `own` adds the toolchain of
     the chip's own language, which then is `language`; facts, error texts and rules are those of the
-    chip and its families.
-    """
+    chip and its families."""
 
     scope: RequestScope
     own: RequestScope
@@ -168,13 +162,18 @@ class ResolvedHardware:
 
 def with_vendor(request: RetrieveRequest, chips: KnownHardware) -> tuple[RetrieveRequest, str]:
     """A request without hardware, with the registered family of the tool that wrote its log, and a
-    hint that names both, or the chip that the log names; other requests and "".
-    """
+    hint that names both, or the chip that the log names; other requests and ""."""
     if request.hardware is not None or not request.log:
         return request, ""
     found = ", ".join(sorted(chips_named(request.log, chips.all())))
     chip_hint = f"The log names {found}. Add `hardware` for the chip's own manuals." * bool(found)
     named = vendor_of_log(request.log)
+    if named is not None and not named[0]:
+        open_hint = (
+            f"The log is by {named[1]}, which the answer covers for chips of any vendor. Add"
+            " `hardware` (GET /hardware lists the ids) for the chip's own manuals."
+        )
+        return request, chip_hint or open_hint
     if named is None or named[0] not in chips.all():
         return request, chip_hint
     vendor, tool = named

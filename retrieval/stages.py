@@ -43,8 +43,7 @@ def watching(report: Report) -> Iterator[None]:
 
 def stage(name: str, span: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Mark a function as a stage of an answer. `span` names its span, by default after the
-    function.
-    """
+    function."""
     span = span or f"retrieve: {name}"
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:

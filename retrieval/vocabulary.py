@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
-from kb.catalog.knowledge import samples, symbols
+from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest
@@ -24,8 +24,7 @@ MOST_BY_MEANING = 500  # cards compared with a query by meaning, at 6 ms each th
 @dataclass(frozen=True)
 class Symbols:
     """Cards, those that a query means best first. `nearest` are similar names of any language if no
-    card fits.
-    """
+    card fits."""
 
     symbols: list[Symbol]
     nearest: tuple[str, ...] = ()
@@ -35,8 +34,7 @@ class Symbols:
 class LexiconTerm:
     """A term of a chip's manuals for a concept of the field. `how`: read from a definition,
     abbreviation, introduction or glossary, then with `quote` and section; a name of the family or
-    of every manual; decided by a person. `passages` counts those of the document with the term.
-    """
+    of every manual; decided by a person. `passages` counts those of the document with the term."""
 
     term: str
     concept: str
@@ -51,8 +49,7 @@ class LexiconTerm:
 @dataclass(frozen=True)
 class Lexicon:
     """The terms in the documents about a chip; `decided` are those of its description, with the
-    concept of each, empty for none; `concepts` are all concepts with their meanings.
-    """
+    concept of each, empty for none; `concepts` are all concepts with their meanings."""
 
     hardware: str
     terms: list[LexiconTerm]
@@ -69,8 +66,7 @@ class Samples:
 
 def list_lexicon(base: KnowledgeBase, hardware_id: str) -> Lexicon:
     """Names in the manuals of a chip for memory levels, units, queues and other concepts, with the
-    defining sentence. Answers to signals use these terms.
-    """
+    defining sentence. Answers to signals use these terms."""
     spec = base.registry.get(hardware_id)
     concepts = {c.id: c.meaning for c in load_ontology().concepts.values()}
     lexicon = base.snapshots.current().lexicon([spec.id], base.access)
@@ -93,13 +89,17 @@ def list_symbols(
     language: Annotated[str, Doc("Without names of another language."), MaxLen(200)] = "",
 ) -> Symbols:
     """Cards of instructions, functions, directives, types, registers and error codes: signature,
-    operands, limits, an example, and the section that defines them.
-    """
+    operands, limits, an example, and the section that defines them."""
     if not 1 <= limit <= MAX_LISTED:
         raise InvalidRequest(f"limit is {limit}", hint=f"Use 1 to {MAX_LISTED}.")
     lineage = base.registry.lineage(base.registry.resolve(hardware_id))
-    with base.catalog.read() as connection:
-        cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=base.access)
+    if status == "accepted":
+        cards = base.snapshots.current().symbols(lineage, access=base.access)
+    else:
+        with base.catalog.read() as connection:
+            cards = symbols.listed(
+                connection, lineage, statuses=(status,), access_scope=base.access
+            )
     every = cards
     if language:
         cards = [card for card in cards if card.language in ("", language)]
@@ -135,8 +135,7 @@ def list_samples(
 ) -> Samples:
     """Kernels that runs have verified, then those of the chip's manuals."""
     lineage = base.registry.lineage(base.registry.resolve(hardware_id))
-    with base.catalog.read() as connection:
-        kernels = samples.listed(connection, lineage, base.access)
+    kernels = base.snapshots.current().kernels(lineage, base.access)
     return Samples([k for k in kernels if not operator or k.operator == operator])
 
 

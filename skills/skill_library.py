@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -50,6 +50,7 @@ from kb.catalog.skills.reading import (
     revision_of,
     search_skills,
     skill_heads,
+    skill_languages,
     skill_names,
 )
 from kb.catalog.skills.shipped import (
@@ -172,9 +173,6 @@ class SkillSummary:
     effect: SkillEffect = UNTESTED
     effect_text: str = "untested"
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class SkillDetail:
@@ -206,10 +204,6 @@ class SkillDetail:
     shipped: tuple[ShippedTrial, ...] = ()
     gains: tuple[GainRow, ...] = ()
     alike: tuple[AlikeSkill, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        return {**fields.pop("summary"), "measured": fields.pop("evidence"), **fields}
 
 
 class SkillLibrary:
@@ -318,8 +312,7 @@ class SkillLibrary:
 
     def languages(self, *, access_scope: AccessScope = ALL_ACCESS) -> Sequence[str]:
         with self._catalog.read() as connection:
-            heads = skill_heads(connection, access_scope=access_scope)
-        return sorted({language for head in heads for language in head.scopes.languages})
+            return skill_languages(connection, access_scope)
 
     def show(self, name: str, *, access_scope: AccessScope = ALL_ACCESS) -> SkillDetail:
         """One skill with its evidence and history. Raises NotFound, which names the nearest."""

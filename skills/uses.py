@@ -50,7 +50,7 @@ Action = Literal["keep", "narrow", "retire"]
 
 @dataclass(frozen=True)
 class SkillUse:
-    """A use with a known effect. `situation` has the form that `retrieval.journal` stores."""
+    """A use with a known effect. `situation` has the form that the log of requests stores."""
 
     helped: bool
     situation: Mapping[str, Any]

@@ -10,7 +10,9 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +23,7 @@ from tests.places import ROOT, SHARED
 # The fixture of a service and the folder of its conftest, empty for `tests.fixtures`; the group of
 # the tests that share it.
 SERVICES = {("service_url", ""): "service", ("client", "tests/api"): "application"}
+SLOW_FIXTURES = frozenset({"read_builtin"})
 SLOW_MODULE = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow", re.MULTILINE)
 
 
@@ -105,6 +108,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if group in SERVICES.values():
             item.add_marker(pytest.mark.slow)
             seconds[group] = 200
+        elif SLOW_FIXTURES & _fixtures(item).keys():
+            item.add_marker(pytest.mark.slow)
         for mark in item.iter_markers("slow"):
             assert not mark.args, f"{item.nodeid}: slow(seconds=...)"
             seconds[group] = max(seconds[group], mark.kwargs.get("seconds", 5))
@@ -119,10 +124,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def _fixtures(item: pytest.Item) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
+    """The fixtures that a test uses, also indirectly, by name."""
+    assert isinstance(item, pytest.Function)
+    return item._fixtureinfo.name2fixturedefs
+
+
 def _group(item: pytest.Item) -> str:
     """The name of the service that a test uses, else the name of its module."""
-    assert isinstance(item, pytest.Function)
-    fixtures = item._fixtureinfo.name2fixturedefs
+    fixtures = _fixtures(item)
     for (name, folder), group in SERVICES.items():
         if name in fixtures and fixtures[name][-1].baseid == folder:
             return group

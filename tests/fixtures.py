@@ -36,14 +36,20 @@ from kb.hardware.schema import parse_hardware
 from kb.index.chroma import ChromaIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
+from retrieval.knowledge_base import Retriever
 from retrieval.near import NearIndex
-from retrieval.service import Retriever
 from retrieval.snapshot.store import SnapshotStore
 from tests import chroma_server as chroma_server_module
 from tests import postgresql, seaweed
 from tests.catalogs import environment_of, filled_data_dir, fresh_data_dir
 from tests.places import ROOT
-from tests.shared import copy_knowledge, exported_models, place_models
+from tests.shared import (
+    copy_knowledge,
+    exported_models,
+    once,
+    place_models,
+    read_builtin_knowledge,
+)
 
 SERVICE_START_SECONDS = 90
 SERVED_DOCUMENTS = (
@@ -313,6 +319,14 @@ def module_store(
     store = Store(tmp_path_factory.mktemp("store"), embedder, parsers, tagger)
     yield store
     store.catalog.close()
+
+
+@pytest.fixture(scope="session")
+def read_builtin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with all shipped knowledge, made once for all workers: it takes ten seconds,
+    so `make quick` leaves out the tests that use it.
+    """
+    return once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
 
 
 @pytest.fixture(scope="session")

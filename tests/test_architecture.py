@@ -55,6 +55,7 @@ class Outline:
     relative: bool
     purpose: str | None
     classes: tuple[tuple[str, int], ...]  # name and line
+    assigned: tuple[str, ...]  # the names that its top level binds, as often as it binds them
 
 
 @cache
@@ -71,7 +72,8 @@ def outline(path: Path) -> Outline:
             imported += [node.module] if node.module and not node.level else []
         elif isinstance(node, ast.ClassDef):
             classes.append((node.name, node.lineno))
-    return Outline(tuple(imported), relative, ast.get_docstring(module), tuple(classes))
+    assigned = tuple(assigned_in(module))
+    return Outline(tuple(imported), relative, ast.get_docstring(module), tuple(classes), assigned)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -256,6 +258,7 @@ def test_module_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
     assert request.node.nodeid.endswith("@tests/test_architecture.py"), request.node.nodeid
 
 
+@pytest.mark.slow
 def test_application_imports_no_heavy_library() -> None:
     """Each takes a second or more of the start of a service."""
     heavy = {"torch", "triton", "transformers", "onnxruntime", "llama_index", "chromadb"}
@@ -292,3 +295,24 @@ def test_main_block_is_the_last_statement() -> None:
         mains = [n for n in body[:-1] if isinstance(n, ast.If) and "__main__" in ast.dump(n.test)]
         early += [str(path.relative_to(ROOT)) for _ in mains]
     assert early == []
+
+
+def assigned_in(module: ast.Module) -> list[str]:
+    """The names that the top level of a module binds by assignments."""
+    targets: list[ast.expr] = []
+    for statement in module.body:
+        if isinstance(statement, ast.Assign):
+            targets += statement.targets
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets.append(statement.target)
+    names = (n for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+    return [name.id for name in names if isinstance(name.ctx, ast.Store)]
+
+
+def test_no_constant_of_a_module_is_replaced_by_another() -> None:
+    replaced = {}
+    for path in modules():
+        names = outline(path).assigned
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            replaced[str(path)] = twice
+    assert replaced == {}

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 
 from api.http.observability import Metrics
 from api.services import Readiness
-from kb.catalog.figures import Figures
+from kb.catalog.evaluations import Figures
 from kb.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent

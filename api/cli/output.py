@@ -41,8 +41,7 @@ def note(message: str) -> None:
 
 def confirm(question: str, undone: str) -> None:
     """Ask the user. Unless the answer is yes, print `undone` and end with exit code 1; the end of
-    the input and Ctrl-C count as no.
-    """
+    the input and Ctrl-C count as no."""
     try:
         agreed = typer.confirm(question, err=True)
     except typer.Abort:

@@ -57,8 +57,7 @@ def search(
     resume: str | None = None,
 ) -> tuple[FinishedRun, int]:
     """Search for a faster kernel; the run and the exit code. `resume` is the id of a run to
-    continue; with `quiet` only remarks are printed.
-    """
+    continue; with `quiet` only remarks are printed."""
     from optimizer.search.runs.optimize import RunInterrupted, optimize
     from skills.lifecycle import prepare_library
 
@@ -89,8 +88,7 @@ def search(
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM ends the search as Ctrl-C does: the run is stored in its present state, and every
-    process that it started ends.
-    """
+    process that it started ends."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -191,8 +189,7 @@ class _Plain(_Remarks):
 
 class _Live:
     """A live screen: the best candidate, the budget, the present work, the last candidates and the
-    last remarks. Remarks that it no longer shows are printed when it ends.
-    """
+    last remarks. Remarks that it no longer shows are printed when it ends."""
 
     def __init__(self, goal: Goal, activity: Activity | None = None) -> None:
         from rich.console import Console

@@ -65,8 +65,7 @@ def opened(data_dir: Path | None) -> Iterator[CommandTarget]:
 
 def service_at(data_dir: Path | None, url: str | None) -> str | None:
     """`url`, else the URL of the service that runs on the data directory, or None. Raises
-    InvalidRequest for both.
-    """
+    InvalidRequest for both."""
     from kb.data_dir import running_service
 
     if url is not None and data_dir is not None:
@@ -79,8 +78,7 @@ def service_at(data_dir: Path | None, url: str | None) -> str | None:
 
 class CommandTarget:
     """A running service where a URL is given, else this process over the data directory of the
-    settings. `close` it at the end.
-    """
+    settings. `close` it at the end."""
 
     def __init__(self, settings: Settings | None = None, *, url: str | None = None) -> None:
         self._settings = settings
@@ -95,8 +93,7 @@ class CommandTarget:
 
     def call(self, operation: Operation[P, Any], /, *args: P.args, **given: P.kwargs) -> Json:
         """Carry out an operation; its output as JSON. Fields of a JSON body may be given as plain
-        JSON; a parameter that is None is left out.
-        """
+        JSON; a parameter that is None is left out."""
         answer = self._answer(operation, args, given)
         if not isinstance(answer, Mapping):
             raise Unavailable(
@@ -151,14 +148,10 @@ class CommandTarget:
             services.skills.sync_builtin(self.settings.skills_dir)
         return services
 
-    def check_documents(self) -> None:
-        """Raise Unavailable where this process has no documents to answer from."""
+    def ensure_documents(self) -> None:
+        """Load the built-in knowledge where this process has no documents to answer from."""
         if self._service is None and not self.services.documents.find(limit=1):
-            raise Unavailable(
-                f"there are no documents in {self.settings.data_dir} yet",
-                hint="Run `kernlore serve`, or `kernlore ingest --builtin` to load the built-in"
-                " knowledge here.",
-            )
+            self.load_knowledge(note)
 
     def load_knowledge(self, log: Callable[[str], None]) -> None:
         """Load the built-in documents of this version with their facts and moves, so that they are
@@ -220,8 +213,7 @@ class CommandTarget:
     @contextmanager
     def reading(self) -> Iterator[Callable[[], None]]:
         """Read and embed queued files in threads, as many as a cluster reads at once. Call the
-        yielded function while jobs are unfinished: it raises where reading has stopped.
-        """
+        yielded function while jobs are unfinished: it raises where reading has stopped."""
         if self._service is not None:
             yield lambda: None
             return

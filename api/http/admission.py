@@ -31,9 +31,11 @@ class Admission:
     """Limits the retrievals of one service. Not thread-safe: for its event loop only."""
 
     def __init__(self, settings: Settings) -> None:
-        self._places = asyncio.Semaphore(settings.retrievals_at_once)
+        # Threads of one process compute one after the other; more than two delay each other.
+        self._places = asyncio.Semaphore(-(-settings.retrievals_at_once // settings.workers))
         self._most = settings.retrievals_waiting
         self._waiting = 0
+        self._running = 0
 
     async def enter(self) -> None:
         """Wait for a free place and take it. Raises Overloaded."""
@@ -46,10 +48,17 @@ class Admission:
             raise _refused(f"no turn came within {WAIT_SECONDS:.0f} seconds") from None
         finally:
             self._waiting -= 1
+        self._running += 1
 
     def leave(self) -> None:
         """Give the place back."""
+        self._running -= 1
         self._places.release()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any retrieval runs or waits."""
+        return self._running + self._waiting > 0
 
 
 def _refused(reason: str) -> Overloaded:
@@ -77,8 +86,7 @@ Place = Annotated[None, Depends(admitted, scope="function")]
 
 def with_place(endpoint: Callable[..., Response]) -> Callable[..., Response]:
     """The function of a route, which holds a place while it runs. The place is its last dependency:
-    none is held while a client sends the body.
-    """
+    none is held while a client sends the body."""
 
     @wraps(endpoint)
     def holding(*, place_of_request: None, **given: Any) -> Response:
@@ -126,8 +134,7 @@ class Limits:
 
     def take(self, who: str, kind: Kind, *, with_key: bool) -> None:
         """Count a request. Requests without a key on loopback are not limited. Raises
-        TooManyRequests.
-        """
+        TooManyRequests."""
         if kind == "free" or (self._local and not with_key):
             return
         self._take(who, "request")
@@ -167,8 +174,7 @@ class Limits:
 
     def learn(self, totals: Counts, own: Counts) -> None:
         """Subtract the requests of other replicas from the buckets. `totals` are the counts of all
-        replicas, including `own`.
-        """
+        replicas, including `own`."""
         now = self._clock()
         for key, total in totals.items():
             # The first total of a caller may be old, so that it does not count.

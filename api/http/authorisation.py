@@ -1,8 +1,8 @@
 """Authentication and authorisation of every request: routes, pages, static files and mounts.
 
 A store without keys allows everything; its service then listens on loopback. Host names and origins
-are checked before (`api.http.callers`). Routes get the access of the caller from
-`api.http.dependencies`, mounts from `caller_of`.
+are checked before (`api.http.authorisation`). Routes get the access of the caller from
+`api.http.routes`, mounts from `caller_of`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import structlog
 from anyio import CapacityLimiter, to_thread
@@ -20,19 +21,22 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import iter_route_contexts
 from sqlalchemy.exc import DBAPIError
 from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.admission import Kind, Limits
 from api.http.bodies import SIGNER, read_limited
-from api.http.errors import known_fault, respond
+from api.http.errors import ForeignPage, UnknownHost, known_fault, respond
 from api.operations import SAFE, Operation
 from api.services import Services
+from kb.addresses import is_address, is_every, listed_names, own_names
 from kb.audit import AuditEntry
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.keys import ROLES, Key, Role, may
 from kb.errors import Forbidden, KernloreError, Unauthorized, UnknownHardware
 from kb.scope import ALL_ACCESS, ANY, AccessScope
+from kb.settings import Settings
 
 COOKIE = "kernlore_session"
 _CALLER = "kernlore.caller"
@@ -73,8 +77,7 @@ def is_session(scope: Mapping[str, Any]) -> bool:
 class Authorisation:
     """Middleware: 401 without a valid key if the store has keys, 403 for an insufficient role, 429
     over the rate limits. Writes the audit log. With `trusted` no key is needed: every caller owns
-    the data directory.
-    """
+    the data directory."""
 
     def __init__(
         self,
@@ -260,8 +263,7 @@ def _address(scope: Scope) -> str:
 
 class _RequestKey(NamedTuple):
     """The look-up of a request's key. `closed`: the store has keys. `access` is that of the key;
-    `by_cookie`: it was found by a session of the pages.
-    """
+    `by_cookie`: it was found by a session of the pages."""
 
     closed: bool
     key: Key | None
@@ -385,8 +387,7 @@ def is_tools(template: str) -> bool:
 @dataclass(frozen=True)
 class Need:
     """The requirements of a request. `role` is None for public routes. `action` names the request
-    in the audit log, which records requests with `changes`.
-    """
+    in the audit log, which records requests with `changes`."""
 
     action: str
     role: Role | None
@@ -409,8 +410,7 @@ class Needs:
 
     def of_route(self, method: str, template: str) -> Need:
         """The requirements of a request to a route. `template` is the path of the route, or of the
-        mount above it; empty for an unknown path.
-        """
+        mount above it; empty for an unknown path."""
         route = f"{method} {template or '(no route)'}"
         read = f"{'GET' if method == 'HEAD' else method} {template}"
         if read in OPEN_PAGES:
@@ -431,8 +431,7 @@ class Needs:
 
     def of_tools(self, body: bytes) -> Need:
         """The requirements of a message of the Model Context Protocol: the strictest of its tool
-        calls. Tools call the routes with the key of their caller, which limits what they see.
-        """
+        calls. Tools call the routes with the key of their caller, which limits what they see."""
         try:
             message: Any = json.loads(body)
         except (ValueError, RecursionError):  # the protocol refuses it
@@ -454,8 +453,7 @@ class Needs:
 
 def _restricted(operation: Operation[Any, Any]) -> bool:
     """Whether keys that are restricted to hardware are refused, because code that runs here can
-    read all data. Keys of admins are never restricted.
-    """
+    read all data. Keys of admins are never restricted."""
     return operation.runs_code and operation.role != "admin"
 
 
@@ -465,3 +463,130 @@ def _tool(message: Any) -> str | None:
     given = message.get("params")
     name = given.get("name") if isinstance(given, dict) else None
     return str(name)[:80]
+
+
+# -- host name and origin of a request
+#
+# A service may have no keys, and yet a page in the user's browser must not use it. A page could
+# call it by its own host name that resolves to this machine (DNS rebinding), or by a cross-site
+# request, which the browser marks with the page's origin.
+
+_KNOWN = "kernlore.host_is_known"
+CLIENT_HEADER = b"x-kernlore-client"  # client of a request that a worker passes on
+WORKER_PATHS = ("/retrieve",)  # answered by workers
+
+
+class KnownCallers:
+    """Middleware: refuses requests for foreign host names, and requests of pages of other sites."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._given = listed_names(settings.allowed_hosts)
+        # Used for its decision only; its refusal would be plain text.
+        self._names = TrustedHostMiddleware(
+            _mark_known, [*own_names(settings.host), *self._given], www_redirect=False
+        )
+        # DNS rebinding needs a name, so every address is accepted; a container does not know the
+        # addresses of its host.
+        self._any_address = is_every(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if not await self._is_known(scope, headers.get("host", ""), receive):
+                await respond(_unknown_host(headers))(scope, receive, send)
+                return
+            if self._is_foreign(scope["method"], headers):
+                await respond(_FOREIGN_PAGE)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _is_known(self, scope: Scope, host: str, receive: Receive) -> bool:
+        if self._any_address and is_address(_name_of(f"//{host}")):
+            return True
+        await self._names(scope, receive, _discard)
+        return bool(scope.pop(_KNOWN, False))
+
+    def _is_foreign(self, method: str, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is not None:
+            # Behind a proxy, the host name of the request differs from that of the page.
+            same = origin.partition("://")[2] == headers.get("host")
+            return not same and _name_of(origin) not in self._given
+        if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+            return False
+        # Links from pages of other sites are allowed.
+        followed = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+        return method not in ("GET", "HEAD") or followed != ("navigate", "document")
+
+
+_FOREIGN_PAGE = ForeignPage(
+    "a page of another site may not use this service",
+    hint="Use the service's own pages, or a client outside of the browser. Where both are behind a"
+    " proxy, name it in KERNLORE_ALLOWED_HOSTS.",
+)
+
+
+def _unknown_host(headers: Headers) -> UnknownHost:
+    host = headers.get("host", "")[:200]
+    return UnknownHost(
+        f"this service was called as {host!r}, which is not its name",
+        hint="Call it as 127.0.0.1 or localhost, or by the address that it listens on. Name a proxy"
+        " or other names of this machine with `kernlore serve --allowed-host NAME` or"
+        " KERNLORE_ALLOWED_HOSTS.",
+        details={"host": host},
+    )
+
+
+def _name_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+async def _mark_known(scope: Scope, _: Receive, __: Send) -> None:
+    scope[_KNOWN] = True
+
+
+async def _discard(_: Message) -> None:
+    """Drop the response of TrustedHostMiddleware."""
+
+
+class FromWorkers:
+    """Middleware of the service: restores the client address of requests that workers forward."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if scope.get("client") is None and CLIENT_HEADER in headers:
+                host, _, port = headers[CLIENT_HEADER].decode().rpartition(":")
+                scope = {**scope, "client": (host, int(port))}
+            rest = [pair for pair in scope["headers"] if pair[0] != CLIENT_HEADER]
+            scope = {**scope, "headers": rest}
+        await self._app(scope, receive, send)
+
+
+class SpreadConnections:
+    """Middleware of every process of a service with workers: closes the connection of an answered
+    retrieval while the process computes others. The client's next connection goes to a process that
+    waits for one, so that clients with open connections do not share one process while another
+    is idle."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in WORKER_PATHS:
+            await self._app(scope, receive, send)
+            return
+
+        async def spread(message: Message) -> None:
+            if message["type"] == "http.response.start" and scope["app"].state.admission.busy:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, spread)

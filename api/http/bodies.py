@@ -33,8 +33,7 @@ class LateBody(KernloreError):
 
 class BodyDeadline:
     """Middleware: the body of every request arrives within `seconds`, plus the time that its bytes
-    take at LEAST_RATE, or the request ends with LateBody.
-    """
+    take at LEAST_RATE, or the request ends with LateBody."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app = app
@@ -121,8 +120,7 @@ def is_json(kind: str) -> bool:
 
 def signed(request: Request, claimed: str) -> str:
     """The actor that is stored with a change: the actor that the request claims, or with a key, the
-    key's name followed by the claim.
-    """
+    key's name followed by the claim."""
     key: str = request.scope.get(SIGNER, "")
     if not key:
         return claimed

@@ -27,8 +27,7 @@ TOTAL_FILES = 16
 @dataclass(frozen=True)
 class UploadForm:
     """The files of an upload, and the values of its other fields by name. Fields in `several` may
-    be repeated. `input` has the fields as parameters of the operation.
-    """
+    be repeated. `input` has the fields as parameters of the operation."""
 
     files: tuple[Incoming, ...]
     fields: dict[str, list[str]] = field(default_factory=dict)
@@ -80,8 +79,7 @@ async def read_form(
     request: Request, known: Sequence[str], several: Sequence[str] = ()
 ) -> UploadForm:
     """The files and the known fields of a multipart request; those in `several` may be repeated.
-    The caller closes the files.
-    """
+    The caller closes the files."""
     settings: Settings = request.app.state.settings
     _check_type(request)
     parser = _LimitedParser(request.headers, request.stream(), settings)

@@ -25,7 +25,7 @@ from api.http.errors import internal_error, respond
 from api.services import Readiness
 from kb import telemetry
 from kb.answers import Answer
-from kb.catalog.figures import Figures
+from kb.catalog.evaluations import Figures
 from kb.ids import new_id
 
 _METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
@@ -171,8 +171,7 @@ def _of_figures(figures: Figures) -> Iterator[Metric]:
 
 class RequestLog:
     """Middleware: the id, log line and metrics of a request, and the response to an unhandled
-    exception.
-    """
+    exception."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -230,8 +229,7 @@ def _request_id(scope: Scope) -> str:
 
 def _span(scope: Scope, request_id: str) -> AbstractContextManager[None]:
     """The span of a request, with the caller's `traceparent` as its parent. Probes have none, as
-    they would be most of the traces.
-    """
+    they would be most of the traces."""
     if not telemetry.on() or scope["path"] in _PROBES:
         return nullcontext()
     about = {"kernlore.request.id": request_id, "http.request.method": scope["method"]}

@@ -125,8 +125,7 @@ def _define(
     known: dict[str, Any], model: Any, mode: Literal["validation", "serialization"]
 ) -> dict[str, Any]:
     """Add the schemas of a type, and of what it consists of, to those that are known; its schema.
-    Raises ValueError where another schema has its name already.
-    """
+    Raises ValueError where another schema has its name already."""
     own = TypeAdapter(model).json_schema(mode=mode, ref_template="#/components/schemas/{model}")
     definitions = own.pop("$defs", {})
     if isinstance(model, type):

@@ -100,8 +100,7 @@ def _description(given: HardwareArguments) -> Mapping[str, Any]:
 
 async def upload_document(routes: Routes, given: DocumentArguments) -> results.UploadedDocument:
     """Add a manual of a chip as text, and wait until it is read. The answer counts passages and
-    lists the facts that wait for a decision. For PDF and folders use `kernlore ingest`.
-    """
+    lists the facts that wait for a decision. For PDF and folders use `kernlore ingest`."""
     sent = await routes.call(
         "upload",
         file=(given.name, given.text.encode()),
@@ -194,8 +193,7 @@ def _fact(row: Mapping[str, Any]) -> results.StatedFact:
 
 async def show_coverage(routes: Routes, given: CoverageArguments) -> results.Gaps:
     """Show what the manuals of a chip do not cover: signals without a passage, topics to upload
-    next, missing facts, and missing parts for a first kernel.
-    """
+    next, missing facts, and missing parts for a first kernel."""
     answer = await routes.call("coverage", hardware_id=given.hardware)
     missing = [row for row in answer["first_kernel"] if row["state"] == "missing"]
     return results.Gaps.model_validate(

@@ -15,12 +15,18 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.request import TASKS
 from retrieval.request_body import RetrieveBody
 
-# Fields of a request that agents may give; the others serve optimizers and curators.
-TAKEN = (
-    *("task", "signal", "signals", "log", "metrics", "profile", "query", "draft", "hardware"),
-    *("op", "language", "dtype", "problem", "categories", "k", "max_tokens", "run_id", "exclude"),
-    *("reader", "versions"),
-)
+# Fields of a request that agents may give; the others serve optimizers and curators. The longer
+# descriptions are said in fewer words here, because every session of an agent loads them.
+TAKEN = {
+    **dict.fromkeys(("task", "signal", "signals", "log", "metrics"), ""),
+    "profile": "Output of a profiler, unchanged, as text or JSON.",
+    **dict.fromkeys(("query", "draft", "hardware", "op", "language", "dtype"), ""),
+    "problem": "Sizes of the problem, like product_rows or flops.",
+    **dict.fromkeys(("categories", "k", "max_tokens", "run_id", "exclude"), ""),
+    "reader": "`strong`: only what surprises a model that knows common chips well.",
+    "versions": "Your tools, like triton 3.6, or the text of pip freeze: marks what other versions"
+    " need, leaves out what fails with yours.",
+}
 PAGE = 40  # passages of a section in one answer
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
@@ -44,7 +50,7 @@ def _taken() -> dict[str, Any]:
 
 
 def _described(name: str, field: Any) -> Any:
-    text = field.description.replace("GET /signals", "list_signals_and_hardware")
+    text = (TAKEN[name] or field.description).replace("GET /signals", "list_signals_and_hardware")
     return Field(None, description=text.replace("GET /hardware", "list_signals_and_hardware"))
 
 
@@ -105,11 +111,11 @@ def _given(arguments: BaseModel) -> dict[str, Any]:
 
 
 async def retrieve_context(routes: Routes, given: RetrieveArguments) -> results.Retrieved:
-    """Get knowledge for your next step with a kernel on a chip: `context` is ready to read,
-    with citations of the chip's own manuals, rules, moves and skills. Give the raw compiler or
-    run-time log, a profiler's output or metrics, a signal, a question, or your draft, in any
-    combination; `task` write with a hardware alone prepares a first kernel. Name the hardware:
-    nothing about another chip is ever returned. Report what came of it by `report_outcome`."""
+    """Get knowledge for your next step with a kernel on a chip: `context` is ready to read, with
+    citations of the chip's manuals, rules, moves and skills. Give the raw log, a profile, metrics,
+    a signal, a question, your draft, or several; `task` write with `hardware` alone prepares a
+    first kernel. Name the hardware: nothing about another chip is returned. Report what came of it
+    by `report_outcome`."""
     answer = await routes.call("retrieve", request=_given(given))
     return results.Retrieved.model_validate(answer)
 

@@ -144,8 +144,7 @@ async def _serve(opened: Open) -> None:
 
 async def _end_on_sigterm(opening: Opening) -> None:
     """On SIGTERM, end runs and other children, then the process, which the thread that reads
-    standard input would otherwise keep alive.
-    """
+    standard input would otherwise keep alive."""
     with anyio.open_signal_receiver(signal.SIGTERM) as received:
         async for _ in received:
             await opening.close()

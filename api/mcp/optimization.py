@@ -27,15 +27,14 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ProblemArguments(Arguments):
-    problem: Name | None = Field(None, description="The name of a built-in problem, like softmax.")
+    problem: Name | None = Field(None, description="A built-in problem, like softmax.")
     problem_source: str | None = Field(
         None,
-        description="In place of `problem`: the text of a Python file with `Model` (a"
-        " torch.nn.Module, the reference), `get_inputs()` and, where it needs arguments,"
-        " `get_init_inputs()`.",
+        description="Or the text of a Python file with `Model` (a torch.nn.Module), `get_inputs()`"
+        " and, for its arguments, `get_init_inputs()`.",
     )
     problem_toml: str | None = Field(
-        None, description="Cases, dtypes and tolerances of `problem_source`, if stated."
+        None, description="Cases, dtypes and tolerances of `problem_source`."
     )
 
 
@@ -45,14 +44,14 @@ class KernelArguments(Arguments):
     )
     source: str | None = Field(None, description="The kernel as one source text.")
     files: dict[str, str] | None = Field(
-        None, description="In place of `source`: relative path to text; name one as `main`."
+        None, description="Or several files, path to text, with `main`."
     )
     main: Name | None = Field(None, description="The file that is compiled or imported.")
     entry: Name | None = Field(
-        None, description="The class or function that is called. Default: that of the language."
+        None, description="The class or function that is called; each language has a default."
     )
     parameters: dict[str, bool | int | float | str] | None = Field(
-        None, description="Parameter values that were chosen, and compiler flags."
+        None, description="Chosen parameters and compiler flags."
     )
 
 
@@ -92,8 +91,7 @@ class NextArguments(StartArguments):
     )
     whole: bool = Field(
         False,
-        description="Repeat the parts that all steps of the run share: problem, interface, chip."
-        " The first briefing of a new run always has them.",
+        description="Repeat what the first briefing of the run had: problem, interface, chip.",
     )
 
 
@@ -161,11 +159,10 @@ async def evaluate_candidate(routes: Routes, given: EvaluateArguments) -> result
 
 
 async def next_candidate_context(routes: Routes, given: NextArguments) -> results.NextContext:
-    """Optimize a kernel yourself, step by step. Name a problem to start a run: its reference is
-    measured, and the answer has the problem, the interface, the criteria, the kernel to start from
-    with its verdict, and knowledge about the chip and that verdict. Then hand in a kernel by
-    `submit_candidate`, and call this tool again with `run_id`. While `waiting` is false and the
-    state is starting or running, call it again; otherwise the run has ended, with its `result`."""
+    """Optimize a kernel yourself, step by step. A problem starts a run; the answer has the problem,
+    the interface, the kernel to start from with its verdict, and knowledge about both. Hand in a
+    kernel by `submit_candidate`, then call this again with `run_id`. While `waiting` is false and
+    the run starts or runs, call it again; at its end it has a `result`."""
     started = given.run_id is None
     run_id = given.run_id or await _start(routes, given, "external", given.context_tokens)
 

@@ -108,8 +108,7 @@ async def client_at(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 class Opening:
     """A client that is opened in the background, so that the server can list its tools at once:
-    coding agents wait only a few seconds for that.
-    """
+    coding agents wait only a few seconds for that."""
 
     def __init__(self) -> None:
         self._settled, self._closed = anyio.Event(), anyio.Event()

@@ -26,27 +26,21 @@ from api.mcp.tools import TOOLS
 from api.strict_json import check_texts, validated
 from kb.errors import InvalidRequest, KernloreError, nearest
 
-READS = ToolAnnotations(
-    read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-)
-RECORDS = ToolAnnotations(
-    read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
-)
+READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+RECORDS = ToolAnnotations(destructive_hint=False, open_world_hint=False)
 # A repeated call has no further effect: its measurements are stored.
 REPEATABLE = RECORDS.model_copy(update={"idempotent_hint": True})
 
 
+NULL = {"type": "null"}
 POLL_SECONDS = 0.2
 Wait = Annotated[float, Field(ge=0, le=600)]
-WAIT = Field(
-    50.0, description="Longest time until the answer, in seconds. Call again to wait longer."
-)
+WAIT = Field(50.0, description="Seconds to wait for the result; call again to wait longer.")
 
 
 async def until(ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
     """The first result of `ask` that is not None; None after `seconds`. Polls, because other
-    processes read and measure.
-    """
+    processes read and measure."""
     deadline = time.monotonic() + seconds
     while (answer := await ask()) is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await anyio.sleep(POLL_SECONDS)
@@ -67,8 +61,7 @@ class Result(BaseModel):
 
 class _Metadata(FuncMetadata):
     """Decodes lists and objects that clients send as JSON text. Arguments of type string stay as
-    they are: a log may be JSON.
-    """
+    they are: a log may be JSON."""
 
     def pre_parse_json(self, data: dict[str, Any]) -> dict[str, Any]:
         read: dict[str, Any] = super().pre_parse_json(data)
@@ -143,6 +136,44 @@ def refusal(error: KernloreError) -> CallToolResult:
     return CallToolResult(content=[content], is_error=True)
 
 
+# Left out of schemas: titles repeat names, and an error states the limit that a call exceeds.
+UNNEEDED = {
+    *("title", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "propertyNames"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+}
+
+
+def brief(schema: Any, of_result: bool = False) -> Any:
+    """A JSON schema without what costs an agent's window and helps it little: titles, limits, null
+    where a field may be left out; of a result also what is required, and the fields that their
+    names explain."""
+    if not isinstance(schema, dict):
+        return [brief(s, of_result) for s in schema] if isinstance(schema, list) else schema
+    unneeded = UNNEEDED | {"required", "default"} if of_result else UNNEEDED
+    kept = {
+        key: {name: brief(part, of_result) for name, part in value.items()}
+        if key in ("properties", "$defs")
+        else brief(value, of_result)
+        for key, value in schema.items()
+        if key not in unneeded
+        and (key, value) != ("default", None)
+        and not (key == "additionalProperties" and isinstance(value, bool))
+    }
+    if "enum" in kept or (of_result and "properties" in kept):
+        kept.pop("type" if "enum" in kept else "description", None)
+    if of_result and "properties" in kept:
+        fields = kept["properties"].items()
+        kept["properties"] = {name: f for name, f in fields if "description" in f or "$ref" in f}
+    kinds = kept.pop("anyOf", [])
+    if not of_result:
+        kinds = [kind for kind in kinds if kind != NULL]
+    if len(kinds) == 1:
+        return kinds[0] | kept
+    if kinds and all(kind.keys() == {"type"} for kind in kinds):
+        return {"type": [kind["type"] for kind in kinds]} | kept
+    return kept | ({"anyOf": kinds} if kinds else {})
+
+
 def tool(
     routes: Routes,
     function: Callable[[Routes, Any], Awaitable[Result]],
@@ -152,15 +183,16 @@ def tool(
     title: str,
 ) -> Tool:
     """A tool by the name and docstring of `function`, which takes the checked arguments."""
-    schema = arguments.model_json_schema()
+    schema = brief(arguments.model_json_schema())
     schema.pop("description", None)
+    shape = brief(result.model_json_schema(mode="serialization"), of_result=True)
     return _CheckedTool(
         fn=partial(function, routes),
         name=function.__name__,
         title=title,
         description=" ".join((function.__doc__ or "").split()),
         parameters=schema,
-        fn_metadata=_Metadata(arg_model=arguments, output_model=result),
+        fn_metadata=_Metadata(arg_model=arguments, output_model=result, output_schema=shape),
         is_async=True,
         context_kwarg=None,
         annotations=hints,

@@ -86,8 +86,7 @@ class Download:
 @dataclass(frozen=True)
 class Input:
     """One parameter. `annotation` is resolved; `default` is `inspect.Parameter.empty` for a
-    required one.
-    """
+    required one."""
 
     name: str
     place: Place
@@ -116,8 +115,7 @@ class Input:
 @dataclass(frozen=True)
 class Media:
     """A further media type of a body. `read` converts its text, and the query parameters of the
-    model `query`, into the value of the equivalent JSON body.
-    """
+    model `query`, into the value of the equivalent JSON body."""
 
     names: tuple[str, ...]
     description: str
@@ -226,8 +224,7 @@ class Operation(Generic[P, R]):
     @cached_property
     def model(self) -> type[BaseModel] | None:
         """The JSON body, or None: the only parameter in the body if that is a model, else a model
-        with the parameters as fields.
-        """
+        with the parameters as fields."""
         fields = [i for i in self.inputs if i.place == "body"]
         if not fields:
             return None
@@ -273,8 +270,7 @@ def operation(
     route: str, summary: str, *, tag: str, role: Role | None = None, **more: Any
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Operation[P, R]]:
     """Declare a function as an operation. `route` is a method and a path, like
-    `GET /documents/{document_id}`; `role` defaults to reader for a GET, otherwise to admin.
-    """
+    `GET /documents/{document_id}`; `role` defaults to reader for a GET, otherwise to admin."""
     method, _, path = route.partition(" ")
     needed: Role = role or ("reader" if method in SAFE else "admin")
     return lambda function: Operation(function, method, path, summary, tag, needed, **more)

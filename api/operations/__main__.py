@@ -61,6 +61,7 @@ RECORDS: Mapping[type, tuple[str, ...]] = {
     answers.Verdict: (),
     answers.ProfileRead: (),
     answers.Uplift: (),
+    answers.NamedFact: (),
     answers.DocumentRef: (),
     Validity: (),
     answers.Excerpt: ("category", "text", "document"),

@@ -20,9 +20,10 @@ from pydantic import (
 )
 
 from kb.errors import InvalidRequest
-from skills.trajectories.external import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
+from skills.trajectories.external import MAX_IDS, MAX_ORIGIN, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 MAX_SOURCE = 4_000_000
+MAX_LINES = 20_000  # of a transcript
 
 Name = Annotated[str, Field(max_length=200)]
 Actor = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
@@ -119,7 +120,7 @@ class CandidateBody(Body):
     entry: Name | None = Field(
         None,
         description="The class or function that is called. Default: ModelNew in Python,"
-        " else the entry of the chip's toolchain, else kernlore_run.",
+        " else that of the toolchain.",
     )
     parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(
         default_factory=dict,
@@ -207,7 +208,7 @@ class TrajectoryStepBody(Body):
     entry: Name | None = Field(
         None,
         description="The class or function that is called. Default: ModelNew in Python,"
-        " else the entry of the chip's toolchain, else kernlore_run.",
+        " else that of the toolchain.",
     )
     language: Name | None = Field(None, description="Default: the language of the trajectory.")
     parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(
@@ -229,13 +230,18 @@ class TrajectoryStepBody(Body):
     )
     claimed_speedup: StrictFloat | StrictInt | None = Field(
         None,
-        description="The speed-up that the optimizer reports. Stored for comparison with the"
-        " measurement, and never used.",
+        description="The speed-up that the optimizer reports, only to be compared.",
+    )
+    provenance: dict[Name, Annotated[str, Field(max_length=MAX_ORIGIN)]] = Field(
+        default_factory=dict,
+        max_length=MAX_TEXTS,
+        description="Where it comes from, such as repository, commit and path. Says nothing about"
+        " its merit.",
     )
 
 
 class TrajectoryBody(Body):
-    """A search of another optimizer. Give `steps`, or `lines` of an export.
+    """A search of another optimizer. Give `steps`, or `lines` of an export or of a session.
 
     Every step is evaluated here before anything is learned from it.
     """
@@ -252,8 +258,15 @@ class TrajectoryBody(Body):
     steps: Annotated[list[TrajectoryStepBody], Field(min_length=1, max_length=MAX_STEPS)] | None = (
         Field(None, description="The candidates in the order in which they were tried.")
     )
-    lines: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_STEPS + 1)] | None = (
-        Field(None, description="The lines of the trajectory.jsonl of an exported run.")
+    lines: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_LINES)] | None = (
+        Field(
+            None,
+            description="The lines of the trajectory.jsonl of an exported run, or of the transcript"
+            " of a coding agent, which needs `problem` and `hardware`.",
+        )
+    )
+    entry: Name | None = Field(
+        None, description="The class or function of the candidates of a transcript."
     )
     actor: Annotated[str, Field(min_length=1, max_length=100)] = Field(
         "external", description="Which optimizer it comes from."

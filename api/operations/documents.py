@@ -13,6 +13,7 @@ from urllib.parse import quote
 from annotated_types import Ge, Le
 
 from api.operations import Download, Files, Incoming, operation
+from api.operations.hardware import publish_drafts
 from ingestion import progress
 from ingestion.includes import JoinedUpload
 from ingestion.uploads import (
@@ -24,6 +25,7 @@ from ingestion.uploads import (
     restore_version,
     safe_name,
 )
+from kb.catalog.knowledge import drafts
 from kb.errors import ErrorBody, InvalidRequest, KernloreError, UnsupportedFormat, error_json
 from kb.ids import new_id
 from kb.plain import Doc
@@ -239,11 +241,22 @@ def _submit(services: Services, incoming: Incoming, about: FileUpload) -> Submit
 show_document = declared("GET /documents/{document_id}", "Show one document with its versions")(
     documents.show_document
 )
-delete_document = declared(
+
+
+@declared(
     "DELETE /documents/{document_id}",
     "Remove a document and everything read from it",
     role="admin",
-)(documents.delete_document)
+)
+def delete_document(services: Services, document_id: str) -> documents.DeletedDocument:
+    """After the response, no answer contains any part of the document. Drafts that quote it are
+    removed too, and the accepted ones of their chips are read again without them."""
+    with services.catalog.read() as connection:
+        quoting = drafts.quoting(connection, document_id)
+    deleted = documents.delete_document(services, document_id)
+    for chip in {draft.hardware_id for draft in quoting if draft.status == "accepted"}:
+        publish_drafts(services, chip, anew=True)
+    return deleted
 
 
 @declared(
@@ -285,7 +298,7 @@ list_moves = declared(
 @declared(
     "GET /documents/{document_id}/file",
     "Download the file as it was uploaded",
-    produces=("application/octet-stream", "application/pdf"),
+    produces=("application/octet-stream", *sorted(set(_SHOWN.values()))),
 )
 def download_document(
     services: Services, document_id: str, version: VersionNumber = None

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from api.operations import Media, operation
 from api.operations.bodies import HardwareBody
 from ingestion import hardware
+from ingestion.drafts import DraftReport, drafts_upload, outdated_drafts
 from ingestion.hardware import RegisteredHardware
+from ingestion.model_calls import AT_ONCE, SECONDS
+from ingestion.readings import ReadingReport
+from ingestion.uploads import Submitted
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge import drafts
+from kb.catalog.knowledge.drafts import Draft, DraftStatus
 from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.plain import Doc
 from optimizer.evaluation.acceptance import probes, records
 from optimizer.evaluation.acceptance.records import Acceptance
 from retrieval import vocabulary
 from retrieval.coverage import coverage
+from retrieval.documents import delete_document
 from retrieval.hardware_removal import remove_hardware as remove
 
 if TYPE_CHECKING:
@@ -27,6 +34,15 @@ if TYPE_CHECKING:
 
 declared = partial(operation, tag="hardware")
 ORIGIN = "the request"
+READ_CALLS, DRAFT_CALLS = 200, 50  # of a model, unless the caller says otherwise
+Models = Annotated[str, Doc("The litellm name of one language model, like openai/gpt-4o.")]
+ApiBase = Annotated[
+    str | None, Doc("Address of an OpenAI-compatible server. Default: that of the provider.")
+]
+Calls = Annotated[int, Doc("Most calls of the model."), Ge(1), Le(10_000)]
+AtOnce = Annotated[int, Doc("Calls at the same time."), Ge(1), Le(32)]
+Usd = Annotated[float | None, Doc("Make no further call once so many USD were spent.")]
+Seconds = Annotated[float, Doc("Longest time of a call."), Gt(0), Le(86_400)]
 
 
 def _registry(services: Services) -> HardwareRegistry:
@@ -105,8 +121,7 @@ def accept_manuals(
     language: Annotated[str, Doc("Only this language; empty: every one with commands.")] = "",
 ) -> Acceptance:
     """Compile its kernels, try examples, names, operands, latencies and ranges, and check tables
-    and references for gaps. Runs the commands of hardware.toml, and takes about a minute.
-    """
+    and references for gaps. Runs the commands of hardware.toml, and takes about a minute."""
     from optimizer.evaluation.acceptance import accept  # loads torch
 
     return accept.accept_manuals(services, hardware_id, language)
@@ -136,8 +151,7 @@ def correct_term(
     ] = None,
 ) -> RegisteredHardware:
     """Stored in `terms` of the chip's description, so an export of it has the correction. Its
-    documents are published again.
-    """
+    documents are published again."""
     spec = services.registry.get(hardware_id)
     terms = {name: c for name, c in spec.terms.items() if name != term}
     if concept is not None:
@@ -162,6 +176,148 @@ correct_symbol = declared(
         " left out stay.",
     ),
 )(vocabulary.correct_symbol)
+
+
+# -- language models over a chip's manuals
+
+
+@declared(
+    "POST /hardware/{hardware_id}/readings",
+    "Have a language model read a chip's documents",
+    body=("ReadingBody", "The model, and the limits of its calls."),
+)
+def read_documents(
+    services: Services,
+    hardware_id: str,
+    models: Models,
+    api_base: ApiBase = None,
+    most: Calls = READ_CALLS,
+    at_once: AtOnce = AT_ONCE,
+    usd: Usd = None,
+    seconds: Seconds = SECONDS,
+    again: Annotated[bool, Doc("Also sections that a model has read before.")] = False,
+) -> ReadingReport:
+    """It writes for which signals and questions each section is the answer, with a quote that must
+    be in the section. Answers rank by it at no further cost. The same request goes on where an
+    earlier one ended."""
+    from api import section_models
+
+    chip = services.registry.resolve(hardware_id)
+    model = section_models.section_model(models, api_base, seconds)
+    limits = section_models.limits_of(model, most, at_once, usd)
+    return section_models.read_sections(services, chip, model, limits, again)
+
+
+@declared(
+    "POST /hardware/{hardware_id}/prepare",
+    "Have a language model draft sections about a chip's signals",
+    body=("DraftBody", "The model, the signals, and the limits of its calls."),
+)
+def prepare_hardware(
+    services: Services,
+    hardware_id: str,
+    models: Models,
+    api_base: ApiBase = None,
+    signals: Annotated[
+        Annotated[list[str], MaxLen(100)] | None, Doc("Only these signals; null: all.")
+    ] = None,
+    most: Calls = DRAFT_CALLS,
+    at_once: AtOnce = AT_ONCE,
+    usd: Usd = None,
+    seconds: Seconds = SECONDS,
+    again: Annotated[bool, Doc("Also signals with a decided draft.")] = False,
+) -> DraftReport:
+    """Each is drafted from the chip's own manuals; each sentence quotes the section that it rests
+    on. Sentences whose quote, numbers or names are not in that section are dropped. A draft is
+    proposed: answers use it after a person has accepted it."""
+    from api import section_models
+
+    chip = services.registry.resolve(hardware_id)
+    model = section_models.section_model(models, api_base, seconds)
+    limits = section_models.limits_of(model, most, at_once, usd)
+    return section_models.draft_sections(services, chip, model, limits, signals or (), again)
+
+
+@dataclass(frozen=True)
+class ListedDrafts:
+    """Drafts of a chip, by title. `outdated` are the ids of those that quote words which their
+    document no longer contains."""
+
+    hardware: str
+    drafts: list[Draft]
+    outdated: list[str]
+
+
+@dataclass(frozen=True)
+class DecidedDrafts:
+    """The drafts of a decision. `document_id` is the document of all accepted drafts of the chip,
+    `job_id` the job that reads it; null if there is none, or if nothing changed."""
+
+    hardware: str
+    drafts: list[Draft]
+    document_id: str | None = None
+    job_id: str | None = None
+
+
+@declared("GET /hardware/{hardware_id}/drafts", "List sections that a model drafted for a chip")
+def list_drafts(
+    services: Services,
+    hardware_id: str,
+    status: Annotated[
+        DraftStatus | None, Doc("Only drafts with this status. Default: all.")
+    ] = None,
+) -> ListedDrafts:
+    """Each sentence has its quote and the section that it rests on."""
+    chip = services.registry.resolve(hardware_id)
+    statuses = drafts.STATUSES if status is None else (status,)
+    with services.catalog.read() as connection:
+        stored = drafts.listed(connection, chip, statuses, services.access)
+        return ListedDrafts(chip, stored, outdated_drafts(connection, stored))
+
+
+@declared(
+    "PATCH /hardware/{hardware_id}/drafts",
+    "Accept or reject drafted sections of a chip",
+    role="curator",
+    body=("DraftsPatch", "Accepts or rejects drafts of a chip."),
+)
+def decide_drafts(
+    services: Services,
+    hardware_id: str,
+    status: Annotated[Literal["accepted", "rejected"], Doc("The decision.")],
+    ids: Annotated[
+        Annotated[list[str], MinLen(1), MaxLen(1000)] | None,
+        Doc("Drafts of this chip; null: all proposed ones."),
+    ] = None,
+    actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
+) -> DecidedDrafts:
+    """The accepted drafts of a chip are one document, apart from those of the vendor. It is queued
+    to be read, or deleted when no draft is accepted."""
+    spec, access = services.registry.get(hardware_id), services.access
+    access.check_change((spec.id,), f"a draft about {spec.id}")
+    decided = drafts.decide(services.catalog, spec.id, status, ids, actor, access)
+    sent = publish_drafts(services, spec.id)
+    if sent is None:
+        return DecidedDrafts(spec.id, decided)
+    return DecidedDrafts(spec.id, decided, sent.document_id, sent.job_id)
+
+
+def publish_drafts(services: Services, chip: str, anew: bool = False) -> Submitted | None:
+    """Queue the document of a chip's accepted drafts, or delete it if none is accepted. With `anew`
+    its earlier versions are deleted."""
+    access = services.access
+    with services.catalog.read() as connection:
+        accepted = drafts.listed(connection, chip, ("accepted",), access)
+        document = drafts.document_of(connection, chip, access)
+    if document is not None and (anew or not accepted):
+        delete_document(services, document)
+    if not accepted:
+        return None
+    return services.uploads.submit(drafts_upload(services.registry.get(chip), accepted, access))
+
+
+# -- facts
+
 list_facts = declared(
     "GET /hardware/{hardware_id}/facts", "List facts with their sources", on=_registry
 )(hardware.facts_of)

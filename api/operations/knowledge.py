@@ -11,6 +11,7 @@ from retrieval import documents
 from retrieval.delivery import delivered_kernels
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.knowledge_tree import knowledge_node
+from retrieval.knowledge_validity import knowledge_validity
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -37,6 +38,9 @@ show_knowledge = declared("GET /knowledge", "Show one place in the tree of knowl
 list_delivered = declared(
     "GET /knowledge/delivered", "List the whole kernels that reach contexts", computes=True
 )(delivered_kernels)
+show_validity = declared(
+    "GET /knowledge/validity", "Show what of the knowledge holds with which tools"
+)(knowledge_validity)
 list_recipes = declared(
     "GET /knowledge/recipes", "List recipes proposed from code samples of manuals"
 )(documents.list_proposed_recipes)

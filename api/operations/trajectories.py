@@ -29,6 +29,7 @@ from skills.trajectories.external import (
 )
 from skills.trajectories.queue import accept, resolved_hardware
 from skills.trajectories.reading import ListedTrajectories, ListedTrajectory
+from skills.trajectories.sessions import Session, session_of
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -72,9 +73,10 @@ def _read_lines(text: str, _: None) -> Any:
 )
 def submit_trajectory(services: Services, trajectory: TrajectoryBody) -> ListedTrajectory:
     """Every step is evaluated here; claims of the sender are stored with the measurements, and
-    not used. `state` is queued, running, ready or failed, and unverified where the hardware is
-    not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
-    if it was not ready."""
+    not used. `lines` may be the transcript of a coding agent: every version of a candidate that it
+    wrote is a step. `state` is queued, running, ready or failed, and unverified where the hardware
+    is not in this machine. Sending the same trajectory again gives the same id, and evaluates it
+    again if it was not ready."""
     queue = services.running.trajectories
     queue.check_room()
     row = accept_body(services, trajectory)
@@ -98,31 +100,53 @@ show_trajectory = declared(
 # -- from a body to an external trajectory; no code runs
 
 
-def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
-    """Check a body without running any of it, and store it to be evaluated. Raises InvalidRequest,
-    NotFound and UnknownHardware.
-    """
+def accept_body(
+    base: KnowledgeBase, body: TrajectoryBody, origin: str = "told"
+) -> StoredTrajectory:
+    """Check a body without running any of it, and store it to be evaluated. `origin` is that of
+    its steps. Raises InvalidRequest, NotFound and UnknownHardware."""
     from optimizer.evaluation.evaluate import entry_for
 
     if (body.steps is None) == (body.lines is None):
         raise InvalidRequest(
             "give `steps` or `lines`, one of them",
-            hint="`steps` are those of another optimizer, `lines` those of an exported run.",
+            hint="`steps` are those of an optimizer, `lines` those of an export or transcript.",
         )
-    if body.lines is not None:
+    if body.lines is not None and "problem_sha256" in body.lines[0]:
         trajectory, problem = _of_lines(base, body, read_lines(body.lines))
         return accept(base, trajectory, problem, "export")
+    sent = body.steps or ()
+    if body.lines is not None:
+        sent = steps_of_session(session_of(body.lines, body.entry or ""))
+        origin = "session"
     if body.problem is None or body.hardware is None:
         raise InvalidRequest(
-            "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
+            "`problem` or `hardware` is missing",
+            hint="Name both, or send an exported run's lines. Without a problem nothing can be"
+            " measured, so nothing is stored.",
         )
     entry_of = partial(entry_for, base, body.hardware)
-    steps = tuple(
-        _step(number, step, body, entry_of) for number, step in enumerate(body.steps or (), 1)
-    )
+    steps = tuple(_step(number, step, body, entry_of) for number, step in enumerate(sent, 1))
     place, hardware = _place(body.problem), resolved_hardware(base, body.hardware)
     trajectory = ExternalTrajectory(place, hardware, steps, body.actor, body.licence or None)
-    return accept(base, trajectory, problem_of(place), "told")
+    return accept(base, trajectory, problem_of(place), origin)
+
+
+def steps_of_session(session: Session) -> list[TrajectoryStepBody]:
+    """The candidates of another tool's session as steps."""
+    return [
+        TrajectoryStepBody(
+            parent=step.parent,
+            files={step.name: step.source},
+            main=step.name,
+            entry="ModelNew" if step.name.endswith(".py") else step.entry,
+            language=step.language,
+            plan=step.plan,
+            claimed_speedup=step.claimed,
+            provenance=dict(step.provenance),
+        )
+        for step in session.steps
+    ]
 
 
 def _of_lines(
@@ -181,6 +205,7 @@ def _step(
         tuple(step.told),
         None if claim is None else float(claim),
         tuple(step.cases),
+        step.provenance,
     )
 
 

@@ -10,7 +10,7 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.admission import admitted
-from api.http.dependencies import Parts
+from api.http.routes import Parts
 from api.operations import documents, hardware
 from api.operations.evaluations import evaluate_candidate
 from api.operations.retrieve import retrieve
@@ -36,13 +36,14 @@ from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
 from kb.hardware.spec import is_shipped
 from kb.scope import CATEGORIES
 from optimizer.evaluation.queue import check_in_child
+from retrieval.coverage import onboarding_steps
 from retrieval.diagnose.signals import load_signals
 from retrieval.documents import page_of_documents
-from retrieval.onboarding import onboarding_steps
 from retrieval.request_body import read_body
 
 FIRST_TOKENS = 24_000
 ROWS = 25  # of names on a page
+MOST_TERMS = 200  # of a lexicon on a page
 # Facts of the overview: what bounds a kernel first.
 SHOWN_FACTS = (
     "compute_units",
@@ -123,8 +124,7 @@ def list_facts(
     status: str = "",
 ) -> HTMLResponse:
     """Facts with their sources, to filter, to sort and to decide about. By default those in use, or
-    the proposed ones if there are none.
-    """
+    the proposed ones if there are none."""
     if facts is None:
         in_use = hardware.list_facts(services, hardware_id).facts
         facts = "effective" if in_use or q else "proposed"
@@ -167,6 +167,7 @@ def _facts_page(
         chosen=chosen,
         facts=listed,
         probes=hardware.show_probes(services, chip.id),
+        documents=page_of_documents(services, limit=0, hardware=chip.id)[1],
         shown=paged(rows, number),
         given={"facts": chosen, "q": q, "sort": sort},
         done=done,
@@ -196,6 +197,7 @@ def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLRe
     chip = hardware.show_hardware(services, hardware_id)
     coverage = hardware.show_coverage(services, chip.id)
     topics = {topic.id: topic for topic in coverage.topics}
+    lexicon = hardware.list_lexicon(services, chip.id)
     helping = {s.id: [topics[t] for t in s.topics if t in topics] for s in load_signals()}
     return page(
         request,
@@ -203,7 +205,8 @@ def coverage_page(hardware_id: str, request: Request, services: Parts) -> HTMLRe
         chip=chip,
         coverage=coverage,
         rows=[(signal, helping[signal.id]) for signal in coverage.signals],
-        lexicon=hardware.list_lexicon(services, chip.id),
+        lexicon=lexicon,
+        terms=sorted(lexicon.terms, key=lambda term: -term.passages)[:MOST_TERMS],
         built_in=is_shipped(chip.id, services.settings.knowledge_dir),
     )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import shorten
 from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
-from api.http.dependencies import Parts
+from api.http.routes import Parts
 from api.operations import hardware, service
 from api.services import Services
 from api.web.pages import is_fragment, page, page_router
@@ -80,11 +81,8 @@ def _of_chips(services: Services) -> list[HomeTask]:
         what = f"accepted facts of {names[chip]} are from a replaced version"
         tasks.append(HomeTask(outdated.get(chip, 0), what, f"{link}?facts=all#facts", why))
         why = "Accepted facts bound the parameters of kernels; proposed ones are not used."
-        tasks.append(
-            HomeTask(
-                proposed, f"proposed facts of {names[chip]}", f"{link}?facts=proposed#facts", why
-            )
-        )
+        what = f"proposed {'fact' if proposed == 1 else 'facts'} of {names[chip]}"
+        tasks.append(HomeTask(proposed, what, f"{link}?facts=proposed#facts", why))
         why = "Sources give different values. Reject the wrong one."
         tasks.append(
             HomeTask(conflicts, f"conflicts about {names[chip]}", f"{link}?facts=all#facts", why)
@@ -197,7 +195,10 @@ def _groups(services: Services, q: str) -> Iterator[tuple[str, list[SearchHit]]]
     skills = services.skills.list(words=q, access_scope=services.access)
     yield (
         "Skills",
-        [SearchHit(f"/skills/{s.name}", s.name, s.description[:90]) for s in skills[:MOST]],
+        [
+            SearchHit(f"/skills/{s.name}", s.name, shorten(s.description, 90, placeholder=" ..."))
+            for s in skills[:MOST]
+        ],
     )
     runs = list_runs(services, MOST, 0, RunWhere(q))
     yield (

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.http.dependencies import Parts
+from api.http.routes import Parts
 from api.operations import documents, hardware, knowledge
 from api.web.pages import (
     MAX_PAGE,
@@ -22,6 +22,8 @@ from api.web.pages import (
 )
 from ingestion.progress import STATES
 from kb.catalog.jobs import JobState
+from retrieval.knowledge_validity import KINDS, MOST, EntryKind, EntryState
+from retrieval.knowledge_validity import STATES as VALIDITY_STATES
 from retrieval.vocabulary import show_symbol
 
 router = page_router("/ui")
@@ -41,6 +43,23 @@ def tree(
     return page(request, "knowledge.html", node=node, above=above)
 
 
+@router.get("/knowledge/validity")
+def validity(
+    request: Request,
+    services: Parts,
+    hardware: str = "",
+    tool: str = "",
+    kind: EntryKind | None = None,
+    state: EntryState | None = None,
+) -> HTMLResponse:
+    """What holds with which tools, by chip, and the entries behind a number."""
+    about = {"hardware": hardware, "tool": tool, "kind": kind or "", "state": state or ""}
+    shown = knowledge.show_validity(services, hardware, tool, kind, state, MOST)
+    return page(
+        request, "validity.html", shown=shown, about=about, states=VALIDITY_STATES, kinds=KINDS
+    )
+
+
 @router.get("/jobs")
 def jobs(
     request: Request,
@@ -52,8 +71,7 @@ def jobs(
     cursor: str = "",
 ) -> HTMLResponse:
     """Jobs, newest first, with counts; the page reloads itself while something is being read.
-    Without a filter, those of uploads if there are any.
-    """
+    Without a filter, those of uploads if there are any."""
     if not (state or group or hardware or origin):
         uploads = documents.list_jobs(services, origin="upload", limit=1).jobs
         origin = "upload" if uploads else ""

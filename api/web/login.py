@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 
 from api.http.authorisation import COOKIE, session_of
-from api.http.dependencies import Parts
+from api.http.routes import Parts
 from api.web.pages import SentForm, error_page, page, page_router, see_other
 from kb.catalog.keys import SESSION_SECONDS
 from kb.errors import KernloreError, Unauthorized

@@ -3,7 +3,7 @@
 Templates escape every value. The headers allow the two scripts that the service itself serves, and
 no inline script or style, so text of an upload stays text even where escaping was forgotten. Every
 page works without scripts; with them, live parts renew themselves. The middleware
-`api.http.callers` refuses forms of foreign pages before a route is reached.
+`api.http.authorisation` refuses forms of foreign pages before a route is reached.
 
 A form carries out an operation, so `form_route` gives its route the role of that operation.
 """
@@ -36,8 +36,8 @@ from sqlalchemy.exc import DBAPIError
 from api.http.admission import with_place
 from api.http.authorisation import is_session
 from api.http.bodies import media_type, read_limited, signed
-from api.http.dependencies import from_this_machine
 from api.http.errors import internal_error
+from api.http.routes import from_this_machine
 from api.operations import Operation
 from api.services import Services
 from api.strict_json import check_text
@@ -94,6 +94,7 @@ def _environment() -> Environment:
     environment.filters["figure"] = figure
     environment.filters["quantity"] = quantity
     environment.filters["moment"] = moment
+    environment.filters["words"] = words_of
     environment.filters["markdown"] = markdown
     environment.filters["code"] = code
     environment.filters["title_of"] = plain_title
@@ -121,6 +122,12 @@ def figure(value: Any) -> str:
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:.4g}"
+
+
+def words_of(key: str) -> str:
+    """The key of a fact as words: Peak FP32, L2 size."""
+    text = " ".join(word.upper() if re.search(r"\d", word) else word for word in key.split("_"))
+    return text[:1].upper() + text[1:]
 
 
 def duration(seconds: float) -> str:
@@ -251,8 +258,7 @@ def carry_out(
     request: Request, services: Services, operation: Operation[Any, R], **given: Any
 ) -> R:
     """Carry an operation out with the fields of a form, in the name of the caller. Raises
-    InvalidRequest for fields that the operation does not take.
-    """
+    InvalidRequest for fields that the operation does not take."""
     if any(i.name == "actor" for i in operation.inputs):
         given["actor"] = signed(request, given.get("actor", ACTOR))
     return operation(services, **operation.checked(given))
@@ -331,11 +337,12 @@ _MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*|(?<![\w*])[*_](\S[^*_]*\S|\
 _HEADING_LEVELS = 3  # levels that headings of a text are moved down below those of the page
 
 
-def markdown(text: str) -> Markup:
-    """A text of Markdown as HTML."""
+def markdown(text: str, levels: int = _HEADING_LEVELS) -> Markup:
+    """A text of Markdown as HTML; its headings move down by `levels`."""
     if len(text) > MAX_TEXT:
         return Markup("<pre>{}</pre>").format(text)
-    return Markup('<div class="text">{}</div>').format(Markup(_renderer().render(text)))
+    rendered = _renderer().render(text, {"levels": levels}).replace("<pre>", '<pre tabindex="0">')
+    return Markup('<div class="text">{}</div>').format(Markup(rendered))
 
 
 def code(text: str, language: str = "") -> Markup:
@@ -381,7 +388,7 @@ def _fit_page(state: Any) -> None:
     """Headings below those of the page, no attributes of style, and links without the sender."""
     for token in _all(state.tokens):
         if token.type in ("heading_open", "heading_close"):
-            level = min(6, int(token.tag[1]) + _HEADING_LEVELS)
+            level = min(6, int(token.tag[1]) + state.env["levels"])
             token.tag = f"h{level}"
         token.attrs.pop("style", None)
         if token.type == "link_open":

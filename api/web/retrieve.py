@@ -14,7 +14,7 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.admission import admitted
-from api.http.dependencies import Parts
+from api.http.routes import Parts
 from api.operations import hardware
 from api.operations.retrieve import retrieve
 from api.services import Services
@@ -24,6 +24,7 @@ from kb.answers import ANSWER_FIELDS, Answer
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.lineage import chips_named
 from kb.scope import CATEGORIES
+from kb.validity import versions_in
 from retrieval.diagnose.signals import load_signals
 from retrieval.pasted import metrics_of, with_text
 from retrieval.request import TASKS
@@ -31,7 +32,7 @@ from retrieval.request_body import read_body
 
 MAX_LINK = 8_000  # characters that every proxy lets pass
 FIELDS = ("signal", "hardware", "task", "query", "op", "language", "dtype", "log", "metrics")
-ASKED = ("text", *FIELDS, "max_tokens")
+ASKED = ("text", *FIELDS, "max_tokens", "versions")
 MOST_ACTIONS = 3
 AROUND = 2  # lines of the pasted text that are shown around a marked one
 MOST_LINES = 30  # of the pasted text that are shown
@@ -42,8 +43,7 @@ Text = Annotated[str, Query()]
 @router.get("", dependencies=[Depends(admitted, scope="function")])
 def ask(request: Request, services: Parts, of: str = "") -> HTMLResponse:
     """The form, and the answer to a given question; `of` is the id of an earlier answer, whose
-    request is answered again.
-    """
+    request is answered again."""
     given = {name: request.query_params.get(name, "") for name in ASKED}
     if of:
         given |= _earlier(services, of)
@@ -56,6 +56,8 @@ def _earlier(services: Services, retrieval_id: str) -> dict[str, str]:
     given = {name: str(stored[name]) for name in FIELDS if stored.get(name) and name != "metrics"}
     if stored.get("metrics"):
         given["metrics"] = json.dumps(stored["metrics"])
+    pairs = (stored.get("versions") or {}).items()
+    given["versions"] = ", ".join(f"{tool}={version}" for tool, version in pairs)
     text = stored.get("profile") or stored.get("draft") or given.pop("log", "")
     return {**given, "text": text}
 
@@ -63,8 +65,7 @@ def _earlier(services: Services, retrieval_id: str) -> dict[str, str]:
 @form_route(router, "", retrieve)
 def send(request: Request, services: Parts, form: SentForm) -> Response:
     """A short question becomes a link that can be shared; a longer one is answered at once, with a
-    link to its stored request.
-    """
+    link to its stored request."""
     given = {name: form.text(name) for name in ASKED}
     link = urlencode({name: value for name, value in given.items() if value})
     if len(link) <= MAX_LINK:
@@ -139,6 +140,8 @@ def _body(given: Mapping[str, str]) -> dict[str, Any]:
     body: dict[str, Any] = {name: value for name, value in given.items() if value}
     if "metrics" in body:
         body["metrics"] = _metrics(body["metrics"])
+    if "versions" in body:
+        body["versions"] = versions_in(body["versions"])
     if "max_tokens" in body:
         if not given["max_tokens"].isdecimal():
             raise InvalidRequest("max_tokens is no number", hint="Use a whole number, like 4000.")
@@ -204,7 +207,8 @@ def _actions(answer: Answer) -> Iterator[ShownAction]:
         yield ShownAction(_change(move.change), move.why, *_source(move.source))
     for skill in answer.skills:
         measured = "measured here" if skill.evidence else "not measured here"
-        yield ShownAction(skill.summary, "", f"/skills/{skill.name}", f"skill, {measured}")
+        what = skill.name.partition("-")[2].replace("-", " ").capitalize() + "."
+        yield ShownAction(what, skill.summary, f"/skills/{skill.name}", f"skill, {measured}")
     for move in answer.moves:
         if move.applies is None and move.missing:
             needed = ", ".join(name.partition(".")[2] or name for name in move.missing)
@@ -247,11 +251,11 @@ def _change(change: Mapping[str, Any]) -> str:
     direction, value, factor = str(change["direction"]), change.get("to"), change.get("factor")
     if value is not None and not isinstance(value, int | float):
         return f"{part[0].upper()}{part[1:]}: {str(value).replace('_', ' ')}."
-    text = f"{direction.capitalize()} the {part}"
+    text = f"Use {part}" if direction == "add" else f"{direction.capitalize()} the {part}"
     if value is not None:
         text += f" to {value:g}"
     elif factor:
-        text += f", at least {max(factor, 1 / factor):.3g} times"
+        text += f" by a factor of {max(factor, 1 / factor):.3g} or more"
     return text + "."
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.http.dependencies import Parts
+from api.http.routes import Parts
 from api.operations import skills
 from api.operations.hardware import list_hardware as hardware_of
 from api.services import Services

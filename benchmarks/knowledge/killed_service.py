@@ -1,9 +1,9 @@
 """A service is killed with SIGKILL at random moments while it reads uploads, and restarted.
 
-Counts lost documents, repeated work and leftovers, and compares contents and answers with those of
-an undisturbed service. Now and then a parser is killed instead. Rows are read from the service's
-catalog, vectors are counted by a trigger there, and orphans are reparented to this process. Linux
-only.
+Counts lost documents, repeated work and leftovers, compares contents with those of an undisturbed
+service, and asks for the rarest word of each document. Now and then a parser or, with --workers, a
+worker is killed instead. Rows are read from the service's catalog, vectors are counted by a trigger
+there, and orphans are reparented to this process. Linux only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -30,9 +29,9 @@ from typing import Any
 import httpx
 
 from api.cli.target import CommandTarget
-from api.operations.retrieve import retrieve
 from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
+from benchmarks.service import free_port
 from ingestion.uploads import FileUpload
 from kb.catalog import open_catalog
 from kb.errors import Unavailable
@@ -43,21 +42,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CHIPS = ("h100", "mi300x", "a100")
 START_SECONDS = 90.0
 READ_SECONDS = 240.0
-Answer = list[tuple[str, str]]  # titles and texts of the excerpts, in their order
-REQUESTS: tuple[Any, ...] = (
-    {"query": "how many lanes has the quince unit", "hardware": "h100", "k": 20},
-    {"query": "latency of the plum queue", "hardware": "mi300x", "k": 20},
-    {"query": "banks of the medlar scratchpad", "hardware": "a100", "k": 20},
-    # No further: excerpts of equal score are in the order in which their documents were read.
-    {"signal": "memory_bound", "hardware": "h100", "k": 10},
-    {"query": "when does the damson pipe stall", "k": 20},
-)
 COUNTED = """
 CREATE TABLE counted (sha TEXT);
 CREATE TRIGGER counting BEFORE INSERT ON embeddings
 BEGIN INSERT INTO counted VALUES (NEW.text_sha256); END;
 """
 CONTENTS = {
+    "documents": "SELECT source_key FROM documents",
     "passages": "SELECT d.source_key, p.ordinal, p.text, p.active FROM passages p"
     " JOIN documents d ON d.id = p.document_id",
     "sections": "SELECT d.source_key, s.ordinal, s.heading FROM sections s"
@@ -94,12 +85,14 @@ UNTRUE = (
 class Plan:
     """documents: uploaded before each kill, which waits until a random number of them is read or,
     every fourth time, embedded, and then at most `latest` seconds more. parser_every: of so many
-    kills the last one hits a parser. models: DATA_DIR/models with the exported query model."""
+    kills the last one hits a parser. workers: processes that answer, and of three kills the second
+    hits one that is not the service. models: DATA_DIR/models with the exported query model."""
 
     kills: int
     documents: int
     latest: float
     parser_every: int
+    workers: int
     models: Path | None
     seed: int
 
@@ -122,16 +115,18 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """lost: accepted documents that are missing. retried: jobs that failed and were sent again,
-    by their error. untrue: jobs whose state is not that of their document, before those were
-    retried. running: jobs still running after SIGTERM. twice: texts that were embedded more than
-    once. different: contents and answers that differ from an undisturbed service. scratch:
-    temporary files that are left."""
+    """lost: accepted documents that are missing. unfound: those that are not first for their
+    rarest word within READ_SECONDS of the restart, with their vectors or without. retried: jobs
+    that failed and were sent again, by their error. untrue: jobs whose state is not that of their
+    document, before those were retried. running: jobs still running after SIGTERM. twice: texts
+    that were embedded more than once. different: contents that differ from an undisturbed service.
+    scratch: temporary files that are left."""
 
     kills: tuple[Kill, ...]
     documents: int
     passages: int
     lost: int
+    unfound: tuple[str, ...]
     retried: Mapping[str, int]
     untrue: int
     running: int
@@ -143,8 +138,10 @@ class Outcome:
     @property
     def good(self) -> bool:
         clean = all(not kill.left and not kill.half for kill in self.kills)
-        return clean and not (
-            self.lost or self.untrue or self.running or self.twice or self.different
+        return (
+            clean
+            and not (self.lost or self.unfound or self.untrue or self.running)
+            and not (self.twice or self.different)
         )
 
 
@@ -152,7 +149,7 @@ def manual(number: int, chance: random.Random) -> tuple[str, bytes]:
     """The name and the mostly unique text of a manual."""
     fruit = ("quince", "plum", "medlar", "damson", "loquat", "sloe")
     parts = ("unit", "queue", "scratchpad", "pipe", "barrier", "cache")
-    lines = [f"# Manual {number}"]
+    lines = [f"# Manual {number}", f"The {rarest(number)} register is of this manual alone."]
     for section in range(chance.randint(6, 16)):
         kind = f"{chance.choice(fruit)} {chance.choice(parts)}"
         lines.append(f"## Part {number}.{section}: the {kind}")
@@ -165,10 +162,16 @@ def manual(number: int, chance: random.Random) -> tuple[str, bytes]:
     return f"manual{number}.md", "\n\n".join(lines).encode()
 
 
+def rarest(number: int) -> str:
+    """A word that one manual alone has."""
+    return "".join(chr(ord("b") + int(digit)) * 2 for digit in f"{number:04}") + "oquat"
+
+
 class Service:
     """One service on its own folder, which can be restarted."""
 
-    def __init__(self, folder: Path, models: Path | None) -> None:
+    def __init__(self, folder: Path, models: Path | None, workers: int) -> None:
+        self.workers = workers
         self.folder, self.data, self.scratch = folder, folder / "data", folder / "tmp"
         self.scratch.mkdir(parents=True)
         open_catalog(self.data).close()
@@ -177,7 +180,8 @@ class Service:
         with self.catalog() as connection:
             connection.executescript(COUNTED)
         self.process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        self.port = free_port()  # a restart needs it again
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def catalog(self) -> sqlite3.Connection:
         return sqlite3.connect(self.data / "catalog.sqlite", timeout=15)
@@ -188,13 +192,11 @@ class Service:
 
     def start(self) -> None:
         """Returns once it answers."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         knowledge = self.folder / "knowledge"
         if not knowledge.exists():
             _small_knowledge(knowledge)
-        arguments = ["serve", "--port", str(port), "--data-dir", str(self.data)]
+        arguments = ["serve", "--port", str(self.port), "--data-dir", str(self.data)]
+        arguments += ["--workers", str(self.workers)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "api.cli.main", *arguments],
@@ -207,7 +209,6 @@ class Service:
                 stdout=log,
                 stderr=log,
             )
-        self.url = f"http://127.0.0.1:{port}"
         self._wait("/healthz", lambda body: True, START_SECONDS)
 
     def wait_for(self, query: str, more: int, uploading: Uploading) -> None:
@@ -248,17 +249,20 @@ class Service:
         sent.raise_for_status()
         return str(sent.json()["document_id"])
 
-    def answer(self, request: Mapping[str, Any]) -> Answer:
-        sent = httpx.post(f"{self.url}/retrieve", json=request, timeout=60)
-        return _excerpts(sent.raise_for_status().json())
+    def first_for(self, word: str) -> str:
+        """The id of the first document of an answer about a word."""
+        asked = {"query": word, "fields": ["excerpts"]}
+        sent = httpx.post(f"{self.url}/retrieve", json=asked, timeout=60).raise_for_status()
+        return next((str(e["document"]["id"]) for e in sent.json()["excerpts"]), "")
 
-    def kill(self, began: float, uploading: Uploading, parser: bool) -> Kill:
-        """SIGKILL to the service alone, or to a parser of it: what it started has to notice."""
+    def kill(self, began: float, uploading: Uploading, target: str) -> Kill:
+        """SIGKILL to the service alone, or to a process of it: what it started has to notice, and
+        the service starts another."""
         assert self.process is not None
         below = descendants(self.process.pid)
         left, gone = 0, 0.0
-        if parser:
-            _kill_parser(self.process.pid)
+        if target != "service":
+            _kill_child(self.process.pid, target)
         else:
             self.process.kill()
             self.process.wait()
@@ -267,7 +271,7 @@ class Service:
         after = time.monotonic() - began
         waiting = self.number(WAITING)
         return Kill(
-            "a parser" if parser else "service",
+            target,
             round(after, 2),
             len(uploading.accepted),
             waiting,
@@ -283,21 +287,24 @@ class Service:
             self.process.wait(60)
 
 
-def _kill_parser(service: int) -> None:
-    """As soon as there is one: it starts with the first document."""
+MODULES = {"a parser": b"ingestion.parse_process", "a worker": b"api.workers"}
+
+
+def _kill_child(service: int, target: str) -> None:
+    """As soon as there is one: a parser starts with the first document."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         for pid in descendants(service):
-            if _is_parser(pid):
+            if _runs(pid, MODULES[target]):
                 os.kill(pid, signal.SIGKILL)
                 return
         time.sleep(0.01)
-    raise Unavailable("the service started no parser", hint="Read its log.")
+    raise Unavailable(f"the service did not start {target}", hint="Read its log.")
 
 
-def _is_parser(pid: int) -> bool:
+def _runs(pid: int, module: bytes) -> bool:
     try:
-        return b"ingestion.parse_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return module in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -330,7 +337,7 @@ class Uploading(threading.Thread):
 def killed_service(folder: Path, plan: Plan) -> Outcome:
     """Upload some documents and kill, again and again, then let it end."""
     take_orphans()
-    service = Service(folder / "disturbed", plan.models)
+    service = Service(folder / "disturbed", plan.models, plan.workers)
     try:
         return _killed(service, folder, plan)
     finally:
@@ -355,13 +362,18 @@ def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
         progress = READ if number % 4 else ENDED
         service.wait_for(progress, chance.randint(0, plan.documents), uploading)
         time.sleep(chance.uniform(0.0, plan.latest))
-        parser = number % plan.parser_every == plan.parser_every - 1
-        kills.append(service.kill(started, uploading, parser))
+        target = "service"
+        if number % plan.parser_every == plan.parser_every - 1:
+            target = "a parser"
+        elif plan.workers > 1 and number % 3 == 1:
+            target = "a worker"
+        kills.append(service.kill(started, uploading, target))
         uploading.join()
         accepted |= uploading.accepted
         say(f"kill {number + 1} of {plan.kills}: {kills[-1]}")
     if service.process is None:
         service.start()
+    unfound = _unfound(service, accepted)
     service.stop()
     running = service.number("SELECT count(*) FROM work WHERE state = 'running'")
     service.start()
@@ -373,7 +385,7 @@ def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
     Uploading(service, [m for m in manuals if m[0] not in accepted]).run()
     service.ready()
     untrue += service.number(UNTRUE)
-    answers = [service.answer(request) for request in REQUESTS]
+    unfound += _unfound(service, accepted)
     service.stop()
     undisturbed = _undisturbed(folder / "undisturbed", manuals, plan.models)
     twice = "SELECT count(*) FROM (SELECT sha FROM counted GROUP BY sha HAVING count(*) > 1)"
@@ -382,35 +394,43 @@ def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
         len(manuals),
         len(undisturbed.contents["passages"]),
         lost,
+        tuple(unfound),
         retried,
         untrue,
         running,
         service.number(twice),
-        tuple(undisturbed.differences(contents_of(service.data), answers)),
+        tuple(undisturbed.differences(contents_of(service.data))),
         tuple(sorted(path.name for path in service.scratch.glob("kernlore*"))),
         round(time.monotonic() - began, 1),
     )
 
 
+def _unfound(service: Service, accepted: Mapping[str, str]) -> list[str]:
+    """Documents that are not first for the word that they alone have."""
+    waiting, deadline = dict(accepted), time.monotonic() + READ_SECONDS
+    while waiting and time.monotonic() < deadline:
+        for name, document in list(waiting.items()):
+            number = int(name.removeprefix("manual").removesuffix(".md"))
+            if service.first_for(rarest(number)) == document:
+                del waiting[name]
+        time.sleep(0.2)
+    return sorted(waiting)
+
+
 @dataclass(frozen=True)
 class Undisturbed:
-    """Contents and answers of an undisturbed data directory."""
+    """Contents of an undisturbed data directory."""
 
     contents: dict[str, list[str]]
-    answers: list[Answer]
 
-    def differences(self, contents: dict[str, list[str]], answers: list[Answer]) -> list[str]:
-        different = [name for name in self.contents if self.contents[name] != contents[name]]
-        for request, mine, theirs in zip(REQUESTS, answers, self.answers, strict=True):
-            if mine != theirs:
-                different.append(f"the answer to {request}")
-        return different
+    def differences(self, contents: dict[str, list[str]]) -> list[str]:
+        return [name for name in self.contents if self.contents[name] != contents[name]]
 
 
 def _undisturbed(
     folder: Path, manuals: Sequence[tuple[str, bytes]], models: Path | None
 ) -> Undisturbed:
-    """Read in this process with exact search, which gives the same answers."""
+    """The same manuals, read in this process."""
     _small_knowledge(folder / "knowledge")
     data = folder / "data"
     open_catalog(data).close()
@@ -424,10 +444,9 @@ def _undisturbed(
             services.uploads.submit(FileUpload(name, text, hardware=(chip_of(text),)))
         with services.local_reader() as reader:
             services.worker(reader).drain()
-        answers = [_excerpts(local.call(retrieve, request)) for request in REQUESTS]
     finally:
         local.close()
-    return Undisturbed(contents_of(data), answers)
+    return Undisturbed(contents_of(data))
 
 
 def chip_of(text: bytes) -> str:
@@ -441,10 +460,6 @@ def contents_of(data: Path) -> dict[str, list[str]]:
         return {
             name: sorted(map(repr, connection.execute(query))) for name, query in CONTENTS.items()
         }
-
-
-def _excerpts(answer: Mapping[str, Any]) -> Answer:
-    return [(e["document"]["title"], e["text"]) for e in answer["excerpts"]]
 
 
 def _retry(service: Service) -> dict[str, int]:
@@ -492,12 +507,13 @@ def _parts(outcome: Outcome) -> list[str]:
     facts = [
         ("documents, passages", f"{outcome.documents}, {outcome.passages}"),
         ("accepted documents that were lost", outcome.lost),
+        ("not first for their rarest word after the restart", len(outcome.unfound)),
         ("jobs whose state is not that of their document", outcome.untrue),
         ("jobs that failed and were retried", retried),
         ("jobs still running after a SIGTERM at the end", outcome.running),
         ("texts embedded twice", outcome.twice),
         (
-            f"contents and answers to {len(REQUESTS)} requests",
+            "contents",
             "as undisturbed" if not outcome.different else "; ".join(outcome.different),
         ),
         ("temporary files left", len(outcome.scratch)),
@@ -506,7 +522,8 @@ def _parts(outcome: Outcome) -> list[str]:
     about = (
         "`python -m benchmarks.knowledge.killed_service`. Each time manuals are uploaded, the"
         " service gets SIGKILL at a random moment (accepting, starting a parser, reading, storing,"
-        " embedding, filling the index), and is started again; every fourth time a parser of it"
+        " embedding, filling the index), and is started again; every fourth time a parser of it,"
+        " and with --workers now and then a worker,"
         " gets the signal, and the service continues. Refused uploads are sent again, and jobs"
         " that failed are retried at the end, as a person would."
     )
@@ -519,6 +536,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--documents", type=int, default=6)
     parser.add_argument("--latest", type=float, default=2.0)
     parser.add_argument("--parser-every", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--models", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")

@@ -27,8 +27,7 @@ import httpx
 import numpy as np
 
 from benchmarks.report import ended, table, write_result
-from benchmarks.service import Service, memory_of, service_at
-from kb.errors import Unavailable
+from benchmarks.service import Service, memory_of, service_at, wait_until_ready
 
 TITLE = "Retrieving, uploading, replacing and deleting at once"
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,7 +279,7 @@ def command(shared: Shared, data_dir: Path, chance: random.Random) -> None:
 def run(plan: Plan, data_dir: Path) -> Outcome:
     shared = Shared()
     with service_at(None, data_dir) as service:
-        _wait_until_answering(service)
+        wait_until_ready(service)
         first = Client(service.http.url, shared, plan.seed)
         while len(shared.manuals) < plan.manuals and not shared.failed:
             first.upload()
@@ -339,14 +338,6 @@ def _work(plan: Plan, service: Service, shared: Shared, data_dir: Path) -> float
         for thread in threads:
             thread.join()
         return time.monotonic() - started
-
-
-def _wait_until_answering(service: Service) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not service.call("GET", "/readyz")["ready"]:
-        if time.monotonic() > deadline:
-            raise Unavailable("the service does not become ready", hint="Read its log.")
-        time.sleep(1.0)
 
 
 def _memory(service: Service) -> tuple[float, float]:

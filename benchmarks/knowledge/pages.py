@@ -4,19 +4,21 @@
 
 Adds copies of the stored skills and of one run to DATA_DIR until it has so many (documents:
 `benchmarks.retrieval.grown_store`), starts a service on it and gets every page. A time is the
-median of `--repeats` requests after a first one, whose time is shown too; the size is that of the
-HTML. Every page also has the stylesheet and the scripts, once for all pages.
+median of `--repeats` requests after a first one, whose time is shown too. The processor time is
+that of the service, the mean of these requests: other programs on the machine hardly change it.
+The size is that of the HTML. Every page also has the stylesheet and the scripts, once for all.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import sqlalchemy as sa
@@ -24,7 +26,7 @@ import sqlalchemy as sa
 from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import machine, say, table, write_result
-from benchmarks.service import Service, service_at
+from benchmarks.service import Service, service_at, wait_until_ready
 from kb.catalog import tables as t
 from kb.ids import new_id
 
@@ -77,12 +79,6 @@ def seed(data_dir: Path, skills: int, runs: int) -> None:
         copy_rows(services, t.runs, {"run_id": t.nodes}, runs)
 
 
-def wait_until_ready(service: Service) -> None:
-    """Wait until the built-in knowledge is loaded and everything has its vector."""
-    while not service.call("GET", "/readyz")["ready"]:
-        time.sleep(1)
-
-
 def pages_of(service: Service) -> list[str]:
     """The address of each page below /ui, with ids that the store has."""
 
@@ -109,19 +105,36 @@ def pages_of(service: Service) -> list[str]:
     ]
 
 
-def measure(service: Service, url: str, repeats: int) -> list[tuple[str, float, float, int]]:
-    """Address, first time, median time in milliseconds, and bytes of each page."""
+class PageTime(NamedTuple):
+    """What a page took, in milliseconds, and the bytes of its HTML."""
+
+    path: str
+    first: float
+    median: float
+    processor: float
+    size: int
+
+
+def measure(service: Service, url: str, repeats: int) -> list[PageTime]:
+    """Get every page, and the processor time of the service from /proc."""
+
+    def processor() -> float:
+        fields = Path(f"/proc/{service.pid}/stat").read_text().rpartition(")")[2].split()
+        return 1_000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     rows = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for path in pages_of(service):
-            times, size = [], 0
-            for _ in range(repeats + 1):
+            times, size, used = [], 0, 0.0
+            for number in range(repeats + 1):
+                used = used if number > 1 else processor()
                 began = time.perf_counter()
                 answer = client.get(f"/ui{path}")
                 times.append(1_000 * (time.perf_counter() - began))
                 size = len(answer.raise_for_status().content)
-            rows.append((path or "/", times[0], statistics.median(times[1:]), size))
-            say(f"{path or '/'}: {rows[-1][2]:.0f} ms, {size:,} bytes")
+            each = (processor() - used) / repeats
+            rows.append(PageTime(path or "/", times[0], statistics.median(times[1:]), each, size))
+            say(f"{path or '/'}: {rows[-1].median:.0f} ms, {size:,} bytes")
     return rows
 
 
@@ -145,13 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         url = service.http.url
         rows, shared = measure(service, url, given.repeats), shared_bytes(url)
     cells = [
-        (path, f"{first:.0f}", f"{median:.0f}", f"{size / 1_000:.0f}")
-        for path, first, median, size in rows
+        (r.path, *(f"{t:.0f}" for t in (r.first, r.median, r.processor, r.size / 1_000)))
+        for r in rows
     ]
-    slow = [row[0] for row in rows if row[2] > MOST_MS]
-    heavy = [row[0] for row in rows if row[3] + shared > MOST_BYTES]
+    slow = [row.path for row in rows if row.median > MOST_MS]
+    heavy = [row.path for row in rows if row.size + shared > MOST_BYTES]
     parts = [
-        table(("page", "first, ms", "median, ms", "KB"), cells),
+        table(("page", "first, ms", "median, ms", "processor, ms", "KB"), cells),
         f"Stylesheet and scripts: {shared / 1_000:.0f} KB, cached by the browser.",
         f"Over {MOST_MS:.0f} ms: {', '.join(slow) or 'none'}.",
         f"Over {MOST_BYTES / 1_000:.0f} KB: {', '.join(heavy) or 'none'}.",

@@ -45,7 +45,7 @@ from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_vi
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.traced import cpp, triton
-from optimizer.search.synthesizers.traced.program import NotWritten, Program
+from optimizer.search.synthesizers.traced.expression import NotWritten, Program
 from optimizer.search.synthesizers.traced.synthesizer import CPP, LIBRARY, TRITON, lowered
 
 FASTER, RIGHT, LEFT = "right and faster", "right, not known to be faster", "left to the library"

@@ -25,7 +25,7 @@ from kb.catalog.knowledge.documents import Documents
 from kb.errors import InvalidKnowledge
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
-from kb.yaml_loaders import safe_loader
+from kb.yaml_loaders import load_plain
 
 _LOADED_BY = "builtin_loaded_by"  # of the catalog's named values
 _FOLDERS = {"constraints": "constraint", "guidance": "guidance"}
@@ -76,8 +76,7 @@ def load_builtin(
 ) -> BuiltinReport:
     """Bring the store up to the files of `folder` (hw_manuals). `specs` is the number of chips
     that were registered from it, if `load_hardware` has run. Raises InvalidKnowledge for a missing
-    or empty folder, and changes nothing.
-    """
+    or empty folder, and changes nothing."""
     check_knowledge_folder(folder)
     specs = load_hardware(folder, registry) if specs is None else specs
     known = uploads.known_builtin()
@@ -138,8 +137,7 @@ def builtin_documents(folder: Path) -> list[FileUpload]:
 @dataclass(frozen=True)
 class _FolderDocument:
     """A document of the folder. `upload` parses its front matter, which is not needed if the bytes
-    are stored already.
-    """
+    are stored already."""
 
     source_key: str
     data: bytes
@@ -186,7 +184,7 @@ def front_matter(text: str, origin: str) -> Mapping[str, Any]:
         raise InvalidKnowledge(f"{origin} has no front matter", hint="See hw_manuals/FORMAT.md.")
     try:
         block = text[4 : text.index("\n---\n")]
-        loaded = yaml.load(block, Loader=safe_loader(block))
+        loaded = load_plain(block)
     except yaml.YAMLError as error:
         raise InvalidKnowledge(
             f"the front matter of {origin} is not YAML: {error}", hint="Correct that line."

@@ -37,8 +37,7 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 @dataclass(frozen=True)
 class Vocabulary:
     """The names that knowledge may refer to. `signature_problem` returns the mistake in a pattern,
-    or None.
-    """
+    or None."""
 
     signals: Collection[str]
     metrics: Collection[str]

@@ -50,8 +50,7 @@ log = structlog.get_logger(__name__)
 
 class ShippedReadings:
     """The readings in a folder of knowledge. `embedder` and `tagger` are those of the pipeline that
-    would read its documents.
-    """
+    would read its documents."""
 
     def __init__(self, folder: Path, embedder: Embedder, tagger: Tagger) -> None:
         self._path = folder / READINGS_FILE
@@ -114,8 +113,7 @@ class ShippedReadings:
 
 def _digest_of(specs: Mapping[str, HardwareSpec]) -> str:
     """The digest of all that readers use of hardware specs: names and lineage, for the scopes of
-    sections, and the languages with command templates.
-    """
+    sections, and the languages with command templates."""
     rows = [
         (
             *(key, spec.name, spec.aliases, spec.parent),
@@ -169,8 +167,7 @@ def write_readings(folder: Path, readings: Mapping[str, ReadDocument]) -> Path:
 
 def put_shipped(catalog: Catalog, folder: Path, model: str) -> int:
     """Store the vectors that ship in `folder`, unless the catalog has them; returns their number.
-    A passage without one is embedded like any other.
-    """
+    A passage without one is embedded like any other."""
     path = folder / VECTORS_FILE
     if not path.is_file():
         return 0
@@ -187,8 +184,7 @@ def put_shipped(catalog: Catalog, folder: Path, model: str) -> int:
 
 def read_vectors(path: Path, model: str) -> dict[str, Vector]:
     """The vectors of a file by the SHA-256 of their text; none if it is of another model or cannot
-    be read.
-    """
+    be read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if str(stored["model"]) != model:
@@ -213,8 +209,7 @@ def write_vectors(path: Path, model: str, vectors: Mapping[str, Vector]) -> None
 
 def embed_folder(catalog: Catalog, folder: Path, model: str) -> Path:
     """Write the vectors of all passages of a catalog that has read and embedded only this folder;
-    returns the file.
-    """
+    returns the file."""
     path = folder / VECTORS_FILE
     with catalog.read() as connection:
         vectors = embeddings.of_active(connection, model)

@@ -26,7 +26,7 @@ from kb.problem_terms import problem_terms
 from kb.validity import Checked, Validity, seen_with
 
 ROWS = "samples.toml"
-CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "toolchain", "parse")
+CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "clang", "hipcc", "toolchain", "parse")
 SEEN = ("parses", *STATUSES[2:])  # results of checks, in rising order
 MAX_LINE = 100
 ABOUT_WORDS = (40, 260)
@@ -83,8 +83,7 @@ class ShippedSample:
     """A row with its file. `hardware` is the id of its folder, `check` the tool that compiles it,
     `arch` the target of that tool if the hardware has no compute_capability, `flags` more options.
     The tool `toolchain` is the hardware's own: it runs the kernel on `arguments` and compares it
-    with `reference`, a torch expression over their names.
-    """
+    with `reference`, a torch expression over their names."""
 
     hardware: str
     file: str
@@ -156,15 +155,11 @@ class ShippedSample:
         )
 
 
-def shipped_samples(folder: Path, hardware: str | None = None) -> list[ShippedSample]:
-    """The samples of a folder of knowledge, for one hardware id or all. Raises InvalidKnowledge for
-    a row that cannot be read."""
-    return [
-        _sample(path, row)
-        for path in sorted((folder / "samples").glob(f"*/{ROWS}"))
-        if hardware is None or path.parent.name == hardware
-        for row in _rows(path)
-    ]
+def shipped_samples(folder: Path) -> list[ShippedSample]:
+    """The samples of a folder of knowledge. Raises InvalidKnowledge for a row that cannot be
+    read."""
+    paths = sorted((folder / "samples").glob(f"*/{ROWS}"))
+    return [_sample(path, row) for path in paths for row in _rows(path)]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

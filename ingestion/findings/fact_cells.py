@@ -52,8 +52,7 @@ _TEXTS = {
 class Label:
     """A row or column header. `text` is the label without its unit, `keys` are its facts, mostly
     none or one. `weak`: it may mean something else; `turned`: its words had to be reordered or
-    replaced to find the fact.
-    """
+    replaced to find the fact."""
 
     text: str
     unit: str
@@ -78,8 +77,7 @@ def tidy(text: str) -> str:
 @lru_cache(maxsize=4096)
 def read_label(text: str, names: Names = ()) -> Label:
     """Read a row or column header. `names` are the document's names of its parts; see
-    `scratchpad_names`.
-    """
+    `scratchpad_names`."""
     cleaned = tidy(text)
     unit = ""
     for bracket in _BRACKETS.finditer(cleaned):
@@ -111,8 +109,7 @@ def _plain(text: str) -> str:
 def _turned(label: str, names: Names) -> tuple[str, ...]:
     """The fact of a label with a qualifier after a comma or in brackets ("Clock, boost"), with its
     two words in another order, or with a name that the document defines. A qualifier that could
-    change the meaning has to be part of a known label.
-    """
+    change the meaning has to be part of a known label."""
     bare, *behind = _BRACKETS.sub(" ", label).split(",")
     parts = [_usual(_plain(part), names) for part in (*behind, *_BRACKETS.findall(label))]
     qualifiers = [part for part in parts if part and not _NO_MATTER.fullmatch(part)]
@@ -173,8 +170,7 @@ def _keys_of_label(plain: str) -> tuple[tuple[str, ...], bool]:
 
 def read_cell(text: str, known: FactKey, units: Sequence[str]) -> CellValue | None:
     """The value of a cell in the unit of the fact, or None for a doubtful cell. `units` are those
-    of its labels, the nearest first; a unit in the cell wins.
-    """
+    of its labels, the nearest first; a unit in the cell wins."""
     cleaned = " ".join(_MARKUP.sub(" ", text).split())
     if known.unit == "text":
         pattern = _TEXTS.get(known.key)

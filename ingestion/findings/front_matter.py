@@ -43,8 +43,7 @@ def stated_validities(
     front_matter: Mapping[str, Any], headings: Sequence[str]
 ) -> list[StatedValidity]:
     """What a document with these headings states under `validity`, for itself or for a section.
-    Raises InvalidKnowledge for an entry that cannot be used.
-    """
+    Raises InvalidKnowledge for an entry that cannot be used."""
     listed = front_matter.get("validity") or []
     if not isinstance(listed, list):
         raise InvalidKnowledge(
@@ -56,8 +55,8 @@ def stated_validities(
 def validities_of(front_matter: Mapping[str, Any], content: VersionContent) -> list[StatedValidity]:
     """The versions of tools for which a document holds: those that it states, then those in the
     titles of its sources, with the day on which these were read, for each section that is about the
-    tool. Raises InvalidKnowledge as `stated_validities`.
-    """
+    tool; and, without a tool, the last day on which a source was read. Raises InvalidKnowledge as
+    `stated_validities`."""
     headings = [section.path[-1] if section.path else "" for section in content.sections]
     stated = stated_validities(front_matter, headings)
     own = {entry.validity.tool for entry in stated if entry.section is None}
@@ -67,7 +66,8 @@ def validities_of(front_matter: Mapping[str, Any], content: VersionContent) -> l
         if validity.tool not in own:
             about = [n for n, text in enumerate(texts) if signs.search(text)]
             stated += [StatedValidity(validity, section) for section in about]
-    return stated
+    days = [str(source["read"]) for source in _sources(front_matter)]
+    return [*stated, StatedValidity(Validity(date=max(days)))] if days else stated
 
 
 def _texts(content: VersionContent) -> list[str]:
@@ -79,13 +79,18 @@ def _texts(content: VersionContent) -> list[str]:
 
 
 def _of_sources(front_matter: Mapping[str, Any]) -> Iterator[Validity]:
-    sources = front_matter.get("sources")
-    for source in sources if isinstance(sources, list) else ():
-        if isinstance(source, Mapping) and source.get("title") and source.get("read"):
-            title, where = str(source["title"]), str(source.get("locator", ""))
-            compiled = _COMPILED.search(f"{title} {where}") is not None
-            checked: Checked = "compiled" if compiled else "read"
-            yield from seen_with(title, checked=checked, date=str(source["read"]))
+    for source in _sources(front_matter):
+        title, where = str(source["title"]), str(source.get("locator", ""))
+        compiled = _COMPILED.search(f"{title} {where}") is not None
+        checked: Checked = "compiled" if compiled else "read"
+        yield from seen_with(title, checked=checked, date=str(source["read"]))
+
+
+def _sources(front_matter: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sources with a title and the day on which they were read."""
+    listed = front_matter.get("sources")
+    rows = listed if isinstance(listed, list) else ()
+    return [r for r in rows if isinstance(r, Mapping) and r.get("title") and r.get("read")]
 
 
 def _validity(entry: Any, number: int, headings: Sequence[str]) -> StatedValidity:

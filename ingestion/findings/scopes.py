@@ -59,8 +59,7 @@ class SectionScopes:
 
     def _without_families(self, named: frozenset[str]) -> frozenset[str]:
         """Drop families if the heading names the document's own chip, which they only describe
-        ("RTX 5090: GeForce Blackwell").
-        """
+        ("RTX 5090: GeForce Blackwell")."""
         families = {i for i in named if lineage.descendants(i, self._registry)}
         own = named & set(self._scope)
         return named - families if own and not own & families else named

@@ -51,8 +51,7 @@ _NO_MODEL = frozenset(
 @dataclass(frozen=True)
 class FactSubject:
     """`hardware_id` is the hardware that gets the proposal, `text` the name of the subject, if any.
-    `family` values hold for the chip too; a person has to judge `unclear` ones.
-    """
+    `family` values hold for the chip too; a person has to judge `unclear` ones."""
 
     hardware_id: str
     text: str
@@ -73,8 +72,7 @@ class _Named:
 
 class DocumentSubjects:
     """The subjects of a document's values. `hardware` are the ids that it is declared to be about,
-    `titles` its title and file name, `texts` its headings and passages.
-    """
+    `titles` its title and file name, `texts` its headings and passages."""
 
     def __init__(
         self,
@@ -261,8 +259,7 @@ def proposals(
 ) -> list[Fact]:
     """Rows for the facts of a document that are about its hardware. Sentences that contradict each
     other give none, and a fact that a sentence repeats is one row. `texts` are the headings and
-    passages of the document, in which mentions of chips are counted.
-    """
+    passages of the document, in which mentions of chips are counted."""
     if not hardware or not facts:
         return []
     titles = (source.title, source.file_name)

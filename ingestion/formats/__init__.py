@@ -44,7 +44,7 @@ def _parse_binary(
         case Format.PDF:
             from ingestion.formats.pdf.document import parse_pdf
 
-            return parse_pdf(data)
+            return parse_pdf(data, limits)
         case Format.DOCX:
             from ingestion.formats.docx import parse_docx
 

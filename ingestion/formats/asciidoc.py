@@ -354,8 +354,7 @@ class _AsciiDoc:
         self, cells: Iterable[_TableCell], styles: Sequence[str], depth: int
     ) -> list[list[str]]:
         """Cells in rows. A cell over several rows repeats in each; over several columns it is in
-        the first, and the others are empty.
-        """
+        the first, and the others are empty."""
         grid: dict[tuple[int, int], str] = {}
         row = column = 0
         for cell in cells:
@@ -490,8 +489,7 @@ def _kept(lines: Sequence[str], warnings: list[str]) -> Iterator[str]:
 
 def _holds(condition: re.Match[str], attributes: dict[str, str]) -> bool:
     """Whether attributes are set, or two texts are equal; other comparisons hold, so that nothing
-    is lost.
-    """
+    is lost."""
     if condition[1] != "ifeval":
         found = [name.strip().lower() in attributes for name in re.split(r"[,+]", condition[2])]
         return (all if "+" in condition[2] else any)(found) == (condition[1] == "ifdef")

@@ -92,7 +92,8 @@ _FORMATS_HINT = (
     "Upload PDF, Markdown, reStructuredText, AsciiDoc, LaTeX, a manual page, HTML, a Jupyter"
     " notebook, plain text or DOCX; convert anything else first."
 )
-_BINARY_MAGIC = {
+_NO_DOCUMENT = {
+    rb"(?:\s*<[?!][^>]*>)*\s*<svg[\s>]": "an SVG image",
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
     b"GIF8": "a GIF image",
@@ -138,10 +139,12 @@ _WRAPPED_BASE64 = re.compile(
 )
 _MIXED = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])", re.S)
 
+# Searched by the service itself, on any bytes: no part may match one text in several ways.
 _HTML_START = re.compile(
-    rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])", re.I | re.S
+    rb"\s*+(?:<\?xml[^>]*>\s*+)?(?:<!--(?>.*?-->)\s*+)*+<(?:!doctype\s+html|html[\s>])",
+    re.I | re.S,
 )
-_RST_DIRECTIVE = re.compile(rb"^\s*\.\. [\w:-]+::", re.M)
+_RST_DIRECTIVE = re.compile(rb"^[ \t]*\.\. [\w:-]+::", re.M)
 _RST_TITLE = re.compile(rb"^\w[^\n]{2,}\n([=~^*-])\1{3,}[ \t]*$", re.M)
 _MD_HEADING = re.compile(rb"^#{1,6} \S", re.M)
 _MD_MARK = re.compile(rb"^```|^~~~|\]\(https?://|^\|[ :|-]+\|\s*$|^#{2,6} \S", re.M)
@@ -181,8 +184,7 @@ def _extension(name: str) -> str:
 
 def detect(data: bytes, name: str) -> Format:
     """The format of a file; its bytes win over its name. Raises UnsupportedFormat for binary data,
-    and ParseFailed for an empty or damaged file.
-    """
+    and ParseFailed for an empty or damaged file."""
     if not data.strip():
         raise ParseFailed(
             f"{name} is empty", hint="Upload the file again; it arrived with no content."
@@ -207,16 +209,15 @@ def _by_magic(data: bytes, name: str) -> Format | None:
         return _zip_format(data, name)
     if data.startswith((_OLE, b"{\\rtf")):
         return Format.OTHER
-    for magic, what in _BINARY_MAGIC.items():
-        if data.startswith(magic):
+    for magic, what in _NO_DOCUMENT.items():
+        if re.match(magic, data, re.DOTALL):
             raise UnsupportedFormat(f"{name} is {what}, not a document", hint=_FORMATS_HINT)
     return None
 
 
 def container(data: bytes) -> str | None:
     """The usual extension of an office file by its bytes (`pptx`, `rtf`, `msg`, ...), or None if
-    they do not tell. Raises ParseFailed for an encrypted office file.
-    """
+    they do not tell. Raises ParseFailed for an encrypted office file."""
     if data.startswith(b"{\\rtf"):
         return "rtf"
     if data.startswith(_OLE):

@@ -100,8 +100,7 @@ def _add_table(elements: list[Element], node: Any) -> None:
 
 def _blocks(parent: Any) -> Iterator[Any]:
     """Paragraphs and tables in order, also those inside content controls, without tables of
-    contents.
-    """
+    contents."""
     for node in parent:
         if node.tag in (f"{_W}p", f"{_W}tbl"):
             yield node
@@ -209,8 +208,7 @@ def _table(node: Any, caption: str | None) -> Element | None:
 
 def _cells(row: Any, above: list[str], *, spread: bool) -> list[str]:
     """The cells of a row. A cell merged downwards repeats in each row; with `spread` (headers) a
-    wide cell repeats in each column.
-    """
+    wide cell repeats in each column."""
     texts: list[str] = []
     for cell in row.iter(f"{_W}tc"):
         if next(cell.iterancestors(f"{_W}tr")) is not row:

@@ -19,7 +19,7 @@ from markdown_it.token import Token
 
 from ingestion.elements import Element, ParsedDocument, make_table, table_element
 from ingestion.formats.html import names, parse_fragment
-from kb.yaml_loaders import safe_loader
+from kb.yaml_loaders import load_plain
 
 _MAX_LIST = 1_500
 _MAX_DEPTH = 8
@@ -89,7 +89,7 @@ def _front_matter(lines: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]
         return {}, ()
     try:
         block = "\n".join(lines[1:end])
-        loaded = yaml.load(block, Loader=safe_loader(block))
+        loaded = load_plain(block)
     except yaml.YAMLError as error:
         return {}, (f"front matter is not valid YAML, read as text: {str(error).splitlines()[0]}",)
     if not isinstance(loaded, dict):

@@ -43,8 +43,7 @@ _CONVERT = "Convert the file to PDF, DOCX, HTML or Markdown and upload that."
 @dataclass(frozen=True)
 class _Partitioner:
     """The module and function of unstructured that read a format, with keyword arguments, and the
-    packages that they need. `pandoc`: pandoc converts the file first.
-    """
+    packages that they need. `pandoc`: pandoc converts the file first."""
 
     module: str
     function: str
@@ -182,8 +181,7 @@ def _partitioned(reader: _Partitioner, extension: str, data: bytes, name: str) -
 
 def _with_inline_text(data: bytes) -> bytes:
     """An XML file with the elements inside of text replaced by their text: unstructured reads only
-    what precedes the first of them. Raises SyntaxError for a damaged file.
-    """
+    what precedes the first of them. Raises SyntaxError for a damaged file."""
     from lxml import etree
 
     # Entities stay references: expanding them could read files or fill the memory.
@@ -233,8 +231,7 @@ def _without_torch() -> Iterator[None]:
 
 def _require_pandoc(extension: str) -> None:
     """Raise UnsupportedFormat without pandoc. The package pypandoc does not contain it, and would
-    fail in the middle of a file.
-    """
+    fail in the middle of a file."""
     import pypandoc
 
     try:
@@ -254,8 +251,7 @@ def _require_pandoc(extension: str) -> None:
 
 def _missing(reader: _Partitioner, extension: str, error: ImportError) -> UnsupportedFormat:
     """The error for an import that failed: a package is not installed or cannot be imported.
-    Raises MemoryError if the import ran out of memory.
-    """
+    Raises MemoryError if the import ran out of memory."""
     absent = [name for name in ("unstructured", *reader.packages) if not _installed(name)]
     if not absent:
         if _NO_MEMORY.search(str(error)):
@@ -362,8 +358,7 @@ def _page(part: Any) -> tuple[Box, ...]:
 
 def _slides(parts: Sequence[Any]) -> Iterator[Element]:
     """Each slide under its title, its paragraphs as one list. Speaker notes come before the title
-    and are put under it.
-    """
+    and are put under it."""
     for _, slide in groupby(_with_text(parts), key=lambda part: part.metadata.page_number):
         titles: list[Any] = []
         others: list[Any] = []
@@ -440,8 +435,7 @@ def _attachments(
     files: Iterable[tuple[str, bytes | None]], limits: DocumentLimits | None
 ) -> tuple[list[Element], list[str]]:
     """The attachments of a mail, each under its file name, read by `parse`, with a warning for each
-    that cannot be read. unstructured would skip those silently.
-    """
+    that cannot be read. unstructured would skip those silently."""
     from ingestion.formats import parse
 
     elements: list[Element] = []

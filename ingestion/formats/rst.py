@@ -74,30 +74,48 @@ class _AnyDirective(rst.Directive):  # type: ignore[misc]
 
     def run(self) -> list[nodes.Node]:
         reader: _NodeReader = self.state.document.kernlore_reader
-        first = self.block_text.split("\n", 1)[0].partition("::")[2].strip()
+        first, _, rest = self.block_text.partition("\n")
         body = list(self.content)
-        argument = body.pop(0).strip() if first and body else ""
+        argument = body.pop(0).strip() if first.partition("::")[2].strip() and body else ""
+        if not argument and not rest.partition("\n")[0].strip():
+            # Options follow the directive without an empty line; docutils removes that line.
+            body.insert(0, "")
 
         def blocks(lines: Sequence[str]) -> list[Element]:
-            node = nodes.container()
-            self.state.nested_parse(reader.source(lines), 0, node)
+            node, source = nodes.container(), reader.source(lines)
+            if self.name.lower() in _WITH_SECTIONS:
+                return self._with_sections(source, node, reader)
+            self.state.nested_parse(source, 0, node)
             return list(reader.children(node))
 
         directive = Directive(self.name.lower(), argument, body, blocks, reader.warnings)
         return [_DirectiveElements(list(_read_directive(directive)))]
 
+    def _with_sections(self, source: StringList, node: Any, reader: _NodeReader) -> list[Element]:
+        """The elements of content that has headings, at the levels that the document gives them."""
+        memo, outer = self.state.memo, reader.depth
+        known, memo.title_styles = memo.title_styles, []
+        depth = reader.depth = outer + len(self.state.parent.section_hierarchy())
+        self.state.nested_parse(source, 0, node, match_titles=True)
+        own, memo.title_styles, reader.depth = memo.title_styles, known, outer
+        for section in node.findall(nodes.section):
+            level = len(section.section_hierarchy())
+            style = own[level - 1]
+            section["level"] = outer + known.index(style) + 1 if style in known else depth + level
+        return list(reader.children(node))
+
 
 class _NodeReader:
     """Turns the nodes of one document into elements. `_sources` holds the lines of the document and
-    of the content of each directive; the `source` of a node is an index into it.
-    """
+    of the content of each directive; the `source` of a node is an index into it."""
 
     def __init__(self, text: str) -> None:
         self.warnings: list[str] = []
+        self.depth = 0  # of the section around the directive that is being read
         self._sources = [[line.rstrip() for line in text.split("\n")]]
         self._readers: dict[type, Callable[[Any, int], Iterable[Element]]] = {
             _DirectiveElements: lambda node, level: node.elements,
-            nodes.section: lambda node, level: self.children(node, level + 1),
+            nodes.section: lambda node, level: self.children(node, node.get("level", level + 1)),
             nodes.title: _title,
             nodes.paragraph: _paragraph,
             nodes.bullet_list: self._items,
@@ -133,8 +151,7 @@ class _NodeReader:
 
     def _lines(self, node: Any) -> list[str]:
         """The source lines of a node, dedented: as many as its `rawsource` has. For a table, which
-        has no `rawsource`, all lines until the indentation ends.
-        """
+        has no `rawsource`, all lines until the indentation ends."""
         lines = self._sources[int(node.source)][node.line - 1 :]
         if isinstance(node, nodes.table):
             indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
@@ -199,8 +216,7 @@ class _NodeReader:
 
     def _rows(self, table: Any, part: type) -> Iterator[list[str]]:
         """The cells of a table's head or body. A cell over several columns or rows is in the first
-        of them, and the others are empty, so that columns stay aligned.
-        """
+        of them, and the others are empty, so that columns stay aligned."""
         covered: set[tuple[int, int]] = set()
         rows = [row for group in table.findall(part) for row in group.children]
         for number, row in enumerate(rows):
@@ -250,8 +266,7 @@ def _unreadable(node: Any, level: int) -> Iterator[Element]:
 
 def _drawn(lines: Sequence[str]) -> Iterable[str]:
     """The lines of the drawn table at the beginning: a simple table ends at a border with an empty
-    line under it, a grid table with its grid.
-    """
+    line under it, a grid table with its grid."""
     if lines[0].startswith("+"):
         return takewhile(lambda line: line.startswith(("+", "|")), lines)
     borders = (n for n, line in enumerate(lines[1:], 2) if line and not line.strip("= \t"))
@@ -285,6 +300,7 @@ _NOTES = names(
     " versionchanged deprecated epigraph highlights pull-quote compound container only ifconfig"
     " tab-set tabs grid grid-item version-set math todo"
 )
+_WITH_SECTIONS = names("only ifconfig")
 _TITLED = names(
     "admonition topic sidebar rubric dropdown card grid-item-card tab-item tab group-tab code-tab"
     " details glossary"
@@ -306,8 +322,7 @@ _DESCRIBED = names(
 @dataclass(frozen=True)
 class Directive:
     """One directive, its body dedented. `blocks` reads lines as ordinary content; `warnings` is the
-    list of the document.
-    """
+    list of the document."""
 
     name: str
     argument: str

@@ -92,8 +92,7 @@ def _elements(block: list[str]) -> Iterator[Element]:
 
 def _entries(block: list[str]) -> list[list[str]]:
     """The entries of a list of codes: lines that begin with a code, two or more of each form, each
-    with the indented lines that explain it. Empty for any other block.
-    """
+    with the indented lines that explain it. Empty for any other block."""
     forms = Counter(match[1] for line in block if (match := _CODED.match(line)))
     begins = [index for index, line in enumerate(block) if _CODED.match(line)]
     if min(forms.values(), default=0) < 2 or begins[0] != 0:
@@ -106,8 +105,7 @@ def _entries(block: list[str]) -> list[list[str]]:
 
 def _printed_from(block: list[str]) -> int | None:
     """The line from which a block is the output of a tool: the first, or the second if the first
-    introduces it. None for any other block.
-    """
+    introduces it. None for any other block."""
     start = 1 if block[0].rstrip().endswith(":") and not _PRINTED.match(block[0]) else 0
     lines = block[start:]
     return start if lines and all(_PRINTED.match(line) for line in lines) else None

@@ -458,8 +458,7 @@ class Tensor:
 
 class Sizes:
     """Maps a literal to the size of a tensor: dimensions that one variable runs over are the same;
-    indistinguishable sizes are one size.
-    """
+    indistinguishable sizes are one size."""
 
     def __init__(
         self, tensors: Sequence[Tensor], body: Sequence[Token], constants: set[str]

@@ -81,7 +81,6 @@ _SCALARS = re.compile(
 )
 _COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;)")
 _SHAPE = re.compile(r"\b[A-Za-z_]\w{0,40}(?:\[[\w \t+*/,.:-]{1,32}\]){1,4}")
-_WORD = re.compile(r"[a-z]+|\d+")
 
 
 OWN_LINES, OWN_SYMBOLS = 12, 6  # of a whole kernel whose entry is not recognised
@@ -144,8 +143,7 @@ def fragments_of(
     languages: Collection[str] = (),
 ) -> list[tuple[int, str]]:
     """The blocks with a language that begin as only a kernel does, or are in one of `languages`,
-    without those of `kernels`: by section index, with the reason.
-    """
+    without those of `kernels`: by section index, with the reason."""
     own = {language.lower() for language in languages}
     names = {card.name: card for card in cards}
     by_last, whole = _by_last_part(names), {kernel.code for kernel in kernels}
@@ -194,8 +192,7 @@ def _is_open(code: str) -> bool:
 @dataclass(frozen=True)
 class KernelEntry:
     """Where a kernel begins. `marked` is a sign that nothing but a kernel has, `declared` that the
-    keyword `kernel` precedes its name, `scalar` that it takes values of C types and no memory.
-    """
+    keyword `kernel` precedes its name, `scalar` that it takes values of C types and no memory."""
 
     name: str
     shapes: tuple[str, ...]
@@ -291,8 +288,7 @@ def _is_long(code: str, symbols: Sequence[str]) -> bool:
 
 def _is_varied(code: str, entry: KernelEntry | None) -> bool:
     """Whether a block in the chip's own language has all of a whole kernel but names that this
-    manual defines: several different ones begin its lines.
-    """
+    manual defines: several different ones begin its lines."""
     lines = _lines(code)
     if entry is None or not entry.marked or len(lines) < _LINES:
         return False

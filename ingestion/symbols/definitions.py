@@ -27,8 +27,7 @@ MAX_PROSE = 20_000  # characters of one block
 class Definition:
     """A definition of `name` in section `section`. `kind` is None if the section does not determine
     it. A definition that is not `sure`, because the name could be something else, counts only if
-    code of the document uses the name. The other fields are those of a `Card`.
-    """
+    code of the document uses the name. The other fields are those of a `Card`."""
 
     name: str
     section: int
@@ -80,8 +79,7 @@ def definition(
 @dataclass(frozen=True)
 class Surroundings:
     """The place of a table, list or paragraph: its section, the words around it, nearest first, and
-    the names that code of the document uses.
-    """
+    the names that code of the document uses."""
 
     section: int
     around: tuple[str, ...]

@@ -411,8 +411,7 @@ def _labelled_syntax(elements: Sequence[Element], name: str) -> str:
 
 def _labelled_description(elements: Sequence[Element]) -> str:
     """The text after a label such as Description, else the first paragraph that describes: no
-    labelled field and no lead-in.
-    """
+    labelled field and no lead-in."""
     texts = [element.text for element in elements[:MAX_ELEMENTS] if element.kind == "text"]
     for text in texts:
         if (said := _SAID.match(text)) and len(text[said.end() :].split()) > 1:

@@ -137,8 +137,7 @@ def is_hyphened(name: str) -> bool:
 
 def is_word(name: str) -> bool:
     """Whether it is a plain word, in lower case or capitalised, which is a name only in certain
-    places.
-    """
+    places."""
     return name.isalpha() and (name.islower() or name.istitle())
 
 

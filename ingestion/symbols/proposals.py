@@ -136,8 +136,7 @@ class CardProposals:
     """The result of asking a model. `refused` counts complete cards by reason, `dropped` fields of
     accepted cards by name. `fields_proposed` and `fields_kept` count texts other than names.
     `reused` counts sections with a stored answer, `left` those without any. `unusable` are sections
-    whose answer had no cards, with the reason. `stopped` is the error that ended the run, or "".
-    """
+    whose answer had no cards, with the reason. `stopped` is the error that ended the run, or ""."""
 
     hardware: str
     model: str
@@ -384,8 +383,7 @@ _CALLED = re.compile(r"(?<![\w.:])[A-Za-z_][\w.:]*+(?=\()")
 @dataclass(frozen=True)
 class UnreadSection:
     """A section that gave no card. `names` are its names without a card, in order, `code` its code
-    blocks with their languages.
-    """
+    blocks with their languages."""
 
     id: str
     path: tuple[str, ...]
@@ -420,8 +418,7 @@ def unread_sections(
 
 def _worth(section: WholeSection, names: Sequence[str], uses: Mapping[str, int]) -> int:
     """How much of the language a section may explain: by the names in its headings, and by those in
-    its sentences that other sections use.
-    """
+    its sentences that other sections use."""
     headings = set(_WORD.findall(" ".join(section.path[-2:])))
     prose = {n for p in section.passages for n in _prose_names(p, CodeLines([]))}
     titled = sum(name in headings or name.rpartition(".")[2] in headings for name in names)
@@ -471,8 +468,7 @@ def _is_phrase(span: str) -> bool:
 
 def _code(passage: Passage) -> str:
     """The code of a passage. A short block has one passage with the sentence that introduces it, in
-    a fence, or without one if an earlier version read it.
-    """
+    a fence, or without one if an earlier version read it."""
     if passage.kind == "code":
         return passage.text
     if fenced := _FENCED.findall(passage.text):

@@ -73,8 +73,7 @@ def limits_for(
 
 def _prose(sections: Sequence[ParsedSection]) -> Iterator[tuple[str, bool]]:
     """The sentences, and whether their section is about limits. Fields (`:Cycles: 1 to issue`) are
-    no sentences; cards have them in `further`.
-    """
+    no sentences; cards have them in `further`."""
     for section in sections:
         in_limits = any(_LIMITING.search(title[:200]) for title in section.path[-2:])
         for element in section.elements:

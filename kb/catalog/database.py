@@ -28,8 +28,7 @@ IDLE_CONNECTIONS = 8  # left open for the next use
 
 class Database(ABC):
     """The database of one catalog. `name` is its path or URL for messages, without a password;
-    `file` that of an embedded one.
-    """
+    `file` that of an embedded one."""
 
     name: str
     file: Path | None = None
@@ -50,8 +49,7 @@ class Database(ABC):
     @abstractmethod
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
         """Begin a transaction with the write lock of the catalog; with `rows_only`, with locks on
-        the rows that it changes.
-        """
+        the rows that it changes."""
 
     @abstractmethod
     def version(self, engine: Engine) -> Hashable:
@@ -60,8 +58,7 @@ class Database(ABC):
     @abstractmethod
     def check(self, engine: Engine, most_bytes: int | None) -> str:
         """The result of an integrity check, "ok" if intact; "" if the catalog is larger than
-        `most_bytes`.
-        """
+        `most_bytes`."""
 
     @abstractmethod
     def empty_log(self, engine: Engine) -> bool:
@@ -120,8 +117,7 @@ class SqliteFile(Database):
 
     def admit(self, engine: Engine) -> None:
         """Refuse an empty catalog where files of a store are left: it would start as a new store
-        without a word. Raises StoreError.
-        """
+        without a word. Raises StoreError."""
         if self.file.exists() and self.file.stat().st_size > _HAS_TABLES:
             return
         with engine.connect() as connection:
@@ -185,8 +181,7 @@ def _file_of_a_store(folder: Path) -> Path | None:
 
 def _create_private(path: Path) -> None:
     """Create the file for this user alone; SQLite gives its other files the same rights. Raises
-    StoreError in a directory that cannot be written to.
-    """
+    StoreError in a directory that cannot be written to."""
     try:
         private_file(path)
     except OSError as error:
@@ -198,8 +193,7 @@ def _create_private(path: Path) -> None:
 
 def _immutable(path: Path) -> str:
     """The URI of a catalog in a directory that cannot be written to, so that SQLite cannot create
-    its lock file. Raises StoreError if its log holds writes that are not in the file yet.
-    """
+    its lock file. Raises StoreError if its log holds writes that are not in the file yet."""
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size:
         raise StoreError(
@@ -303,8 +297,7 @@ class PostgresServer(Database):
 
     def version(self, engine: Engine) -> Hashable:
         """The snapshot of a transaction that begins now. The position of the write-ahead log is not
-        a version: it includes changes that are not visible yet.
-        """
+        a version: it includes changes that are not visible yet."""
         with engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             snapshot = connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar()
@@ -404,8 +397,7 @@ _FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def store_fault(error: BaseException) -> KernloreError | None:
     """The public error for one of SQLite, SQLAlchemy or the file system; None if the store is not
-    the cause.
-    """
+    the cause."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, OSError):
@@ -434,8 +426,7 @@ def _of_sqlite(origin: sqlite3.Error) -> KernloreError | None:
 
 def _of_postgresql(origin: BaseException) -> KernloreError | None:
     """By SQLSTATE (https://www.postgresql.org/docs/current/errcodes-appendix.html); a connection
-    that is lost has none.
-    """
+    that is lost has none."""
     code = getattr(origin, "sqlstate", None)
     text = str(origin).strip().partition("\n")[0]
     if code is None:

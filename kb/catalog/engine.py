@@ -27,8 +27,7 @@ MOST_CHECKED = 512 << 20  # bytes; 1 s a GB if the file is in memory
 
 class Catalog:
     """A handle on one catalog. Cheap to share between threads; each thread takes a pooled
-    connection. `data_dir` holds the catalog's stored files, locks and indexes.
-    """
+    connection. `data_dir` holds the catalog's stored files, locks and indexes."""
 
     def __init__(self, database: Database, engine: Engine, data_dir: Path) -> None:
         self._database = database
@@ -50,8 +49,7 @@ class Catalog:
     @property
     def on_server(self) -> bool:
         """Whether it is on a server: services of other machines may use it, and every query is a
-        round trip.
-        """
+        round trip."""
         return self._database.file is None
 
     @property
@@ -61,8 +59,7 @@ class Catalog:
 
     def version(self) -> Hashable:
         """A version that changes with every change by any process, read in microseconds (on a
-        server: one query). For caches that are validated at each request.
-        """
+        server: one query). For caches that are validated at each request."""
         return self._database.version(self._engine)
 
     @contextmanager
@@ -113,8 +110,7 @@ class Catalog:
 
     def check(self, most_bytes: int = MOST_CHECKED) -> None:
         """Read every page of an embedded catalog of at most `most_bytes`. Raises StoreError for a
-        damaged page, which would otherwise fail single requests.
-        """
+        damaged page, which would otherwise fail single requests."""
         try:
             verdict = self._database.check(self._engine, most_bytes)
         except sa.exc.DatabaseError as error:
@@ -128,8 +124,7 @@ class Catalog:
 
     def store_id(self) -> str:
         """Id of this catalog on servers that hold data of several: twelve hex digits, stored at
-        first use.
-        """
+        first use."""
         with self.read() as connection:
             known = get(connection, STORE_ID)
         if known is None:
@@ -143,8 +138,7 @@ class Catalog:
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page in it holds
         deleted text. Returns False if a reader still needs it after a second. A server empties its
-        log itself.
-        """
+        log itself."""
         return self._database.empty_log(self._engine)
 
     def close(self) -> None:
@@ -155,8 +149,7 @@ class Catalog:
 
 def open_catalog(data_dir: Path, url: str | None = None) -> Catalog:
     """Open (and create or migrate) the catalog of a data directory: its SQLite file, or the
-    database that the URL names.
-    """
+    database that the URL names."""
     return _opened(_database(data_dir, url), data_dir)
 
 
@@ -217,8 +210,7 @@ def columns_of(table: sa.Table, record: Any, *but: str) -> list[sa.Column[Any]]:
 
 def record_of(record: type[T], row: Any, **values: Any) -> T:
     """A dataclass from the columns with the names of its fields; a list becomes a tuple. `values`
-    are taken in place of a column.
-    """
+    are taken in place of a column."""
     stored = row._mapping
     names: Any = record.__dataclass_fields__  # type: ignore[attr-defined]
     return record(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, record_of, select_in
+from kb.catalog.tables import evaluations, outcomes, runs, skills, work
 from kb.catalog.work import ENDED, Job, Work, no_lease
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id, new_id
@@ -109,14 +111,6 @@ class Evaluations:
         with self._catalog.read() as connection:
             row = connection.execute(query).one_or_none()
         return record_of(StoredEvaluation, row) if row is not None else None
-
-    def latest(self, limit: int = 50) -> list[StoredEvaluation]:
-        """Evaluations, newest first."""
-        query = sa.select(t.evaluations).where(visible.evaluations(self._scope))
-        query = query.order_by(t.evaluations.c.created_at.desc(), t.evaluations.c.id)
-        with self._catalog.read() as connection:
-            rows = connection.execute(query.limit(limit))
-            return [record_of(StoredEvaluation, row) for row in rows]
 
     def begin(
         self,
@@ -319,8 +313,7 @@ class Reviews:
 
     def latest(self, keys: Iterable[str]) -> dict[str, Review]:
         """The answers that count, by key; keys without an answer since their measurement are left
-        out.
-        """
+        out."""
         rows = t.evaluation_reviews
         query = (
             sa.select(rows, t.evaluations.c.key.label("evaluation"))
@@ -400,8 +393,7 @@ MOST_ENDED = 1_000  # sent evaluations that have ended; older ones are removed
 
 class SentEvaluations(Work):
     """Evaluations that were sent to a service. The process that accepts one owns it, queued or
-    running, while its lease lasts; after that any other may take it.
-    """
+    running, while its lease lasts; after that any other may take it."""
 
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog, "evaluation")
@@ -410,8 +402,7 @@ class SentEvaluations(Work):
         self, job_id: str, payload: Mapping[str, Any], owner: str, lease_seconds: float, most: int
     ) -> int | None:
         """Queue an evaluation for this owner, unless `most` or more of the owner's wait already:
-        then nothing is stored, and their number is returned. None otherwise.
-        """
+        then nothing is stored, and their number is returned. None otherwise."""
         mine = (self._held(owner), t.work.c.state == "queued")
         with self._catalog.write() as connection:
             waiting = len(self.matching(connection, *mine))
@@ -432,8 +423,7 @@ class SentEvaluations(Work):
 
     def claim(self, owner: str, lease_seconds: float) -> Job | None:
         """Start the oldest evaluation accepted by the owner, or None. The owner works on one at a
-        time, so a running one was started earlier and could not be ended.
-        """
+        time, so a running one was started earlier and could not be ended."""
         return self.take(owner, lease_seconds, self._held(owner))
 
     def left(self) -> list[Job]:
@@ -461,3 +451,64 @@ class SentEvaluations(Work):
         """End a running evaluation. Returns False, without a change, if the owner has lost it."""
         with self._catalog.write(rows_only=True) as connection:
             return self.end(connection, job_id, owner, state, result, error)
+
+
+# -- counts for operators
+#
+# Queues, evaluations, runs, their cost, and answers that helped. Stored rows are counted, so the
+# figures are right whichever process did the work.
+
+_HELPED = {1: "yes", 0: "no", None: "not_known"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """`oldest_queued_seconds` is the age of the job that has waited longest, 0 without one. The
+    others count rows by state; outcomes by whether the answer helped (yes, no, not_known).
+    `model_cost_usd` is that of all runs, of models with known prices."""
+
+    oldest_queued_seconds: float
+    evaluations: Mapping[str, int]
+    runs: Mapping[str, int]
+    model_cost_usd: float
+    outcomes: Mapping[str, int]
+    skills: Mapping[str, int]
+
+
+def figures_of(catalog: Catalog) -> Figures:
+    """The figures now, of one moment."""
+    with catalog.read() as connection:
+        # A job that is queued again waits since its last heartbeat.
+        queued_at = sa.func.coalesce(work.c.heartbeat_at, work.c.created_at)
+        oldest = connection.scalar(
+            sa.select(sa.func.min(queued_at)).where(
+                work.c.kind == "ingest", work.c.state == "queued"
+            )
+        )
+        cost = connection.scalar(sa.select(sa.func.sum(runs.c.cost_usd)))
+        return Figures(
+            oldest_queued_seconds=_seconds_since(oldest) if oldest else 0.0,
+            evaluations=_counts(connection, evaluations.c.state),
+            runs=_counts(connection, runs.c.state),
+            model_cost_usd=float(cost or 0.0),
+            outcomes={
+                _HELPED[value]: count
+                for value, count in _rows(connection, outcomes.c.helped)
+                if value in _HELPED
+            },
+            skills=_counts(connection, skills.c.state),
+        )
+
+
+def _seconds_since(moment: str) -> float:
+    age = datetime.now(UTC) - datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    return max(0.0, age.total_seconds())
+
+
+def _counts(connection: Connection, column: sa.Column[str]) -> dict[str, int]:
+    return {str(value): count for value, count in _rows(connection, column)}
+
+
+def _rows(connection: Connection, column: sa.Column[str]) -> list[tuple[object, int]]:
+    query = sa.select(column, sa.func.count()).group_by(column).order_by(column)
+    return [(value, int(count)) for value, count in connection.execute(query)]

@@ -22,6 +22,7 @@ from kb.catalog.meta import bump_revision
 from kb.catalog.tables import document_versions, documents, facts
 from kb.errors import Conflict
 from kb.scope import ALL_ACCESS, AccessScope
+from kb.validity import Checked, Validity, of_source
 
 FactStatus = Literal["accepted", "proposed", "rejected"]
 READ = ("table", "sentence")  # origins of facts that were read from documents
@@ -78,6 +79,13 @@ class Fact:
     subject_kind: str | None = None
 
     @property
+    def validity(self) -> tuple[Validity, ...]:
+        """The versions of tools that its source names, and when it was read or measured."""
+        checked: Checked = "ran" if self.kind == "measured" else "read"
+        text = f"{self.title}, {self.locator}"
+        return of_source(text, checked=checked, date=self.date or "", target=self.hardware_id)
+
+    @property
     def holds_for_owner(self) -> bool:
         """False if the value is about a variant ("PCIe") or its subject is unclear."""
         known = self.subject_kind in ("chip", "family")
@@ -117,8 +125,7 @@ def effective_facts(
     stated: Mapping[str, Sequence[Fact]], lineage: Sequence[str]
 ) -> dict[str, Fact]:
     """The valid fact for each key of a chip, by key: its own, else that of the nearest family.
-    `stated` is as `accepted_facts` returns it.
-    """
+    `stated` is as `accepted_facts` returns it."""
     valid: dict[str, Fact] = {}
     for owner in reversed(lineage):
         own: dict[str, Fact] = {}
@@ -135,8 +142,7 @@ def effective_facts(
 def add_read_facts(connection: Connection, proposals: Sequence[Fact]) -> int:
     """Add facts read from a version, in its transaction; returns the number of new ones. A person's
     decision stays: a fact that this document has stated before is the same fact, even if it moved
-    to another page.
-    """
+    to another page."""
     added = 0
     rows = [dict(vars(proposal)) for proposal in proposals]
     # Those at their old place first, so that none of them is taken for one that has moved.
@@ -197,8 +203,7 @@ def withdraw_proposals(connection: Connection, document_id: str) -> None:
 @dataclass(frozen=True)
 class Withdrawn:
     """Counts of the facts removed with a document: all, accepted ones, and accepted ones that
-    remain valid because another document states them.
-    """
+    remain valid because another document states them."""
 
     removed: int
     accepted: int
@@ -207,8 +212,7 @@ class Withdrawn:
 
 def withdraw_facts(connection: Connection, document_id: str) -> Withdrawn:
     """Remove all facts that were read from a document, decided or not. An accepted value that
-    another document proposes is accepted there instead.
-    """
+    another document proposes is accepted there instead."""
     of_document = facts.c.document_id == document_id
     rows = connection.execute(sa.select(facts).where(of_document)).all()
     read = [row for row in rows if row.origin in READ]
@@ -271,8 +275,7 @@ def value_read(connection: Connection, fact_id: str) -> dict[str, Any]:
 
 def replace_outdated(connection: Connection, fact_ids: Sequence[str]) -> None:
     """A fact was accepted: reject accepted facts that an earlier version of its document stated
-    differently.
-    """
+    differently."""
     for fact_id in fact_ids:
         new = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
         if new is None or new.document_id is None or new.version_id is None:
@@ -312,8 +315,7 @@ class Stated:
 class Outdated:
     """An accepted fact of a version that another one has replaced. `now` are the values that the
     current version states of the same key, if any. `subject` is None for the hardware itself,
-    `title` that of the earlier version.
-    """
+    `title` that of the earlier version."""
 
     hardware_id: str
     key: str
@@ -335,8 +337,7 @@ def outdated_facts(
     access: AccessScope = ALL_ACCESS,
 ) -> list[Outdated]:
     """The accepted facts, of one hardware or document or of all, of a replaced version of their
-    document, that the current one does not state too; by hardware and key.
-    """
+    document, that the current one does not state too; by hardware and key."""
     of, current = document_versions.alias("of"), document_versions.alias("current")
     query = (
         sa.select(facts, of.c.number.label("version"), current.c.number.label("current_version"))

@@ -171,8 +171,7 @@ class HardwareRegistry:
     def check_change(self, spec: HardwareSpec) -> None:
         """Raise unless this caller may register the spec. A restricted caller may neither move its
         chip below another, whose knowledge it would see then, nor state commands: they run on this
-        machine.
-        """
+        machine."""
         if not self._access.restricted:
             return
         self._access.check_change([spec.id], f"the hardware {spec.id}")
@@ -261,8 +260,7 @@ class HardwareRegistry:
 
     def outdated(self, name: str) -> list[Outdated]:
         """The accepted facts of exactly this hardware that are of a replaced version of their
-        document.
-        """
+        document."""
         with self._catalog.read() as connection:
             hardware_id = self.resolve(name)
             return outdated_facts(connection, hardware_id=hardware_id, access=self._access)
@@ -274,8 +272,7 @@ class HardwareRegistry:
 
     def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
         """Decide about many facts at once: all of them, or none if an id is unknown. Raises
-        NotFound.
-        """
+        NotFound."""
         wanted = list(dict.fromkeys(fact_ids))
         with self._catalog.write() as connection:
             self._check_facts(connection, wanted)
@@ -299,8 +296,7 @@ class HardwareRegistry:
     ) -> Fact:
         """Accept, reject or correct a fact. A corrected value is a person's and accepted;
         `withdraw` takes the correction back: value and status are as before it. Raises
-        InvalidKnowledge for a value that a hardware.toml may not state either.
-        """
+        InvalidKnowledge for a value that a hardware.toml may not state either."""
         changes: dict[str, Any] = {"actor": actor}
         if status is not None:
             changes["status"] = status
@@ -339,8 +335,7 @@ class HardwareRegistry:
 
     def _check_facts(self, connection: Connection, fact_ids: Sequence[str]) -> None:
         """Raise NotFound for a fact that the caller may not see, Forbidden for one that it may not
-        change.
-        """
+        change."""
         if not self._access.restricted:
             return
         for fact_id in fact_ids:
@@ -471,8 +466,7 @@ def _count_change(connection: Connection) -> None:
 class HardwareUse:
     """Rows that refer to a chip, by id or name. `documents` are about it alone, `shared` about
     other chips too; `reading` are of either, and have unfinished jobs; `skills` are in use and hold
-    for it alone; `keys` are valid and restricted to it; `runs` have not ended.
-    """
+    for it alone; `keys` are valid and restricted to it; `runs` have not ended."""
 
     children: tuple[str, ...]
     documents: tuple[str, ...]
@@ -486,8 +480,7 @@ class HardwareUse:
 @dataclass(frozen=True)
 class Removed:
     """Counts of the facts removed with a chip, of those that a person had entered or accepted, and
-    of the runs on it, which remain.
-    """
+    of the runs on it, which remain."""
 
     facts: int
     decided: int
@@ -519,8 +512,7 @@ def use_of_hardware(connection: Connection, hardware_id: str) -> HardwareUse:
 
 def _documents(connection: Connection, hardware_id: str) -> dict[str, bool]:
     """The documents about the chip, also those with only a version that was declared to be; whether
-    they are about it alone.
-    """
+    they are about it alone."""
     about: dict[str, set[str]] = {}
     scopes, versions = t.document_scopes.c, t.document_versions.c
     for document_id, value in connection.execute(
@@ -564,8 +556,7 @@ def remove_hardware_rows(
 ) -> Removed:
     """Remove the chip with its facts, and from the scopes of the documents that are about other
     chips too. Its row stays, emptied, because measurements on its devices refer to it; registering
-    the id again fills it.
-    """
+    the id again fills it."""
     for document_id in shared:
         _remove_from_document(connection, document_id, hardware_id)
     mine = facts.c.hardware_id == hardware_id
@@ -593,8 +584,7 @@ def remove_hardware_rows(
 
 def _remove_from_document(connection: Connection, document_id: str, hardware_id: str) -> None:
     """Remove the chip from the scope of a document. A passage or version about this chip alone
-    keeps it: an empty scope would mean every chip.
-    """
+    keeps it: an empty scope would mean every chip."""
     scopes, versions = t.document_scopes, t.document_versions
     connection.execute(
         scopes.delete().where(

@@ -25,7 +25,7 @@ from kb.catalog import tables, visible
 from kb.catalog.engine import Catalog
 from kb.catalog.meta import bump_waiting
 from kb.catalog.tables import work as t
-from kb.catalog.work import Job, Work, renewed, started
+from kb.catalog.work import COLUMNS, Job, Work, job_from, renewed, started
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
 from kb.scope import ALL_ACCESS, AccessScope
@@ -39,8 +39,7 @@ _CHECKPOINT = "kept"  # in the payload
 @dataclass(frozen=True)
 class Turn:
     """The order in which jobs are taken. Jobs of one upload have the same `group`; shares take
-    turns; a job that is `behind` is taken after all others.
-    """
+    turns; a job that is `behind` is taken after all others."""
 
     group: str | None = None
     share: str = ""
@@ -53,8 +52,7 @@ FIRST_COME = Turn()
 @dataclass(frozen=True)
 class WaitingDocument:
     """A document without a version that answers may quote, whose first one waits to be read or is
-    being read. Without `hardware` it is about any.
-    """
+    being read. Without `hardware` it is about any."""
 
     title: str
     owner: str
@@ -114,8 +112,9 @@ class Jobs(Work):
 
     def get(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
         """The job with this id. Raises NotFound, also if the caller may not see it."""
+        query = sa.select(*COLUMNS).where(t.c.id == job_id, visible.jobs(access_scope))
         with self._catalog.read() as connection:
-            found = self.matching(connection, t.c.id == job_id, visible.jobs(access_scope))
+            found = [job_from(row) for row in connection.execute(query)]
         if not found:
             raise NotFound(
                 f"no job {job_id!r}", hint="GET /documents shows each document's job id."
@@ -138,8 +137,7 @@ class Jobs(Work):
     def claim(self, owner: str, lease_seconds: float, *, none_behind: bool = False) -> Job | None:
         """Take the next job, or None; the caller owns it until the lease expires. The share whose
         last job was taken longest ago comes first, with its oldest job that few workers have died
-        with. With `none_behind`, jobs that are behind are left.
-        """
+        with. With `none_behind`, jobs that are behind are left."""
         queued = [self._mine, t.c.state == "queued"]
         if none_behind:
             queued.append(t.c.behind.is_(False))
@@ -176,8 +174,7 @@ class Jobs(Work):
         passages: int | None = None,
     ) -> None:
         """Renew the lease and store the job's progress. Raises Conflict if the caller no longer
-        holds the job.
-        """
+        holds the job."""
         values = renewed(lease_seconds)
         if progress is not None:
             values["progress"] = dict(progress)
@@ -188,8 +185,7 @@ class Jobs(Work):
 
     def report_passages(self, connection: Connection, owner: str, done: Mapping[str, int]) -> None:
         """Store the number of passages done, by job id. Jobs that this worker no longer holds are
-        skipped.
-        """
+        skipped."""
         if done:
             connection.execute(
                 t.update()
@@ -229,8 +225,7 @@ class Jobs(Work):
         error: Mapping[str, Any] | None = None,
     ) -> None:
         """End a job inside the caller's transaction. Raises Conflict if the caller no longer holds
-        it.
-        """
+        it."""
         if not self.end(connection, job_id, owner, state, result, error):
             raise _lost(job_id, owner)
         bump_waiting(connection)
@@ -247,8 +242,7 @@ class Jobs(Work):
         self, connection: Connection, job: Job, owner: str, checkpoint: Mapping[str, Any]
     ) -> None:
         """Store the progress of a job, inside the transaction that stores its results. Raises
-        Conflict if the caller no longer holds the job.
-        """
+        Conflict if the caller no longer holds the job."""
         payload = {**job.payload, _CHECKPOINT: checkpoint}
         self._update_owned(connection, job.id, owner, {"payload": payload})
 
@@ -256,8 +250,7 @@ class Jobs(Work):
         self, connection: Connection, limit: int, but: Collection[str], *, locked: bool
     ) -> list[Job]:
         """The oldest queued jobs that are `behind`, except those in `but`; none while any other job
-        is queued. With `locked`, no other worker takes them before the transaction ends.
-        """
+        is queued. With `locked`, no other worker takes them before the transaction ends."""
         queued = t.c.state == "queued"
         if self.matching(connection, queued, t.c.behind.is_(False), limit=1):
             return []
@@ -273,8 +266,7 @@ class Jobs(Work):
         lease_seconds: float,
     ) -> list[Job]:
         """Start queued jobs inside the transaction that stores their results, as `claim` and
-        `store_checkpoint` do in two; `checkpoints` by job id. Returns the updated jobs.
-        """
+        `store_checkpoint` do in two; `checkpoints` by job id. Returns the updated jobs."""
         shared = {**started(owner, lease_seconds), "passages_done": 0}
         del shared["attempts"]
         own = ("attempts", "payload", "progress", "passages")
@@ -332,8 +324,7 @@ class Jobs(Work):
         confirmed: Mapping[str, Any] | None = None,
     ) -> Job:
         """Queue a failed job again, with additions to its payload. Raises NotFound, and Conflict
-        for one that did not fail.
-        """
+        for one that did not fail."""
         job = self.get(job_id, access_scope=access_scope)
         again: dict[str, Any] = {"state": "queued", "error": None, "finished_at": None}
         again["heartbeat_at"] = clock.now()

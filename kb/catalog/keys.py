@@ -68,8 +68,7 @@ class Key:
 @dataclass(frozen=True)
 class KeyLookup:
     """The look-up of a request's key. `closed`: a key was ever created; the store then needs one
-    even after its last key is revoked. `key` is the valid key, or None.
-    """
+    even after its last key is revoked. `key` is the valid key, or None."""
 
     closed: bool
     key: Key | None
@@ -105,8 +104,7 @@ class Keys:
         days: float | None = None,
     ) -> NewKey:
         """Create a key. `hardware` are registered ids; it expires after `days`. Raises
-        InvalidRequest.
-        """
+        InvalidRequest."""
         known = next((known for known in ROLES if known == role), None)
         if known is None:
             raise InvalidRequest(
@@ -166,8 +164,7 @@ class Keys:
 
     def look_up(self, secret: str | None = None, session: str | None = None) -> KeyLookup:
         """Look up the valid key with this secret, or of this session of the pages. A query on a
-        database server, too slow for an event loop.
-        """
+        database server, too slow for an event loop."""
         known = self._all()
         if secret is not None:
             return KeyLookup(bool(known), _valid(known.get(sha256(secret))))
@@ -183,8 +180,7 @@ class Keys:
 
     def _all(self) -> dict[str, Key]:
         """Every key by the hash of its secret; read again when any process has created or revoked
-        one.
-        """
+        one."""
         # Before the keys are read: a change meanwhile is seen next time. On a server only the keys'
         # revision is compared: the version there differs with every transaction of any process.
         version = None if self._catalog.on_server else self._catalog.version()
@@ -209,8 +205,7 @@ class Keys:
 
     def flush(self) -> None:
         """Store when keys were last used. Notes that cannot be written now wait for the next
-        call.
-        """
+        call."""
         with self._lock:
             used, self._used = self._used, {}
         if not used or self._catalog.read_only:
@@ -280,16 +275,14 @@ Counts = Mapping[tuple[str, str], int]  # by caller and kind of request
 
 class RequestCounts:
     """How many requests each caller has sent to all replicas together: totals that only grow, to
-    which each replica adds its own every now and then. Knows no limit.
-    """
+    which each replica adds its own every now and then. Knows no limit."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
     def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
         """Add a replica's own requests since the last call; returns the totals of the callers that
-        sent any within so many seconds, including these.
-        """
+        sent any within so many seconds, including these."""
         if own:
             with self._catalog.write(rows_only=True) as connection:
                 self._add(connection, own)

@@ -47,8 +47,7 @@ def revision(connection: Connection) -> int:
 
 def bump_revision(connection: Connection, *, at_once: bool = True) -> None:
     """Count a change that can change a search result, in its transaction. The next answer waits
-    until the change is published, unless `at_once` is false.
-    """
+    until the change is published, unless `at_once` is false."""
     new = revision(connection) + 1
     put(connection, "revision", new)
     if at_once:
@@ -59,8 +58,7 @@ def bump_documents(
     connection: Connection, document_ids: Collection[str] = (), *, at_once: bool = True
 ) -> None:
     """Count a change of these documents that answers can show: their text, scopes, cards or
-    kernels; without ids, the deletion of documents. `at_once` as for `bump_revision`.
-    """
+    kernels; without ids, the deletion of documents. `at_once` as for `bump_revision`."""
     bump_revision(connection, at_once=at_once)
     _stamp(connection, document_ids)
 
@@ -92,8 +90,7 @@ def bump_waiting(connection: Connection) -> None:
 
 class State(NamedTuple):
     """Counters of changes. `stamp` grows with every change of a document or its vectors; `awaited`
-    is the revision of the last change that answers wait for.
-    """
+    is the revision of the last change that answers wait for."""
 
     revision: int
     stamp: int

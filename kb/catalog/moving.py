@@ -57,8 +57,7 @@ def _refuse_rows(connection: Connection, target: Catalog) -> None:
 
 def _plain(table: sa.Table) -> sa.Table:
     """The table with its JSON columns as text: decoding would lose the difference between no value
-    and JSON's null, which are both None in Python.
-    """
+    and JSON's null, which are both None in Python."""
     columns = (
         sa.Column(column.name, sa.Text() if isinstance(column.type, dialect.Json) else column.type)
         for column in table.columns

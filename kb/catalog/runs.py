@@ -43,8 +43,7 @@ class StoredRun:
 @dataclass(frozen=True)
 class NodeRow:
     """One node. `bundle_sha256` and `evaluation_key` are None for the reference and for a node
-    without candidate or evaluation.
-    """
+    without candidate or evaluation."""
 
     number: int
     parent: int | None
@@ -62,8 +61,7 @@ class NodeRow:
 @dataclass(frozen=True)
 class RunWhere:
     """A filter of runs; an empty field matches any. Each of `words` is part of the run's id, its
-    problem's name or the path of its problem.
-    """
+    problem's name or the path of its problem."""
 
     words: str = ""
     hardware: str = ""
@@ -275,8 +273,7 @@ class Runs:
         self, hardware: tuple[str, ...], problem_sha256: str, limit: int
     ) -> list[Mapping[str, Any]]:
         """Records of nodes of exactly this problem that are right and have no figure, the newest
-        first. Candidates that a person refused are left out.
-        """
+        first. Candidates that a person refused are left out."""
         query = (
             _evaluated(sa.select(t.nodes.c.record))
             .join(t.runs, t.runs.c.id == t.nodes.c.run_id)
@@ -317,8 +314,7 @@ _OWNERS = {"queued": STARTING, "failed": CANCELLED}  # by the state of the work
 @dataclass(frozen=True)
 class RunProcess:
     """A process that works on a run. `place` is its machine and data directory, `began` when it
-    began (Unix time), `seconds` how long the run had gone on before.
-    """
+    began (Unix time), `seconds` how long the run had gone on before."""
 
     run_id: str
     owner: str
@@ -336,23 +332,20 @@ class RunProcess:
 
 class RunProcesses(Work):
     """Which process works on which run, on any machine. The work is queued while its process is
-    starting, and removed when the process has ended; one that was cancelled before is failed.
-    """
+    starting, and removed when the process has ended; one that was cancelled before is failed."""
 
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog, "run")
 
     def process_of(self, run_id: str) -> RunProcess | None:
         """The process that has, or last had, the run; None if the run was released, or no process
-        ever had it.
-        """
+        ever had it."""
         job = self.find(run_id)
         return None if job is None else _process(job)
 
     def without_row(self) -> list[tuple[RunProcess, Mapping[str, Any]]]:
         """Runs that a process has begun and not stored yet, newest first: the process, and the
-        requested problem and hardware.
-        """
+        requested problem and hardware."""
         stored = sa.select(t.runs.c.id).where(t.runs.c.id == t.work.c.id).exists()
         with self._catalog.read() as connection:
             jobs = self.matching(connection, ~stored, t.work.c.state != "failed")
@@ -362,8 +355,7 @@ class RunProcesses(Work):
         self, process: RunProcess, about: Mapping[str, Any] | None = None
     ) -> RunProcess | None:
         """Take a run that no process has, whose process is dead, or is only starting. Returns the
-        process that has it otherwise, and nothing changes. `about` describes a new run.
-        """
+        process that has it otherwise, and nothing changes. `about` describes a new run."""
         starting = process.owner == STARTING
         values: dict[str, Any] = {
             "state": "queued" if starting else "running",
@@ -410,8 +402,7 @@ def _process(job: Job) -> RunProcess:
 
 class RunMail:
     """The mail of one run: the context of a node goes out under its number (`step`), and the
-    candidate comes back. Every method is one transaction.
-    """
+    candidate comes back. Every method is one transaction."""
 
     def __init__(self, catalog: Catalog, run_id: str) -> None:
         self._catalog = catalog
@@ -447,8 +438,7 @@ class RunMail:
 
     def answer(self, step: int, candidate: Mapping[str, Any]) -> None:
         """Hand in the candidate for a step. Raises NotFound if the run does not wait for this
-        step, Conflict if it has a candidate already.
-        """
+        step, Conflict if it has a candidate already."""
         chosen = self._mine, run_mail.c.step == step
         with self._catalog.write(rows_only=True) as connection:
             row = connection.execute(

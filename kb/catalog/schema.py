@@ -42,8 +42,7 @@ class SchemaState:
 
 def migrate(name: str, read: Transaction, write: Transaction) -> None:
     """Bring a catalog to the newest revision. `name` is for messages. Raises StoreError for one
-    that is too old, or too new for this code.
-    """
+    that is too old, or too new for this code."""
     with read() as connection:
         revision = revision_of(connection)
         # Alembic costs 0.3 s to import; a catalog that is at the newest revision never pays it.
@@ -86,8 +85,7 @@ def revisions() -> list[str]:
 
 def check_revision(subject: str, revision: str | None) -> None:
     """Raise StoreError for a revision that cannot be migrated to the newest. `subject` names the
-    catalog in the message; the revision None is that of a new catalog.
-    """
+    catalog in the message; the revision None is that of a new catalog."""
     known = revisions()
     if revision is None:
         return
@@ -130,8 +128,7 @@ def forget_oldest_code(connection: Connection) -> None:
 
 def check_writable(connection: Connection, name: str) -> None:
     """Raise Unavailable if a newer Kernlore has migrated the catalog so that this code must not
-    write to it.
-    """
+    write to it."""
     needed = get(connection, OLDEST_CODE)
     if needed is not None and needed > newest():
         raise Unavailable(
@@ -150,8 +147,7 @@ _OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 def foreign_object(catalog: Path, revision: str) -> str:
     """A table, index, trigger or view of an SQLite file that differs from those that the migrations
-    up to `revision` create, as words; empty without a difference.
-    """
+    up to `revision` create, as words; empty without a difference."""
     with closing(sqlite3.connect(f"{catalog.as_uri()}?mode=ro", uri=True)) as connection:
         found = _objects(connection.execute(_OBJECTS).fetchall())
     with tempfile.TemporaryDirectory(prefix="kernlore-schema-") as folder:

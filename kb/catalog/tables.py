@@ -213,6 +213,19 @@ embeddings = Table(
     PrimaryKeyConstraint("text_sha256", "model_fingerprint"),
 )
 
+# What a language model wrote about a section (`kb.catalog.knowledge.readings`). By its text, so
+# that a section keeps its reading over versions of the document and loses it with a correction.
+readings = Table(
+    "readings",
+    metadata,
+    ref("document_id", "documents.id", index=False),
+    Column("text_sha256", String, nullable=False),  # of headings and text
+    Column("model", String, nullable=False),
+    json("lines", default="[]"),
+    when(),
+    PrimaryKeyConstraint("document_id", "text_sha256"),
+)
+
 moves = Table(
     "moves",
     metadata,
@@ -375,6 +388,23 @@ facts = Table(
     scope(),
     Column("subject_kind", String, nullable=True),  # chip | family | unclear; null: not looked at
     Index(None, "hardware_id", "key", "status"),
+)
+
+# Sections about a signal of a chip, which a model drafted from the chip's manuals.
+drafts = Table(
+    "drafts",
+    metadata,
+    id_column(),
+    ref("hardware_id", "hardware.id"),
+    Column("signal", String, nullable=False),
+    Column("title", String, nullable=False),
+    json("sentences", default="[]"),  # {text, quote, document_id, section_id, path}
+    Column("model", String, nullable=False),
+    Column("status", String, nullable=False),  # proposed | accepted | rejected
+    Column("actor", String, nullable=True),
+    when(),
+    scope(),
+    UniqueConstraint("access_scope", "hardware_id", "signal"),
 )
 
 devices = Table(

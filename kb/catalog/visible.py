@@ -28,8 +28,7 @@ def documents(access: AccessScope) -> Condition:
 
 def read_from(table: sa.Table, access: AccessScope) -> Condition:
     """Of a table with `document_id` and `access_scope`; of rows without a document, the reader
-    checks the hardware.
-    """
+    checks the hardware."""
     mine = table.c.access_scope == access.owner
     if access.hardware is None:
         return mine
@@ -64,9 +63,10 @@ def facts(access: AccessScope) -> Condition:
 
 
 def jobs(access: AccessScope) -> Condition:
-    """Of jobs of documents: by the document."""
+    """Of jobs of documents: by the document. Checks of the knowledge are about no document, and a
+    restricted caller does not see them."""
     c = t.work.c
-    mine = sa.and_(c.kind == "ingest", c.access_scope == access.owner)
+    mine = sa.and_(c.kind.in_(("ingest", "check")), c.access_scope == access.owner)
     if access.hardware is None:
         return mine
     return sa.and_(mine, c.subject_id.in_(_document_ids(access)))

@@ -46,8 +46,7 @@ OLDEST_FIRST = (t.c.created_at, t.c.id)
 @dataclass(frozen=True)
 class Job:
     """A row of the table. Times are UTC ISO-8601; `error` has the shape of an error answer;
-    `result` is {} before the end. The fields from `group_id` on are for jobs of documents alone.
-    """
+    `result` is {} before the end. The fields from `group_id` on are for jobs of documents alone."""
 
     id: JobId
     kind: str
@@ -106,8 +105,7 @@ class Work:
         **columns: Any,
     ) -> None:
         """Add work inside the caller's transaction, so that it exists exactly when its subject
-        does.
-        """
+        does."""
         values = {"progress": {}, "result": {}, "created_at": clock.now(), **columns}
         row = {"id": job_id, "kind": self._kind, "state": state, "payload": dict(payload)}
         connection.execute(t.insert().values(**row, **values))
@@ -126,8 +124,7 @@ class Work:
         locked: bool = False,
     ) -> list[Job]:
         """The work that meets the conditions, oldest first. With `locked`, it cannot change before
-        the transaction ends; rows that another transaction has locked are left out.
-        """
+        the transaction ends; rows that another transaction has locked are left out."""
         query = sa.select(*COLUMNS).where(self._mine, *conditions).order_by(*OLDEST_FIRST)
         query = query.limit(limit)
         rows = connection.execute(query.with_for_update(skip_locked=True) if locked else query)
@@ -139,8 +136,7 @@ class Work:
         self, owner: str, lease_seconds: float, *conditions: sa.ColumnElement[bool]
     ) -> Job | None:
         """Start the oldest work that meets the conditions, by default that is queued; None if there
-        is no such work. It is the owner's until the lease expires.
-        """
+        is no such work. It is the owner's until the lease expires."""
         conditions = conditions or (t.c.state == "queued",)
         with self._catalog.read() as connection:
             if not self.matching(connection, *conditions, limit=1):
@@ -186,8 +182,7 @@ class Work:
 
     def give_back(self, owner: str, job_id: str | None = None, *, but: Collection[str] = ()) -> int:
         """Queue again all work that the owner holds, or one row, without counting the attempt;
-        returns the number of rows. Those in `but` stay.
-        """
+        returns the number of rows. Those in `but` stay."""
         chosen = [self._held(owner), t.c.id.not_in(list(but))]
         if job_id is not None:
             chosen.append(t.c.id == job_id)
@@ -204,8 +199,7 @@ class Work:
         self, connection: Connection, job_id: str, owner: str, values: Mapping[str, Any]
     ) -> bool:
         """Change running work inside the caller's transaction. Returns False, without a change, if
-        the owner no longer holds it.
-        """
+        the owner no longer holds it."""
         changed = connection.execute(
             t.update()
             .where(self._held(owner), t.c.id == job_id, t.c.state == "running")
@@ -223,8 +217,7 @@ class Work:
         error: Mapping[str, Any] | None = None,
     ) -> bool:
         """End work inside the caller's transaction, so that its effects and its end are one step.
-        Returns False, without a change, if the owner has lost it.
-        """
+        Returns False, without a change, if the owner has lost it."""
         check_transition("running", state)
         values = {
             "state": state,
@@ -249,8 +242,7 @@ class Work:
     ) -> list[Job]:
         """Running work of dead owners. `lives` returns whether an owner is alive; if it returns
         None (unknown), the lease decides. With `locked`, these leases cannot be renewed before the
-        transaction ends.
-        """
+        transaction ends."""
         running = self.matching(connection, t.c.state == "running", locked=locked)
         answers = {job.lease_owner: lives(job.lease_owner or "") for job in running}
         dead = [job for job in running if answers[job.lease_owner] is False]

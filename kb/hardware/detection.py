@@ -58,8 +58,7 @@ def with_hint(device: DetectedDevice, resolver: Resolver | None) -> DetectedDevi
 
 def shortened(name: str) -> tuple[str, ...]:
     """A product name and its prefixes without the vendor, longest first: "NVIDIA H100 80GB HBM3" is
-    registered as h100.
-    """
+    registered as h100."""
     words = [word for word in re.split(r"[\s_/-]+", name.strip()) if word]
     bare = words[1:] if words and words[0].lower() in ("nvidia", "amd", "intel", "tesla") else words
     bare = bare[1:] if len(bare) > 1 and bare[0].lower() in ("instinct", "tesla") else bare
@@ -104,21 +103,31 @@ def detect_devices(resolver: Resolver | None = None) -> Detection:
     return Detection(tuple(with_hint(device, resolver) for device in devices), tuple(notes))
 
 
-_PROGRAMS = ("nvcc", "ptxas", "hipcc", "clang", "clang++", "gcc", "g++")
+# Of two that report one tool, the first counts: kernels are compiled with g++.
+_PROGRAMS = ("nvcc", "ptxas", "hipcc", "clang++", "clang", "g++", "gcc", "ld")
+
+
+def installed(program: str, path: str | None = None) -> str | None:
+    """The path of a program, None if it is not installed. A distribution may have its compilers
+    with a number only, such as clang++-19: the newest counts. `path` replaces PATH."""
+    numbered = (f"{program}-{number}" for number in range(40, 10, -1))
+    names = (program, *(numbered if program.startswith("clang") else ()))
+    return next((found for name in names if (found := shutil.which(name, path=path))), None)
 
 
 def detect_versions() -> dict[str, str]:
     """The versions of this machine's tools by tool: programs on the path, packages of this Python,
-    the driver.
-    """
+    the driver."""
     found: dict[str, str] = {}
     for tool in load_tools().by_id.values():
         for package in tool.packages:
             with suppress(metadata.PackageNotFoundError):
                 found.setdefault(tool.id, metadata.version(package))
-    banners = [_run([name, "--version"]) for name in _PROGRAMS if shutil.which(name)]
+    programs = [path for name in _PROGRAMS if (path := installed(name))]
+    banners = [_run([program, "--version"]) for program in programs]
     text = "\n".join(banner.text for banner in banners if banner.ok)
     found |= read_versions(text)
+    found["python"] = platform.python_version()
     driver = next((d.driver for d in _nvidia([]) if d.driver), None)
     return {**found, "driver": driver} if driver else found
 

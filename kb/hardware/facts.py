@@ -62,8 +62,7 @@ _PLAIN = {
 @dataclass(frozen=True)
 class Unit:
     """A unit. `factor` converts a value to the `canonical` unit; `assumed` means that it depends on
-    the convention for prefixes in the module docstring.
-    """
+    the convention for prefixes in the module docstring."""
 
     canonical: str
     factor: float
@@ -222,8 +221,7 @@ class ValueProblem:
 
 def value_problem(key: str, value: object) -> ValueProblem | None:
     """Why the fact cannot have this value in the unit of its key; None for a usable one. Valid for
-    every source of a value: a hardware.toml, a request, a page.
-    """
+    every source of a value: a hardware.toml, a request, a page."""
     known = fact_keys().get(key)
     if isinstance(value, str):
         if known is not None and known.unit != "text":
@@ -246,8 +244,7 @@ def value_problem(key: str, value: object) -> ValueProblem | None:
 
 def value_with_unit(key: str, text: str) -> float | None:
     """The number of a text such as "192 KiB" or "1.4 GHz" in the canonical unit of a key; None
-    if it is no number with a unit that fits the key.
-    """
+    if it is no number with a unit that fits the key."""
     match = _WITH_UNIT.fullmatch(text.strip())
     known = fact_keys().get(key)
     if match is None or (known is not None and known.unit == "text"):
@@ -303,8 +300,7 @@ def edit_distance(left: str, right: str) -> int:
 
 def formula_problem(fact: FactSpec, numbers: Mapping[str, float]) -> str:
     """Evaluate the formula of a derived fact over numbers by fact key. Returns why it does not give
-    the stated value within 1 %, or why it cannot be evaluated, or "".
-    """
+    the stated value within 1 %, or why it cannot be evaluated, or ""."""
     if not isinstance(fact.value, int | float):
         return "the value is text"
     if len(fact.formula) > _MAX_FORMULA:

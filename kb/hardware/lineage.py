@@ -108,8 +108,7 @@ def descendants(hardware_id: str, registry: Registry) -> frozenset[str]:
 
 def effective_facts(hardware_id: str, registry: Registry) -> dict[str, EffectiveFact]:
     """The valid fact for each key: that of the nearest hardware in the lineage that states it; of
-    several there, datasheet precedes measured, and measured derived.
-    """
+    several there, datasheet precedes measured, and measured derived."""
     effective: dict[str, EffectiveFact] = {}
     for owner in lineage(hardware_id, registry):
         for fact in sorted(registry[owner].facts, key=lambda fact: _FACT_RANK.get(fact.kind, 9)):
@@ -184,8 +183,7 @@ class NameIndex:
 
 def chips_named(text: str, registry: Registry) -> frozenset[str]:
     """The accelerators without models below them that a text names, in its first MAX_NAMED
-    characters.
-    """
+    characters."""
     parents = {hardware.parent for hardware in registry.values()}
     chips = [h for h in registry.values() if h.kind == "accelerator" and h.id not in parents]
     index = _index_of(tuple((chip.id, chip.name, *chip.aliases) for chip in chips))

@@ -30,8 +30,7 @@ HARDWARE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 @dataclass(frozen=True)
 class FactSpec:
     """A number or short text about a hardware, with its source. `formula` computes a derived value
-    from other fact keys; text other than arithmetic is not checked.
-    """
+    from other fact keys; text other than arithmetic is not checked."""
 
     key: str
     value: FactValue
@@ -84,8 +83,7 @@ class MetricAlias:
 @dataclass(frozen=True)
 class ScalarSpec:
     """A number that is passed to a program in addition to tensors: an expression over shapes and
-    constants of the reference. An optional one is omitted if a problem lacks its names.
-    """
+    constants of the reference. An optional one is omitted if a problem lacks its names."""
 
     value: str
     optional: bool = False
@@ -137,8 +135,7 @@ class ToolchainSpec:
 @dataclass(frozen=True)
 class HardwareSpec:
     """An accelerator, family or vendor; `parent` is the next id of the lineage. `terms` are words
-    of its manuals with the concept that each means, "" for none.
-    """
+    of its manuals with the concept that each means, "" for none."""
 
     id: str
     name: str

@@ -99,8 +99,7 @@ class ChromaIndex:
         self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope
     ) -> dict[str, float]:
         """The `limit` entries of each scope nearest to a unit vector: passage id -> cosine. Some
-        may be of deleted passages.
-        """
+        may be of deleted passages."""
         try:
             with self._chroma.faults():
                 entries = self._nearest(scopes, vector, limit, access_scope)
@@ -226,8 +225,7 @@ class ChromaIndex:
 
     def probe(self) -> bool:
         """Whether every collection can be read and finds one of its passages by the vector. Missing
-        entries are no damage: `sync` adds them.
-        """
+        entries are no damage: `sync` adds them."""
         with self._catalog.read() as connection:
             scopes = embeddings.hardware_scopes(connection)
         for done, scope in enumerate(scopes, 1):
@@ -247,8 +245,7 @@ class ChromaIndex:
 
     def _release_graphs(self, done: int) -> None:
         """Close the client after every OPEN_SCOPES scopes, because it retains every graph it has
-        opened.
-        """
+        opened."""
         if done % OPEN_SCOPES == 0 and not self._chroma.served:
             self.close()
             return_freed_memory()
@@ -450,8 +447,7 @@ class ChromaAddress:
 
 def parse_address(url: str) -> ChromaAddress:
     """The address in a URL. Raises InvalidRequest, which does not quote the URL: it may contain a
-    password.
-    """
+    password."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
@@ -522,8 +518,7 @@ class ServedChroma(ChromaConnection):
 
         class Limited(Client):
             """Chroma's HTTP client, which has no setting for timeouts. This method makes the first
-            request of a new one.
-            """
+            request of a new one."""
 
             def get_user_identity(self) -> Any:
                 api: Any = self._server

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Literal
 
 from kb.errors import InvalidRequest
@@ -91,7 +91,7 @@ def read_bundle(
     if not path.is_file():
         raise InvalidRequest(f"{path} is not a file", hint="Give a kernel file or a bundle folder.")
     text = _text(path)
-    language = language or _language(path, text)
+    language = language or language_of(path, text)
     entry = entry or chip_entry or default_entry(path.name)
     return Bundle({path.name: text}, path.name, language, entry)
 
@@ -120,14 +120,14 @@ def _folder(path: Path, language: str | None, entry: str | None, chip_entry: str
     return Bundle(
         files,
         main,
-        language or fields.get("language") or _language(path / main, files.get(main, "")),
+        language or fields.get("language") or language_of(path / main, files.get(main, "")),
         entry or fields.get("entry") or chip_entry or default_entry(main),
         dict(fields.get("parameters") or {}),
         fields.get("origin", "external"),
     )
 
 
-def _language(path: Path, text: str) -> str:
+def language_of(path: PurePath, text: str) -> str:
     if path.suffix == ".py":
         return "triton" if "triton" in text else "torch"
     if path.suffix in SUFFIXES:

@@ -270,8 +270,7 @@ class CandidateProcesses:
         self, runner: RunnerProcess, loader: Loader, case: Case
     ) -> Iterator[tuple[TimedSide, LoadedKernel]]:
         """The reference's side and the candidate, ready to be timed. Raises BaselineFailed, or the
-        errors of the candidate's process.
-        """
+        errors of the candidate's process."""
         kernel, coming = self._both_ready(runner, loader, case)
         lost = False
         try:

@@ -24,26 +24,25 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity
+from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
 
 
-class CatalogJournal:
-    """An `EvaluationJournal` in the catalog."""
+class CatalogJournal(EvaluationJournal):
+    """Evaluations in the catalog."""
 
     def __init__(self, evaluations: Evaluations, blobs: Blobs) -> None:
         self._rows = evaluations
         self._blobs = blobs
 
     def finished(self, key: str) -> Evaluation | None:
-        """See `EvaluationJournal.finished`."""
         row = self._rows.find(key)
         record = row.record if row else None
         return evaluation_from_json(record) if record else None
 
     def left(self, key: str) -> Mapping[str, Any]:
-        """See `EvaluationJournal.left`."""
         row = self._rows.find(key)
         return row.stages if row and row.state == "running" else {}
 
@@ -87,7 +86,6 @@ class CatalogJournal:
         )
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
-        """See `EvaluationJournal.stage`."""
         self._rows.stage(key, stage, left)
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:

@@ -54,7 +54,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerProcess,
     RunnerSettings,
 )
-from optimizer.evaluation.journal import EvaluationJournal, NoJournal
+from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.loaded_kernel import CandidateFailed, LoadedKernel, TimedBlock
 from optimizer.evaluation.problem.check import too_little
 from optimizer.evaluation.problem.spec import Case, Problem
@@ -197,7 +197,7 @@ class Evaluator:
             ),
             store=store,
             lock=lock or DeviceLock(device),
-            journal=journal or NoJournal(),
+            journal=journal or EvaluationJournal(),
             flush_bytes=flush_bytes,
             reuses=reuses,
             departures=Departures(),
@@ -393,6 +393,10 @@ UNDECIDED = (
     "{output}: {count} of the compared elements differ from the reference's and are right by"
     " another rounding of it (values at the edge of a comparison)"
 )
+NOT_CHECKED = (
+    "not checked: Triton's interpreter is wrong in bfloat16, the dtype of every case; evaluate it"
+    " where its device is, or add a case in float32"
+)
 CHANCE = random.SystemRandom()  # unpredictable
 
 
@@ -575,6 +579,12 @@ class Attempt:
                 self._in_fresh_processes(loader)
         except CandidateFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
+            if loader.kind == "interpreter" and _beyond_interpreter(failed):
+                kind = "not_run"
+                failed.message = (
+                    "not checked: it calls a device library, which Triton's interpreter does not"
+                    f" have ({failed.message}); evaluate it where its device is"
+                )
             if kind == "incorrect":  # the reference's outputs would be too, if shapes are not fixed
                 for case in self.cases:
                     self.context.problem.case(case).expected(self.seeds[0])
@@ -624,7 +634,11 @@ class Attempt:
             self.validity = "correct"
             return
         # Small cases first, in which a wrong candidate costs least.
-        for case in sorted(self._checkable(loader), key=lambda case: case.timed):
+        checkable = self._checkable(loader)
+        if not checkable:
+            self._end("not_run", NOT_CHECKED)
+            return
+        for case in sorted(checkable, key=lambda case: case.timed):
             prepared = self.context.problem.case(case)
             kernel = self.processes.load(runner, loader, case)
             try:
@@ -790,6 +804,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _beyond_interpreter(failed: CandidateFailed) -> bool:
+    """Whether the interpreter failed in a call of a device's library: of those, such as libdevice,
+    it has no code, and its calls return None."""
+    return "InterpreterError" in failed.message and "libdevice" in failed.log
+
+
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
@@ -807,7 +827,7 @@ def with_size(timing: CaseTiming, work: CaseWork) -> CaseTiming:
     little = too_little(work.read_bytes + work.written_bytes, work.flops)
     if not little:
         return timing
-    advice = f"{little}: choose a larger case, or set timed = false. {timing.reason}"
+    advice = f"{timing.reason}. Also, {little}: choose a larger case, or set timed = false"
     return replace(timing, reason=advice)
 
 

@@ -85,6 +85,7 @@ def judge(
         "schema": SCHEMA,
         "verdict": verdict,
         "message": _message(evaluation, hidden, verdict),
+        "measured": evaluation.timing in ("measured", "simulator"),
         "task": {
             "name": read.problem.name,
             "format": form.name,
@@ -108,8 +109,7 @@ def _judge_own(
     form: EvaluatorFormat, submission: Path, task: Path, isolation: Wanted, key: bytes | None
 ) -> tuple[dict[str, Any], str]:
     """As `judge`, by the task's own evaluator. The record has no `evaluation`: `report` is the
-    report of that evaluator, and `note` lists omitted checks.
-    """
+    report of that evaluator, and `note` lists omitted checks."""
     result = form.evaluate(task, submission, isolation)
     record = {
         "schema": OWN_SCHEMA,
@@ -122,10 +122,7 @@ def _judge_own(
             "evaluator": result.evaluator.name,
             "sha256": hashlib.sha256(result.evaluator.read_bytes()).hexdigest(),
         },
-        "submission": {
-            "file": submission.name,
-            "sha256": hashlib.sha256(submission.read_bytes()).hexdigest(),
-        },
+        "submission": {"file": submission.name, "sha256": result.submitted},
         "judged_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "report": result.report,
         "isolation": {
@@ -136,7 +133,7 @@ def _judge_own(
         "seconds": result.seconds,
         "log": result.log,
     }
-    return signed(record, key), json.dumps(result.report, indent=2) + "\n"
+    return signed(record, key), form.write_back(result.report).rstrip() + "\n"
 
 
 def judge_folder(
@@ -216,6 +213,9 @@ def _message(evaluation: Evaluation, hidden: Mapping[str, Any], verdict: str) ->
     if evaluation.correct and hidden.get("validity", "correct") != "correct":
         held = f"on shapes that the task does not show: {hidden['message']}"
         return held if verdict != "correct" else f"correct on the shapes of the task, but {held}"
+    if evaluation.correct and evaluation.timing in ("repeat", "none"):
+        reasons = {timing.reason for timing in evaluation.timings if timing.reason}
+        return f"correct, without a speed-up: {'; '.join(sorted(reasons)) or 'nothing was timed'}"
     return evaluation.message
 
 

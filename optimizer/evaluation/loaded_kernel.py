@@ -55,11 +55,13 @@ class CandidateFailed(Exception):
 @dataclass(frozen=True)
 class CaseValues:
     """Values for one call. `tensors` are inputs, then weights, in the order of the ABI; `banks`
-    holds a second draw for each tensor that may get fresh values, None for the others."""
+    holds a second draw for each tensor that may get fresh values, None for the others; `uneven`:
+    one of them has rows whose parts differ."""
 
     seed: int
     tensors: tuple[torch.Tensor, ...]
     banks: tuple[torch.Tensor | None, ...]
+    uneven: bool = False
 
 
 class InputMirror:

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 import structlog
 
 from kb import telemetry
-from kb.catalog.evaluations import Evaluations, SentEvaluations
+from kb.catalog.evaluations import Evaluations, Review, Reviews, SentEvaluations
 from kb.catalog.work import Job
 from kb.errors import Conflict, InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
@@ -145,7 +145,8 @@ class EvaluationJob:
     """The progress of one submission.
 
     `result` is the output of `kernlore evaluate --json`. `error`, in the shape of all errors, says
-    why the evaluation could not run; an incorrect candidate is a result, not an error.
+    why the evaluation could not run; an incorrect candidate is a result, not an error. `review` is
+    a person's decision about the result's flags, which stay as they were measured.
     """
 
     id: str
@@ -155,6 +156,7 @@ class EvaluationJob:
     finished_at: str | None = None
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+    review: Review | None = None
 
 
 class EvaluationQueue:
@@ -212,9 +214,13 @@ class EvaluationQueue:
         stored = Evaluations(self._base.catalog, access_scope).find(job_id)
         if stored is None or stored.record is None:
             # The hardware of an unfinished job, which a restricted scope needs, is not known yet.
-            return self.get("" if access_scope.restricted else job_id)
-        result = self._with_knowledge(stored.record)
-        return EvaluationJob(job_id, "ready", stored.created_at, result=result)
+            job = self.get("" if access_scope.restricted else job_id)
+        else:
+            result = self._with_knowledge(stored.record)
+            job = EvaluationJob(job_id, "ready", stored.created_at, result=result)
+        key = str((job.result or {}).get("key", ""))
+        reviews = Reviews(self._base.catalog, access_scope).latest([key]) if key else {}
+        return replace(job, review=reviews.get(key))
 
     def close(self) -> None:
         """End the running evaluation and give unfinished jobs back to the queue."""
@@ -410,8 +416,7 @@ class EvaluationProcesses:
 
     def __init__(self, command: Sequence[str], entry: str) -> None:
         """`command` is `kernlore evaluate`; `entry` is the `module:function` that does the same
-        with the arguments of that command.
-        """
+        with the arguments of that command."""
         self._command = tuple(command)
         self._prepared = PreparedProcesses(entry) if AVAILABLE else None
 
@@ -468,8 +473,7 @@ _CHECKING = threading.Lock()  # a check measures on the device: one at a time
 
 def check_in_child(settings: Settings, command: Sequence[str], hardware: str) -> dict[str, Any]:
     """The answer of `kernlore hardware check HARDWARE --json`; `command` is `kernlore hardware
-    check`. Raises Conflict during another check, and Unavailable after CHECK_SECONDS.
-    """
+    check`. Raises Conflict during another check, and Unavailable after CHECK_SECONDS."""
     if not _CHECKING.acquire(blocking=False):
         raise Conflict("another chip is being checked", hint="Try it again in a minute.")
     try:

@@ -152,10 +152,10 @@ class Violation(IntEnum):
 @dataclass(frozen=True)
 class Flag:
     """A finding about the candidate's integrity. `defence` is a `Violation`. Severity `reject` ends
-    the evaluation, `review` is shown to a person."""
+    the evaluation, `review` is shown to a person, `accepted` was one that a person accepts."""
 
     defence: int
-    severity: Literal["reject", "review"]
+    severity: Literal["reject", "review", "accepted"]
     message: str
 
 

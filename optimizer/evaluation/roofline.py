@@ -168,8 +168,7 @@ def main_dtype(signature: Signature) -> str:
 @dataclass(frozen=True)
 class Achieved:
     """The rates of one timed case as shares of the ceilings, in percent; None if unknown.
-    `floor_seconds` is the least time at the measured ceilings.
-    """
+    `floor_seconds` is the least time at the measured ceilings."""
 
     seconds: float
     bandwidth_pct: float | None
@@ -236,8 +235,7 @@ def unneeded_factor(work: CaseWork, result_bytes: int, ceilings: Ceilings | None
     """How many times as long as the case needs its reference takes at the ceilings: it computes
     values that the result does not depend on, and moves each of its intermediate results,
     `result_bytes` in all, which a fused kernel does not. At least 1, and 1 if the needed work is
-    not known.
-    """
+    not known."""
     counted = work.operations is not None or not work.flops
     known = counted and work.needed_read_bytes is not None
     if ceilings is None or not ceilings.trusted or not known or not work.whole:
@@ -290,8 +288,7 @@ def doubtful_us(work: CaseWork, timing: CaseTiming, ceilings: Ceilings) -> float
     ceilings of the case's dtype give, or at the fastest rates. Operations not known to be needed
     are counted by the formulas, so this bound may be wrong; that of a work with known `operations`
     and `needed_read_bytes` is never higher. An output is expected to be written, even if it may be
-    a view.
-    """
+    a view."""
     read = work.read_bytes if work.needed_read_bytes is None else work.needed_read_bytes
     moved = read * work.whole + work.written_bytes
     fastest = _limits(work, moved, work.fewest_flops, timing, ceilings)

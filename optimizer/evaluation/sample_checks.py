@@ -3,7 +3,7 @@ its row. The chip need not be in this machine.
 
 A kernel of a chip with command templates, such as those of an emulator, also runs. Others are
 compiled or parsed: correctness needs the device, and the rows record where it was verified.
-`check_knowledge` records what a version of a tool confirms or refuses.
+`optimizer.knowledge_check` records what a version of a tool confirms or refuses.
 """
 
 from __future__ import annotations
@@ -11,29 +11,22 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
 from ingestion.builtin import builtin_hardware
 from ingestion.builtin.samples import ShippedSample, shipped_samples
 from kb import clock
-from kb.catalog import tables as t
-from kb.catalog.engine import Catalog
-from kb.catalog.knowledge.validities import CheckedValidity, checks_of, record_checks
 from kb.errors import NotFound
+from kb.hardware.detection import installed
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
-from kb.ids import derived_id
-from kb.scope import ALL_ACCESS
-from kb.validity import Checked, Validity, load_tools, numbers_of, read_versions, seen_with
+from kb.validity import read_versions, seen_with
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cuda import SPECIFIC, code_for, find_nvcc
@@ -42,6 +35,16 @@ from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, 
 LIMITS = CommandLimits(seconds=180.0, memory_bytes=None, file_bytes=512 << 20)
 CHILD = Path(__file__).with_name("toolchains") / "triton" / "sample_child.py"
 GPP = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fopenmp")
+# The tools of a row's `check`; those of `toolchain` are the chip's.
+CHECKERS: Mapping[str, frozenset[str]] = {
+    "nvcc": frozenset({"cuda"}),
+    "triton": frozenset({"triton"}),
+    "cute-dsl": frozenset({"cutlass"}),
+    "g++": frozenset({"gcc"}),
+    "clang": frozenset({"clang"}),
+    "hipcc": frozenset({"rocm"}),
+    "parse": frozenset(),
+}
 MAX_DETAIL = 2_000  # characters of a compiler's message
 
 
@@ -62,10 +65,6 @@ class SampleCheck:
     broken: bool
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        """The output of the command."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Result:
@@ -77,10 +76,9 @@ class _Result:
 
 
 @dataclass(frozen=True)
-class _ToolPlace:
+class ToolPlace:
     """The folder in which a tool runs, and the folder of a toolchain whose programs, those in its
-    `bin`, and Python packages precede the installed ones.
-    """
+    `bin`, and Python packages precede the installed ones."""
 
     scratch: Path
     toolchain: Path | None
@@ -97,21 +95,26 @@ class _ToolPlace:
 
     def which(self, program: str) -> str | None:
         """The path of a program of the toolchain, else of an installed one."""
-        return shutil.which(program, path=self.env.get("PATH"))
+        return installed(program, self.env.get("PATH"))
 
 
 def check_samples(
-    folder: Path, hardware: str | None = None, toolchain: Path | None = None
+    folder: Path,
+    hardware: str | None = None,
+    toolchain: Path | None = None,
+    tools: Collection[str] = (),
 ) -> Iterator[SampleCheck]:
-    """Check the samples of a knowledge folder, all or those of a hardware id and its ancestors. The
-    programs and packages of `toolchain` precede the installed ones. Raises NotFound for an id
-    without samples."""
+    """Check the samples of a knowledge folder, all or those of a hardware id and its ancestors, or
+    those that some tools check, by id. The programs and packages of `toolchain` precede the
+    installed ones. Raises NotFound for an id without samples."""
     specs = {spec.id: spec for spec in builtin_hardware(folder)}
     wanted = lineage(hardware, specs) if hardware in specs else ()
     samples = [s for s in shipped_samples(folder) if hardware is None or s.hardware in wanted]
     if not samples:
         raise NotFound(f"no sample for {hardware!r}", hint="`kernlore hardware list` names ids.")
     for sample in samples:
+        if tools and CHECKERS.get(sample.check, set(tools)).isdisjoint(tools):
+            continue
         yield check_sample(folder, sample, specs, toolchain)
 
 
@@ -123,7 +126,7 @@ def check_sample(
 ) -> SampleCheck:
     """Compile or parse one sample."""
     with tempfile.TemporaryDirectory(prefix="kernlore-sample-") as scratch:
-        place = _ToolPlace(Path(scratch), toolchain)
+        place = ToolPlace(Path(scratch), toolchain)
         result = _TOOLS[sample.check](folder / sample.path, sample, specs, place)
     compiled_before = sample.status in ("compiles", "runs", "right")
     return SampleCheck(
@@ -155,7 +158,7 @@ def _cuda_arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
     return f"{arch}{'a' if arch in SPECIFIC else ''}" if arch else ""
 
 
-def _command(tool: str, target: str, command: list[str], place: _ToolPlace) -> _Result:
+def _command(tool: str, target: str, command: list[str], place: ToolPlace) -> _Result:
     done = run(command, cwd=place.scratch, limits=LIMITS, env=place.env)
     outcome, detail = ("compiles", "") if done.ok else ("refused", done.log)
     versions = {v.tool: v.max for v in seen_with(tool, checked="compiled")} or read_versions(tool)
@@ -163,7 +166,7 @@ def _command(tool: str, target: str, command: list[str], place: _ToolPlace) -> _
 
 
 def _nvcc(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     nvcc, arch = find_nvcc(place.env), _cuda_arch(sample, specs)
     if nvcc is None or not arch:
@@ -175,7 +178,7 @@ def _nvcc(
 
 
 def _python_tool(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     package, name = ("triton", "triton") if sample.check == "triton" else ("cutlass", "cute-dsl")
     version = _package_version(name, place.toolchain)
@@ -200,7 +203,7 @@ def _python_tool(
 
 
 def _gpp(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     del specs
     compiler = place.which("g++")
@@ -212,8 +215,22 @@ def _gpp(
     return _command(tool, sample.arch or "any", command, place)
 
 
+def _clang(
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
+) -> _Result:
+    """Compile to object code for the processor in `arch`, without a library."""
+    del specs
+    compiler = place.which("clang++")
+    if compiler is None:
+        return _Result("not checked", "", detail="clang++ is not installed")
+    options = ["-O3", "-std=c++17", "-ffreestanding", "-fopenmp", "-c", *sample.flags]
+    command = [compiler, f"--target={sample.arch}", *options, "-o", "sample.o", str(path)]
+    tool = _banner(compiler, place.toolchain).split("\n")[0]
+    return _command(tool, sample.arch, command, place)
+
+
 def _hipcc(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     compiler, arch = place.which("hipcc"), _arch(sample, specs)
     if compiler is None:
@@ -224,7 +241,7 @@ def _hipcc(
 
 
 def _own_toolchain(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     from optimizer.evaluation.hardware_check import run_sample
     from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -255,7 +272,7 @@ def _own_toolchain(
 
 
 def _parse(
-    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: _ToolPlace
+    path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     del specs, place
     if path.suffix != ".py":
@@ -268,13 +285,17 @@ def _parse(
     return _Result("parses", tool, detail="parsed only, not compiled")
 
 
-@lru_cache(maxsize=32)
-def _banner(program: str, toolchain: Path | None) -> str:
-    """What a program prints about its version."""
+@lru_cache(maxsize=64)
+def banner(command: tuple[str, ...], toolchain: Path | None) -> str:
+    """What a command prints about versions."""
     with tempfile.TemporaryDirectory() as scratch:
-        place = _ToolPlace(Path(scratch), toolchain)
-        done = run([program, "--version"], cwd=place.scratch, limits=LIMITS, env=place.env)
+        place = ToolPlace(Path(scratch), toolchain)
+        done = run(list(command), cwd=place.scratch, limits=LIMITS, env=place.env)
     return done.stdout.strip()
+
+
+def _banner(program: str, toolchain: Path | None) -> str:
+    return banner((program, "--version"), toolchain)
 
 
 @lru_cache(maxsize=32)
@@ -283,120 +304,20 @@ def _package_version(name: str, toolchain: Path | None) -> str:
     package = {"triton": "triton", "cute-dsl": "nvidia-cutlass-dsl"}[name]
     code = f"from importlib.metadata import version; print(version({package!r}))"
     with tempfile.TemporaryDirectory() as scratch:
-        place = _ToolPlace(Path(scratch), toolchain)
+        place = ToolPlace(Path(scratch), toolchain)
         command = [sys.executable, "-c", code]
         done = run(command, cwd=place.scratch, limits=LIMITS, env=place.env)
     return done.stdout.strip() if done.ok else ""
 
 
-_Check = Callable[[Path, ShippedSample, Mapping[str, HardwareSpec], _ToolPlace], _Result]
+_Check = Callable[[Path, ShippedSample, Mapping[str, HardwareSpec], ToolPlace], _Result]
 _TOOLS: Mapping[str, _Check] = {
     "nvcc": _nvcc,
     "triton": _python_tool,
     "cute-dsl": _python_tool,
     "g++": _gpp,
+    "clang": _clang,
     "hipcc": _hipcc,
     "toolchain": _own_toolchain,
     "parse": _parse,
 }
-
-
-# -- what a version of a tool confirms and refuses
-
-
-@dataclass(frozen=True)
-class KnowledgeChange:
-    """One check of a sample with one version of a tool. `change` is `confirmed`; `expired` if the
-    newest version refuses it; `refused` if an older one does; `unchanged` if the same version was
-    checked before with this result."""
-
-    subject: str
-    hardware: str
-    tool: str
-    version: str
-    change: str
-    date: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class KnowledgeCheck:
-    """The changes of one check of the knowledge, the kernels that could not be checked with the
-    reason, and remarks about toolchains that refuse everything, whose results are not recorded."""
-
-    changes: tuple[KnowledgeChange, ...]
-    not_checked: Mapping[str, str]
-    remarks: tuple[str, ...] = ()
-
-
-def check_knowledge(
-    catalog: Catalog,
-    folder: Path,
-    toolchains: Sequence[Path] = (),
-    hardware: str | None = None,
-) -> KnowledgeCheck:
-    """Compile, and run where an emulator can, the samples of a folder of knowledge with the
-    installed tools, or with those of each toolchain; record what holds for which version. What the
-    newest version refuses is expired: no answer shows it to callers of that version. Raises
-    NotFound for a hardware id without samples."""
-    recorded: list[CheckedValidity] = []
-    chips: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    remarks: list[str] = []
-    for toolchain in toolchains or (None,):
-        results = list(check_samples(folder, hardware, toolchain))
-        for result in results:
-            if result.outcome == "not checked":
-                skipped.setdefault(result.sample, result.detail)
-        usable = [r for r in results if r.versions and r.outcome != "not checked"]
-        for tool in sorted({_tool_of(result) for result in usable}):
-            own = [result for result in usable if _tool_of(result) == tool]
-            if not any(result.outcome in _HELD for result in own):
-                version = own[0].versions[tool]
-                remarks.append(f"{tool} {version} refuses every kernel, so nothing is recorded")
-                continue
-            recorded += [_validity_of(result, tool) for result in own]
-            chips |= {result.sample: result.sample.split("/")[1] for result in own}
-    with catalog.write() as connection:
-        stored = set(connection.scalars(sa.select(t.documents.c.id)))
-        recorded = [row for row in recorded if row.document_id in stored]
-        known = checks_of(connection)
-        record_checks(connection, recorded)
-    every = [*known, *recorded]
-    changes = tuple(_change(row, chips[row.title], known, every) for row in recorded)
-    return KnowledgeCheck(changes, skipped, tuple(remarks))
-
-
-_HELD: Mapping[str, Checked] = {"compiles": "compiled", "right": "ran"}
-
-
-def _tool_of(result: SampleCheck) -> str:
-    return next(iter(result.versions))
-
-
-def _validity_of(result: SampleCheck, tool: str) -> CheckedValidity:
-    version = load_tools().by_id[tool].release(result.versions[tool])
-    holds = result.outcome in _HELD
-    checked = _HELD.get(result.outcome, "compiled")
-    validity = Validity(tool, version, version, result.target, "", checked, result.date, holds)
-    key = f"builtin/{result.sample}"
-    document_id = str(derived_id("doc", ALL_ACCESS.owner, key))
-    detail = "" if holds else result.detail
-    return CheckedValidity(document_id, result.sample, validity, detail, document_id)
-
-
-def _change(
-    row: CheckedValidity,
-    hardware: str,
-    known: Sequence[CheckedValidity],
-    every: Sequence[CheckedValidity],
-) -> KnowledgeChange:
-    own, tool = row.validity, row.validity.tool
-    same = [k.validity for k in known if (k.subject, k.validity.max) == (row.subject, own.max)]
-    newest = max(numbers_of(k.validity.max) for k in every if k.validity.tool == tool)
-    refused = "expired" if numbers_of(own.max) >= newest else "refused"
-    change = "confirmed" if own.holds else refused
-    if any((v.tool, v.holds) == (tool, own.holds) for v in same):
-        change = "unchanged"
-    detail = row.detail.strip().split("\n")[-1]
-    return KnowledgeChange(row.title, hardware, tool, own.max, change, own.date, detail)

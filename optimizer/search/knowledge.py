@@ -61,7 +61,7 @@ class ShownSkill:
 
 @dataclass(frozen=True)
 class ShownKnowledge:
-    """An answer of the knowledge base; `facts` are those of the hardware, by key.
+    """An answer of the knowledge base; `facts` are those of the hardware, by key, with `units`.
 
     `target` and `situation` are the two parts of the composed context: the chip and its language,
     equal in every answer of a run, and help with the latest result. `parts` are the ids of their
@@ -76,6 +76,7 @@ class ShownKnowledge:
     target: str = ""
     situation: str = ""
     parts: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
 
     def shown(self) -> ShownIds:
         """The ids of everything in the answer, as a node records them."""
@@ -103,6 +104,7 @@ def knowledge_from_json(row: Mapping[str, Any]) -> ShownKnowledge:
         row.get("target", ""),
         row.get("situation", ""),
         tuple(row.get("parts", ())),
+        dict(row.get("units", {})),
     )
 
 

@@ -317,6 +317,9 @@ def request_for(
         dtypes=dtypes_of(task.problem),
         lacks=task.hardware.lacks,
         reader=reader,
+        about=f"{task.problem.name} ; {task.problem.summary}",
+        draw=f"{task.goal.seed} {task.problem.name} {task.hardware.id} {language or ''}",
+        facts_apart=True,
     )
 
 

@@ -95,13 +95,6 @@ class Tree:
         """Nodes that change this node, oldest first."""
         return [self.nodes[child] for child in self._children.get(number, ())]
 
-    def siblings(self, number: int) -> list[Node]:
-        """Other children of the same parent, oldest first."""
-        parent = self.nodes[number].parent
-        if parent is None:
-            return []
-        return [node for node in self.children(parent) if node.number != number]
-
     def ancestors(self, number: int) -> list[Node]:
         """The nodes from the parent up to the reference."""
         nodes, at = [], self.nodes[number].parent

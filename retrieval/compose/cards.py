@@ -12,7 +12,7 @@ from functools import cache
 from itertools import islice, zip_longest
 
 from kb.catalog.knowledge.symbols import Symbol
-from kb.hardware.extensions import is_lacking_name
+from kb.hardware.schema import is_lacking_name
 from kb.problem_terms import canonical_dtype, guide_words, problem_terms
 from kb.prompt_tokens import count_tokens
 from kb.tokens import STOP_WORDS, tokenize
@@ -25,8 +25,7 @@ _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
 
 def symbol_line(*symbols: Symbol) -> str:
     """A card as one list entry: signature, meaning, operands, limits, example. Symbols with the
-    same description share an entry.
-    """
+    same description share an entry."""
     first = symbols[0]
     heads = [_head(symbol) for symbol in symbols]
     lines = [f"- {', '.join(heads)} ({first.kind}): {_flat(first.meaning)}".rstrip(": ")]
@@ -83,8 +82,7 @@ def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = 
     """Fit the cards into `room` tokens: one block per document, in the given order. Every name
     takes precedence over details: a card that does not fit in full is shortened to one line and, if
     the lines of all cards do not fit, to its signature. The remaining room lengthens the lines,
-    first those of the names in `needed`, in their order.
-    """
+    first those of the names in `needed`, in their order."""
     rank = {name: number for number, name in enumerate(needed)}
 
     def urgency(alike: Sequence[Symbol]) -> int:
@@ -154,8 +152,7 @@ def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
 
 def names_by_use(code: str, cards: Sequence[Symbol]) -> list[str]:
     """The names of cards that occur in a source, the most frequent first. Of a dotted word, such as
-    an instruction with modifiers, the longest beginning that is a name counts.
-    """
+    an instruction with modifiers, the longest beginning that is a name counts."""
     known = {card.name for card in cards if card.kind != "error"}
     uses = Counter(names_in(code, known))
     for word in _DOTTED.findall(code):
@@ -198,8 +195,7 @@ def chosen_names(
 
 def _is_of(card: Symbol, dtypes: Collection[str]) -> bool:
     """Whether the card is about one of these element types, or about none in particular. The card's
-    own text takes precedence over its heading.
-    """
+    own text takes precedence over its heading."""
     usable = {*dtypes, COMPUTED_IN}
     usable |= _BYTES if usable & _BYTES else frozenset()
     operands = " ".join(meaning for _, meaning in card.operands)

@@ -7,26 +7,36 @@ are ranked.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from kb.answers import Move, SkillAnswer, Uplift, Verdict
 from kb.catalog.facts import Fact
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
-from kb.hardware.extensions import is_about_lacking
+from kb.hardware.schema import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.problem_terms import canonical_op, op_family
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import below_title
 from retrieval.compose.cards import MOST_TOKENS, chosen_names, names_by_use, symbol_blocks
-from retrieval.compose.context import Context, Offer, pack
-from retrieval.compose.device import fact_block, surprise_blocks
+from retrieval.compose.context import (
+    Context,
+    Lead,
+    Offer,
+    fact_block,
+    lead_of,
+    pack,
+    surprise_blocks,
+    with_cards,
+)
 from retrieval.compose.kernels import (
     KernelOffer,
     KernelRequest,
@@ -35,7 +45,6 @@ from retrieval.compose.kernels import (
     is_of_kind,
     kernels_of,
 )
-from retrieval.compose.lead import Lead, lead_of, with_cards
 from retrieval.compose.sections import (
     FENCE,
     HITS,
@@ -67,6 +76,7 @@ from retrieval.search.by_signal import NAMED, is_guide_to_absent
 from retrieval.search.language_words import (
     is_common,
     is_for_others,
+    is_foreign_heading,
     languages_beside,
     machine_words,
 )
@@ -96,6 +106,8 @@ FOREIGN = 2
 SIGNAL_FLOOR, LOG_FLOOR = 0.55, 0.25
 QUERY_LOG_CHARS = 4_000  # characters of a log that are matched against the sentences of a section
 LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
+BEST = 3  # passages of a category that decide whether a code of the question is explained
+_CODE = re.compile(r"\b(?!RTX|GTX|EPYC|MTIA)(?:[A-Z]{1,4}\d{4,6}|[A-Z]{2,6}_[A-Z]{2,6}\d{2,})\b")
 REFERENCE = 10  # names of a language in a document from which on it counts as a reference
 
 
@@ -155,16 +167,14 @@ class Material:
     @property
     def at_hand(self) -> bool:
         """Whether the request is about a kernel for a common machine (GPU or CPU), so that text for
-        other machines does not apply. A question may be about other machines.
-        """
+        other machines does not apply. A question may be about other machines."""
         return is_common(self.chip_languages) and self.request.query is None
 
 
 @dataclass(frozen=True)
 class Composed:
     """A context with its task, the names of the draft that have no card, and the names that the log
-    reports as unknown.
-    """
+    reports as unknown."""
 
     task: Task
     context: Context
@@ -175,8 +185,7 @@ class Composed:
 def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry) -> Task:
     """The task of the context: the request's, else derived from its fields. A log, or a signal of a
     kernel that does not build, run or compute correctly, means repair; other signals and metrics
-    mean speed_up, a question ask, an operator alone write.
-    """
+    mean speed_up, a question ask, an operator alone write."""
     if request.task is not None:
         return request.task  # type: ignore[return-value]
     groups = {signals.get(name).group for name in verdict.signal_ids if name in signals}
@@ -197,7 +206,10 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     no_kernel = _missing_kernel(snapshot, material, wanted, kernels) if wanted is not None else ""
     strong = target is None and request.reader == STRONG and not gains(material.uplift)
     budget = min(request.max_tokens, layout.strong_tokens) if strong else request.max_tokens
+    kept_back: WholeKernel | None = None
     if strong:
+        no_kernel = ""
+        kept_back = next((k for k in kernels if _may_be_described(k, wanted)), None)
         kernels = [kernel for kernel in kernels if kernel.run_id is not None]
     if material.verdict.signal_ids:  # the cure is worth more than a second kernel
         kernels = kernels[:1]
@@ -231,18 +243,19 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     cards = _cards(snapshot, material)
     unknown = _unknown(snapshot, material, cards, about)
     own = wanted is not None and any(is_of_kind(kernel, wanted) for kernel in kernels)
-    beside_kernel = task == "write" and own
-    # Samples are shown whole among the kernels, not in part among the sections.
-    samples = _sample_sections(snapshot, material) if kernels else frozenset[str]()
+    by_operator = task == "write" and (own or strong)
+    # Samples are shown or described among the kernels, not in part among the sections.
+    named = kernels or kept_back
+    samples = _sample_sections(snapshot, material) if named else frozenset[str]()
     offers: dict[str, Offer] = {
         category: partial(
-            _sections, snapshot, material, layout, about, category, beside_kernel, samples
+            _sections, snapshot, material, layout, about, category, by_operator, samples
         )
         for category in scope.categories
     }
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
-    kernel_offer = KernelOffer(snapshot, scope, kernels, [], no_kernel)
+    kernel_offer = KernelOffer(snapshot, scope, kernels, [], no_kernel, kept_back)
     if target is None:
         offers |= _device_offers(snapshot, material, layout)
         offers["kernels"] = kernel_offer.blocks
@@ -258,7 +271,7 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         layout=layout,
         task=task,
         moves=material.moves,
-        skills=material.skills,
+        skills=_skills_beside(snapshot, material, wanted, kernels) if own else material.skills,
         budget=budget,
         excluded=material.excluded,
         lead=None if task == "write" else _lead(snapshot, material, layout, cards),
@@ -279,8 +292,7 @@ def _layout_for(
     material: Material, layout: Layout, target: Target | None, strong: bool, kernels: bool
 ) -> Layout:
     """The layout for a language that models know, for an operator with whole kernels, and for a
-    reader that knows both.
-    """
+    reader that knows both."""
     language = material.request.language
     known = layout.is_known(language) if language else is_common(material.chip_languages)
     return layout.with_tasks(
@@ -313,8 +325,7 @@ def _missing_kernel(
     kernels: Sequence[WholeKernel],
 ) -> str:
     """Sentences if no kernel computes the operator itself, or none with the operand types of the
-    request, else "". They name kernels in other languages of the chip.
-    """
+    request, else "". They name kernels in other languages of the chip."""
     own = [kernel for kernel in kernels if is_of_kind(kernel, wanted)]
     operands = wanted.traits.operands
     if any(operands in (FLOAT, kernel.traits.operands) for kernel in own):
@@ -337,6 +348,35 @@ def _missing_kernel(
     return f"{none}{elsewhere}{' The closest follow.' if kernels else ''}"
 
 
+def _may_be_described(kernel: WholeKernel, wanted: KernelRequest | None) -> bool:
+    """Whether the description of a kernel helps without its code: it computes the operator, or is a
+    sample that has run. Kernels of runs are shown whole."""
+    helps = kernel.section is not None and kernel.status == "right"
+    own = wanted is not None and is_of_kind(kernel, wanted)
+    return kernel.run_id is None and (own or helps)
+
+
+def _skills_beside(
+    snapshot: Snapshot,
+    material: Material,
+    wanted: KernelRequest | None,
+    kernels: Sequence[WholeKernel],
+) -> Sequence[SkillAnswer]:
+    """The skills to list beside kernels of the operator: not those whose recipe is one of the
+    kernels, nor those whose recipe computes another operator or was measured as slower."""
+    if wanted is None:
+        return material.skills
+    usable = kernels_of(snapshot, wanted.lineage, wanted.languages, wanted.access)
+    recipes = {kernel.id: kernel for kernel in usable}
+    shown = {kernel.id for kernel in kernels}
+
+    def helps(skill: SkillAnswer) -> bool:
+        recipe = recipes.get(skill.name)
+        return recipe is None or (is_of_kind(recipe, wanted) and recipe.status != "slower")
+
+    return [skill for skill in material.skills if skill.name not in shown and helps(skill)]
+
+
 def _sample_sections(snapshot: Snapshot, material: Material) -> frozenset[str]:
     """The ids of the sections of all samples that run on the chip."""
     access = material.scope.access_scope
@@ -353,10 +393,11 @@ def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> di
         return surprise_blocks(snapshot, material.scope, material.lineage, languages, kinds)
 
     def facts_of(room: Room, largest: int, shown: frozenset[str]) -> Sequence[Block]:
-        facts = fact_block(material.facts, layout.facts)
+        facts = fact_block(material.facts, layout, languages, kinds, room.tokens)
         return [facts] if facts is not None else []
 
-    return {"surprises": surprises, "facts": facts_of}
+    offers: dict[str, Offer] = {"surprises": surprises}
+    return offers if material.request.facts_apart else offers | {"facts": facts_of}
 
 
 def _unknown(
@@ -366,8 +407,7 @@ def _unknown(
     about: Mapping[str, float],
 ) -> tuple[UnknownName, ...]:
     """Names of the draft in neither a card nor a document about the chip's language. Drafts in a
-    language that models know are not checked, because its keywords are in no manual.
-    """
+    language that models know are not checked, because its keywords are in no manual."""
     draft, spec = material.request.draft, material.spec
     if not draft or spec is None or material.toolchain is None:
         return ()
@@ -417,7 +457,7 @@ def _sections(
     layout: Layout,
     about: Mapping[str, float],
     category: str,
-    beside_kernel: bool,
+    by_operator: bool,
     without: frozenset[str],
     room: Room,
     largest: int,
@@ -429,10 +469,11 @@ def _sections(
     scope = replace(material.scope, categories=(category,))
     ranked = material.by_category(category)
     floor = _floor(material, category, ranked)
-    if material.traits.kinds and material.request.op and not material.request.in_words:
-        if beside_kernel:
+    if material.traits.kinds and material.request.op:
+        # The words of a question rank the chip's manual; guides are about the operator.
+        if by_operator and not (material.request.in_words and category == "hardware"):
             ranked = _by_operator(snapshot, material, scope)
-        elif category == "guidance":
+        elif category == "guidance" and not material.request.in_words:
             ranked = _own_first(snapshot, material, scope, ranked)
     in_full = material.toolchain is None and material.request.reader is None
     blocks = section_blocks(
@@ -449,7 +490,7 @@ def _sections(
         floor=floor,
         # Sibling sections are about other signals and errors.
         merge=not (material.by_signal or material.request.log),
-        admits=partial(_is_relevant, material, category),
+        admits=partial(_is_relevant, material, category, _codes(snapshot, material)),
         # Blocks that do not fit are not built, unless their text is filtered or shortened below.
         room=room if in_full else None,
         offered=material.request.k if in_full else HITS,
@@ -459,59 +500,76 @@ def _sections(
 
 
 def _by_operator(snapshot: Snapshot, material: Material, scope: ScopeFilter) -> Sequence[Ranked]:
-    """A category's sections about the operator that is to be written; if no guide has one, the
-    nearest sections of guides.
-    """
-    found, own = _of_operator(snapshot, material, scope)
-    of_operator = [entry for entry in found if entry.seq in own]
-    return of_operator or (found if scope.categories == ("guidance",) else [])
+    """A category's sections about the operator that is to be written and no unrelated one; if no
+    guide has one, those about the operators that it refines, else the nearest of all guides."""
+    kind = load_operators().kinds[material.traits.kinds[0]]
+    near = [_of_operator(snapshot, material, scope, name) for name in (kind.id, *kind.general)]
+    for sections in near:
+        if alone := [entry for entry in sections.ranked if entry.seq in sections.alone]:
+            return alone
+    return near[0].ranked if scope.categories == ("guidance",) else []
 
 
 def _own_first(
     snapshot: Snapshot, material: Material, scope: ScopeFilter, ranked: Sequence[Ranked]
 ) -> Sequence[Ranked]:
     """The ranking with the passages of sections that are titled for the operator in front: a guide
-    to its family ranks above the few sections about the operator itself.
-    """
-    found, own = _of_operator(snapshot, material, scope)
+    to its family ranks above the few sections about the operator itself."""
+    sections = _of_operator(snapshot, material, scope, material.traits.kinds[0])
+    own = sections.own
     if len(set(own.values())) > OWN_SECTIONS:
         return ranked
     above = max((entry.score for entry in ranked), default=0.0)
-    first = [e._replace(score=above + 1.0 + e.score) for e in found if e.seq in own]
+    first = [e._replace(score=above + 1.0 + e.score) for e in sections.ranked if e.seq in own]
     shown = {entry.seq for entry in first}
     return [*first, *(entry for entry in ranked if entry.seq not in shown)]
 
 
-def _of_operator(
-    snapshot: Snapshot, material: Material, scope: ScopeFilter
-) -> tuple[list[Ranked], Mapping[int, str]]:
-    """The passages ranked by the words of the operator; and the sections about it. These are those
-    titled for it, unless their guide is to another operator that they name too, and those of its
-    guide that name none. Those that name a second operator count half; guides to unrelated
-    operators are left out. Cached.
-    """
-    operators = load_operators()
-    kind = operators.kinds[material.traits.kinds[0]]
+class _OperatorSections(NamedTuple):
+    """Passages ranked by the words of an operator; the sections of those about it, by passage; and
+    the passages of sections that name no unrelated operator."""
 
-    def others(passage: Passage) -> int | None:
+    ranked: Sequence[Ranked]
+    own: Mapping[int, str]
+    alone: frozenset[int]
+
+
+def _of_operator(
+    snapshot: Snapshot, material: Material, scope: ScopeFilter, name: str
+) -> _OperatorSections:
+    """The passages for a kind of operator. Sections about it are those titled for it, unless their
+    guide is to another operator that they name too, and those of its guide that name none. The
+    latter count half, as do those that name an unrelated operator; guides to unrelated operators
+    are left out. Cached."""
+    operators = load_operators()
+    kind = operators.kinds[name]
+
+    def unrelated(passage: Passage) -> bool:
+        section = operators.of(None, passage.path[-1:]).kinds
+        return any(not operators.relation(kind.id, (other,)) for other in section)
+
+    def weight(passage: Passage) -> float | None:
         section = operators.of(None, passage.path[-1:]).kinds
         guide = operators.of(None, (passage.document_title,)).kinds
         foreign = set(section) & set(guide) - {kind.id}
-        return None if foreign or kind.id not in (section or guide) else len(section) - 1
+        if foreign or kind.id not in (section or guide):
+            return None
+        return 1.0 if section and not unrelated(passage) else 0.5
 
     def is_related(passage: Passage) -> bool:
         guide = operators.of(None, (passage.document_title,)).kinds
         return not guide or operators.relation(kind.id, guide) > 0
 
-    def read() -> tuple[list[Ranked], Mapping[int, str]]:
+    def read() -> _OperatorSections:
         question = f"{kind.title} {' '.join(phrase.strip() for phrase in kind.words)}"
         found = material.search(question, scope)[:OWN_SECTIONS_AMONG]
         passages = snapshot.load([entry.seq for entry in found], scope)
         found = [e for e in found if e.seq in passages and is_related(passages[e.seq])]
-        named = {seq: others(passage) for seq, passage in passages.items()}
-        found = [e._replace(score=e.score / 2) if named.get(e.seq) else e for e in found]
-        own = {seq: passages[seq].section_id for seq, n in named.items() if n is not None}
-        return found, own
+        weights = {seq: weight(passage) for seq, passage in passages.items()}
+        found = [e._replace(score=e.score * (weights.get(e.seq) or 1.0)) for e in found]
+        own = {seq: passages[seq].section_id for seq, w in weights.items() if w is not None}
+        alone = frozenset(seq for seq in own if not unrelated(passages[seq]))
+        return _OperatorSections(found, own, alone)
 
     key = (kind.id, scope.key, material.embed is not None)
     return snapshot.keep("sections of operators", key, read)
@@ -526,8 +584,7 @@ def _without_common(material: Material, block: Block) -> Block:
 
 def _fits_language(material: Material, layout: Layout, block: Block) -> bool:
     """Whether a section applies to the chip's own language: general text for other machines does
-    not.
-    """
+    not."""
     if material.toolchain is None or block.kind == "hardware":
         return True
     return not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
@@ -555,8 +612,7 @@ def _lead(snapshot: Snapshot, material: Material, layout: Layout, cards: Cards) 
 
 def _fits_machine(material: Material, category: str, section: WholeSection) -> bool:
     """Whether a section applies to this machine: it is not written for another kind of machine, nor
-    about extensions that the processor lacks, nor about the other pass of the operator.
-    """
+    about extensions that the processor lacks, nor about the other pass of the operator."""
     title = section.passages[0].document_title
     heading = " > ".join(below_title(section.path, title))
     if section.path and material.common.has(title, section.path[-1]):
@@ -568,19 +624,35 @@ def _fits_machine(material: Material, category: str, section: WholeSection) -> b
     other_pass = "backward" in whole.lower() and "backward" not in asked
     if category != "hardware" and other_pass and _is_forward(material.request.op):
         return False
+    languages = material.chip_languages
+    if category != "hardware" and is_foreign_heading(whole, languages):
+        return is_foreign_heading(asked, languages)
     if material.toolchain is not None or category == "hardware" or not material.at_hand:
         return True
-    languages = languages_beside(material.request.language, material.chip_languages)
-    return not is_for_others(whole, section.text, languages)
+    beside = languages_beside(material.request.language, languages)
+    return not is_for_others(whole, section.text, beside)
 
 
-def _is_relevant(material: Material, category: str, section: WholeSection) -> bool:
-    """Whether a section applies here and, for a kernel in a language that models know, is not
-    titled for other signals than those of the diagnosis or for an operator that the reference does
-    not use. Without this check, repairs of any failure were shown sections about linking, races and
-    NaN.
-    """
+def _codes(snapshot: Snapshot, material: Material) -> frozenset[str]:
+    """The codes of messages in a question, such as C7514, that one of the best sections names."""
+    asked = frozenset(_CODE.findall(material.request.query or ""))
+    if not asked:
+        return asked
+    best = [e.seq for c in material.scope.categories for e in material.by_category(c)[:BEST]]
+    texts = [passage.text for passage in snapshot.load(best, material.scope).values()]
+    return frozenset(code for code in asked if any(code in text for text in texts))
+
+
+def _is_relevant(
+    material: Material, category: str, codes: frozenset[str], section: WholeSection
+) -> bool:
+    """Whether a section applies here, names one of the `codes` if there are any, and, for a kernel
+    in a language that models know, is not titled for other signals than those of the diagnosis or
+    for an operator that the reference does not use. Without this check, repairs of any failure were
+    shown sections about linking, races and NaN."""
     if not _fits_machine(material, category, section):
+        return False
+    if codes and not any(code in section.text for code in codes):
         return False
     signals, titles = material.verdict.signal_ids, material.titles
     request, by_signal = material.request, material.by_signal
@@ -602,8 +674,7 @@ def _is_forward(op: str | None) -> bool:
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:
     """The score below which a section is left out. The chip's manual and the guides have separate
     floors: for an unfamiliar chip, the nearest section of its manual is worth more than a better
-    one of a guide. Constraints are compared with the best section of all.
-    """
+    one of a guide. Constraints are compared with the best section of all."""
     best = material.best
     if best and category != "constraint" and ranked:
         best = ranked[0].score
@@ -643,8 +714,7 @@ def _names(
     shown: frozenset[str],
 ) -> Sequence[Block]:
     """Unknown names with their nearest known names, then the cards of names in the log and the
-    question, then those of names in the draft.
-    """
+    question, then those of names in the draft."""
     request = material.request
     plain_names = cards.names
     log = digest(request.log, 20_000) if request.log else ""
@@ -677,8 +747,7 @@ def _vocabulary(
 ) -> Sequence[Block]:
     """The names that the kernels shown use, the most frequent first; without a kernel, those that
     a kernel in the language may use, or for a language of the chip those that fit the problem and
-    the machine.
-    """
+    the machine."""
     request = material.request
     access, language = material.scope.access_scope, request.language
     cards = cards_for(snapshot, material.lineage, language, access)

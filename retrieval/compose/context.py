@@ -4,20 +4,51 @@ It has two parts. The knowledge about the target (`target_blocks`) comes first a
 in every request of a run. The part about what happened follows, in the order and with the shares
 that `layout.toml` gives the task. Equal requests on an equal catalog give a byte-identical text
 (prompt caches depend on it), so nothing in it depends on time, request ids or threads.
+
+The lead: the first result of an answer as a block that its context contains at any budget. It is
+the section, the part of it around the best passage, or the sentences of that passage that share
+most words with the request.
+
+The start of the context of a kernel: statements unexpected for a writer who knows the documents
+(`data/surprises.toml`), and the facts of the device. Does not know the budget's layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 
 from kb.answers import Move, SkillAnswer, Verdict
-from kb.prompt_tokens import count_once
+from kb.catalog.facts import Fact
+from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.section_texts import WholeSection
+from kb.errors import InvalidKnowledge
+from kb.prompt_tokens import count_once, count_tokens
+from kb.scope import ScopeFilter
+from kb.tokens import tokenize
+from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.excerpts import Repeats
-from retrieval.compose.lead import Lead
-from retrieval.compose.sections import Block, Room, one_line, plain
-from retrieval.layout import Layout
+from retrieval.compose.sections import (
+    FENCE,
+    SLACK,
+    Block,
+    Room,
+    citation,
+    fenced,
+    one_line,
+    plain,
+    section_block,
+)
+from retrieval.diagnose.signals import DATA
+from retrieval.layout import DeviceFact, Layout, fact_lines
+from retrieval.operators import load_operators
 from retrieval.request import Task
+from retrieval.search.names import Cards
+from retrieval.snapshot.snapshot import Snapshot
 
 HEADINGS = {
     "errors": "## What the log says",
@@ -39,7 +70,7 @@ LARGEST_SECTION = 0.6  # of its block's share
 LEAST_LOG = 60  # tokens that the messages of a log may always take
 SHOWN_NOTES = 3  # sentences about a profile
 SHOWN_LINES = 5  # groups of hot lines
-LEAST_EXCERPT = 20  # tokens; the fence alone takes more
+LEAST_EXCERPT = 100  # tokens; the fence alone takes half of them
 
 # (room of the block, largest section, ids already shown) -> its parts; sizes in tokens.
 Offer = Callable[[Room, int, frozenset[str]], Iterable[Block]]
@@ -48,8 +79,7 @@ Offer = Callable[[Room, int, frozenset[str]], Iterable[Block]]
 @dataclass(frozen=True)
 class Context:
     """The packed text and its size. The first `stable` characters are equal throughout a run; moves
-    and skills start at character `actions`. `shown` are the blocks in the text, in order.
-    """
+    and skills start at character `actions`. `shown` are the blocks in the text, in order."""
 
     text: str
     tokens: int
@@ -119,8 +149,7 @@ def _cost(block: Block) -> int:
 class _Body:
     """The blocks with a share. Room is given first to the subject of the request (the log's
     messages, then the lead), then to moves and skills, then to the other blocks in order; room that
-    a block leaves is passed on to the next.
-    """
+    a block leaves is passed on to the next."""
 
     def __init__(
         self,
@@ -169,8 +198,7 @@ class _Body:
 
     def tail(self, blocks: Sequence[Block]) -> list[Block]:
         """The moves and skills that the task has and that fit. The other blocks share the remaining
-        room.
-        """
+        room."""
         chosen = []
         for block in blocks:
             if block.kind in self._tasks.blocks and _cost(block) <= self._left:
@@ -212,7 +240,7 @@ class _Body:
                 room.tokens -= _cost(part)
                 self._keep(name, part)
             if part.sections and room.tokens < LEAST_EXCERPT:
-                break  # sections are read one at a time, and no other fits
+                break  # sections are read one at a time; no other of use fits
 
     def _overhead(self, name: str) -> int:
         """Tokens of the heading of a block and, before the first part, of the note."""
@@ -312,3 +340,213 @@ def _skills(skills: Sequence[SkillAnswer]) -> Block | None:
         about = "; ".join(filter(None, (f"{skill.tier}, {skill.effect}", evidence, skill.mark)))
         lines.append(f"- {skill.name} ({about}): {skill.summary}")
     return plain("skills", "skills", "\n".join(map(one_line, lines)))
+
+
+NAMES_OF_LIST = 10  # names in a section from which on it counts as a list of names
+LEAST_WORDS = 12  # tokens of text below which a cut passage is of no use
+_SENTENCE_ENDS = re.compile(r"(?<=[.!?;])\s+(?=\S)|\n+")
+_LINES = re.compile(r"\n+")
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The best section of an answer; `passage` and `section` are ids. `block` returns it in at most
+    a number of tokens, None if not even a sentence fits. `cards` are ids of the cards in it."""
+
+    category: str
+    passage: str
+    section: str
+    block: Callable[[int], Block | None]
+    cards: frozenset[str] = frozenset()
+
+
+def lead_of(
+    snapshot: Snapshot,
+    passage_id: str,
+    scope: ScopeFilter,
+    query: str,
+    largest_section: int,
+    admits: Callable[[WholeSection, Block], bool],
+) -> Lead | None:
+    """The section of the best passage for the text `query`; None if it is not visible to the caller
+    or `admits` refuses it. `largest_section` is in tokens."""
+    seqs = snapshot.numbers([passage_id])
+    found = snapshot.load(seqs.values(), scope)
+    if not found:
+        return None
+    passage = next(iter(found.values()))
+    section = snapshot.sections([passage.section_id], scope).get(passage.section_id)
+    if section is None:
+        return None
+
+    def block(largest: int) -> Block | None:
+        whole = section_block(snapshot, scope, passage.category, section, passage, largest)
+        fits = whole is not None and whole.tokens <= largest
+        return whole if fits else _cut(passage, largest, query)
+
+    most = block(largest_section)
+    if most is None or not admits(section, most):
+        return None
+    return Lead(passage.category, passage.id, section.id, block)
+
+
+def with_cards(lead: Lead, cards: Cards, named: Collection[str], category: str) -> Lead:
+    """For a section that lists names, such as a reference, replace it by the cards of those in
+    `named`, in another category; otherwise return the lead unchanged."""
+    listed = cards.by_section.get(lead.section, ())
+    own = [card for card in listed if card.name in named]
+    if len(listed) < NAMES_OF_LIST or not own:
+        return lead
+    return replace(
+        lead,
+        category=category,
+        block=lambda largest: next(iter(symbol_blocks(own, largest - FENCE)), None),
+        cards=frozenset(card.id for card in own),
+    )
+
+
+def _cut(passage: Passage, largest: int, query: str) -> Block | None:
+    """Whole sentences or lines of a passage in at most `largest` tokens."""
+    empty = fenced(passage.category, passage.id, citation(passage), passage.hardware, "")
+    # the fence and the text may take more tokens together than apart
+    room = largest - empty.tokens - SLACK
+    text = _best_piece(passage, room, frozenset(tokenize(query)))
+    if not text:
+        return None
+    block = fenced(passage.category, passage.id, citation(passage), passage.hardware, text)
+    return replace(block, passages=(passage.id,)) if block.tokens <= largest else None
+
+
+def _best_piece(passage: Passage, room: int, words: frozenset[str]) -> str:
+    """The sentence or line that shares most words with `words`, extended by its neighbours."""
+    if room < LEAST_WORDS:
+        return ""
+    prose = passage.kind not in ("code", "table")
+    pieces = [p for p in (_SENTENCE_ENDS if prose else _LINES).split(passage.text) if p.strip()]
+    joint = " " if prose else "\n"
+    shared = [len(words & set(tokenize(piece))) for piece in pieces]
+    for place in sorted(range(len(pieces)), key=lambda n: (-shared[n], n)):
+        if count_tokens(pieces[place]) <= room:
+            return _grown(pieces, place, room, joint)
+    return ""
+
+
+def _grown(pieces: Sequence[str], place: int, room: int, joint: str) -> str:
+    first, last = place, place + 1
+
+    def fits(low: int, high: int) -> bool:
+        return count_tokens(joint.join(pieces[low:high])) <= room
+
+    while last < len(pieces) and fits(first, last + 1):
+        last += 1
+    while first > 0 and fits(first - 1, last):
+        first -= 1
+    return joint.join(pieces[first:last])
+
+
+CHECKED = {"ran": "measured", "compiled": "compiled, not run", "read": "read, not run"}
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """A statement about `hardware` (ids of chips or families) for some `languages` and `kinds` of
+    operators, empty for any, with the section that says more."""
+
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    kinds: tuple[str, ...]
+    text: str
+    document: str
+    section: str
+    checked: str
+
+    def applies(
+        self, lineage: Collection[str], languages: Collection[str], kinds: Sequence[str]
+    ) -> bool:
+        """Whether it is about one of these chips, languages and kinds."""
+        return (
+            not set(self.hardware).isdisjoint(lineage)
+            and (not self.languages or not set(self.languages).isdisjoint(languages))
+            and (not self.kinds or not set(self.kinds).isdisjoint(kinds))
+        )
+
+
+@lru_cache(maxsize=1)
+def load_surprises() -> tuple[Surprise, ...]:
+    """The statements that ship. Raises InvalidKnowledge for an unknown kind or check."""
+    raw = tomllib.loads((DATA / "surprises.toml").read_text(encoding="utf-8"))
+    rows = tuple(
+        Surprise(
+            hardware=tuple(row["hardware"]),
+            languages=tuple(row["languages"]),
+            kinds=tuple(row["kinds"]),
+            text=row["text"],
+            document=row["document"],
+            section=row["section"],
+            checked=row["checked"],
+        )
+        for row in raw["surprises"]
+    )
+    known = load_operators().kinds
+    for row in rows:
+        unknown = [kind for kind in row.kinds if kind not in known]
+        if unknown or row.checked not in CHECKED:
+            wrong = unknown[0] if unknown else row.checked
+            raise InvalidKnowledge(
+                f"surprises.toml: unknown {wrong!r} in {row.section!r}",
+                hint=f"Use kinds of operators.toml and one of {', '.join(CHECKED)}.",
+            )
+    return rows
+
+
+def surprise_blocks(
+    snapshot: Snapshot,
+    scope: ScopeFilter,
+    lineage: tuple[str, ...],
+    languages: Collection[str],
+    kinds: Sequence[str],
+) -> Iterator[Block]:
+    """The statements that apply, one block each, those about the chip's closest family first. A
+    statement is left out if the caller cannot see its document."""
+    fitting = [row for row in load_surprises() if row.applies(lineage, languages, kinds)]
+    if not fitting:
+        return
+    titles = _titles(snapshot, scope, lineage)
+    fitting.sort(key=lambda row: min(lineage.index(h) for h in row.hardware if h in lineage))
+    for row in fitting:
+        if row.document in titles:
+            source = f"{row.document}, {row.section}"
+            line = one_line(f"- {row.text} ({CHECKED[row.checked]}; {source})")
+            number = load_surprises().index(row)
+            yield replace(plain("surprises", f"surprise-{number}", line), citation=source)
+
+
+def _titles(snapshot: Snapshot, scope: ScopeFilter, lineage: tuple[str, ...]) -> frozenset[str]:
+    """Titles of the documents about a lineage that the caller sees."""
+
+    def read() -> frozenset[str]:
+        own = ScopeFilter(lineage, ("hardware",), access_scope=scope.access_scope)
+        return frozenset(d.title for d in snapshot.documents_about(lineage, own))
+
+    return snapshot.keep("titles", (lineage, scope.access_scope), read)
+
+
+def fact_block(
+    facts: Mapping[str, Fact],
+    layout: Layout,
+    languages: Collection[str],
+    kinds: Collection[str],
+    room: int,
+) -> Block | None:
+    """As many of the `fact_lines` of a chip as fit into `room` tokens; None if it has none."""
+    values = {
+        key: DeviceFact(
+            fact.text if fact.number is None else fact.number, fact.unit, fact.kind == "measured"
+        )
+        for key, fact in facts.items()
+    }
+    whole = not any(map(layout.is_known, languages))
+    lines = list(map(one_line, fact_lines(values, layout, languages, kinds, whole=whole)))
+    sizes = accumulate(count_tokens(f"{line}\n") for line in lines)
+    fitting = [line for line, size in zip(lines, sizes, strict=True) if size < room]
+    return plain("facts", "facts", "\n".join(fitting)) if fitting else None

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kb.answers import DocumentRef, Excerpt
+from kb.catalog.knowledge.drafts import is_drafted
 from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.samples import is_shipped_sample
 from kb.catalog.knowledge.section_texts import section_text
 from kb.prompt_tokens import fits
 from kb.scope import ANY, ScopeFilter
@@ -42,8 +44,7 @@ BITS = 2048  # of a mask; a text has some hundred different words
 class _WordSet(NamedTuple):
     """The `size` different words of a text. Each sets the bit of `mask` that its hash selects;
     `hidden` counts words whose bit was already set. `hashes` are the full 64-bit hashes: a set of
-    words takes ten times the memory.
-    """
+    words takes ten times the memory."""
 
     hashes: NDArray[np.int64]
     mask: int
@@ -59,8 +60,7 @@ class _WordSet(NamedTuple):
 def words_of(text: str) -> _WordSet:
     """The words of a text for comparison: runs of letters and digits, lower case, without function
     words. Search tokens, which are also stemmed and split, agree on 99 of 100 pairs of near
-    passages and take at least three times as long (benchmarks/results/retrieval_latency.md).
-    """
+    passages and take at least three times as long (benchmarks/results/retrieval_latency.md)."""
     words = set(text.lower().translate(_SPACES).split()) - STOP_WORDS
     hashes = np.sort(np.fromiter(map(hash, words), np.int64))
     bits = np.zeros(BITS, np.bool_)
@@ -71,8 +71,7 @@ def words_of(text: str) -> _WordSet:
 
 class Repeats:
     """The distinct texts so far. Two texts repeat each other if they share more than `share` of the
-    smaller one's words.
-    """
+    smaller one's words."""
 
     def __init__(self, share: float = DUPLICATE) -> None:
         self._share = share
@@ -101,8 +100,7 @@ class Repeats:
 class Shape:
     """How excerpts are built. The first `singles` stay one passage, later ones grow to at most
     `grown_chars` characters. Two excerpts are duplicates if they share more than `duplicate` of the
-    smaller one's words (see `Repeats`).
-    """
+    smaller one's words (see `Repeats`)."""
 
     singles: int = 8
     grown_chars: int = 800
@@ -134,22 +132,28 @@ def make_excerpts(
     mark: Mark = unmarked,
 ) -> list[Excerpt]:
     """At most `count` excerpts of the ranked passages, best first. Passages that are no longer in
-    the scope, nearly repeat an earlier excerpt, or have an id in `excluded`, are left out.
-    """
+    the scope, nearly repeat an earlier excerpt, or have an id in `excluded`, are left out. A
+    shipped kernel gets one excerpt."""
     chosen: list[list[Passage]] = []
     by_seq = {r.seq: r for r in ranked}
     used: set[int] = set()
     repeats = Repeats(shape.duplicate)
+    samples: set[str] = set()
     for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
         live = _Neighbourhood(snapshot, batch, scope, excluded)
         for place, entry in enumerate(batch):
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
                 continue
-            if not repeats.is_new(passage.shown):
+            sample = _sample_of(snapshot, passage)
+            if sample in samples or not repeats.is_new(passage.shown):
                 continue
+            if sample:
+                samples.add(sample)
             group = [passage]
-            if len(chosen) >= shape.singles:
+            if _is_drafted(snapshot, passage):
+                group = [*_whole_section(snapshot, passage, scope)] or group
+            elif len(chosen) >= shape.singles:
                 live.read_beside(batch[place : place + count - len(chosen)])
                 group = _grow(passage, live, by_seq, used, shape)
             used.update(member.seq for member in group)
@@ -159,10 +163,15 @@ def make_excerpts(
     return [mark(excerpt_of(g, by_seq), g[0].section_id) for g in chosen]
 
 
+def _sample_of(snapshot: Snapshot, passage: Passage) -> str | None:
+    """The id of the document if it is a shipped kernel, whose dozens of passages say the same."""
+    key = snapshot.documents[passage.document_id].source_key
+    return passage.document_id if is_shipped_sample(key) else None
+
+
 def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, Passage]:
     """The passages for which `excluded` contains neither their id nor that of their section or
-    document.
-    """
+    document."""
     return {
         seq: passage
         for seq, passage in live.items()
@@ -172,8 +181,7 @@ def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, 
 
 class _Neighbourhood:
     """The passages of a batch that are in the scope, and their neighbours within _REACH. Few
-    excerpts grow, so neighbours are loaded on demand.
-    """
+    excerpts grow, so neighbours are loaded on demand."""
 
     def __init__(
         self,
@@ -311,8 +319,9 @@ def signal_excerpts(
     whole where its title, text or a move names the signal (a score above WORDS_ALONE) or there is
     no signal, otherwise passages, after the first `shape.singles` excerpts with their neighbours.
 
-    Left out are near repeats, passages no longer in the scope or with an id in `excluded`. If there
-    are ENOUGH others, so are low scores, except for passages of the chip that are useful.
+    Left out are near repeats, passages no longer in the scope or with an id in `excluded`, and all
+    excerpts of a shipped kernel but the first. If there are ENOUGH others, so are low scores,
+    except for passages of the chip that are useful.
     """
     pool = ranked[: count * LOOKED_AT]
     by_seq = {entry.seq: entry for entry in ranked}
@@ -322,15 +331,17 @@ def signal_excerpts(
     near = FAR * max((entry.score for entry in pool), default=0.0)
     chosen: list[Sequence[Passage]] = []
     used: set[int] = set()
+    samples: set[str] = set()
     repeats = Repeats(shape.duplicate)
     for entry in pool:
         passage = live.get(entry.seq)
         if passage is None or entry.seq in used:
             continue
-        if len(chosen) >= ENOUGH and _is_far(entry, passage, near, uses):
+        sample = _sample_of(snapshot, passage)
+        if sample in samples or (len(chosen) >= ENOUGH and _is_far(entry, passage, near, uses)):
             continue
         group: Sequence[Passage] = [passage]
-        named = signal is None or entry.score > WORDS_ALONE
+        named = signal is None or entry.score > WORDS_ALONE or _is_drafted(snapshot, passage)
         if named and (section := _whole_section(snapshot, passage, scope)):
             group = section
         elif len(chosen) >= shape.singles:
@@ -341,6 +352,8 @@ def signal_excerpts(
         if excluded & {p.id for p in group} or not repeats.is_new(section_text(group)):
             continue
         used.update(p.seq for p in group)
+        if sample:
+            samples.add(sample)
         chosen.append(_from_a_start(group, live, used))
         if len(chosen) >= count:
             break
@@ -352,8 +365,7 @@ def _from_a_start(
 ) -> Sequence[Passage]:
     """The passages from the beginning of a sentence or block on: with the end of the passages
     before them that holds the beginning of their sentence, or with the code that they continue,
-    unless that is in `used`.
-    """
+    unless that is in `used`."""
     begun = list(group)
     while (before := _continued_by(begun[0], live)) is not None:
         if group[0].seq - before.seq > _REACH or (before.kind == "code" and before.seq in used):
@@ -384,13 +396,17 @@ def _is_far(entry: Ranked, passage: Passage, near: float, uses: Mapping[int, flo
 
 
 def _whole_section(snapshot: Snapshot, hit: Passage, scope: ScopeFilter) -> Sequence[Passage]:
-    """The passages of the section of a hit; none if it takes more than LARGEST tokens. Cached,
-    because a chip's sections occur in answers to many signals.
-    """
+    """The passages of the section of a hit; none if it takes more than LARGEST tokens and no model
+    drafted it. Cached, because a chip's sections occur in answers to many signals."""
     section = snapshot.sections([hit.section_id], scope).get(hit.section_id)
     if section is None:
         return ()
     passages = section.passages
     key = (scope.access_scope, *(passage.id for passage in passages))
     whole = snapshot.keep("whole", key, lambda: fits(section_text(passages), LARGEST))
-    return passages if whole else ()
+    return passages if whole or _is_drafted(snapshot, hit) else ()
+
+
+def _is_drafted(snapshot: Snapshot, passage: Passage) -> bool:
+    """Whether a model drafted the section, which is short and quoted as a whole."""
+    return is_drafted(snapshot.documents[passage.document_id].source_key)

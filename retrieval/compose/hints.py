@@ -33,8 +33,7 @@ def hints_of(
     remarks: Sequence[str],
 ) -> tuple[str, ...]:
     """The hints of an answer. `by_signal` is true for a request with a bare signal; `remarks` are
-    further hints about knowledge that the answer lacks.
-    """
+    further hints about knowledge that the answer lacks."""
     if KNOWLEDGE_LOADING in remarks:  # other reasons for missing excerpts cannot be distinguished
         return tuple(filter(None, (material.verdict.hint, KNOWLEDGE_LOADING)))
     small = ""
@@ -80,8 +79,7 @@ def _foreign_language_hint(request: RetrieveRequest, chip_languages: Sequence[st
 def _unknown_term_hints(request: RetrieveRequest) -> Iterator[str]:
     """Hints for an unknown operator or element type: a mistyped one would otherwise narrow the
     answer silently. These are not errors, since chips have languages and problems operators that
-    are not in the vocabulary.
-    """
+    are not in the vocabulary."""
     terms = problem_terms()
     if request.op and request.op != "unknown":
         op = canonical_op(request.op).removesuffix("_backward")
@@ -137,8 +135,7 @@ _CODE = re.compile(r"\b(?=[A-Z0-9_-]{6,40}\b)[A-Z][A-Z0-9]*(?:[-_][A-Z0-9]+)*?[-
 
 def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
     """A hint with the chips whose documents define error codes that the request names and the
-    answer does not. Only chips that the caller may see are named.
-    """
+    answer does not. Only chips that the caller may see are named."""
     request = material.request
     text = f"{(request.log or '')[:READ]}\n{request.query or ''}"
     codes = list(dict.fromkeys(_CODE.findall(text)))[:MOST_CODES]
@@ -160,8 +157,7 @@ def definition_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[E
 
 def _owners(snapshot: Snapshot, code: str, access: AccessScope) -> list[tuple[str, str]]:
     """(chip, document title) of the definitions of a code: its cards, else passages that contain
-    it. Empty if a document about no chip in particular has the code.
-    """
+    it. Empty if a document about no chip in particular has the code."""
     cards = snapshot.symbols(names=(code,), access=access)
     about: list[tuple[Sequence[str], str]] = [
         (card.hardware, card.document_title) for card in cards if card.kind == ERROR

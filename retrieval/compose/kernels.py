@@ -34,12 +34,14 @@ LEAST_CUT = 240  # tokens of a part of a kernel, mostly its text
 USABLE_STATES = ("active",)  # of skills with recipes
 # How much a kernel for the chip's family, its vendor, any chip or another family counts.
 OWN, PER_STEP, ANY_CHIP, OTHER_FAMILY = 1.0, 0.04, 0.8, 0.7
-# By the check; "slower" is a recipe that harms in measured trials.
+# By the check; of recipes, those with "runs" have helped in measured trials, those with "unproven"
+# had no effect or no trial, and those with "slower" do harm.
 STATUS = {
     "right": 1.0,
     "runs": 0.97,
     "compiles": 0.94,
     "untried": 0.9,
+    "unproven": 0.85,
     "slower": 0.7,
     "refused": 0.0,
 }
@@ -48,15 +50,14 @@ SAME_OPERANDS, WIDER, OTHERS = 1.0, 0.8, 0.75
 REPEATED = 0.7  # for a kernel of the same kind and operands as one already chosen
 _PARAMETER = re.compile(r"@\{(\w+)\}(f?)")  # with the suffix of a C literal
 PYTHON_LANGUAGES = frozenset({"torch", "triton"})
-_CHECKED = "Checked: "
+_CHECKED = re.compile(r"^(?:Checked: |Nothing of it was checked)", re.M)
 
 
 @dataclass(frozen=True)
 class WholeKernel:
     """A kernel that a context may show. `about` describes it unless its section does, `evidence`
     describes the check, `fetch` how to get the whole text, `source` is the citation. `hardware` is
-    empty for any chip; `note` is "" unless the kernel was written for another family.
-    """
+    empty for any chip; `note` is "" unless the kernel was written for another family."""
 
     id: str
     title: str
@@ -103,8 +104,9 @@ def chosen_kernels(snapshot: Snapshot, wanted: KernelRequest) -> list[WholeKerne
     from those before it precedes one more of the same kind.
 
     Where kernels of the operator itself exist, those of related operators are left out, except the
-    best one with the operand types of the request if no kernel of the operator has them; and where
-    one of them has run on the chip's family, those for other families are left out.
+    best one with the operand types of the request if no kernel of the operator has them; where the
+    best is a sample, recipes that have not helped in trials are left out; and where one has run on
+    the chip's family, those for other families are left out.
     """
     if not wanted.traits.kinds:
         return []
@@ -138,6 +140,8 @@ def _without_fillers(kernels: Sequence[WholeKernel], wanted: KernelRequest) -> l
     if not own:
         first_of_kind = {kernel.traits.kinds: kernel for kernel in reversed(kin)}
         return [kernel for kernel in kin if first_of_kind[kernel.traits.kinds] is kernel][:MOST_KIN]
+    if own[0].section is not None:  # a sample is the best: recipes have to have helped
+        own = [kernel for kernel in own if kernel.status not in ("unproven", "slower")]
     if any(_has_run_here(kernel, wanted) for kernel in own):
         own = [kernel for kernel in own if not kernel.note]
     operands = wanted.traits.operands
@@ -264,7 +268,7 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
         hardware=head.scopes.hardware,
         shapes=tuple(shapes),
         code=with_defaults(body, recipe.template).strip(),
-        status="slower" if skill.effect.state == "harms" else "runs",
+        status={"helps": "runs", "harms": "slower"}.get(skill.effect.state, "unproven"),
         evidence=f"searches start from it{limits}; {dtypes}; {skill.effect}",
         source=f"skill {head.name} (v{head.version}), recipe",
         fetch=f"`kernlore skills show {head.name}`",
@@ -275,8 +279,7 @@ def _of_recipe(skill: MeasuredSkill, recipe: RecipeText) -> WholeKernel:
 def with_defaults(body: Mapping[str, Any], template: str) -> str:
     """The template with the defaults of its parameters, and the declarations that a C source takes
     from the header of candidates. Constants of the problem, which a search takes from its
-    reference, are defined in front with the default of PyTorch and the value to set.
-    """
+    reference, are defined in front with the default of PyTorch and the value to set."""
     python = body.get("language") in PYTHON_LANGUAGES
     values = {p["name"]: p.get("default", p["values"][0]) for p in body.get("parameters", ())}
     tensors: Sequence[Mapping[str, Any]] = body.get("tensors", ())
@@ -308,8 +311,7 @@ ARGUMENTS: Mapping[str, bool | float] = MappingProxyType(
 
 def _constant(name: str, path: str, python: bool) -> str:
     """The line that defines a constant of the problem, which is `path` in the reference: 1 for a
-    number of the model, and NaN for an argument without a default.
-    """
+    number of the model, and NaN for an argument without a default."""
     argument = path.rpartition(".")[2].partition("[")[0]
     other = 1 if path.startswith("model.") else math.nan
     value = ARGUMENTS.get(argument, ARGUMENTS.get(name, other))
@@ -330,21 +332,23 @@ def _constant(name: str, path: str, python: bool) -> str:
 class KernelOffer:
     """Offers kernels to a context in the order of `kernels`, without those that nearly repeat one
     before; `shown` are the kernels offered, whose names a context explains. `missing` states that
-    none computes the operator itself, or is "".
-    """
+    none computes the operator itself, or is "". `kept_back` is the best kernel that a strong reader
+    is not shown: what it does and reaches in words, and how to get it."""
 
     snapshot: Snapshot
     scope: ScopeFilter
     kernels: Sequence[WholeKernel]
     shown: list[WholeKernel]
     missing: str = ""
+    kept_back: WholeKernel | None = None
 
     def blocks(self, room: Room, largest: int, without: frozenset[str]) -> Iterator[Block]:
         """A missing kernel, the first kernel, cut if necessary, then whole ones that fit in the
-        remaining room.
-        """
+        remaining room."""
         if self.missing:
             yield plain("sample", "missing-kernel", self.missing)
+        if self.kept_back is not None and self.kept_back.section not in without:
+            yield self._described(self.kept_back, room.tokens)
         repeats = Repeats()
         for kernel in self.kernels:
             if {kernel.id, kernel.section} & without or not repeats.is_new(kernel.code):
@@ -355,13 +359,25 @@ class KernelOffer:
                 self.shown.append(kernel)
                 yield block
 
+    def _described(self, kernel: WholeKernel, room: int) -> Block:
+        """A kernel without its code: as much of its description as fits."""
+        head = f"{kernel.title} ({kernel.language}). Its source is not shown here; {kernel.fetch}."
+        about = _about(self.snapshot, self.scope, kernel)
+        texts = (
+            "\n".join(filter(None, parts))
+            for parts in ((head, kernel.evidence, about), (head, kernel.evidence), (head,))
+        )
+        blocks = [
+            fenced("description", kernel.id, kernel.source, kernel.hardware, text) for text in texts
+        ]
+        return next((block for block in blocks if block.tokens < room), blocks[-1])
+
 
 def kernel_block(
     snapshot: Snapshot, scope: ScopeFilter, kernel: WholeKernel, room: int, *, whole: bool
 ) -> Block | None:
     """A kernel with what it does, its arguments and checks, in `room` tokens; with `whole`, None
-    unless all of it fits, otherwise the part of its code that is worth most.
-    """
+    unless all of it fits, otherwise the part of its code that is worth most."""
     key = (kernel.id, kernel.note, scope.access_scope)
     every = snapshot.keep(
         "kernel blocks", key, lambda: _block(kernel, kernel.code, _about(snapshot, scope, kernel))
@@ -382,7 +398,8 @@ def _about(snapshot: Snapshot, scope: ScopeFilter, kernel: WholeKernel) -> str:
     if section is None:
         return ""
     prose = [p.text for p in section.passages if p.kind == "text"]
-    return "\n".join(text for text in prose if not text.startswith(_CHECKED))
+    # The evidence of the kernel says the same; the sentence may begin within a passage.
+    return _CHECKED.split("\n".join(prose), maxsplit=1)[0].rstrip()
 
 
 def _block(kernel: WholeKernel, code: str, about: str = "", left_out: str = "") -> Block:
@@ -431,7 +448,8 @@ _ENTRY = re.compile(
     r"__global__|\[\[kernel\]\]|\bkernel void\b|@(?:\w+\.)*(?:jit|kernel)\b|\bdef \w*kernel\("
 )
 _NO_NAME = re.compile(
-    r"//[^\n]*|/\*.*?\*/|^\s*#[^\n]*|\b(?:__\w+__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)",
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*"
+    r"|\b(?:__\w+__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)",
     re.M | re.S,
 )
 _LAUNCH = re.compile(r"<<<|cudaLaunchKernel|hipLaunchKernel|\]\(\s*$|\)\]\(|torch\.empty")
@@ -453,8 +471,7 @@ class CodePart:
 @dataclass(frozen=True)
 class CutCode:
     """A part of a source. `without` names the omitted parts; `main` tells whether every kernel
-    entry and every function with a main loop is whole.
-    """
+    entry and every function with a main loop is whole."""
 
     text: str
     without: tuple[str, ...]
@@ -463,8 +480,7 @@ class CutCode:
 
 def cut_code(code: str, language: str, room: int) -> CutCode:
     """At most `room` tokens of a source: first kernels with their loops, then constants and types,
-    then the functions that these use most, then the rest, in the order of the source.
-    """
+    then the functions that these use most, then the rest, in the order of the source."""
     parts = parts_of(code, language)
     mark = "#" if language in HASH_COMMENTS else "//"
     ranked = _by_worth(parts)
@@ -487,8 +503,7 @@ def cut_code(code: str, language: str, room: int) -> CutCode:
 
 def main_parts(code: str, language: str) -> list[str]:
     """The kernels of a source and the functions with loops that they call, without blank lines
-    around them.
-    """
+    around them."""
     ranked = _by_worth(parts_of(code, language))
     return [part.text.strip("\n") for part, essential in ranked if essential]
 
@@ -562,8 +577,7 @@ def _by_worth(parts: Sequence[CodePart]) -> list[tuple[CodePart, bool]]:
 
 def _essential(parts: Sequence[CodePart], worth: Mapping[int, int]) -> list[CodePart]:
     """The kernels and the functions with loops that they call, those with most work first. Without
-    a kernel, the part with most work.
-    """
+    a kernel, the part with most work."""
     entries = [p for p in parts if _ENTRY.search(p.text) and not _LAUNCH.search(p.text)]
     entries = [p for p in entries if worth[p.order]] or entries
     chosen = entries or [max(parts, key=lambda p: (worth[p.order], len(p.text)))]

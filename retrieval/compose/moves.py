@@ -84,8 +84,7 @@ TILES = frozenset(("tile_m", "tile_n", "tile_k", "block", "threads", "warps", "v
 
 def shrunk(move: Move, factor: float) -> Move:
     """The move with the least shrink factor of its parameter for a resource exceeded `factor`
-    times; unchanged if it shrinks nothing, or to a given value.
-    """
+    times; unchanged if it shrinks nothing, or to a given value."""
     role, known = move.change.get("role"), {"to", "factor"} & move.change.keys()
     if move.change.get("direction") != "decrease" or role not in {*TILES, "stages"} or known:
         return move
@@ -106,8 +105,7 @@ def _own_if_any(
     decided: list[tuple[tuple[Any, ...], Move]], general: int
 ) -> list[tuple[tuple[Any, ...], Move]]:
     """The moves of the chip and its families, or else all moves. `general` is the nearness, third
-    in a key, of moves that are about no chip.
-    """
+    in a key, of moves that are about no chip."""
     own = [pair for pair in decided if pair[0][2] < general]
     return own or decided
 
@@ -121,8 +119,7 @@ def _without_superseded(
 ) -> list[tuple[tuple[Any, ...], Move]]:
     """Without moves to which a nearer document of the chip has another value: the manual of a
     generation knows its banks better than its vendor's or a general guide. `general` as in
-    `_own_if_any`.
-    """
+    `_own_if_any`."""
     nearest: dict[tuple[int, object], int] = {}
     for (_, leading, nearness, _), move in decided:
         if move.change.get("direction") == "set" and nearness < general:
@@ -153,8 +150,7 @@ def _waits_for_problem(missing: Sequence[str]) -> bool:
 
 def _few_for_problems(moves: Sequence[Move]) -> list[Move]:
     """Without moves that depend on the problem: a list of advice on attention, convolutions and FP8
-    is of no use for one kernel.
-    """
+    is of no use for one kernel."""
     waiting = [m for m in moves if m.applies is None and _waits_for_problem(m.missing)]
     listed = {move.id for move in moves} - {move.id for move in waiting}
     listed = listed or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}

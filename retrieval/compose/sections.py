@@ -45,8 +45,7 @@ Admits = Callable[[WholeSection], bool]
 @dataclass(frozen=True)
 class Block:
     """A piece of a context. `text` is the text in the prompt; `passages` and `sections` are the ids
-    of its passages and sections, `languages` those of the code in it.
-    """
+    of its passages and sections, `languages` those of the code in it."""
 
     kind: str
     id: str
@@ -59,12 +58,15 @@ class Block:
 
 
 def citation(passage: Passage) -> str:
-    """Title, version, innermost headings and the printed page, as a reader would cite it."""
+    """Title, version, innermost headings and the printed page, as a reader would cite it, with the
+    confidence of OCR if it read the text."""
     where = " > ".join(below_title(passage.path[-2:], passage.document_title))
     label = passage.page_label or (
         str(passage.page_index + 1) if passage.page_index is not None else ""
     )
     page = f", p. {label}" if label else ""
+    read = [c for box in passage.boxes if (c := box.get("confidence")) is not None]
+    page += f", read by OCR with confidence {min(read):.2f}" if read else ""
     section = f", {where}" if where else ""
     return f"{passage.document_title} (v{passage.version}){section}{page}"
 
@@ -85,8 +87,7 @@ def data(text: str) -> str:
 
 def one_line(text: object) -> str:
     """A text that a writer chose, for a line that this program makes: it can neither begin a line
-    nor open or close an excerpt. Other texts are unchanged.
-    """
+    nor open or close an excerpt. Other texts are unchanged."""
     return data(_LINE_BREAKS.sub(" ", _HIDDEN.sub("", str(text))).strip())
 
 
@@ -246,8 +247,7 @@ def _family_of(
     largest: int,
 ) -> Sequence[WholeSection]:
     """The section itself, or a parent with its children if that is short enough; the outer parent
-    is preferred.
-    """
+    is preferred."""
     for parent in (section.parent_id, section.id):
         family = families.get(parent or "")
         if family is not None and family.tokens <= largest - FENCE:
@@ -303,8 +303,7 @@ def _group_block(
     largest: int,
 ) -> Block | None:
     """The sections as a block, cached for all chips; if it is too long, the part around the hit.
-    None if not even the hit fits.
-    """
+    None if not even the hit fits."""
     about = (kind, scope.access_scope, *(p.id for section in group for p in section.passages))
     whole = snapshot.keep("blocks", about, lambda: _whole_block(kind, group))
     if len(group) > 1 or whole.tokens <= largest:
@@ -342,8 +341,7 @@ def _block(kind: str, passages: Sequence[Passage], text: str, sections: Sequence
 
 def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list[Passage]:
     """Passages around the hit that together take at most `largest` tokens, starting at the
-    beginning of a sentence; code and tables are complete if they fit.
-    """
+    beginning of a sentence; code and tables are complete if they fit."""
     places = [n for n, p in enumerate(passages) if p.id == hit.id]
     if not places:
         return []
@@ -392,8 +390,7 @@ def _starts_clean(passages: Sequence[Passage], place: int) -> bool:
 
 def starts_afresh(before: Passage, passage: Passage) -> bool:
     """Whether a passage starts with a sentence, block or row instead of continuing the sentence or
-    code of the passage before it.
-    """
+    code of the passage before it."""
     if before.kind != passage.kind or passage.kind == "table":
         return True
     if passage.kind == "code":

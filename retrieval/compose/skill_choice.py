@@ -32,6 +32,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from kb.answers import SkillAnswer
@@ -45,6 +46,7 @@ from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.diagnose.error_words import matching_keys
+from retrieval.operators import load_operators
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
 from retrieval.snapshot.knowledge import Knowledge
@@ -103,6 +105,7 @@ def choose_skills(
     facts: Mapping[str, Fact],
     withheld_share: float = WITHHELD_SHARE,
     marks: Callable[[SkillHead], Sequence[str]] = lambda skill: (),
+    kinds: Sequence[str] = (),
 ) -> SkillSelection:
     """The skills to show for a request, best first, of the states it names (active by default).
 
@@ -115,11 +118,14 @@ def choose_skills(
 
     `metrics` are canonical values, `facts` are of the hardware by key. For a request with a
     `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by hash of skill, run and
-    node, so that the effect of showing them can be measured; they are not replaced. A request
-    without a `run_id` always gets the same answer. A skill with `marks`, which was seen with other
-    versions of tools only, counts less.
+    node, so that the effect of showing them can be measured; they are not replaced. The built-in
+    search gives a `draw` in place of the run, so that a run with the same problem and seed gets the
+    same answers. A request without a `run_id` always gets the same answer. A skill with `marks`,
+    which was seen with other versions of tools only, counts less; one whose recipe computes another
+    operator than that of the `kinds` is not shown.
     """
     skills, mending = _candidates(knowledge, request, signals, scope)
+    skills = [skill for skill in skills if not _is_for_another(skill, kinds)]
     if not skills:
         return SkillSelection()
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
@@ -189,10 +195,27 @@ def _candidates(
     return skills, mending
 
 
+def _is_for_another(known: MeasuredSkill, kinds: Sequence[str]) -> bool:
+    """Whether the recipe of a skill computes another operator than that of the request, of the
+    given kinds: attention over whole sequences, where a step over a paged cache is asked for. One
+    for a special case of the operator may fit: the request need not say its sizes."""
+    if known.recipe is None or not kinds:
+        return False
+    own = _kinds_of_recipe(known.head.name, known.head.scopes.ops)
+    return bool(own) and kinds[0] not in own
+
+
+@lru_cache(maxsize=4096)  # 0.1 ms an operator, for every skill that fits a request
+def _kinds_of_recipe(skill: str, ops: tuple[str, ...]) -> frozenset[str]:
+    """The kinds of a recipe, with those of which they are special cases."""
+    operators, title = load_operators(), skill.partition("-")[2].replace("-", " ")
+    own = {kind for op in ops for kind in operators.of_title(op, title).kinds}
+    return frozenset(own.union(*(operators.kinds[kind].refines for kind in own)))
+
+
 def _admitted_languages(knowledge: Knowledge, scope: ScopeFilter) -> Sequence[str] | None:
     """The languages of the request; those of any chip if the request is about no chip in
-    particular.
-    """
+    particular."""
     if scope.languages is not None or scope.hardware is None or {*scope.hardware} - {ANY}:
         return scope.languages
     return (*knowledge.shared_languages, *RUN_EVERYWHERE)
@@ -213,8 +236,7 @@ def _is_named(row: SkillHead, request: RetrieveRequest) -> bool:
 
 def is_for_any(row: SkillHead) -> bool:
     """Whether a skill is for operators of any kind. Without an operator in the request, skills for
-    particular operators are no useful advice.
-    """
+    particular operators are no useful advice."""
     return not row.scopes.ops
 
 
@@ -223,8 +245,7 @@ def is_for_any(row: SkillHead) -> bool:
 
 def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
     """The evidence part of the score, 0 to 1 (formula in the module docstring). `tested` is the
-    number of trials with and without the skill, and the number of them in its favour.
-    """
+    number of trials with and without the skill, and the number of them in its favour."""
     trials, wins = skill.trials + tested[0], skill.wins + tested[1]
     if trials == 0:
         return UNMEASURED
@@ -294,8 +315,7 @@ def _scored(known: MeasuredSkill, total: float, parts: Mapping[str, float]) -> _
 
 def _diverse(pool: Sequence[_Scored], max_tokens: int) -> list[_Scored]:
     """The best skill, then repeatedly the skill with the best score after its similarity to the
-    chosen ones is deducted. A skill that contradicts the last chosen one comes next.
-    """
+    chosen ones is deducted. A skill that contradicts the last chosen one comes next."""
     left, chosen, spent = list(pool), list[_Scored](), 0
     best = max((entry.total for entry in pool), default=0.0) or 1.0
     while left and len(chosen) < MAX_SKILLS:
@@ -338,8 +358,7 @@ def _claim(entry: _Scored) -> tuple[str, str]:
 
 def _contradict(entry: _Scored, other: _Scored) -> bool:
     """Whether one warns against the transformation that the other advises; both apply to the
-    request.
-    """
+    request."""
     mine, theirs = entry.skill, other.skill
     return mine.transformation == theirs.transformation and mine.polarity != theirs.polarity
 
@@ -351,8 +370,7 @@ def _worth(entry: _Scored, best: float, chosen: Sequence[_Scored]) -> float:
 
 def _alike(entry: _Scored, other: _Scored) -> float:
     """Similarity from 0 to 1: a third each for the transformation, the operators and the words in
-    common.
-    """
+    common."""
     mine, theirs = entry.skill, other.skill
     same = float(mine.transformation == theirs.transformation)
     ops = _overlap(frozenset(mine.scopes.ops), frozenset(theirs.scopes.ops))
@@ -367,7 +385,7 @@ def _overlap(words: frozenset[str], other: frozenset[str]) -> float:
 def _is_withheld(skill: str, request: RetrieveRequest, share: float) -> bool:
     if not request.run_id:
         return False
-    text = "\x1f".join((skill, request.run_id, request.node_id or ""))
+    text = "\x1f".join((skill, request.draw or request.run_id, request.node_id or ""))
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) < share * 2**32
 
 

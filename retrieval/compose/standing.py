@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from kb.answers import Excerpt, Move, SkillAnswer
+from kb.answers import Excerpt, Move, SkillAnswer, Verdict
+from kb.catalog.knowledge.drafts import MARK, is_drafted
 from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.validities import SIGNATURE, SKILL, StoredValidities
 from kb.catalog.skills.evidence import MeasuredSkill
 from kb.prompt_tokens import count_tokens
 from kb.validity import (
@@ -28,6 +30,7 @@ from kb.validity import (
     with_implied,
 )
 from retrieval.compose.sections import Block
+from retrieval.diagnose.error_programs import load_error_evidence
 from retrieval.request import RetrieveRequest
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import Snapshot
@@ -46,8 +49,7 @@ def versions_of(request: RetrieveRequest) -> dict[str, str]:
 @dataclass(frozen=True)
 class Standings:
     """A snapshot without what does not hold for `versions` (by tool, empty if none are known), and
-    how the rest of it stands to them.
-    """
+    how the rest of it stands to them."""
 
     snapshot: Snapshot
     versions: Mapping[str, str]
@@ -84,11 +86,13 @@ class Standings:
         return OFF if self.of(passage.document_id, passage.section_id).marks else 1.0
 
     def marked_excerpt(self, excerpt: Excerpt, section: str) -> Excerpt:
-        """The excerpt with its validities and its marks."""
+        """The excerpt with its validities and its marks; a drafted one is marked as such."""
+        document = self.snapshot.documents.get(excerpt.document.id)
+        drafted = (MARK,) if document is not None and is_drafted(document.source_key) else ()
         return replace(
             excerpt,
             validity=self.validities(excerpt.document.id, section),
-            mark=_text(self.of(excerpt.document.id, section).marks),
+            mark=_text((*drafted, *self.of(excerpt.document.id, section).marks)),
         )
 
     def marked_block(self, block: Block) -> Block:
@@ -145,7 +149,12 @@ class Standings:
     @cached_property
     def _skills(self) -> dict[str, Standing]:
         skills = self.snapshot.knowledge.skills if self.versions else ()
-        return {s.head.name: standing(validities_of_skill(s), self.versions) for s in skills}
+        stored = self.snapshot.knowledge.validities.by_subject
+        return {
+            name: standing((*validities_of_skill(s), *stored.get(SKILL + name, ())), self.versions)
+            for s in skills
+            for name in (s.head.name,)
+        }
 
     def marked_skill(self, skill: SkillAnswer) -> SkillAnswer:
         """The skill with its marks."""
@@ -156,16 +165,40 @@ class Standings:
     @cached_property
     def refuted_signatures(self) -> frozenset[str]:
         """The ids of signatures that the tools of the caller do not print."""
-        subjects = self.snapshot.knowledge.validities.checked
-        known = (subject for subject in subjects if subject.startswith(SIGNATURE))
+        versions = {**self.snapshot.knowledge.validities.versions, **self.versions}
         return frozenset(
-            subject.removeprefix(SIGNATURE)
-            for subject in known
-            if _is_false(self.snapshot, subject, subjects[subject], self.versions)
+            identity
+            for identity, stated in self.signatures.items()
+            if not all(v.holds for v in stated) and _is_unprinted(stated, versions)
         )
 
+    @cached_property
+    def signatures(self) -> Mapping[str, tuple[Validity, ...]]:
+        """The validities of each signature, by its id."""
+        return signature_validities(self.snapshot.knowledge.validities)
 
-SIGNATURE, SKILL = "signature:", "skill:"  # prefixes of the subjects of validities
+    def marked_signatures(self, verdict: Verdict) -> Verdict:
+        """The verdict with the validity of each signature."""
+        known = self.signatures
+        rows = ({**row, "validity": known.get(row["id"], ())} for row in verdict.signatures)
+        return replace(verdict, signatures=tuple(rows))
+
+
+def signature_validities(known: StoredValidities) -> dict[str, tuple[Validity, ...]]:
+    """What ships about signatures and what this installation has checked, by the signature's id."""
+    stated = dict(load_error_evidence().validities)
+    for subject, checked in known.checked.items():
+        if subject.startswith(SIGNATURE):
+            identity = subject.removeprefix(SIGNATURE)
+            stated[identity] = (*stated.get(identity, ()), *checked)
+    return stated
+
+
+def _is_unprinted(stated: Sequence[Validity], versions: Mapping[str, str]) -> bool:
+    """Whether no tool of these versions prints a text, and one is known not to."""
+    tools = {validity.tool for validity in stated}
+    stands = {standing([v for v in stated if v.tool == t], versions).stand for t in tools}
+    return "false" in stands and "holds" not in stands
 
 
 def _text(marks: Iterable[str]) -> str:
@@ -174,8 +207,7 @@ def _text(marks: Iterable[str]) -> str:
 
 def validities_of_skill(skill: MeasuredSkill) -> tuple[Validity, ...]:
     """The versions in the text of its compatibility, as of the day it was written, and those of the
-    trials that ship with it.
-    """
+    trials that ship with it."""
     text, tools = skill.compatibility, load_tools()
     checked: Checked = "compiled" if "compiled" in text else "read"
     stated = seen_with(text, checked=checked, date=skill.head.written_at[:10])
@@ -221,8 +253,7 @@ def _is_false(
     snapshot: Snapshot, subject: str, stated: Sequence[Validity], versions: Mapping[str, str]
 ) -> bool:
     """Whether an entry fails with the versions; for tools that the caller does not
-    name, for those that this installation has checked last.
-    """
+    name, for those that this installation has checked last."""
     if standing(stated, versions).stand == "false":
         return True
     known = snapshot.knowledge.validities

@@ -44,8 +44,7 @@ Search = Callable[[str, ScopeFilter], list[Ranked]]  # (question, scope) -> rank
 class Target:
     """A chip with its lineage, and the language of the kernel, which the chip's own toolchain
     compiles. `op` is canonical, or None. `run` is the run of the request: its own kernels are in
-    other parts of its prompts and would change the stable text.
-    """
+    other parts of its prompts and would change the stable text."""
 
     hardware: HardwareSpec
     lineage: tuple[str, ...]
@@ -153,8 +152,7 @@ def _whole_documents(
     without: frozenset[str],
 ) -> list[Block] | None:
     """The chip's documents in order or, if they are too long, those about the language; None if
-    these are too long too or do not exist.
-    """
+    these are too long too or do not exist."""
     about_chip = snapshot.documents_about((target.hardware.id,), own)
     every = [document for document in about_chip if document.id not in without]
     of_language = [d for d in every if about.get(d.id, 0.0) >= ABOUT_LANGUAGE]
@@ -251,15 +249,13 @@ def _selected_blocks(
 
 def _stated(sample: Sample, target: Target) -> float:
     """How much the document of a sample is about the language, if it is about the chip's family: 1
-    if the sample is in that language.
-    """
+    if the sample is in that language."""
     return 1.0 if sample.language == target.language else 0.0
 
 
 def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list[Block]:
     """The cards of the error codes in the cards of the `needed` names. Manuals often state a limit
-    only there.
-    """
+    only there."""
     codes = {symbol.name: symbol for symbol in symbols if symbol.kind == ERROR}
     stated = _codes_of(symbols)
     named = dict.fromkeys(code for name in needed for code in stated.get(name, ()))
@@ -295,8 +291,7 @@ def usable_symbols(
     snapshot: Snapshot, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
     """The cards for a kernel in this language: those of the language that are about no chip, then
-    those of the lineage, which say more about a name that both have.
-    """
+    those of the lineage, which say more about a name that both have."""
     own = own_symbols(snapshot, lineage, language, access_scope)
     if language is None or not load_layout().is_known(language):
         return own
@@ -310,8 +305,7 @@ def _tokens(blocks: Sequence[Block]) -> int:
 
 def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
     """The cards without those of the chip's documents that are about something else. `about` is the
-    result of `language_documents`, or empty.
-    """
+    result of `language_documents`, or empty."""
     return [card for card in cards if about.get(card.document_id, 1.0) >= ABOUT_LANGUAGE]
 
 
@@ -367,8 +361,7 @@ def _question_sections(
     without: frozenset[str],
 ) -> list[Block]:
     """Sections that answer the layout's questions, each question in turn, except those in
-    `without`.
-    """
+    `without`."""
     repeats = Repeats()
     per_question: list[list[Block]] = []
     largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
@@ -400,8 +393,7 @@ def _question_sections(
 
 def _samples(snapshot: Snapshot, target: Target) -> list[Sample]:
     """The target's samples, the most useful first: the same kind of operator, kin, accepted by the
-    toolchain, correct kernels of a run; then the shorter ones.
-    """
+    toolchain, correct kernels of a run; then the shorter ones."""
     stored = _stored(snapshot, target)
     operators = load_operators()
     kinds = operators.of(target.op).kinds
@@ -433,8 +425,7 @@ def _stored(snapshot: Snapshot, target: Target) -> list[Sample]:
 
 def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: int) -> list[Block]:
     """At most `count` complete kernels in `room` tokens, under a heading, including the sample of
-    hardware.toml.
-    """
+    hardware.toml."""
     head = plain("sample", "samples", "## Whole kernels in this language")
     blocks: list[Block] = []
     left = room - head.tokens

@@ -20,6 +20,7 @@ from kb.answers import HotLines, SignalFinding, Verdict
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, PredicateResult, Value
 from retrieval.diagnose.hot_lines import findings_of, hot_lines
+from retrieval.diagnose.log_lines import is_advisory
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
@@ -27,12 +28,14 @@ from retrieval.diagnose.signals import Signal, SignalRegistry
 from retrieval.diagnose.signatures import (
     OF_CARDS,
     OF_WORDS,
+    WRAPPER,
     ErrorSignature,
     SignatureIndex,
     SignatureMatch,
     load_signatures,
     signature_from_mapping,
 )
+from retrieval.profiles.profile import Advised
 from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
@@ -47,8 +50,7 @@ class Conclusion:
     """A verdict, and the metrics by canonical name and unit that moves and skills are matched
     against. `remedied` are the signals whose moves apply, the leading one first: an error may name
     a cause other than its own signal. `roles` are those of moves that can fix a signal, if the
-    error determines them; empty roles mean that no change of the kernel can.
-    """
+    error determines them; empty roles mean that no change of the kernel can."""
 
     verdict: Verdict
     metrics: Mapping[str, float]
@@ -68,8 +70,7 @@ def no_codes(log: str) -> list[SignatureMatch]:
 
 class Diagnoser:
     """Joins the three sources of signals. Caches one compiled signature index per set of hardware
-    signatures.
-    """
+    signatures."""
 
     def __init__(self, signals: SignalRegistry) -> None:
         self._signals = signals
@@ -119,6 +120,10 @@ class Diagnoser:
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
+        refuted_signals = {row["signal"] for row in measured.ruled_out}
+        for finding in _of_advice(request.advised):
+            if finding.id not in refuted_signals:
+                findings.setdefault(finding.id, finding)
         for match in matches:  # measurements precede words
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         verdict = Verdict(
@@ -145,8 +150,7 @@ class Diagnoser:
         codes: Callable[[str], list[SignatureMatch]],
     ) -> list[SignatureMatch]:
         """The known errors of a log; without any, the chip's own error codes in it; without these,
-        the signals that its prose names.
-        """
+        the signals that its prose names."""
         if not log:
             return []
         known = self._index(signatures).match(log, MAX_SIGNATURES)
@@ -189,7 +193,9 @@ def _finding_of_log(match: SignatureMatch) -> SignalFinding:
         "line_number": match.line_number,
         "source": signature.origin,
     }
-    confidence = "C" if signature.origin in (OF_CARDS, OF_WORDS) else "A"
+    confidence = "B" if signature.is_general else "A"
+    if signature.origin in (OF_CARDS, OF_WORDS) or signature.level == WRAPPER:
+        confidence = "C"
     return SignalFinding(signature.signal, confidence, (evidence,))
 
 
@@ -208,6 +214,19 @@ def _signature_json(match: SignatureMatch) -> dict[str, Any]:
     }
 
 
+def _of_advice(advised: Sequence[Advised]) -> Iterator[SignalFinding]:
+    """The signals that the profiler's own rules name, after those that its counters show."""
+    for advice in advised:
+        evidence = {
+            "signature": "profiler-rule",
+            "title": "The profiler's own rule says so",
+            "line": advice.sentence,
+            "line_number": advice.line,
+            "source": "profiler",
+        }
+        yield SignalFinding(advice.signal, "A", (evidence,))
+
+
 def _with_extracted(normalised: Normalised, matches: Sequence[SignatureMatch]) -> Normalised:
     """Numbers printed by a compiler ("8 bytes spill stores") count as metrics."""
     extracted = {k: v for match in reversed(matches) for k, v in match.extracted.items()}
@@ -224,8 +243,7 @@ def _with_extracted(normalised: Normalised, matches: Sequence[SignatureMatch]) -
 
 def _with_lines(measured: Verdict, lines: Sequence[HotLines]) -> Iterator[SignalFinding]:
     """The signals of lines with a large share, then those of the whole kernel, then those of other
-    lines. Signals that the counters of the whole kernel refute are left out.
-    """
+    lines. Signals that the counters of the whole kernel refute are left out."""
     refuted = {row["signal"] for row in measured.ruled_out}
     whole = {finding.id: finding.evidence for finding in measured.signals}
     leading = [group for group in lines if group.share_pct >= LEADING_SHARE]
@@ -256,8 +274,7 @@ def _hint(request: RetrieveRequest, any_signal: bool) -> str:
 @dataclass(frozen=True)
 class Evidence:
     """One value that a rule relied on. `test` is the comparison that it decided, `raw` the
-    profiler's name of the metric, "derived" or empty.
-    """
+    profiler's name of the metric, "derived" or empty."""
 
     name: str
     value: Value
@@ -333,8 +350,7 @@ def diagnose(
 def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> list[_Tried]:
     """Every applicable rule whose parent fired, with its outcome, in file order. `known` are the
     values for predicates in addition to the signals of earlier rules; a canonical metric is also in
-    it by its plain name.
-    """
+    it by its plain name."""
     tried: list[_Tried] = []
     fired: set[str] = set()
     signals: set[str] = set()
@@ -369,8 +385,7 @@ def _findings(
     fired: Iterable[_Tried], metrics: Normalised, extra: tuple[Evidence, ...] = ()
 ) -> tuple[SignalFinding, ...]:
     """One finding for each signal, in the order of the first rule behind it, with the best
-    confidence of its rules.
-    """
+    confidence of its rules."""
     groups: dict[str, list[_Tried]] = {}
     for t in fired:
         if t.rule.signal:
@@ -498,6 +513,9 @@ def _mentions(text: str, symptoms: Sequence[Sequence[re.Pattern[str]]]) -> Itera
 
 
 def _is_denied(text: str, match: re.Match[str]) -> bool:
+    end = text.find("\n", match.start())
+    if is_advisory(text[text.rfind("\n", 0, match.start()) + 1 : end if end >= 0 else None]):
+        return True
     before = text[max(0, match.start() - BEFORE) : match.start()]
     ended = [end.end() for end in _SENTENCE_END.finditer(before)]
     before = before[ended[-1] :] if ended else before

@@ -31,8 +31,7 @@ _GIVEN = re.compile(r"[A-Za-z_]*\d\w*|\w*_\w*|[a-z]+[A-Z]\w*")
 def first_error(log: str, codes: Collection[str] = ()) -> str:
     """The message of a log's first failure, as printed; empty for an empty log. A message with one
     of the chip's error `codes` takes precedence, then a line that reports a failure. For a Python
-    traceback, the exception.
-    """
+    traceback, the exception."""
     messages = log_messages(log)
     named = (m for m in sorted(messages, key=lambda m: m.line) if code_in(m.text, codes))
     if (coded := next(named, None)) is not None:

@@ -3,15 +3,20 @@
 Only metrics that a rule, a move or a skill can read are used: a complete report of ncu has a
 thousand counters, whose names would dominate the search. Does not know profilers;
 `retrieval.profiles` does.
+
+The sentences of a profiler's own rules (ncu's OPT, WRN and INF lines, also quoted by people) give
+signals; `data/advice.toml` has the phrases.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from kb.answers import ProfileRead
@@ -23,7 +28,7 @@ from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.own_rules import rules_of
 from retrieval.diagnose.signals import DATA
 from retrieval.profiles.counters import counters, growths, rates, sweep
-from retrieval.profiles.profile import Metric, Profile, time_shares
+from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
 from retrieval.profiles.reader import read_profile
 from retrieval.profiles.tables import NO_UNIT
 from retrieval.request import RetrieveRequest
@@ -58,8 +63,7 @@ def with_profile(
     """The request with the profile's metrics instead of its text, and a summary of the profile.
     Metrics given by the caller take precedence. A text of no known profiler is added to the log.
     Raises InvalidRequest for a profile without words, or without lines, times, and counters known
-    to a rule or to the chip's own rules; and UnknownHardware.
-    """
+    to a rule or to the chip's own rules; and UnknownHardware."""
     if request.profile is None or request.hardware is None:
         return with_known_counters(request)
     lineage = chips.lineage(chips.get(request.hardware).id)
@@ -71,11 +75,13 @@ def with_known_counters(
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
     """Like `with_profile`, with the counters that the chip's own rules read."""
     if request.profile is None:
-        return request, None
+        return replace(request, advised=advice_of(request.log or "")), None
+    text = request.profile
+    request = replace(request, advised=advice_of(text))
     try:
-        profile = _read(request.profile, own_counters)
+        profile = _read(text, own_counters)
     except InvalidRequest as error:
-        if not re.search(r"[A-Za-z]{3}", request.profile):
+        if not re.search(r"[A-Za-z]{3}", text):
             raise
         return _as_log(request, error)
     known = _known(profile.metrics, own_counters)
@@ -99,10 +105,11 @@ def with_known_counters(
 
 def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:
     """The request with the text of a profile that cannot be read in its log, where known messages
-    and the prose of people are still found; the summary names the unread profile.
-    """
+    and the prose of people are still found; the summary names the unread profile."""
     log = "\n".join(filter(None, (request.log, request.profile)))
     note = f"{error.message}: its lines were read as those of a log. {error.hint}"
+    if request.advised:
+        note = "the text has sentences of a profiler's rules and no table: paste the counters too"
     read = ProfileRead(
         kind="text", kernel="", metrics={}, unread=0, kernels=(), notes=(note.strip(),)
     )
@@ -121,8 +128,7 @@ _LISTED = ("perf", "counters", "table", "nvprof", "ggml")
 
 def _read(text: str, own: Collection[str]) -> Profile:
     """The profile, with the counters that its text lists in any layout. Raises InvalidRequest for a
-    text without a profile and without a counter that is known here.
-    """
+    text without a profile and without a counter that is known here."""
     refused = None
     try:
         profile = read_profile(text)
@@ -153,8 +159,7 @@ LEAST_COUNTERS = 2  # different known counters of a text that is a list of them
 
 def is_profile(text: str) -> bool:
     """Whether a text of an unknown kind is a profile: by the tables and lines of one form in it, or
-    because known counters fill a good part of its lines.
-    """
+    because known counters fill a good part of its lines."""
     try:
         return bool(read_profile(text, loose=False))
     except InvalidRequest:
@@ -203,4 +208,44 @@ def _nothing_known(profile: Profile) -> InvalidRequest:
         f"no rule reads a counter of this profile of {profile.kind}: {', '.join(examples)}",
         hint="Measure more of the kernel, or declare the chip's own counters in its description.",
         details={"counters": examples},
+    )
+
+
+MAX_SENTENCE = 300
+REACH = 160  # characters before a sentence in which its estimated speed-up stands
+_MARKS = re.compile(r"^[\s>]*(?:OPT|WRN|INF|-{5,})?\s*")
+_ESTIMATE = re.compile(r"Est\. (?:Local )?Speedup: (?P<pct>[\d.]+)%")
+_SHARE = re.compile(r"represents? about (?P<pct>[\d.]+)%")
+
+
+def advice_of(text: str) -> tuple[Advised, ...]:
+    """The signals that the rules of a profiler name, the largest stated gain first."""
+    starts, flat = [], ""
+    for line in text.splitlines():
+        starts.append(len(flat))
+        if bare := " ".join(_MARKS.sub("", line).split()):
+            flat += bare + " "
+    found: dict[str, Advised] = {}
+    for pattern, signal in _phrases():
+        match = pattern.search(flat)
+        if match is None or signal in found:
+            continue
+        begin = flat.rfind(". ", 0, match.start()) + 1
+        end = flat.find(". ", match.end())
+        sentence = flat[begin : end if end >= 0 else len(flat)].strip()
+        estimate = [m for m in _ESTIMATE.finditer(flat, max(0, match.start() - REACH), match.end())]
+        share = _SHARE.search(flat, match.start(), match.end() + 1_200)
+        stated = estimate[-1] if estimate else share
+        pct = float(stated["pct"]) if stated is not None else 0.0
+        number = bisect_right(starts, match.start())
+        found[signal] = Advised(signal, sentence[:MAX_SENTENCE], number, pct)
+    return tuple(sorted(found.values(), key=lambda advised: -advised.pct))
+
+
+@lru_cache(maxsize=1)
+def _phrases() -> tuple[tuple[re.Pattern[str], str], ...]:
+    path = Path(__file__).parents[1] / "data" / "advice.toml"
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    return tuple(
+        (re.compile(row["phrase"], re.IGNORECASE), row["signal"]) for row in data["advice"]
     )

@@ -54,8 +54,7 @@ OF_RESULTS = ("long_scoreboard", "short_scoreboard", "waitcnt", "barrier", "drai
 @dataclass(frozen=True)
 class LineCause:
     """A cause of a hot line: the signals it means, the leading one first, and its sentence, in
-    which `{name}` is a value of the predicate. `words` are searched for.
-    """
+    which `{name}` is a value of the predicate. `words` are searched for."""
 
     id: str
     when: Predicate
@@ -87,8 +86,7 @@ def hot_lines(
     rows: Sequence[LineRow], unit: str = "samples", draft: str | None = None
 ) -> tuple[HotLines, ...]:
     """The groups of hot lines of one kernel, in descending order of their share. `rows` are in the
-    order of addresses; `draft` is the source of the kernel, from which lines are quoted.
-    """
+    order of addresses; `draft` is the source of the kernel, from which lines are quoted."""
     if unit == TIME_UNIT:
         rows = without_skid(_located(rows, draft or ""))
     total = sum(row.samples for row in rows)
@@ -120,8 +118,7 @@ def _located(rows: Sequence[LineRow], draft: str) -> list[LineRow]:
 
 def _in_order(groups: Sequence[list[_Line]]) -> list[list[_Line]]:
     """The groups with a known cause by their share, then the others. Shared memory with conflicts
-    also delays the other instructions of its queue.
-    """
+    also delays the other instructions of its queue."""
     weights = {id(group): sum(line.weight for line in group) for group in groups}
     queued = sum(weights[id(g)] for g in groups if g[0].values["stall"] in OF_SHARED_QUEUE)
 
@@ -386,8 +383,7 @@ def _quoted(
     found: HotLines, known: Mapping[tuple[str, int], str], draft: str | None
 ) -> tuple[str, ...]:
     """The numbered source lines of a group: of the draft if it is the file, else those `known` from
-    the profile, by file and line.
-    """
+    the profile, by file and line."""
     of_file = {number: text for (file, number), text in known.items() if file == found.file}
     texts = {n: text for n, text in of_file.items() if found.first <= n <= found.last}
     lines = (draft or "").splitlines()
@@ -402,8 +398,7 @@ def _quoted(
 
 def _shift(lines: Sequence[str], texts: Mapping[int, str]) -> int | None:
     """What to add to a line number of the profile for that of the draft; None if it is of another
-    text. A file may have a head that the draft lacks.
-    """
+    text. A file may have a head that the draft lacks."""
     if not texts:
         return 0
     places: dict[str, list[int]] = {}

@@ -9,7 +9,6 @@ matches.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -36,20 +35,17 @@ class UnsafePattern(ValueError):
 @dataclass(frozen=True)
 class LinePattern:
     """A compiled pattern. `groups` are the names of its groups. Every match contains at least one
-    of `literals` (lower case), which are tested before the expression.
-    """
+    of `literals` (lower case), which are tested before the expression."""
 
     text: str
     groups: frozenset[str]
     literals: tuple[str, ...]
     _compiled: Any = field(repr=False, compare=False)
 
-    def search(self, line: str) -> Mapping[str, str | None] | None:
-        """The text of each named group at the first match in a line, or None without a match;
-        groups that did not participate are None. Ignores case, except in (?-i:text).
-        """
-        match = self._compiled.search(line)
-        return None if match is None else match.groupdict()
+    def search(self, line: str) -> re.Match[str] | None:
+        """The first match in a line, or None. Ignores case, except in (?-i:text)."""
+        found: re.Match[str] | None = self._compiled.search(line)
+        return found
 
 
 _standard_library = False
@@ -58,14 +54,13 @@ _standard_library = False
 def trust_patterns() -> None:
     """Compile with Python's `re` from now on, which may backtrack. For portable sessions on
     machines that have torch and no RE2: their patterns are part of the product, and RE2 compiled
-    each of them in its tests.
-    """
+    each of them in its tests."""
     global _standard_library
     _standard_library = True
     compile_linear.cache_clear()
 
 
-def _compiled(pattern: str) -> Any:
+def compile_pattern(pattern: str) -> Any:
     """Compile a pattern that ignores case. Raises UnsafePattern if RE2 refuses it."""
     if _standard_library:
         return re.compile(pattern, re.IGNORECASE)
@@ -89,8 +84,7 @@ def _compiled(pattern: str) -> Any:
 @lru_cache(maxsize=4096)
 def compile_linear(pattern: str) -> LinePattern:
     """Compile a pattern for one line of a log. Raises UnsafePattern if RE2 does not know the
-    syntax, the program is too large, or no literal text is certain to be in a match.
-    """
+    syntax, the program is too large, or no literal text is certain to be in a match."""
     if not 1 <= len(pattern) <= MAX_PATTERN:
         raise UnsafePattern(f"a pattern has 1 to {MAX_PATTERN} characters")
     if "\n" in pattern:
@@ -99,7 +93,7 @@ def compile_linear(pattern: str) -> LinePattern:
         raise UnsafePattern(
             "inline flags are not allowed; matching ignores case already, (?-i:text) minds it"
         )
-    compiled = _compiled(pattern)
+    compiled = compile_pattern(pattern)
     groups = frozenset(compiled.groupindex)
     return LinePattern(pattern, groups, required_literals(pattern), compiled)
 
@@ -139,8 +133,7 @@ _TOKEN = re.compile(
 @lru_cache(maxsize=4096)
 def required_literals(pattern: str) -> tuple[str, ...]:
     """Lower-case ASCII texts, at least one of which is in every match of a pattern that RE2
-    accepts. Raises UnsafePattern if one of them is shorter than MIN_LITERAL.
-    """
+    accepts. Raises UnsafePattern if one of them is shorter than MIN_LITERAL."""
     groups = [_Group()]
     for token in _TOKEN.finditer(pattern):
         if token["open"]:
@@ -160,8 +153,7 @@ def required_literals(pattern: str) -> tuple[str, ...]:
 
 class _Group:
     """Required literals of a group, collected from its tokens: a list of texts means "one of
-    these".
-    """
+    these"."""
 
     def __init__(self) -> None:
         self._branches: list[list[str]] = []

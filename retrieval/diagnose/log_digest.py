@@ -35,8 +35,7 @@ _LABEL = re.compile(
 class LogMessage:
     """A distinct message: its first line as printed, that line's number from 1, the number of
     occurrences, and whether it reports a failure. Messages of one `kind` differ only in locations
-    and numbers, also across logs.
-    """
+    and numbers, also across logs."""
 
     text: str
     line: int
@@ -47,8 +46,7 @@ class LogMessage:
 
 def log_messages(log: str) -> list[LogMessage]:
     """The distinct messages of a log: those that report a failure, then the others, each in the
-    order of their first lines.
-    """
+    order of their first lines."""
     firsts: dict[str, tuple[int, str]] = {}
     counts: dict[str, int] = {}
     for number, line in enumerate(log.splitlines()[:MAX_LINES], 1):
@@ -84,8 +82,7 @@ def _shape(line: str) -> str:
 def digest(log: str, limit: int) -> str:
     """The log in at most `limit` characters: distinct messages in the order of printing, with
     repetition counts. A log that fits is returned unchanged; if no message fits, the beginning of
-    the first is returned.
-    """
+    the first is returned."""
     if len(log) <= limit and not _repeats(log):
         return log
     chosen: list[tuple[int, str]] = []

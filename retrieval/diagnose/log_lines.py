@@ -38,13 +38,40 @@ _DIAGNOSTIC = re.compile(
     r"|^\[?\s{0,4}WARN(?:ING)?\b|^(?:\[rank\d{1,4}\]:)?[WVI]\d{4} |^\[[WI] \d\d/",
     re.IGNORECASE,
 )
+# A line of a log that informs: its level, after a time or a logger's name at most. Linux reports
+# stalls as INFO.
+INFORMS = re.compile(
+    r"[\d\s\[\]:.,/TZ+-]{0,40}(?:INFO|DEBUG|TRACE)\b(?!: (?:task|rcu))"
+    r"|[^\"]{0,80}(?: - (?:INFO|DEBUG) - |:(?:INFO|DEBUG)\]:?\s|\blevel=(?:info|debug)\b)"
+)
+_DEBUGS = re.compile(r"[\d\s\[\]:.,/TZ+-]{0,40}(?:DEBUG|TRACE)\b")
+# The level in brackets, as in "[TRT] [W]", and a tuner that goes on without a configuration.
+_LEVEL = re.compile(
+    r"[\d :.-]{12,40}: (?:(?P<failed>[EF])|[WI]) \S+:\d+\]"
+    r"|[^\"']{0,100}?\[(?:(?P<failure>E|F|ERROR|FATAL|CRITICAL)"
+    r"|[WIVDT]|WARN(?:ING)?|INFO|DEBUG|VERBOSE)\]"
+)
+_SKIPPED = re.compile(
+    r"ignoring this (?:choice|config)|skipping (?:this |the )?(?:choice|config|tactic)", re.I
+)
 _PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\s{1,4})?(?:\[?rank\s?\d{1,4}\]?:\s?"
-    r"|\(\w{1,40} pid=\d{1,9}\)\s|E\d{4} \S{1,24} \d{1,9} [^\s\]]{1,200}\]\s(?:\[[\d/_]{1,12}\]\s)?"
-    r"|E {2,12}){0,3}"
+    r"|\(\w{1,40} pid=\d{1,9}\)\s|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]{1,80}\]\s?"
+    r"|E\d{4} \S{1,24} \d{1,9} [^\s\]]{1,200}\]\s(?:\[[\d/_]{1,12}\]\s)?|E {2,12}){0,3}"
 )
-# Source quoted by a compiler or a traceback: the message is on another line.
-_EXCERPT = re.compile(r"\s*(?:\d{1,7}\s*\|\s|(?:>\s+)?raise\s|warnings\.warn\()")
+# Source quoted by a compiler, a traceback or a report, and settings: the message is on another
+# line. A source line has no message: it is a directive, a definition, a comment, a call that is
+# a whole statement, one string, or the assignment of a call.
+_EXCERPT = re.compile(
+    r"\s*(?:\d{1,7}\s*\|\s|(?:>\s+)?(?:raise|except)\s|with (?:pytest|self)\.|warnings\.warn\("
+    r"|#\s{0,4}(?:include|define|error|ifn?def|if|elif|endif|pragma|warning)\b(?! directive)"
+    r"|//|/\*|(?:async )?def \w+\(|class \w+[(:]|from [\w.]+ import\b|@[\w.]+(?:\(|$)"
+    r"|(?:\} )?(?:else )?if \(.{1,400}[{};]$"
+    r"|(?:[\w:.<>*&\[\]]{1,80} {0,2}=\s{0,2})?[\w:.>-]{1,80}\(.{0,1500}\)\s?;$"
+    r"|[frbu]{0,2}(?:\"[^\"]{0,400}\"|'[^']{0,400}')[,)\]]{1,3}$|[fr]\"[^\"]{0,400}\"$"
+    r"|[A-Za-z_][\w.]{0,80} {0,2}= {0,2}[A-Za-z_][\w.]{0,80}\((?:.{0,400}\))?,?$"
+    r"|(?:export |ENV |set )?[A-Z][A-Z0-9_]{2,60}=\S*$)"
+)
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _SHAPE = bytes.maketrans(b"23456789", b"11111111")
@@ -62,9 +89,14 @@ def _ends(raw: bytes) -> bytes:
 
 
 def is_advisory(line: str) -> bool:
-    """Whether a line labels itself as a warning, a note or a remark."""
+    """Whether a line labels itself as information, a warning, a note or a remark."""
+    if _SKIPPED.search(line, 0, MAX_LINE) or _DEBUGS.match(line):
+        return True
+    if (level := _LEVEL.match(line)) is not None:
+        return level["failure"] is None and level["failed"] is None
     label = _DIAGNOSTIC.search(line[:MAX_LINE])
-    return label is not None and label["failure"] is None
+    informs = INFORMS.match(without_prefix(line)) is not None
+    return informs if label is None else label["failure"] is None
 
 
 def is_excerpt(line: str) -> bool:
@@ -82,12 +114,13 @@ class Line:
 
 class LogIndex:
     """A log prepared for many literal searches. Lines that differ only in digits count once. Zero
-    is distinguished from other digits: "0 bytes spill stores" is another message than "8 bytes".
-    """
+    is distinguished from other digits: "0 bytes spill stores" is another message than "8 bytes"."""
 
     def __init__(self, log: str) -> None:
         if "\x1b" in log:
             log = _ANSI.sub("", log)
+        # GCC quotes names by the locale; patterns have plain quotes.
+        log = log.translate(_QUOTES)
         self._log = log
         self._all: list[str] | None = None  # split on demand
         raw = [_ends(line) for line in log.encode("utf-8", "replace").split(b"\n")]
@@ -141,8 +174,7 @@ class LogIndex:
 
     def frame_of(self, number: int) -> str:
         """The line with the Python frame that raised the exception of line `number`; empty if none
-        is near. In a traceback it precedes the message, in a test report of pytest it follows.
-        """
+        is near. In a traceback it precedes the message, in a test report of pytest it follows."""
         above = self.all_lines[max(0, number - 1 - FRAME_LINES) : number - 1]
         for text in reversed(above):
             text = without_prefix(text)
@@ -153,10 +185,20 @@ class LogIndex:
         below = self.all_lines[number : number + FRAME_LINES]
         return next((text[:MAX_LINE] for text in below if _TEST_FRAME.match(text)), "")
 
+    def is_quoted_source(self, number: int) -> bool:
+        """Whether line `number` is the source below a frame of a traceback, or an assertion in a
+        listing: one that failed is followed by its exception."""
+        above = self.all_lines[number - 2] if number > 1 else ""
+        text, *below = self.all_lines[number - 1 : number + 3]
+        if text.lstrip().startswith("assert "):
+            return not any("Error" in line for line in below)
+        above, text = without_prefix(above), without_prefix(text)
+        deeper = len(text) - len(text.lstrip()) > len(above) - len(above.lstrip())
+        return deeper and _FRAME.match(above) is not None and not text.lstrip().startswith("@ ")
+
     def _cut(self, index: int, places: list[int]) -> str:
         """The start of a long line and the text around the keywords. Mangled names of thousands of
-        characters separate the tool's name from its message.
-        """
+        characters separate the tool's name from its message."""
         raw = self._raw[index]
         if len(raw) > MAX_LINE:
             head, end = raw[:WINDOW], WINDOW
@@ -191,11 +233,11 @@ class LogIndex:
 @lru_cache(maxsize=KEYWORDS)
 def _shapes_in(keyword: str) -> tuple[bytes, ...]:
     """The words of a keyword with digits replaced as in `LogIndex`. Keywords come from the
-    signatures.
-    """
+    signatures."""
     return tuple(keyword.encode().translate(_SHAPE).split())
 
 
+_QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
 _NORMALISE = (
     (re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]"), ""),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?"), ""),
@@ -223,8 +265,7 @@ _NORMALISE = (
 def normalise_error(line: str) -> str:
     """The normalised form of a message: without paths, addresses, numbers, quoted names and time
     stamps. Codes such as NCC_EVRF051, VB-271 or sm_90 remain, since they identify the kind of
-    error.
-    """
+    error."""
     return _normalised(line[:MAX_LINE])
 
 

@@ -7,7 +7,7 @@ multiple of 16"). Sentences on debugging, reporting and documentation do not cou
 
 Two amounts surround a comparison ("41492 exceeds 32768", "1025 must be <= 1024") or after words
 for the required and the available amount ("requested: 2048, allowed: 1024"). The words near them
-tell which resource it is; the table `resources` of signatures.toml has these words.
+tell which resource it is; the table `resources` of messages.toml has these words.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -27,6 +28,10 @@ from retrieval.diagnose.signals import DATA
 MAX_LINES = 12  # lines of a message
 MAX_LINE = 1_500
 MAX_SENTENCE = 220
+MAX_NAME = 60  # characters of a name or value in a text
+MAX_CHOICES = 8  # values that a text lists
+MAX_LOG_LINES = 4_000  # lines that are read for devices
+OLDEST_CAPABILITY = 5  # of CUDA 12
 
 _NOTE = re.compile(r"(?:^|\W)(?:note|help|hint|suggestion|tip)\s{0,2}[:=]", re.IGNORECASE)
 _ITEM = re.compile(r"^\s*(?:[-*\u2022]|\(?\d{1,2}[.)])\s")
@@ -89,6 +94,16 @@ def origin_of(line: str) -> str:
     return next((o["text"] for o in origins if re.search(o["pattern"], line)), "")
 
 
+def in_dialect(line: str, text: str) -> str:
+    """A remedy with the tools of the platform that a line names instead of CUDA's."""
+    for dialect in message_words()["dialects"]:
+        if re.search(dialect["words"], line):
+            for name, other in dialect["names"].items():
+                text = text.replace(name, other)
+            return text
+    return text
+
+
 def advice_in(message: Sequence[str]) -> Advice | None:
     """The first action that a message names, else the first condition that it states."""
     sentences = [s for s in _sentences(message) if not _words("elsewhere").search(s)]
@@ -101,8 +116,7 @@ def advice_in(message: Sequence[str]) -> Advice | None:
 
 def message_at(lines: Sequence[str], number: int) -> list[str]:
     """The lines of the message that line `number` (from 1) begins: its text without excerpts of
-    source and without lines of other messages.
-    """
+    source and without lines of other messages."""
     message = [without_prefix(lines[number - 1])[:MAX_LINE]]
     after = [without_prefix(line)[:MAX_LINE] for line in lines[number : number + 2 * MAX_LINES]]
     for i, line in enumerate(after):
@@ -126,7 +140,7 @@ def message_at(lines: Sequence[str], number: int) -> list[str]:
     return message
 
 
-def _sentences(message: Sequence[str]) -> Iterator[str]:
+def _sentences(message: Sequence[str], least: int = 8) -> Iterator[str]:
     """The sentences, without place and label; a wrapped line continues the one before."""
     text = ""
     for line in message:
@@ -135,18 +149,20 @@ def _sentences(message: Sequence[str]) -> Iterator[str]:
         text += (" " if wrapped else "\n") + _bare(line)
     for sentence in _SENTENCE.split(without_boilerplate(text)):
         sentence = " ".join(_LINK.sub("", sentence or "").split()).strip(" |,-")
-        if len(sentence) >= 8 and not sentence.endswith(":"):
+        if len(sentence) >= least and not sentence.endswith(":"):
             yield sentence
 
 
 def _bare(line: str) -> str:
     line = _ITEM.sub("", _LOCATION.sub("", line, count=1), count=1)
-    for _ in range(3):
-        label = re.match(
-            rf"(?:E\s+)?(?:[\w.-]{{1,60}}: )?(?:{_words('labels').pattern})\s*", line, re.I
-        )
-        line = line[label.end() :] if label is not None else line
-    return line.strip()
+    return _labels().sub("", line, count=1).strip()
+
+
+@lru_cache(maxsize=1)
+def _labels() -> re.Pattern[str]:
+    """The labels in front of a line."""
+    label = rf"(?:E\s+)?(?:[\w.-]{{1,60}}: )?(?:{_words('labels').pattern})\s*"
+    return re.compile(rf"\A(?:{label}){{0,3}}", re.IGNORECASE)
 
 
 def _shortened(sentence: str) -> str:
@@ -162,9 +178,243 @@ def _shortened(sentence: str) -> str:
     return f"{'... ' if first else ''}{cut} ..."
 
 
+# -- what a message is about
+
+
+def meaning_of(message: Sequence[str]) -> str:
+    """What to do about a message of a usual form ("X is not supported by Y", "expected X, got Y"),
+    with its names; the allowed values before the rest. Empty for other messages."""
+    sentences = [s for s in _sentences(message, 3) if not _words("elsewhere").search(s)]
+    return _choice_in(" ".join(sentences)) or next(filter(None, map(_filled_form, sentences)), "")
+
+
+def _filled_form(sentence: str) -> str:
+    for form in _forms():
+        found = form[0].search(sentence)
+        if found is not None:
+            names = {k: _name_in(v) for k, v in found.groupdict("").items()}
+            return " ".join(form[1].format(**names).split())
+    return ""
+
+
+@lru_cache(maxsize=1)
+def _forms() -> tuple[tuple[re.Pattern[str], str], ...]:
+    rows = message_words()["forms"]
+    return tuple((re.compile(row["pattern"], re.IGNORECASE), row["text"]) for row in rows)
+
+
+def _name_in(text: str) -> str:
+    text = re.sub(r"[\"'`]+\)?[\"'`]* failed.*", "", text).strip(" .,;:'\"`()")
+    text = re.sub(r"^(?:The|A|An)\b", lambda article: article[0].lower(), text)
+    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME].rsplit(' ', 1)[0]} ..."
+
+
+def _choice_in(text: str) -> str:
+    """The values that a message allows, and how the given one is brought to one of them."""
+    found = _words("choices").search(text)
+    if found is None:
+        return ""
+    listed = next(group for group in found.groups() if group)
+    values = [v.strip(" '\"`[](){}") for v in re.split(r",| and | or |\|", listed)]
+    values = [v for v in values if v and len(v) <= MAX_NAME]
+    if not values:
+        return ""
+    given = _words("given").search(text[: found.start()] + " " + text[found.end() :])
+    value = next((g for g in given.groups() if g), "") if given is not None else ""
+    if value in values:
+        return ""
+    names = ", ".join(values[:MAX_CHOICES]) + (", ..." if len(values) > MAX_CHOICES else "")
+    numbers = [float(v) for v in values if re.fullmatch(r"\d+(?:\.\d+)?", v)]
+    if re.fullmatch(r"\d+", value) and len(numbers) == len(values):
+        above = min((n for n in numbers if n > float(value)), default=None)
+        if above is not None:
+            return (
+                f"Allowed: {names}; given: {value}. Pad it to {above:g} and mask the surplus, or"
+                f" take another implementation (backend) that has {value}."
+            )
+        return (
+            f"Allowed: {names}; given: {value}, more than each of them. Split it, or take another"
+            " implementation (backend)."
+        )
+    of = f" instead of {value}" if value else ""
+    return f"Allowed: {names}. Use one of them{of}, or an implementation that has more."
+
+
+CAUSE_LINES = 40  # lines below an error in which its cause is named
+
+
+def cause_below(lines: Sequence[str], number: int) -> str:
+    """The cause that a note, a `what():` or another line below line `number` names; or empty."""
+    for line in lines[number : number + CAUSE_LINES]:
+        found = _words("causes").search(line[:MAX_LINE])
+        if found is not None:
+            return next(group for group in found.groups() if group).strip()
+    return ""
+
+
+_REPORTED = re.compile(
+    r"\b(?:error|fatal)\b(?: \w{0,8}\d+)?\s?: ?(?P<text>.{8,200})", re.IGNORECASE
+)
+
+
+def first_report(lines: Sequence[str], number: int) -> str:
+    """The text of the first line above line `number` that is labelled as an error; or empty."""
+    above = (_REPORTED.search(line[:MAX_LINE]) for line in lines[: number - 1][:MAX_LOG_LINES])
+    found = next(filter(None, above), None)
+    return found["text"].strip() if found else ""
+
+
+_SETTING = re.compile(
+    r"\b(?i:set|setting|export|define|defining|try|with)\b[^=\n]{0,60}?"
+    r"((?:\b[A-Z][A-Z0-9]*_[A-Z0-9_]+=[\w./]+[ ,]*)+)"
+)
+_OF_TRACES = re.compile(r"BACKTRACE|TRACEBACK|STACK_?TRACE")
+
+
+def settings_in(message: Sequence[str]) -> str:
+    """The environment variables that a message proposes, which show its cause."""
+    proposed = " ".join(match[1] for match in _SETTING.finditer(" ".join(message)))
+    names = dict.fromkeys(re.findall(r"[A-Z][A-Z0-9_]+=[\w./]+", proposed))
+    kept = [name for name in names if not _OF_TRACES.search(name)]
+    return f"Run again with {' '.join(kept[:MAX_CHOICES])}." if kept else ""
+
+
+def provider_of(symbol: str) -> str:
+    """What provides a symbol that does not resolve; empty for a symbol of the program."""
+    for provider in message_words()["providers"]:
+        if re.fullmatch(provider["symbols"], symbol):
+            library = re.match(r"cublasLt|[a-z]+(?:JitLink)?", symbol)
+            return str(provider["text"]).format(symbol=symbol, library=library and library[0])
+    return ""
+
+
+_PASS = re.compile(
+    r"Running pass ['\"](?P<pass>.{3,60}?)['\"] on function ['\"]@?(?P<name>[^'\"]{1,200})"
+)
+
+
+def pass_in(lines: Sequence[str]) -> str:
+    """The pass in which a compiler crashed and its function, from the dump of its stack."""
+    found = next(filter(None, (_PASS.search(line[:MAX_LINE]) for line in reversed(lines))), None)
+    if found is None:
+        return ""
+    return f"It stopped in the pass {found['pass']} on the function {_name_in(found['name'])}."
+
+
+_CAPABILITY = re.compile(
+    r"\bcompute capability\b[^\d\n]{0,30}(\d{1,2})\.(\d)"
+    r"|\b(?:capability|arch|CC)[ :=(]{1,3}(\d{1,2})[.,] ?(\d)"
+    r"|\b(?:sm|compute)_(\d{1,2})(\d)[af]?\b",
+    re.IGNORECASE,
+)
+_GFX = re.compile(r"\bgfx(?:9|1[0-9])[0-9a-f]{1,3}\b")
+_VERSIONS = re.compile(
+    r"\b(Driver(?: Version)?|CUDA(?: Version)?|nvcc|ROCm|HIP|release)[ :=]{1,3}(\d{1,3}\.\d[\d.]*)",
+    re.IGNORECASE,
+)
+
+
+def devices_in(lines: Sequence[str]) -> str:
+    """The architectures of GPUs that a log names with the options that compile for them, and the
+    versions of driver and toolkit."""
+    text = "\n".join(line[:MAX_LINE] for line in lines[:MAX_LOG_LINES])
+    digits = ((g for g in m.groups() if g) for m in _CAPABILITY.finditer(text))
+    capabilities = dict.fromkeys(".".join(pair) for pair in digits)
+    gfx = dict.fromkeys(_GFX.findall(text))
+    said = []
+    if len(capabilities) == 1:
+        (dotted,) = capabilities
+        if int(dotted.split(".")[0]) < OLDEST_CAPABILITY:
+            said.append(
+                f"No current toolkit or framework has code for {dotted}: take the last release that"
+                " had it, the CPU, or another GPU."
+            )
+        bare = dotted.replace(".", "")
+        said.append(
+            f"The log names compute capability {dotted}: -gencode"
+            f" arch=compute_{bare},code=sm_{bare} (CMAKE_CUDA_ARCHITECTURES={bare},"
+            f" TORCH_CUDA_ARCH_LIST={dotted})."
+        )
+    elif capabilities:
+        said.append(
+            f"The log names compute capabilities {', '.join([*capabilities][:MAX_CHOICES])}."
+        )
+    if len(gfx) == 1:
+        (name,) = gfx
+        said.append(
+            f"The log names {name}: --offload-arch={name} (GPU_TARGETS={name},"
+            f" PYTORCH_ROCM_ARCH={name})."
+        )
+    elif gfx:
+        said.append(f"The log names {', '.join([*gfx][:MAX_CHOICES])}.")
+    versions = dict.fromkeys(f"{m[1]} {m[2].rstrip('.')}" for m in _VERSIONS.finditer(text))
+    if versions:
+        said.append(f"Versions in the log: {', '.join([*versions][:4])}.")
+    return " ".join(said)
+
+
+_WITH = re.compile(r"\[with ([^\]]{3,1200})\]")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w+")
+
+
+def arguments_in(lines: Sequence[str], number: int) -> str:
+    """The template arguments near line `number` whose names its message has, with their values."""
+    message = lines[number - 1]
+    for line in lines[number : number + MAX_LINES]:
+        found = _WITH.search(line[: 4 * MAX_LINE])
+        if found is None:
+            continue
+        pairs = [p.strip().split("=", 1) for p in re.split(r"[,;] (?=\w+=)", found[1])]
+        values = {p[0].strip(): p[1].strip() for p in pairs if len(p) == 2 and len(p[1]) < MAX_NAME}
+        words = _IDENTIFIER.findall(message)
+        chosen = [n for n in values if any(w.startswith(n) or n.startswith(w) for w in words)]
+        if names := chosen or [*values][:MAX_CHOICES]:
+            return f"In the trace: {', '.join(f'{n} = {values[n]}' for n in names)}."
+    return ""
+
+
+# -- codes of interfaces
+
+
+@lru_cache(maxsize=1)
+def _apis() -> tuple[tuple[re.Pattern[str], re.Pattern[str], Mapping[str, str]], ...]:
+    """(lines with a code, lines that have its name, names) of each interface."""
+    apis = tomllib.loads((DATA / "api_codes.toml").read_text(encoding="utf-8"))["apis"]
+    return tuple(
+        (
+            re.compile("|".join(_unnamed(apis_line) for apis_line in api["lines"]), re.IGNORECASE),
+            re.compile(api["not_names"]),
+            api["names"],
+        )
+        for api in apis
+    )
+
+
+def _unnamed(pattern: str) -> str:
+    """A pattern whose group `code` has no name, for one alternation."""
+    return pattern.replace("(?P<code>", "(")
+
+
+def _hex(code: str) -> str:
+    """A hexadecimal code with capital digits."""
+    return "0x" + code[2:].upper()
+
+
+def name_of_code(line: str) -> str:
+    """The name of an error of which a line has only the number; empty without one."""
+    for numbered, named, names in _apis():
+        found = numbered.search(line)
+        if found is not None and not named.search(line):
+            code = next(group for group in found.groups() if group)
+            if name := names.get(code) or names.get(code.lower()) or names.get(_hex(code)):
+                return str(name)
+    return ""
+
+
 # -- amounts over a limit
 
 AROUND = 120  # characters around two amounts in which the resource is named
+MAX_PAIRS = 16  # of amounts in a line
 MOST = 1e16
 
 _NUMBER = r"(?:0x[0-9a-f]+|\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)"
@@ -175,6 +425,9 @@ _AMOUNT = re.compile(
     re.IGNORECASE,
 )
 _FORBIDDEN = re.compile(r"\b(?:cannot|can ?not|must not|may not|should not) exceed ", re.IGNORECASE)
+
+
+_BY = re.compile(r"\bby\s*$", re.IGNORECASE)  # "exceeded by 3 kB" has the excess, not the limit
 
 
 @lru_cache(maxsize=1)
@@ -199,8 +452,7 @@ def _cues() -> tuple[re.Pattern[str], re.Pattern[str]]:
 @dataclass(frozen=True)
 class Resource:
     """A kind of amount that has a limit: the words that name it near an amount, the noun with its
-    unit that a title uses, the remedy, and the priority of a line with both amounts.
-    """
+    unit that a title uses, the remedy, and the level of a line with both amounts."""
 
     id: str
     words: str
@@ -208,7 +460,7 @@ class Resource:
     unit: str
     noun: str
     remedy: str
-    priority: int
+    level: str = "cause"
 
 
 @dataclass(frozen=True)
@@ -238,7 +490,7 @@ def excess_in(line: str) -> Excess | None:
     amounts = [a for a in _AMOUNT.finditer(line) if a["number"] or a["vector"]]
     pairs = [
         (needed, limit, resource)
-        for needed, limit in _pairs(line, amounts)
+        for needed, limit in islice(_pairs(line, amounts), MAX_PAIRS)
         if (resource := _resource_near(line, needed.start(), limit.end())) is not None
     ]
     for needed, limit, resource in pairs:
@@ -250,24 +502,19 @@ def excess_in(line: str) -> Excess | None:
 
 def _pairs(
     line: str, amounts: Sequence[re.Match[str]]
-) -> list[tuple[re.Match[str], re.Match[str]]]:
+) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
     """Candidates of the needed amount and its limit, the likelier first."""
-    pairs = []
     for cue in _words("comparisons").finditer(line):
         before = [a for a in amounts if a.end() <= cue.start() and cue.start() - a.end() < AROUND]
         after = [a for a in amounts if a.start() >= cue.end() and a.start() - cue.end() < AROUND]
-        if before and after:
-            pairs.append((before[-1], after[0]))
+        if before and after and not _BY.search(line[cue.end() : after[0].start()]):
+            yield before[-1], after[0]
     needed, there = _cues()
     most = {place for cue in there.finditer(line) for place in cue.span()}
     wanted = {cue.end() for cue in needed.finditer(line)}
     limits = [a for a in amounts if a.start() in most]
-    return pairs + [
-        (a, limit)
-        for a in amounts
-        for limit in limits
-        if a.start() in wanted and limit.start() > a.start()
-    ]
+    for amount in (a for a in amounts if a.start() in wanted):
+        yield from ((amount, limit) for limit in limits if limit.start() > amount.start())
 
 
 def _values(
@@ -277,11 +524,15 @@ def _values(
     wanted, most = _numbers(needed, resource, limit), _numbers(limit, resource, needed)
     if not wanted or not most:
         return None
-    pairs = list(zip(wanted, most, strict=True)) if len(wanted) == len(most) else []
-    pairs = pairs or [(max(wanted), most[-1]), (prod(wanted), most[-1])]
-    total = _AMOUNT.search(line, limit.end())
-    if len(most) > 1 and total is not None and (numbers := _numbers(total, resource, total)):
-        pairs.append((prod(wanted), numbers[0]))
+    total = _AMOUNT.search(line, limit.end()) if len(most) > 1 else None
+    of_total = _numbers(total, resource, total) if total is not None else []
+    if len(wanted) == len(most):
+        pairs = list(zip(wanted, most, strict=True))
+    elif len(wanted) == 1 and of_total:
+        pairs = []
+    else:
+        pairs = [(max(wanted), most[-1]), (prod(wanted), most[-1])]
+    pairs += [(prod(wanted), of_total[0])] if of_total else []
     return next(((n, m) for n, m in pairs if 0 < m < n <= MOST), None)
 
 
@@ -293,7 +544,7 @@ def _numbers(amount: re.Match[str], resource: Resource, other: re.Match[str]) ->
     unit = unit or (other["unit"] or "" if other.start() - amount.end() < 6 else "")
     if resource.unit == "bytes" and len(unit) == 1 and unit.upper() != "B":
         unit += "iB"
-    value = parse_quantity(amount["number"] + unit, "B" if resource.unit == "bytes" else "1")
+    value = parse_quantity(f"{amount['number']} {unit}", "B" if resource.unit == "bytes" else "1")
     return [] if value is None else [value]
 
 

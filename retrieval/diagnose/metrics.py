@@ -57,8 +57,7 @@ class Alias:
 @dataclass(frozen=True)
 class Metric:
     """One quantity. `low` and `high` bound the physically possible values, in `unit`; `derived` are
-    formulas that compute it from others.
-    """
+    formulas that compute it from others."""
 
     name: str
     unit: str
@@ -80,8 +79,7 @@ class Normalised:
     """Normalised metrics. `values` are by canonical name, in canonical units. `sources` are the raw
     names they came from, or "derived". `unrecognised` are raw names without a rule, which are good
     query words. `implausible` are canonical names whose value is physically impossible.
-    `collectors` are the profilers that reported.
-    """
+    `collectors` are the profilers that reported."""
 
     values: Mapping[str, float]
     unrecognised: tuple[str, ...] = ()
@@ -127,8 +125,7 @@ class MetricRegistry:
 
     def raw_names(self, name: str, collector: str) -> tuple[str, ...]:
         """The raw names that a collector has to report for this metric, including inputs of a
-        formula; empty if it cannot report it. Raises NotFound for an unknown metric.
-        """
+        formula; empty if it cannot report it. Raises NotFound for an unknown metric."""
         metric = self.get(name)
         direct = tuple(alias.name for alias in metric.aliases if alias.collector == collector)
         if direct:
@@ -141,8 +138,7 @@ class MetricRegistry:
 
     def check_numbers(self, raw: Mapping[str, float | str]) -> None:
         """Raises MetricNotANumber for texts that are no number where the name is that of a metric.
-        Placeholders of profilers for missing values are accepted.
-        """
+        Placeholders of profilers for missing values are accepted."""
         wrong = {}
         for name, value in raw.items():
             if not isinstance(value, str) or value.strip().lower() in NO_VALUE:
@@ -167,8 +163,7 @@ class MetricRegistry:
 
     def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
         """Canonical values of raw profiler metrics; if two raw names map to one metric, the earlier
-        alias takes precedence. Raises PayloadTooLarge over MAX_METRICS.
-        """
+        alias takes precedence. Raises PayloadTooLarge over MAX_METRICS."""
         if len(raw) > MAX_METRICS:
             raise PayloadTooLarge(
                 f"{len(raw)} metrics, at most {MAX_METRICS}",
@@ -365,8 +360,7 @@ _PER = ("block", "thread", "cta", "workgroup")
 def parse_quantity(raw: object, unit: str, scale: float = 1.0) -> float | None:
     """`raw` in the canonical `unit` (%, share, us, B or 1); None if it is not a finite number.
     `scale` is the factor for a number without a unit. Ambiguous text is None: "1,5" and "1.234,5"
-    are refused, since their meaning depends on the locale.
-    """
+    are refused, since their meaning depends on the locale."""
     if isinstance(raw, bool):
         return None
     if isinstance(raw, (int, float)):

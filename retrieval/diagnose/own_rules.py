@@ -23,8 +23,7 @@ RANK = 40  # rank of these rules
 @dataclass(frozen=True)
 class OwnRules:
     """The rules and aliases of a lineage: `rules` in order, the chip's own first, and `aliases` by
-    the counter's name.
-    """
+    the counter's name."""
 
     rules: tuple[RuleSpec, ...] = ()
     aliases: Mapping[str, MetricAlias] = field(default_factory=dict)
@@ -41,8 +40,7 @@ NO_RULES = OwnRules()
 
 def rules_of(specs: Mapping[str, HardwareSpec], lineage: Sequence[str]) -> OwnRules:
     """The rules of a chip and its ancestors; if two share an id or a counter, the nearest takes
-    precedence.
-    """
+    precedence."""
     rules: dict[str, RuleSpec] = {}
     aliases: dict[str, MetricAlias] = {}
     for place in lineage:
@@ -55,8 +53,7 @@ def rules_of(specs: Mapping[str, HardwareSpec], lineage: Sequence[str]) -> OwnRu
 
 def check_own(spec: HardwareSpec) -> None:
     """Raises InvalidKnowledge for a rule or alias of a description that names an unknown signal or
-    canonical metric, or has the id of a built-in rule; the message names the nearest.
-    """
+    canonical metric, or has the id of a built-in rule; the message names the nearest."""
     signals, metrics = load_signals().ids, tuple(metric.name for metric in load_metrics())
     taken = {rule.id for rule in load_rules()}
     for index, rule in enumerate(spec.rules):
@@ -117,8 +114,7 @@ def with_aliases(
     normalised: Normalised, raw: Mapping[str, float | str], own: OwnRules
 ) -> Normalised:
     """Add the canonical metrics of own counters; a directly reported metric takes precedence. Names
-    that a rule or an alias reads are removed from the unrecognised ones.
-    """
+    that a rule or an alias reads are removed from the unrecognised ones."""
     values, sources = dict(normalised.values), dict(normalised.sources)
     for counter, alias in own.aliases.items():
         reported = alias.canonical in values and sources.get(alias.canonical) != "derived"

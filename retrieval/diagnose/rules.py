@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Predicate, compile_predicate
+from kb.validity import Checked, Validity, of_source
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 
@@ -47,6 +48,12 @@ class Rule:
     verified: bool
     exclusive: bool
 
+    @property
+    def validity(self) -> tuple[Validity, ...]:
+        """The versions of tools that its source names; `ran` if a profile taken here agreed."""
+        checked: Checked = "ran" if self.verified else "read"
+        return of_source(self.source, checked=checked)
+
 
 @dataclass(frozen=True)
 class RuleTable:
@@ -62,8 +69,7 @@ class RuleTable:
     def for_hardware(self, lineage: frozenset[str], collectors: frozenset[str]) -> tuple[Rule, ...]:
         """The enabled rules for a lineage. Without a lineage, the reporting profilers determine the
         vendor, and counters of perf a processor; without either, the rules of every vendor apply,
-        except those for single chips.
-        """
+        except those for single chips."""
         vendors = lineage - {"any"}
         if not vendors:
             known = self.metrics.collectors
@@ -83,8 +89,7 @@ def rules_from(
     data: Mapping[str, Any], origin: str, metrics: MetricRegistry, signals: SignalRegistry
 ) -> RuleTable:
     """Parse the table and check every name in it. Raises InvalidKnowledge, which names `origin`
-    (the file) and the rule.
-    """
+    (the file) and the rule."""
     rules: dict[str, Rule] = {}
     produced: set[str] = set()
     for row in data.get("rules", []):

@@ -31,8 +31,7 @@ class Signal:
     other signals, `topics` the subjects of relevant documentation. `headings` are typical titles of
     sections about it, the most specific first; `elsewhere` are words in titles of sections about
     related subjects, `afterwards` words in titles of sections on how to confirm it or check the
-    remedy.
-    """
+    remedy."""
 
     id: str
     group: str
@@ -49,8 +48,7 @@ class Signal:
 @dataclass(frozen=True)
 class SignalRegistry:
     """All signals in the order of the file. `symptoms` are expressions over prose by signal, each
-    with the others that must occur in the text too.
-    """
+    with the others that must occur in the text too."""
 
     _by_id: Mapping[str, Signal]
     symptoms: Mapping[str, tuple[tuple[re.Pattern[str], ...], ...]]
@@ -71,8 +69,7 @@ class SignalRegistry:
 
     def get(self, signal: str) -> Signal:
         """The signal of this id; `Memory-Bound` is memory_bound. Raises UnknownSignal, which names
-        the nearest ids.
-        """
+        the nearest ids."""
         folded = signal.strip().lower().replace("-", "_").replace(" ", "_")
         try:
             return self._by_id[signal if signal in self._by_id else folded]

@@ -4,8 +4,11 @@ Reads `data/signatures.toml`; signatures of a chip come from its hardware.toml t
 `signature_from_mapping`. Does not know the source of logs. Patterns are untrusted and are matched
 in linear time (see `linear_patterns`).
 
-Order of matches: failures before reports; failures by the priority of their signature; equals by
-line. A line labelled as a warning, a note or a remark can only be a report.
+Order of matches: failures before reports; then by level, so that a named cause precedes the kind of
+failure, and both precede what only wraps a failure or ends a process; then the first line. On one
+line: the chip's own signature, then one that knows the raising frame, then a signal other than
+the two that any failure has (compile_error, launch_error), then the longer match. A line labelled
+as a warning, a note or a remark can only be a report.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from typing import Any
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, Predicate, Value, compile_predicate
-from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
+from retrieval.diagnose.comparisons import NO_COMPARISON, Comparison, comparison_at
+from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear, compile_pattern
 from retrieval.diagnose.log_lines import (
     Line,
     LogIndex,
@@ -35,10 +39,20 @@ from retrieval.diagnose.log_lines import (
 from retrieval.diagnose.message import (
     Advice,
     advice_in,
+    arguments_in,
+    cause_below,
+    devices_in,
     excess_in,
+    first_report,
+    in_dialect,
+    meaning_of,
     message_at,
     message_words,
+    name_of_code,
     origin_of,
+    pass_in,
+    provider_of,
+    settings_in,
 )
 from retrieval.diagnose.metrics import load_metrics, parse_quantity
 from retrieval.diagnose.signals import DATA, load_signals
@@ -58,11 +72,11 @@ __all__ = [
 BUILTIN = "builtin"
 # Origins of heuristic signatures: cards of error codes, and symptoms in prose.
 OF_CARDS, OF_WORDS = "card", "words"
-# A chip's own signature is more specific than a general one for the same line.
-HARDWARE_PRIORITY = 95
-# Below this priority a signature knows only the kind of failure, and the advice of the message
-# replaces its remedy. A line that has the limit without the amount is such a case.
-GENERAL = 64
+# What a line says of a failure: the name of its cause, a condition that does not hold, the kind of
+# failure alone, or only that something failed. Below a condition, the advice of the message
+# replaces the remedy.
+CAUSE, CONDITION, KIND, WRAPPER = LEVELS = ("cause", "condition", "kind", "wrapper")
+ANY_FAILURE = ("compile_error", "launch_error")  # signals that a more specific one precedes
 NEAR_LINES = 4  # between a leading line and its amounts
 MAX_MATCHES = 20
 MAX_OF_ONE = 3
@@ -72,7 +86,7 @@ _PATTERN_HINT = (
     " too much, 'E12: no such register' does not."
 )
 # Length of a captured text; a mangled name has thousands of characters.
-MAX_CAPTURE = 80
+MAX_CAPTURE = 160
 
 WARNING_ONLY = "warning_only"
 # Kinds of failure, as named in answers.
@@ -87,10 +101,12 @@ FAILURE_CLASSES = {
 }
 
 _PLACE = re.compile(r"\{(\w+)\}")
+_OPTIONAL_PART = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # left out without its values
 _TEXTS = ("pattern", "signal", "title", "remedy")
 _OPTIONAL = (
-    *("id", "toolchain", "priority", "extract", "when", "class", "frames"),
+    *("id", "toolchain", "level", "extract", "when", "class", "frames"),
     *("cause", "roles", "unit", "limit_fact", "remedies"),
+    "priority",  # of descriptions for release 0.1.0; without effect
 )
 # Groups of a pattern that hold the requested and the largest allowed amount.
 NEEDED, LIMIT = "needed", "limit"
@@ -105,12 +121,12 @@ class ErrorSignature:
 
     `extract` pairs named groups of the pattern with canonical metrics. `when` is a predicate over
     the extracted metrics, for reports that only count above a number. `origin` is "builtin" or the
-    supplier of the signature. Of two that match one line, the higher `priority` (0 to 100) takes
-    precedence. `failure_class` is a key of FAILURE_CLASSES, or None. `frames` is a pattern over the
-    Python frame that raised, for exceptions whose meaning depends on the raiser. `{name}` in
-    `title` and `remedy` is replaced by the match of the pattern's group of that name. `cause` is a
-    signal whose moves are the remedy instead of those of `signal`, and `roles` are those of the
-    moves of `signal` that can fix this error; None for any.
+    supplier of the signature. `level` is one of LEVELS. `failure_class` is a key of
+    FAILURE_CLASSES, or None. `frames` is a pattern over the Python frame that raised, for
+    exceptions whose meaning depends on the raiser. `{name}` in `title` and `remedy` is replaced by
+    the match of the pattern's group of that name; a part in brackets is left out if none of its
+    groups matched. `cause` is a signal whose moves are the remedy instead of those of `signal`, and
+    `roles` are those of the moves of `signal` that can fix this error; None for any.
 
     The groups `needed` and `limit` of the pattern are amounts in `unit`; `limit_fact` is the fact
     of the chip that holds the largest amount that any setting allows. `remedies` replace `remedy`:
@@ -124,7 +140,7 @@ class ErrorSignature:
     title: str
     remedy: str
     extract: tuple[tuple[str, str], ...] = ()
-    priority: int = HARDWARE_PRIORITY
+    level: str = CAUSE
     when: Predicate | None = None
     origin: str = BUILTIN
     failure_class: str | None = None
@@ -135,6 +151,16 @@ class ErrorSignature:
     limit_fact: str | None = None
     remedies: tuple[tuple[Predicate, str], ...] = ()
 
+    @property
+    def is_general(self) -> bool:
+        """Whether it names neither a cause nor a condition."""
+        return self.level in (KIND, WRAPPER)
+
+    @property
+    def heading(self) -> str:
+        """The title without the names and numbers of a line."""
+        return " ".join(re.sub(r"(?:\{\w+\})+", "...", self.title).split())
+
 
 @dataclass(frozen=True)
 class SignatureMatch:
@@ -142,8 +168,10 @@ class SignatureMatch:
     metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
     another signature of the line with the same signal, which supplies fields that the leading one
     lacks. `amounts` are the numbers of the groups `needed` and `limit` of the signature `sized`,
-    and `facts` those of the chip. `advice` is that of the message itself.
-    """
+    and `facts` those of the chip. `advice` is that of the message itself. `comparison` has the
+    numbers that a failed test compared, `meaning` is what to do about a message of a usual form,
+    and `more` has the settings, devices and arguments that the log names for it. `width` is the
+    number of characters that the pattern matched."""
 
     signature: ErrorSignature
     line_number: int
@@ -155,12 +183,15 @@ class SignatureMatch:
     sized: ErrorSignature | None = None
     facts: Mapping[str, Value | None] = field(default_factory=dict)
     advice: Advice | None = None
+    comparison: Comparison = NO_COMPARISON
+    meaning: str = ""
+    more: str = ""
+    width: int = MAX_WORDS
 
     @property
     def quantities(self) -> dict[str, Any] | None:
         """{needed, limit, unit, excess, factor, source} where the line needs more than is allowed;
-        `source` of the limit is "log" or the name of a fact. None if the numbers are not known.
-        """
+        `source` of the limit is "log" or the name of a fact. None if the numbers are not known."""
         if self.sized is None:
             return None
         needed = self.amounts.get(NEEDED)
@@ -202,12 +233,13 @@ class SignatureMatch:
     @property
     def title(self) -> str:
         """The signature's title with the names and numbers of this line."""
-        return self._filled(self.signature.title)
+        return self.comparison.title or self._filled(self.signature.title)
 
     @property
     def remedy(self) -> str:
         """The advice of the message, its excess over a limit, and a suitable remedy."""
-        return self._filled(" ".join(filter(None, (self._said, self._excess, self._known))))
+        parts = (self._said, self._excess, self._known, self.more)
+        return in_dialect(self.line, self._filled(" ".join(filter(None, parts))))
 
     @property
     def _said(self) -> str:
@@ -219,19 +251,34 @@ class SignatureMatch:
     @property
     def _known(self) -> str:
         """The remedy of the signature or of its case; none of a general one if the message has
-        advice.
-        """
+        advice."""
         known = Bindings(parameters=self.amounts, facts=self.facts)
         cases = self.sized.remedies if self.sized else ()
         case = next((t for when, t in cases if when.evaluate(known).value), "")
         is_source = self.signature.id in message_words()["source_signatures"]
         if is_source and (foreign := origin_of(self.line)):
             return foreign
+        provided = self.signature.id in _more_of()["symbols"] and provider_of(self._symbol)
+        case = provided or case or self.comparison.remedy
+        case = case or (self.meaning if self._is_general and self._has_a_rule else "")
+        if not case and self.meaning and self.signature.id in _more_of()["meaning"]:
+            return f"{self.meaning} {self.signature.remedy}"
         return case or ("" if self.advice and self._is_general else self.signature.remedy)
 
     @property
+    def _symbol(self) -> str:
+        names = (self.captured.get("symbol", ""), self.captured.get("name", ""))
+        return re.sub(r"[('\"@].*", "", "".join(names))
+
+    @property
+    def _has_a_rule(self) -> bool:
+        """Whether the failure breaks a rule that the words of a message can state."""
+        group = load_signals().get(self.signature.signal).group
+        return group == "does not build" or self.signature.signal in ANY_FAILURE
+
+    @property
     def _is_general(self) -> bool:
-        return self.signature.priority < GENERAL
+        return self.signature.is_general
 
     @property
     def _excess(self) -> str:
@@ -253,13 +300,19 @@ class SignatureMatch:
             # S equal stages fit after one is removed if needed * (S - 1) / S <= limit.
             names["stages"] = str(int(over["needed"] // over["excess"]))
         names |= {name: f"{amount:,.0f}" for name, amount in self.amounts.items()}
+        text = _OPTIONAL_PART.sub(
+            lambda part: part[1] if any(names.get(n) for n in _PLACE.findall(part[1])) else "", text
+        )
         filled = _PLACE.sub(lambda place: names.get(place[1], place[0]), text)
         return " ".join(filled.split()).rstrip(" :")
 
     @property
-    def _order(self) -> tuple[bool, int, int, str]:
-        advisory = self.signature.failure_class == WARNING_ONLY or is_advisory(self.line)
-        return advisory, -self.signature.priority, self.line_number, self.signature.id
+    def _order(self) -> tuple[bool | int | str, ...]:
+        of = self.signature
+        advisory = of.failure_class == WARNING_ONLY or is_advisory(self.line)
+        between = (advisory, LEVELS.index(of.level), self.line_number)
+        special = (of.origin == BUILTIN, of.frames is None, of.signal in ANY_FAILURE)
+        return (*between, *special, -self.width, of.id)
 
 
 def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignature:
@@ -295,7 +348,7 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         title=data["title"],
         remedy=data["remedy"],
         extract=extract,
-        priority=data.get("priority", HARDWARE_PRIORITY),
+        level=data.get("level", CAUSE),
         when=when,
         origin=origin,
         failure_class=data.get("class") or _class_of(data["signal"]),
@@ -320,9 +373,8 @@ def _check_keys(data: Mapping[str, Any], origin: str) -> None:
         raise _broken(origin, f"lacks {missing}, has unknown {unknown}")
     if any(len(data[key]) > MAX_WORDS for key in _TEXTS):
         raise _broken(origin, f"has a text longer than {MAX_WORDS} characters")
-    priority = data.get("priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 100:
-        raise _broken(origin, "has a priority that is no integer from 0 to 100")
+    if data.get("level", CAUSE) not in LEVELS:
+        raise _broken(origin, f"has a level other than {', '.join(LEVELS)}")
     if not isinstance(data.get("extract", {}), Mapping):
         raise _broken(origin, "has an extract that is no table")
     if any(not isinstance(data.get(key, ""), str) for key in ("id", "toolchain", "when", "frames")):
@@ -358,35 +410,105 @@ class SignatureIndex:
 
     def match(self, log: str, limit: int = MAX_MATCHES) -> list[SignatureMatch]:
         """The known lines of a log, best first: at most `limit` matches, one for each line and
-        three for each signature.
-        """
+        three for each signature."""
         best: list[SignatureMatch] = []
         index = LogIndex(log)
         of_amounts = frozenset(message_words()["keywords"])
-        for line, keywords in index.lines({*self._by_keyword, *of_amounts}):
-            if is_excerpt(without_prefix(line.text)):
+        of_codes = message_words()["code_keywords"]
+        for line, keywords in index.lines({*self._by_keyword, *of_amounts, *of_codes}):
+            if is_excerpt(without_prefix(line.text)) or index.is_quoted_source(line.number):
                 continue
-            candidates = {s.id: s for k in keywords for s in self._by_keyword.get(k, ())}
-            matches = [
-                match
-                for signature in candidates.values()
-                if (match := _match(signature, line.number, line.text)) is not None
-                and _counts(match, index)
-            ]
+            matches = self._of_line(line, keywords, index)
             if not keywords.isdisjoint(of_amounts) and (over := _over_limit(line)) is not None:
                 matches.append(_beside(matches, over))
             if matches:
                 best.append(_leading(matches))
         chosen = _deduplicated(sorted(best, key=lambda match: match._order), limit)
-        said = [advice_in(message_at(index.all_lines, m.line_number)) for m in chosen]
-        advised = [replace(m, advice=a) for m, a in zip(chosen, said, strict=True)]
+        chosen = [_compared(_completed(match, best), index) for match in chosen]
+        advised = [_advised(match, index) for match in chosen]
         return [_sized(advised[0], advised[1:]), *advised[1:]] if advised else []
+
+    def in_log(self, log: str) -> set[str]:
+        """The ids of all signatures that match a line of the log, leading or not."""
+        index = LogIndex(log)
+        keywords = {*self._by_keyword, *message_words()["code_keywords"]}
+        lines = [pair for pair in index.lines(keywords) if not is_excerpt(pair[0].text)]
+        return {m.signature.id for line, words in lines for m in self._of_line(line, words, index)}
+
+    def _of_line(
+        self, line: Line, keywords: frozenset[str], index: LogIndex
+    ) -> list[SignatureMatch]:
+        coded = not keywords.isdisjoint(message_words()["code_keywords"])
+        name = name_of_code(line.text) if coded else ""
+        known = keywords | self._keywords_in(name)
+        candidates = {s.id: s for k in known for s in self._by_keyword.get(k, ())}
+        matches = (_match(s, line.number, line.text, name) for s in candidates.values())
+        return [match for match in matches if match is not None and _counts(match, index)]
+
+    def _keywords_in(self, name: str) -> frozenset[str]:
+        """The keywords in the name of an error."""
+        name = name.lower()
+        return frozenset(k for k in self._by_keyword if k in name) if name else frozenset()
+
+
+def _completed(match: SignatureMatch, others: Sequence[SignatureMatch]) -> SignatureMatch:
+    """A match with the texts of optional parts that its line lacks and a line near it of the same
+    signature has."""
+    texts = match.signature.title + match.signature.remedy
+    lacking = {name for part in _OPTIONAL_PART.findall(texts) for name in _PLACE.findall(part)}
+    captured = dict(match.captured)
+    if not lacking or any(captured.get(name) for name in lacking):
+        return match
+    for other in others:
+        if (
+            other.signature.id == match.signature.id
+            and abs(other.line_number - match.line_number) <= NEAR_LINES
+        ):
+            near = {k: v for k, v in other.captured.items() if k in lacking and v}
+            captured |= {k: v for k, v in near.items() if not captured.get(k)}
+    return replace(match, captured=captured)
+
+
+def _compared(match: SignatureMatch, index: LogIndex) -> SignatureMatch:
+    """A failed test with the numbers that it compared."""
+    if match.signature.signal != "correctness_mismatch":
+        return match
+    return replace(match, comparison=comparison_at(index.all_lines, match.line_number))
+
+
+def _more_of() -> Mapping[str, Sequence[str]]:
+    """The ids of signatures whose remedies are extended by the log, by what extends them."""
+    ids: Mapping[str, Sequence[str]] = message_words()["more_of_signatures"]
+    return ids
+
+
+def _advised(match: SignatureMatch, index: LogIndex) -> SignatureMatch:
+    """A match with what its message says."""
+    message = message_at(index.all_lines, match.line_number)
+    advice = advice_in(message)
+    action = advice is not None and not advice.is_condition
+    meaning = "" if action else meaning_of(message)
+    general = match.signature.is_general
+    cause = cause_below(index.all_lines, match.line_number) if general and not meaning else ""
+    if not cause and not meaning and match.failure_class in ("user_mistake", "compiler_crash"):
+        cause = first_report(index.all_lines, match.line_number) if general else ""
+    if cause and not action:
+        meaning = f"The cause is: {cause}. {meaning_of([cause]) or match.signature.remedy}"
+    ids = _more_of()
+    more = [
+        settings_in(message) if advice is None else "",
+        devices_in(index.all_lines) if match.signature.id in ids["devices"] else "",
+        arguments_in(index.all_lines, match.line_number)
+        if match.signature.id in ids["arguments"]
+        else "",
+        pass_in(index.all_lines) if match.failure_class == "compiler_crash" else "",
+    ]
+    return replace(match, advice=advice, meaning=meaning, more=" ".join(filter(None, more)))
 
 
 def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
     """The best match of a line, combined with the next one that has the same signal, with the
-    amounts of the first one that has any, and with the metrics that all of them extract.
-    """
+    amounts of the first one that has any, and with the metrics that all of them extract."""
     first, *others = sorted(matches, key=lambda match: match._order)
     alike = [m for m in others if m.signature.signal == first.signature.signal]
     sized = next((m for m in (first, *alike) if m.sized), first)
@@ -395,10 +517,15 @@ def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
     return replace(first, also=also, amounts=sized.amounts, sized=sized.sized, extracted=extracted)
 
 
-def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:
-    groups = compile_linear(signature.pattern).search(without_prefix(line))
-    if groups is None:
+def _match(
+    signature: ErrorSignature, number: int, line: str, name: str = ""
+) -> SignatureMatch | None:
+    """The match of a signature on a line, or on the `name` of the error whose number it has."""
+    pattern = compile_linear(signature.pattern)
+    found = pattern.search(without_prefix(line)) or (pattern.search(name) if name else None)
+    if found is None:
         return None
+    groups = found.groupdict()
     extracted: dict[str, float] = {}
     for group, name in signature.extract:
         value = parse_quantity(groups[group], load_metrics().get(name).unit)
@@ -411,7 +538,7 @@ def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch 
     amounts = {
         name: amount
         for name in (NEEDED, LIMIT)
-        if (amount := parse_quantity(groups.get(name), unit)) is not None
+        if (amount := parse_quantity(_with_unit(groups.get(name), unit), unit)) is not None
     }
     return SignatureMatch(
         signature,
@@ -421,7 +548,13 @@ def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch 
         captured,
         amounts=amounts,
         sized=signature if amounts else None,
+        width=found.end() - found.start(),
     )
+
+
+def _with_unit(text: str | None, unit: str) -> str | None:
+    """Bytes with the letter alone ("65.05M") are binary multiples."""
+    return f"{text}iB" if unit == "B" and text and text[-1] in "KMG" else text
 
 
 def _over_limit(line: Line) -> SignatureMatch | None:
@@ -436,7 +569,7 @@ def _over_limit(line: Line) -> SignatureMatch | None:
         signal=over.resource.signal,
         title=over.title,
         remedy=over.resource.remedy,
-        priority=GENERAL - 5 if over.needed is None else over.resource.priority,
+        level=KIND if over.needed is None else over.resource.level,
         failure_class="limit",
         unit=over.resource.unit,
     )
@@ -460,17 +593,15 @@ def _sized(first: SignatureMatch, others: Sequence[SignatureMatch]) -> Signature
 
 def _beside(matches: Sequence[SignatureMatch], over: SignatureMatch) -> SignatureMatch:
     """An excess next to other matches of its line: it supplies only its amounts if one of them
-    knows the cause.
-    """
+    knows the cause."""
     signal = over.signature.signal
-    known = any(m.signature.signal == signal and m.signature.priority >= GENERAL for m in matches)
-    return replace(over, signature=replace(over.signature, priority=0)) if known else over
+    known = any(m.signature.signal == signal and not m.signature.is_general for m in matches)
+    return replace(over, signature=replace(over.signature, level=WRAPPER)) if known else over
 
 
 def _counts(match: SignatureMatch, index: LogIndex) -> bool:
     """Whether a match holds in its context: a line labelled as a warning is no failure, and the
-    meaning of an exception may depend on the raiser.
-    """
+    meaning of an exception may depend on the raiser."""
     signature = match.signature
     if signature.failure_class not in (None, WARNING_ONLY) and is_advisory(match.line):
         return False
@@ -501,13 +632,29 @@ def _deduplicated(matches: Sequence[SignatureMatch], limit: int) -> list[Signatu
 
 
 def vendor_of_log(log: str) -> tuple[str, str] | None:
-    """The hardware family and the tool that known lines of a log name; None if they name none, or
-    tools of several families.
-    """
-    tools = [match.signature.toolchain for match in _builtin_index().match(log)]
-    vendors = _tables()["vendors"]
-    named = [(vendor, tool) for tool in tools for vendor in vendors if tool in vendors[vendor]]
+    """The hardware family and the tool that a log names; the family is empty for a tool of several
+    vendors. None if known lines name none, or tools of several families."""
+    own = [(vendor, tool) for tool, words, vendor in _named_tools() if words.search(log)]
+    named = [(vendor, tool) for vendor, tool in own if vendor] or own
+    if not named:
+        tools = [match.signature.toolchain for match in _builtin_index().match(log)]
+        vendors = _tables()["vendors"]
+        named = [(vendor, tool) for tool in tools for vendor in vendors if tool in vendors[vendor]]
     return named[0] if len({vendor for vendor, _ in named}) == 1 else None
+
+
+def hardware_of_tool(toolchain: str) -> str:
+    """The hardware family of a toolchain's lines; `any` for a tool of several vendors."""
+    vendors = _tables()["vendors"]
+    return next((vendor for vendor, tools in vendors.items() if toolchain in tools), "any")
+
+
+@lru_cache(maxsize=1)
+def _named_tools() -> tuple[tuple[str, Any, str], ...]:
+    rows = _tables()["names"]
+    return tuple(
+        (row["tool"], compile_pattern(f"(?-i:{row['words']})"), row["vendor"]) for row in rows
+    )
 
 
 @lru_cache(maxsize=1)

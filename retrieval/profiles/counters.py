@@ -18,6 +18,7 @@ MAX_LINE = 2_000
 MAX_NAME = 90
 _MARKS = "*_`~ \t\u2937\u21b3\u2514\u2500"
 _RULE = re.compile(r"[\s|:+=─═-]*-[\s|:+=─═-]*")
+_NUMBERED = re.compile(r"\d+(?:\.\d+)+|(?:metric|index)[ _]?(?:id)?", re.IGNORECASE)
 _LEVEL = re.compile(r"(?:Idle|Low|Mid|High|Max) \((\d{1,2})\)")
 _NUMBER = r"-?(?:\d{1,3}(?:[,'\u2019\u202f\xa0 ]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)(?:[eE][+-]?\d+)?"
 _UNIT = r"%|[KMGT]?i?[Bb](?:yte)?s?(?:/s(?:ec(?:ond)?)?)?|[num\u00b5\u03bc]?s(?:ec(?:ond)?s?)?"
@@ -27,8 +28,7 @@ _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
 
 def counters(text: str, columns: bool = True) -> dict[str, str]:
     """Every possible name of a counter with its value and unit; the first of a name. With `columns`
-    also those of CSV with a column for each counter.
-    """
+    also those of CSV with a column for each counter."""
     found: dict[str, str] = {}
     for name, value in (*(_of_columns(text) if columns else ()), *_of_lines(text)):
         for form in _forms(name):
@@ -38,8 +38,7 @@ def counters(text: str, columns: bool = True) -> dict[str, str]:
 
 def growths(text: str) -> dict[str, float]:
     """How much larger each counter of a table is in its second column of values than in the first;
-    empty for other texts.
-    """
+    empty for other texts."""
     found: dict[str, float] = {}
     for cells in _table(text):
         values = [m for cell in cells[1:3] if (m := _VALUE.fullmatch(cell)) and not m["unit"]]
@@ -51,7 +50,7 @@ def growths(text: str) -> dict[str, float]:
 
 
 _RATE = re.compile(
-    r"(?<![\w.])(?P<number>\d[\d,]*(?:\.\d+)?)\s?(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|B/sec|FLOPS?(?:/s)?)(?![\w])",
+    r"(?<![\w.])(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?)\s?(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|B/sec|FLOPS?(?:/s)?)(?![\w])",
     re.I,
 )
 _LABELLED_RATE = re.compile(
@@ -175,6 +174,8 @@ def _table(text: str) -> Iterator[list[str]]:
             continue
         inner = re.split("[|│]", line.strip().strip("|│"))
         cells = [cell.strip(_MARKS).removeprefix("- ") for cell in inner]
+        if _NUMBERED.fullmatch(cells[0]):
+            cells = cells[1:]
         if len(cells) >= 2 and cells[0]:
             yield cells
 

@@ -95,8 +95,7 @@ def stall_name(column: str) -> str | None:
 
 class Access(NamedTuple):
     """The kind of an instruction, the bits that one lane moves (0 if it moves none), and whether
-    it is a scalar instruction of a processor with vector registers.
-    """
+    it is a scalar instruction of a processor with vector registers."""
 
     kind: str
     bits: int = 0
@@ -268,8 +267,7 @@ _LGKMCNT = re.compile(r"lgkmcnt\((\d+)\)|s_wait_(?:ds|km)cnt\s+(0x[0-9a-f]+|\d+)
 def awaited_by(rows: Sequence[LineRow], place: int, stall: str = "") -> int | None:
     """The index of the instruction that the one at `place` waits for, with `stall` as its reason;
     None if unknown. `rows` are in the order of addresses. Samples of a wait count at the
-    instruction that needs the result, or at the first one behind a barrier.
-    """
+    instruction that needs the result, or at the first one behind a barrier."""
     text = _PREDICATE.sub("", rows[place].instruction.strip(), count=1)
     if not text:
         return None
@@ -364,8 +362,7 @@ def without_skid(rows: Sequence[LineRow]) -> list[LineRow]:
 
 def of_leading(tables: Mapping[str, Sequence[LineRow]]) -> tuple[str, tuple[LineRow, ...]]:
     """The kernel with the most samples, and its rows: each instruction once, and source lines only
-    where their instructions are not listed.
-    """
+    where their instructions are not listed."""
     if not tables:
         return "", ()
     kernel = max(tables, key=lambda name: sum(row.samples for row in _distinct(tables[name])))
@@ -393,8 +390,3 @@ def _order(address: str) -> int:
         return int(address, 16)
     except ValueError:
         return 0
-
-
-def with_sources(rows: Iterable[LineRow], texts: Mapping[tuple[str, int], str]) -> list[LineRow]:
-    """The rows with the text of their source lines."""
-    return [replace(r, source=texts.get((r.file, r.line), r.source)) for r in rows]

@@ -53,16 +53,14 @@ _GROUPED = re.compile(r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{3})+")
 @dataclass
 class Counts:
     """Events and their counts; `missing` are events that were not counted, or for too small a share
-    of the time.
-    """
+    of the time."""
 
     metrics: dict[str, Metric] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def add(self, event: str, value: float | None, share: float | None) -> None:
         """Hybrid processors report an event once per kind of core, and `-I` once per interval:
-        counts are added up.
-        """
+        counts are added up."""
         event = _plain(event)
         if value is None or (share is not None and share < MIN_SHARE_PCT):
             self.missing.append(event)
@@ -197,8 +195,7 @@ _SOURCE = re.compile(r"\s*(?:\d+\.\d+)?\s*:(?:\s+(?P<line>\d+))?\s?(?P<text>.*)$
 
 def read_lines(text: str) -> dict[str, list[LineRow]]:
     """The instructions of each symbol of `perf annotate --stdio`; their samples are shares of the
-    symbol in per cent, times the number of its samples where the head tells it.
-    """
+    symbol in per cent, times the number of its samples where the head tells it."""
     if "Disassembly of" not in text:
         return {}
     tables: dict[str, list[LineRow]] = {}
@@ -229,8 +226,7 @@ def read_lines(text: str) -> dict[str, list[LineRow]]:
 
 def _with_file(rows: list[LineRow]) -> list[LineRow]:
     """The rows with their file and line, which perf names at sampled instructions only: the number
-    before a source line counts from the start of the listing in some versions.
-    """
+    before a source line counts from the start of the listing in some versions."""
     files = {row.file for row in rows if row.file}
     by_samples = sorted(rows, key=lambda row: row.samples)
     marked = {row.source: row.line for row in by_samples if row.file and row.source}

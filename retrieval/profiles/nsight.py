@@ -13,14 +13,19 @@ Formats, seen with versions 2019 to 2025:
   four, then samples, stall reasons, executions, sectors and wavefronts. In a view with both, a
   source line has the totals of the instructions below it.
 A metric that is "n/a" is left out.
+
+NVIDIA Nsight Systems: the database of `nsys export --type sqlite` as the CSV of `nsys stats`.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
 from retrieval.profiles.profile import (
@@ -73,8 +78,7 @@ _TIME_OF_LAUNCH = re.compile(r", \d{4}-\w{3}-\d{2} [\d:]+$")
 @dataclass(frozen=True)
 class Launch:
     """One launch of one kernel: metric name to value, as text with the unit for bytes and times.
-    `nanoseconds` is 0 if the time was not measured.
-    """
+    `nanoseconds` is 0 if the time was not measured."""
 
     kernel: str
     metrics: Mapping[str, Metric]
@@ -83,8 +87,7 @@ class Launch:
 
 def read(text: str) -> Profile | None:
     """The metrics of the longest launch of the kernel that takes most of the time; None if the text
-    is not of this profiler.
-    """
+    is not of this profiler."""
     launches = read_launches(text)
     kernel, rows = of_leading(read_lines(text))
     if rows:
@@ -246,8 +249,7 @@ _WAYS = re.compile(r"(?P<ways>[\d.]+)\s?-\s?way bank conflict across all")
 
 def _advised(text: str) -> dict[str, Metric]:
     """The numbers in the advice of a report: the leading stall, accesses in vain, the busiest pipe.
-    Its tables have no stall reasons.
-    """
+    Its tables have no stall reasons."""
     found: dict[str, Metric] = {}
     for stall in _STALL_ADVICE.finditer(text):
         reason = next((name for phrase, name in _PHRASES.items() if phrase in stall["what"]), "")
@@ -302,8 +304,7 @@ _OLD_LABELS = {
 
 def _add(metrics: dict[str, Metric], name: str, unit: str, text: str) -> None:
     """Add a metric. The first of several with one name is used: a label recurs in a later section
-    with another unit.
-    """
+    with another unit."""
     name = _OLD_LABELS.get(name, name)
     value = _value(name, unit, text)
     if value is not None and (value or name not in _OF_ACCESSES):
@@ -328,7 +329,7 @@ def _value(name: str, unit: str, text: str) -> Metric | None:
 # -- the source view
 
 _NO_SAMPLES = re.compile(r'^"?Line No"?[,\s]+"?Source"?\s*$', re.MULTILINE)
-_TITLES = re.compile(r'^\s*"?(?:Line No|# Line|#|Address)"?[ ,].{0,80}Source', re.MULTILINE)
+_TITLES = re.compile(r'^[ \t]*"?(?:Line No|# Line|#|Address)"?[ ,].{0,80}Source', re.MULTILINE)
 _KERNEL_LINE = ("Kernel Name", "Function Name")
 _NUMBERS = ("Line No", "# Line", "Line", "Line Number", "#")
 _ADDRESSES = ("Address", "# Address")
@@ -382,8 +383,7 @@ def read_lines(text: str) -> dict[str, list[LineRow]]:
 
 def _source_cells(text: str) -> Iterator[list[str]]:
     """The cells of each line of a CSV, or of a text with tables under lines of dashes. A title of
-    the text is cut into pieces of the width of its column, one below the other.
-    """
+    the text is cut into pieces of the width of its column, one below the other."""
     columns: list[tuple[int, int]] = []
     heads: list[list[str]] = []
     width = 0
@@ -413,8 +413,7 @@ _CSV_ROW = re.compile(r'\s*"|(?:Line No|Address|#),')
 
 def _csv_cells(line: str, width: int) -> list[str]:
     """The cells of a row. Quotes in the text of a source line are not doubled, so that it may have
-    more than `width` cells (0: unknown).
-    """
+    more than `width` cells (0: unknown)."""
     if not line.lstrip().startswith('"'):
         return [cell.strip() for cell in next(csv.reader([line]), [])] or [""]
     cells = line.strip().rstrip(",")[1:-1].split('","')
@@ -514,3 +513,40 @@ _SHARES = frozenset(
         *("wait", "math_pipe_throttle", "no_instruction", "imc_miss", "branch_resolving", "gmma"),
     )
 )
+
+
+SQLITE = b"SQLite format 3\0"
+_DATABASE = (
+    (
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "Instances",
+        "SELECT s.value, count(*), sum(k.end - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k"
+        " JOIN StringIds s ON s.id = k.demangledName GROUP BY s.value",
+    ),
+    (
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "Count",
+        "SELECT '[CUDA memcpy kind ' || copyKind || ']', count(*), sum(end - start)"
+        " FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY copyKind",
+    ),
+)
+
+
+def summary_of_database(path: Path) -> str:
+    """The kernels and copies of an exported database as the CSV of `nsys stats`. Raises
+    sqlite3.Error for another database."""
+    out = io.StringIO()
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as base:
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
+        for table, counted, query in _DATABASE:
+            rows = list(base.execute(query)) if table in tables else []
+            total = sum(ns for _, _, ns in rows) or 1
+            writer = csv.writer(out)
+            name = "Name" if counted == "Instances" else "Operation"
+            if rows:
+                writer.writerow(["Time (%)", "Total Time (ns)", counted, "Avg (ns)", name])
+            for label, count, ns in sorted(rows, key=lambda row: -row[2]):
+                share = round(100 * ns / total, 1)
+                writer.writerow([share, ns, count, round(ns / count, 1), label])
+    base.close()
+    return out.getvalue()

@@ -26,13 +26,23 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Advised:
+    """A signal that a profiler's own rule names, the sentence, its line (from 1), and the gain or
+    share in per cent that it states; 0 without one."""
+
+    signal: str
+    sentence: str
+    line: int
+    pct: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """The contents of a profile. `kind` is the profiler's name. `metrics` are those of `kernel`,
     the kernel that takes most of the time (empty if the profiler names none), by the profiler's
     names; a value is text with its unit if metrics.toml cannot determine the unit from the name.
     `kernels` and the `functions` of the host are by descending time. `lines` are rows of `kernel`
-    in the order of addresses, whose samples are counted in `unit`.
-    """
+    in the order of addresses, whose samples are counted in `unit`."""
 
     kind: str
     kernel: str = ""
@@ -57,8 +67,7 @@ def total_times(runs: Sequence[Kernel]) -> tuple[Kernel, ...]:
 
 def time_shares(kernels: Sequence[Kernel], calls: float = 1) -> list[dict[str, Any]]:
     """Rows {name, calls, us, pct} of one call, for a profile of `calls` calls; `pct` is the share
-    that the profiler prints, else the share of the time of all kernels.
-    """
+    that the profiler prints, else the share of the time of all kernels."""
     total = sum(kernel.us for kernel in kernels) or 1.0
     printed = any(kernel.pct for kernel in kernels)
     return [
@@ -99,7 +108,7 @@ _PREFIX = re.compile(
     r"^\s*(?:\[(?:\d[\d/ .-]*[:/][\d/: .-]+|[IWEVDF]|INFO|DEBUG)\]\s?)+"
     r"|^\d{4}-\d\d-\d\d[ T][\d:.]+:? (?:[IWEF] \S+\] ?)?|^\[[\d:.]+\] \S+:\d+: "
     r"|^(?:\d\d/\d\d/\d{4} [\d:]+ [AP]M +)?(?:INFO|DEBUG)\b:?(?: +\d+ \[\w+\]:)?[ ]*"
-    r"|^(?:==|--)\d+(?:==|--) ?"
+    r"|^(?:==|--)\d+(?:==|--) ?|^stats: "
 )
 
 

@@ -135,8 +135,7 @@ def of_program(
     notes: Sequence[str] = (),
 ) -> Profile:
     """The profile of a program: its kernels and copies in `rows`, functions of the host among them
-    or in `functions`; `more` are further metrics of the leading kernel.
-    """
+    or in `functions`; `more` are further metrics of the leading kernel."""
     named = [row for row in rows if is_host(row.name)]
     if len(named) < len(rows) and all(_COMMAND.search(row.name) for row in named):
         named = []  # commands of a device among its kernels

@@ -11,9 +11,12 @@ from itertools import chain
 from kb.errors import InvalidRequest
 from retrieval.profiles import (
     linux_perf,
+    monitors,
     neuron,
     nsight,
+    old_logs,
     proton,
+    resources,
     rocm,
     tables,
     torch_profile,
@@ -31,7 +34,8 @@ READ = (
     " profile and HLO statistics; traces of PyTorch's profiler; `neuron-profile view"
     " --output-format summary-json`; any lines or table of names with times or shares (nsys stats,"
     " nvprof, unitrace, VTune, PyTorch, TensorRT, ONNX Runtime, ggml, gprof); and any list or table"
-    " of known counters (nvprof, toplev, VTune, likwid, PAPI, cachegrind)."
+    " of known counters (nvprof, toplev, VTune, likwid, PAPI, cachegrind), and samples of"
+    " nvidia-smi and rocm-smi."
 )
 # The first characters of files that are not text, with the tool and the command that prints them.
 _BINARY = {
@@ -49,6 +53,9 @@ _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     nsight.read,
+    resources.read,
+    monitors.read,
+    old_logs.read,
     xla.read_table,
     rocm.read,
     linux_perf.read,
@@ -60,8 +67,7 @@ def read_profile(text: str, loose: bool = True) -> Profile:
     """A profile with a metric, a line or the time of a kernel. Not `loose` reads tables with a
     header or several lines of one form only, for texts that may be no profile. Raises
     InvalidRequest, which lists the supported profilers, for a text of an unknown profiler or an
-    empty profile.
-    """
+    empty profile."""
     if (
         tool := next((t for mark, t in _BINARY.items() if text.startswith(mark)), None)
     ) is not None:

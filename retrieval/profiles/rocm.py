@@ -25,6 +25,7 @@ import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 
 from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
@@ -75,6 +76,12 @@ _OF_PEAK = {
     "vL1D Cache BW": "l1_throughput_pct",
     "L2 Cache BW": "l2_throughput_pct",
 }
+# Labels that only their section tells apart.
+_OF_SECTION = {
+    ("16", "Hit rate"): "l1_hit_pct",
+    ("16", "Coalescing"): "load_efficiency_pct",
+    ("17", "Hit rate"): "l2_hit_pct",
+}
 # Shares of the peak of device memory, which reads and writes add up to.
 _OF_MEMORY = ("L2-Fabric Read BW", "L2-Fabric Write BW", "L2-Fabric Write and Atomic BW")
 # Other rows are read if they have one of these units: older versions give counts under the same
@@ -91,14 +98,14 @@ class _Dispatch:
 
 def read(text: str) -> Profile | None:
     """The metrics of the kernel that takes most of the time; None if the text is not of one of
-    these profilers.
-    """
+    these profilers."""
     as_csv = _as_csv(text)
+    sections = _sections(as_csv)
     for columns, read_table in (
         ((("Vaddr",), ("Instruction",), ("Latency",), ("Stall",)), _traced),
         ((("Instruction",), ("Instruction_Comment",), ("Exec_Mask",)), _sampled),
         ((("source_line",), ("instruction",), ("count",), ("offset",)), _counted_samples),
-        ((("Metric",), ("Avg", "Value"), ("Unit",)), _compute_rows),
+        (_OF_COMPUTE, lambda _: _compute_rows(sections)),
         ((_KERNEL, _DISPATCH), _counters),
         ((("Name", *_KERNEL), ("Calls", "Count"), ("TotalDurationNs", "Sum(ns)")), _statistics),
     ):
@@ -198,23 +205,39 @@ def _statistics(table: CsvTable) -> Profile:
 # -- rocprof-compute
 
 
-def _compute_rows(table: CsvTable) -> Profile:
+_OF_COMPUTE = (("Metric",), ("Avg", "Value"), ("Unit",))
+_SECTION = re.compile(r'^"?(?=Metric_ID|Index|Metric"?,)', re.MULTILINE)
+
+
+def _sections(text: str) -> list[CsvTable]:
+    """The tables of metrics; each section of a report has columns of its form."""
+    tables = (find_table(part, *_OF_COMPUTE) for part in _SECTION.split(text))
+    return [table for table in tables if table is not None]
+
+
+def _compute_rows(tables: Sequence[CsvTable]) -> Profile:
     metrics: dict[str, Metric] = {}
     of_memory: dict[str, float] = {}
-    values, units = table.cells("Avg", "Value"), table.cells("Unit")
-    shares = table.cells("Pct of Peak", "Percent of Peak", "PoP")
-    rows = zip(table.cells("Metric"), values, units, shares, strict=True)
-    for label, text, unit, text_of_share in rows:
+    for place, label, text, unit, text_of_share in chain.from_iterable(map(_labelled, tables)):
         value, share = number(text), number(text_of_share)
         if label in _OF_PEAK and share is not None:
             metrics.setdefault(_OF_PEAK[label], share)
         elif label in _OF_MEMORY and share is not None:
             of_memory.setdefault(label, share)
+        elif value is not None and (of_section := _OF_SECTION.get((place.split(".")[0], label))):
+            metrics.setdefault(of_section, value)
         elif value is not None and unit.lower() in _UNITS:
             metrics.setdefault(label, value)
     if of_memory:
         metrics.setdefault("dram_throughput_pct", min(sum(of_memory.values()), 100.0))
     return Profile(COMPUTE_KIND, "", metrics)
+
+
+def _labelled(table: CsvTable) -> Iterator[tuple[str, ...]]:
+    """The number, label, value, unit and share of the peak of each row."""
+    shares = table.cells("Pct of Peak", "Percent of Peak", "PoP")
+    columns = (table.cells("Metric"), table.cells("Avg", "Value"), table.cells("Unit"), shares)
+    return zip(table.cells("Metric_ID", "Index"), *columns, strict=True)
 
 
 def _with_kernels(profile: Profile, text: str) -> Profile:
@@ -386,8 +409,7 @@ class CsvTable:
 
 def find_table(text: str, *columns: Sequence[str]) -> CsvTable | None:
     """The first table whose header has a column of each group of names, or None. A repeated header,
-    as in concatenated files, is skipped.
-    """
+    as in concatenated files, is skipped."""
     groups = [[name.lower() for name in group] for group in columns]
     if not _holds(text, groups):
         return None

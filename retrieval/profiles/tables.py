@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from retrieval.profiles.counters import rates
+from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
-from retrieval.profiles.program import is_host, of_program, totals_of
+from retrieval.profiles.program import OF_OPERATORS, is_host, of_program, totals_of
 
 KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
@@ -29,12 +30,13 @@ MAX_LINE = 4_000
 LEAST_PART = 0.4  # of the lines, from which on names with numbers alone are a table
 LEAST_LINES = 4  # of names and times, and their part of a text of an unknown kind
 STRICT_PART = 0.6
-MAX_HEADER = 400  # characters; a longer line is no header
+MAX_HEADER = 400  # characters; a longer line of few cells is no header
+MANY_CELLS = 10
 # Tools whose tables are read here, by their marks.
 _TOOLS = (
     ("nvprof", re.compile(r"NVPROF|GPU activities:|^ *API calls:", re.MULTILINE)),
     ("torch_profiler", re.compile(r"Self CPU|# of Calls|(?:^|\s)aten::", re.MULTILINE)),
-    ("nsys", re.compile(r"Total Time \(ns\)|Total Time:|\w_sum\)|\w+sum\.py|CUDA API Stat")),
+    ("nsys", re.compile(r"Total Time \(ns\)|Total Time:|\w_sum\)|\wsum\.py|CUDA API Stat")),
     ("unitrace", re.compile(r"Device Timing Summary|Backend ==|API Timing Results|L0 Backend")),
     ("rocprof", re.compile(r"TotalDurationNs|^0\.1 Top Kernels", re.MULTILINE)),
     ("vtune", re.compile(r"^Function +Module +CPU Time", re.MULTILINE)),
@@ -98,8 +100,7 @@ _RANKS = (
 @dataclass(frozen=True)
 class TableRow:
     """A row of a table: `us` are microseconds on the device, or of a tool that does not say; `host`
-    those of the host in the same row.
-    """
+    those of the host in the same row."""
 
     name: str
     calls: float
@@ -114,11 +115,16 @@ class TableRow:
 
 def read(text: str, loose: bool = True) -> Profile | None:
     """The rows of all tables of names with times; None if the text has none. Not `loose` requires a
-    header, or several lines of one form.
-    """
+    header, or several lines of one form."""
+    if (sampled := _sampled(text)) is not None:
+        return sampled
+    text = _SECONDS.sub(r"total time (s)\1time / call (s)", text)
     rows = list(_rows(text, loose))
+    if not any(row.us or row.host for row in rows) and sum(r.pct for r in rows) > ONE_WHOLE:
+        return None  # percentages of different things
     if not rows:
-        return None
+        totals = totals_of(text)
+        return Profile(OF_OPERATORS, metrics=totals, notes=(NO_ROWS,)) if totals else None
     kind = next((name for name, mark in _TOOLS if mark.search(text)), KIND)
     if all(row.rounded for row in rows):
         note = "the times are rounded to 0: print them in microseconds, or run more often"
@@ -144,14 +150,106 @@ def read(text: str, loose: bool = True) -> Profile | None:
     return of_program(kind, kernels, functions, more, notes)
 
 
+NO_ROWS = "the text has the totals alone: paste the rows above them to see which kernels run"
+ONE_WHOLE = 110.0  # per cent; shares of the time of one program have this sum at most, rounded
+_SECONDS = re.compile(r"^total time(\t.*?)time / call(?=\t)", re.MULTILINE)  # of QUDA
+
+# -- samples of the program counter: instructions or source lines, or reasons of stalls alone
+
+_SAMPLES = re.compile(
+    r"(?:#|num(?:ber)?(?: of)? |total |pc |all )?(?:samples?|hits)|sample[ _]?count", re.I
+)
+_SHARES = re.compile(r"share|%|pct|percent(?:age)?", re.IGNORECASE)
+_SAMPLED = (
+    ("instruction", re.compile(r"instructions?|sass|isa|asm|assembly|disassembly|opcode", re.I)),
+    ("source", re.compile(r"source(?: code| line)?|code|statement", re.I)),
+    ("address", re.compile(r"(?:pc|address|addr|offset|ip)(?: ?offset)?", re.I)),
+    ("line", re.compile(r"line(?: ?no\.?| number)?", re.I)),
+    ("reason", re.compile(r"(?:stall|top|main)? ?(?:stall )?reasons?|stalls?|state", re.I)),
+)
+
+
+def _sampled(text: str) -> Profile | None:
+    """A table with a column of samples and one of instructions, source lines or reasons of stalls;
+    None for other texts."""
+    rows: dict[tuple[str, ...], LineRow] = {}
+    reasons: dict[str, float] = {}
+    for row in _sample_rows(text):
+        key = tuple(row.get(name, "") for name in ("address", "line", "instruction", "source"))
+        samples = number(row["samples"].rstrip("%")) or 0.0
+        stalls = {n[6:]: number(v) or 0.0 for n, v in row.items() if n.startswith("stall:")}
+        if reason := stall_name(row.get("reason", "")):
+            stalls[reason] = stalls.get(reason, 0.0) + samples
+        if any(key) and samples:
+            known = rows.get(key, LineRow(0.0))
+            rows[key] = LineRow(
+                samples + known.samples,
+                line=int(number(key[1]) or 0),
+                address=key[0],
+                instruction=key[2],
+                source=key[3],
+                stalls=_sum(known.stalls, stalls),
+            )
+        elif not any(key):
+            reasons = _sum(reasons, stalls)
+    if rows:
+        return Profile("pc samples", lines=tuple(rows.values()))
+    whole = sum(reasons.values())
+    if len(reasons) < 2 or not whole:
+        return None
+    shares = {name: 100 * samples / whole for name, samples in reasons.items()}
+    leading = max(shares, key=shares.__getitem__)
+    return Profile(
+        "pc samples",
+        metrics={f"{_STALLED}{name}_per_warp_active.pct": pct for name, pct in shares.items()},
+        notes=(f"{leading} has {shares[leading]:.3g} % of the samples",),
+        lines=(LineRow(whole, instruction="(all instructions)", stalls=reasons),),
+    )
+
+
+def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    names = {**first, **second}
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in names}
+
+
+def _sample_rows(text: str) -> Iterator[dict[str, str]]:
+    """The cells of each row below the header of a table of samples, by kind of column."""
+    heads: list[str] = []
+    if not re.search("sample|hits|stall", text, re.IGNORECASE):
+        return
+    for line in text.splitlines():
+        if _RULE.fullmatch(line) or len(line) > MAX_LINE:
+            continue
+        cells = list(map(_without_note, _separated(line)))
+        if heads and len(cells) == len(heads):
+            yield dict(zip(heads, cells, strict=True))
+        elif not heads:
+            names = [_sampled_head(cell) for cell in cells]
+            if "samples" not in names:  # shares are in proportion to them
+                names = ["samples" if _SHARES.fullmatch(name) else name for name in names]
+            if "samples" in names and {*names} & {"instruction", "source", "reason", "line"}:
+                heads = names
+
+
+_STALLED = "smsp__warp_issue_stalled_"
+
+
+def _sampled_head(cell: str) -> str:
+    """What a column of a table of samples has; the cell itself for another column."""
+    if _SAMPLES.fullmatch(cell):
+        return "samples"
+    kind = next((kind for kind, words in _SAMPLED if words.fullmatch(cell)), None)
+    stall = None if kind else stall_name(cell)
+    return f"stall:{stall}" if stall else kind or cell
+
+
 NO_UNIT = "the numbers have no unit: the shares are of their sum, if these are times"
 _TIMES_BEFORE = re.compile(r"^(?:[\d.]+(?:ns|us|ms|s|%)\s+)+")
 
 
 def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kernel]:
     """The rows with times of the device. Next to rows of kernels, an operator repeats the time of
-    its kernels, and so does a range, which also has a row of the host.
-    """
+    its kernels, and so does a range, which also has a row of the host."""
     apart = any(row.us and not row.host for row in of_both)
     repeated = {row.name for row in of_both if row.host} if apart else set()
     return [
@@ -230,7 +328,16 @@ def _rows(text: str, loose: bool) -> Iterator[TableRow]:
         yield from _of_free(free, text, loose and columns is None)
 
 
-_METRICS = re.compile(r"Metric (?:Name|Description|result)", re.IGNORECASE)
+def _without_note(cell: str) -> str:
+    """A cell without emphasis and without a note in brackets at its end."""
+    text = cell.replace("**", "").strip("*` ")
+    return text[: text.rindex("(")].rstrip() if text.endswith(")") and "(" in text else text
+
+
+_METRICS = re.compile(
+    r"Metric (?:Name|Description|result)|^(?:[^\w\n]|_){0,40}(?:metrics?|counters?)[ *|\t]",
+    re.I | re.M,
+)
 
 
 class _TableColumns:
@@ -340,7 +447,8 @@ def _plain(head: str) -> str:
 
 def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | None:
     """The columns of a header with names and with times or shares; None for another line."""
-    if len(line) > MAX_HEADER or len(cells) < 2 or any(c[:1].isdigit() for c in cells):
+    most = MAX_HEADER if len(cells) < MANY_CELLS else MAX_LINE
+    if len(line) > most or len(cells) < 2 or any(c[:1].isdigit() for c in cells):
         return None
     heads = [cell.strip(' *`"') for cell in cells]
     if any(head in UNITS for head in heads):  # units below the words of two lines
@@ -389,8 +497,7 @@ def _rank(head: str) -> int:
 
 def _cells(line: str, columns: _TableColumns | None) -> list[str]:
     """The cells of a line by its separator; by single blanks where these give as many as the header
-    has, or where a header has several units in brackets.
-    """
+    has, or where a header has several units in brackets."""
     cells, words = _separated(line), line.split()
     if columns is not None and len(cells) != columns.count == len(words):
         return words
@@ -485,10 +592,26 @@ def _free(line: str) -> _Free | None:
     whole, name = name, _LABELS.sub("", name).strip(" |│@(:├└─")
     if _ALL.match(whole) or _ALL.match(name) or _SUMMARY.fullmatch(name):
         return None
-    if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS:
+    if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS or _is_prose(line, name):
         return None
     quantities = tuple(_quantities(tokens, classes, first, last, line))
     return _Free(name, quantities) if quantities else None
+
+
+# Words of sentences, which names of kernels and operators lack.
+_PROSE = re.compile(
+    r"\b(?:the|is|are|was|were|I|my|we|our|it|its|because|after|before|than|this|that|these|should|but|so"
+    r"|takes|took|needs|reaches|what|why|how|if|when)\b"
+)
+LEAST_PROSE = 2  # of these words in a line that is a sentence
+
+
+def _is_prose(line: str, name: str) -> bool:
+    """Whether a line is a sentence of a person and its name a part of it."""
+    words = len(re.findall(r"[A-Za-z']+", line))
+    return (
+        words >= 6 and len(_PROSE.findall(line)) >= LEAST_PROSE and not re.search(r"[(<:]\w", name)
+    )
 
 
 _SUMMARY = re.compile(r"(?:min|max|mean|median|avg|average|std ?dev)(?:imum)?")
@@ -537,8 +660,9 @@ def _quantities(
         if not unit and place + 1 < len(tokens) and classes[place + 1] == "unit":
             unit = tokens[place + 1][2].strip(_STRIP)
         value = _value(match["number"], bool(unit))
-        beside = line[max(0, tokens[place][0] - 14) : tokens[place][1] + 12]
-        word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[: tokens[place][0]])
+        start, end, _ = tokens[place]
+        beside = line[max(0, start - 14) : end + 12]
+        word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[max(0, start - 80) : start])
         label = (match["label"] or (word[1] if word else "")).strip("=:").lower()
         per = _PER.fullmatch(unit)
         if unit == "%":

@@ -48,8 +48,7 @@ def read_events(
     profile: Mapping[str, Any], device: Device
 ) -> tuple[dict[str, Metric], tuple[Kernel, ...]]:
     """Metrics and kernels of {calls, events: [{name, device, calls, cpu_us, device_us}],
-    operators}; no kernels if nothing ran.
-    """
+    operators}; no kernels if nothing ran."""
     field = "device_us" if device == "cuda" else "cpu_us"
     kernels = total_times(
         [

@@ -4,6 +4,8 @@ log, come before similar ones.
 An error code, an instruction or a directive is defined in one place of a manual; a ranking by words
 and meaning sees it as one rare word among many. A name counts if it cannot be an ordinary word and
 few sections define it.
+
+`code_matches` finds the error codes that the documents of a chip define in a log.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from types import MappingProxyType
 from kb.catalog.knowledge.symbols import Symbol
 from kb.tokens import tokenize
 from retrieval.diagnose.log_lines import query_lines, without_boilerplate, without_prefix
+from retrieval.diagnose.signatures import OF_CARDS, ErrorSignature, SignatureMatch
 from retrieval.request import RetrieveRequest
-from retrieval.search.names import Cards, missing_names, names_in, sections_of_names
+from retrieval.search.names import MAX_DRAFT, Cards, missing_names, names_in, sections_of_names
 from retrieval.search.ranking import Ranked
 from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
@@ -31,8 +34,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 @dataclass(frozen=True)
 class NameWeights:
     """Added to the score of a passage that defines a name, as a share of the best score: for error
-    codes, for other names.
-    """
+    codes, for other names."""
 
     error: float = 1.0
     other: float = 0.3
@@ -52,8 +54,7 @@ def by_names(
     """The ranked passages, starting with those that define names in the text; defining passages
     that were not ranked are added. The scope is checked when excerpts are made. `meant` maps ids of
     sections to a name in them that resembles one in the text; they weigh as much as those of an
-    error code.
-    """
+    error code."""
     sections = _defining(text, cards) | {place: (name, ERROR) for place, name in meant.items()}
     if not sections:
         return list(ranked)
@@ -71,8 +72,7 @@ def by_names(
 
 def _defining(text: str, cards: Cards) -> dict[str, tuple[str, str]]:
     """The sections that define names of the text: their ids, with the name and its kind. If a
-    section is titled with the name, lists that contain it are left out.
-    """
+    section is titled with the name, lists that contain it are left out."""
     by_name = cards.uncommon
     sections: dict[str, tuple[str, str]] = {}
     for name in [n for n in names_in(text, by_name) if is_distinct(n, by_name[n])][:MOST_NAMES]:
@@ -87,8 +87,7 @@ def _defining(text: str, cards: Cards) -> dict[str, tuple[str, str]]:
 
 def is_distinct(name: str, cards: Sequence[Symbol]) -> bool:
     """Whether the name cannot be an ordinary word: it has several parts, a digit or capitals, or is
-    an error code.
-    """
+    an error code."""
     if any(card.kind == ERROR for card in cards) and any(c.isdigit() for c in name):
         return True
     bare = name.lstrip(".@%$#")
@@ -151,8 +150,7 @@ def _parts(log: str) -> Iterator[str]:
 
 def _runs(text: str) -> frozenset[Run]:
     """All sequences of three words with at most one number. Numbers are equal, since a quoted
-    message may contain other numbers.
-    """
+    message may contain other numbers."""
     words = _words(text)
     runs = zip(words, words[1:], words[2:], strict=False)
     return frozenset(run for run in runs if run.count(NUMBER) < 2)
@@ -198,8 +196,7 @@ def _others_later(
 ) -> list[Ranked]:
     """The ranked passages, with lower scores for sections titled for another signal. Related
     failures are described in similar words, so a chip's section about another one would otherwise
-    precede the guide to this one.
-    """
+    precede the guide to this one."""
     if not signals:
         return ranked
     live = snapshot.load([entry.seq for entry in ranked[:POOL]])
@@ -210,3 +207,86 @@ def _others_later(
         away = min(titles.of_another(heading, signal) for signal in signals) if heading else 0.0
         lowered.append(entry._replace(score=entry.score * (1 - ANOTHER * away)))
     return sorted([*lowered, *ranked[POOL:]], key=lambda e: (-e.score, e.seq))
+
+
+MOST_CODES = 4  # codes of one log
+# Signals of cards by words in their text, then by words in their heading.
+_WORDS = (
+    ("misaligned_access", r"mis-?aligned|un-?aligned|not aligned"),
+    (
+        "illegal_memory_access",
+        r"out[ -]of[ -]bounds|(?:invalid|illegal|unmapped|bad) (?:memory )?(?:address|access)",
+    ),
+    ("timeout", r"\btime[ds]?[ -]?out\b|deadlock|\bhangs?\b|watchdog"),
+    ("out_of_memory", r"\bout of (?:device |global )?memory"),
+    (
+        "register_limit",
+        r"(?:too many|out of|not enough|insufficient) (?:\w+ )?registers"
+        r"|registers? (?:file )?(?:overflow|exhausted|exceed)",
+    ),
+    (
+        "shared_memory_limit",
+        r"(?:shared|local|on-chip) memory (?:is )?(?:overflow|exceed|exhausted|full|too small)"
+        r"|(?:scratchpad|SRAM) (?:is )?(?:overflow|exceed|exhausted|full|too small)",
+    ),
+    (
+        "unsupported_dtype",
+        r"(?:data ?type|dtype|precision)[^.]{0,40}not supported|unsupported (?:data ?type|dtype)",
+    ),
+)
+_HEADINGS = (
+    ("link_error", r"\blink"),
+    ("compile_error", r"compil|assembl|\bbuild|syntax|translat|diagnostic"),
+    ("launch_error", r"run-?\s?time|launch|fault|\btraps?\b|driver|exception|device"),
+)
+
+
+def code_matches(log: str, cards: Sequence[Symbol]) -> list[SignatureMatch]:
+    """A match for each error code of the cards that a log contains, in the order of the log, at
+    most MOST_CODES. A bare number is not matched: it may be an address."""
+    codes = {c.name: c for c in cards if c.kind == ERROR and _is_code(c.name)}
+    matches = []
+    for name in names_in(log, codes)[:MOST_CODES]:
+        signal = _signal_of(codes[name])
+        number, line = _line_of(name, log)
+        if signal:
+            matches.append(SignatureMatch(_signature(codes[name], signal), number, line, {}))
+    return matches
+
+
+def _is_code(name: str) -> bool:
+    """Letters and a number, more than the name of a register or a type has."""
+    return len(name) >= 4 and name[0].isalpha() and any(c.isdigit() for c in name)
+
+
+def _signature(card: Symbol, signal: str) -> ErrorSignature:
+    return ErrorSignature(
+        id=f"code-{card.name}",
+        toolchain=card.language,
+        pattern=re.escape(card.name),
+        signal=signal,
+        title=f"{card.name} is an error code of {card.document_title}",
+        remedy=_words_of_card(card),
+        origin=OF_CARDS,
+        roles=(),
+    )
+
+
+def _words_of_card(card: Symbol) -> str:
+    return " ".join(f"{part.rstrip('. ')}." for part in (*card.further, card.meaning) if part)
+
+
+def _signal_of(card: Symbol) -> str:
+    """The signal of a card; empty if neither its words nor its heading determine one."""
+    above = (_signal_in(text, _HEADINGS) for text in (*reversed(card.path), card.document_title))
+    return _signal_in(_words_of_card(card), _WORDS) or next(filter(None, above), "")
+
+
+def _signal_in(text: str, patterns: Sequence[tuple[str, str]]) -> str:
+    return next((signal for signal, words in patterns if re.search(words, text, re.I)), "")
+
+
+def _line_of(name: str, log: str) -> tuple[int, str]:
+    """The first line that contains a code: its number, from 1, and its text."""
+    lines = log[:MAX_DRAFT].splitlines()
+    return next(((n, line.strip()) for n, line in enumerate(lines, 1) if name in line), (1, name))

@@ -4,23 +4,24 @@ Words alone do not distinguish a section about memory bandwidth from one about t
 shared memory: both describe moving bytes. The structure does: the heading names the signal or a
 topic of it, the text contains the signal's id, a move for the signal is taken from the section.
 
-    score = square root of (words + use + nearness x sum of the weights of this evidence)
+    score = square root of (words + use + read + nearness x sum of the weights of this evidence)
 
-where `words` is the score of the section's best passage over the best of all and `use` that of
-`snapshot.uses`, both lowered if its title is about something related; naming the caller's metrics
-adds to them. The root preserves the order and reduces the distance between sections with and
-without such evidence: a context leaves out sections far below its best. The score is lowered as a
-whole for a section about no chip whose heading has a topic of another signal, unless a move for
-this one is taken from it; for a guide to another operator than the request's; and for a rule about
-correctness if the kernel is only slow.
+where `words` is the score of the section's best passage over the best of all, `use` that of
+`snapshot.uses` and `read` what a model that has read the section said of it. Words and use are
+lowered if its title is about something related; naming the caller's metrics adds to them. The root
+preserves the order and reduces the distance between sections with and without such evidence: a
+context leaves out sections far below its best. The score is lowered as a whole for a section about
+no chip whose heading has a topic of another signal, unless a move for this one is taken from it;
+for a guide to another operator than the request's; and for a rule about correctness if the kernel
+is only slow.
 
 Some sections are used only if there is hardly anything else: those titled with the name of another
 signal, and text about no chip that is about other machines (such as warps for a CPU programmer) or
 hardly about the signal.
 
-If the chip's own manuals treat the signal, text about no chip follows. The evidence counts for the
-best passage of a section; the others have their words and use, so that a manual with long sections
-is quoted in several places.
+If the chip's own manuals treat the signal, by use or by the word of a model that has read them,
+text about no chip follows. The evidence counts for the best passage of a section; the others have
+their words and use, so that a manual with long sections is quoted in several places.
 """
 
 from __future__ import annotations
@@ -73,20 +74,23 @@ class SectionWeights:
     the title gets a share of it, in text about a chip `topic` at least and more with the section's
     use. Of this `afterwards` remains if it is about confirming the signal or checking the remedy.
     `named`, `tagged` and `moved` are for a text with the signal's id, a tag and a move, `use` for a
-    passage that helps with the signal, `measured` for one about the caller's metrics. `family` is
-    the nearness of text about the chip's family or vendor, `general` that of text about no chip;
-    the chip's own is 1.
+    passage that helps with the signal, `read` for one that a model called an answer, `measured` for
+    one about the caller's metrics. `family` is the nearness of text about the chip's family or
+    vendor, `general` that of text about no chip; the chip's own is 1.
 
-    Factors: `aside` on the words of a section titled for something related to the signal, `another`
-    if its heading has a topic of another signal, `operator` in a guide to another operator, `rule`
-    on rules for a slow kernel, `alone` on text about no chip for a chip with its own language,
-    `far` on sections used only if there is hardly anything else; `playbook` on the place of text
-    about no chip if the chip's manuals treat the signal.
+    Factors: `not_read` on the use in a section in which a model saw no answer, `aside` on the words
+    of a section titled for something related to the signal, `another` if its heading has a topic of
+    another signal, `operator` in a guide to another operator, `rule` on rules for a slow kernel,
+    `alone` on text about no chip for a chip with its own language, `far` on sections used only if
+    there is hardly anything else; `playbook` on the place of text about no chip if the chip's
+    manuals treat the signal.
     """
 
     heading: float = 1.5
     topic: float = 0.2
     use: float = 0.7
+    read: float = 2.0
+    not_read: float = 0.4
     afterwards: float = 0.4
     named: float = 0.35
     tagged: float = 0.15
@@ -104,8 +108,7 @@ class SectionWeights:
 
     def titled(self, named: float, general: bool) -> float:
         """The factor for a heading that names another signal this clearly, 0 to 1. In a chip's own
-        manual a topic alone ("Memory") is weak evidence.
-        """
+        manual a topic alone ("Memory") is weak evidence."""
         if named >= BY_ID:
             return self.far
         return self.another if general and named >= NAMED else 1.0
@@ -132,15 +135,19 @@ def by_sections(
     """The ranked passages in the order of their sections. `move_ids` are the moves for the
     diagnosis, `lineage` the chip with its families, nearest first, `languages` those of its
     kernels. `titles` are those of all signals, `op` is the operator, `metrics` are the names of the
-    caller's measurements.
-    """
+    caller's measurements."""
     alone, chips = is_alone(languages), frozenset(lineage)
     pool, rest = ranked[:POOL], ranked[POOL:]
     best = max((entry.score for entry in pool), default=0.0) or 1.0
     by_seq = {entry.seq: entry for entry in pool}
     marks = snapshot.marks(by_seq, signal.id, move_ids)
     uses = dict(zip(by_seq, snapshot.uses(list(by_seq), signal.id).tolist(), strict=True))
-    treated = any(uses[m.seq] >= TREATED and not chips.isdisjoint(m.hardware) for m in marks)
+    reads = dict(zip(by_seq, snapshot.reads(list(by_seq), signal.id).tolist(), strict=True))
+    treated = any(
+        (reads[m.seq] > 0 if reads[m.seq] >= 0 else uses[m.seq] >= TREATED)
+        and not chips.isdisjoint(m.hardware)
+        for m in marks
+    )
     measured = _measured(marks, metrics)
     sections: dict[str, list[Mark]] = {}
     for mark in marks:
@@ -155,7 +162,8 @@ def by_sections(
         own = [
             (
                 by_seq[m.seq].score / best
-                + weights.use * uses[m.seq]
+                + weights.use * uses[m.seq] * (weights.not_read if reads[m.seq] == 0 else 1.0)
+                + weights.read * max(0.0, reads[m.seq])
                 + weights.measured * measured.get(m.seq, 0.0),
                 by_seq[m.seq],
             )
@@ -201,8 +209,7 @@ def by_sections(
 
 def _measured(marks: Sequence[Mark], metrics: Collection[str]) -> dict[int, float]:
     """How clearly passages are about the metrics, 0 to 1, without zeros. A name counts less if many
-    passages have it, as "cycles"; a passage next to one with a name, which explains it, half.
-    """
+    passages have it, as "cycles"; a passage next to one with a name, which explains it, half."""
     texts = {mark.seq: _plain_words(mark.text) for mark in marks} if metrics else {}
     section_of = {mark.seq: mark.section_id for mark in marks}
     totals: dict[int, float] = {}
@@ -239,8 +246,7 @@ def _own_first(
 ) -> list[Ranked]:
     """The sections, with the best of the chip's own that names the signal moved before text about
     no chip: the latter explains the signal, the former its remedy on this chip. Unchanged if a
-    section of the chip or its family already precedes it.
-    """
+    section of the chip or its family already precedes it."""
     best = max(leads, key=lambda e: (e.score, -e.seq), default=None)
     own = max((e for e in leads if e.seq in naming), key=lambda e: e.score, default=None)
     if best is None or own is None or not places[best.seq] or own.score < LEAST_OWN * best.score:
@@ -267,8 +273,7 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: tuple[str, ...]
 
 def _names_signal(members: Sequence[Mark], title: str, signal: str, op: str | None) -> bool:
     """Whether a section's text names the signal and its title is not for another operator
-    ("Attention: exponentials cost half").
-    """
+    ("Attention: exponentials cost half")."""
     return not _is_guide_to_other((title,), op) and any(
         contains_signal(m.text, signal) for m in members
     )
@@ -282,8 +287,7 @@ def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
 
 def is_guide_to_absent(title: str, op: str | None, operators: Sequence[str]) -> bool:
     """Whether the title is for operators with special algorithms and a reference that runs these
-    `operators` (by torch's names) has none of them. Softmax may be part of an attention.
-    """
+    `operators` (by torch's names) has none of them. Softmax may be part of an attention."""
     families = _families_in(title)
     if not operators or not families or not families <= OWN_ALGORITHMS:
         return False

@@ -29,8 +29,7 @@ class WordGroup:
     """Words in text about one kind of machine, and the languages of such machines. `heading`
     matches headings that are decisive alone, or None. `common` marks GPUs and CPUs, which general
     text implies if it names no machine. `only` marks a group for chips without other languages,
-    `alone` the words of a language that runs on several machines.
-    """
+    `alone` the words of a language that runs on several machines."""
 
     languages: frozenset[str]
     common: bool
@@ -91,8 +90,7 @@ def languages_beside(language: str | None, languages: tuple[str, ...]) -> tuple[
 
 def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
     """The number of different words in the texts about machines that have none of these languages;
-    0 if no languages are known.
-    """
+    0 if no languages are known."""
     if not languages:
         return 0
     used = 0
@@ -103,8 +101,7 @@ def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
 
 def native_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
     """The number of different words in the texts about machines that have one of these languages,
-    without words about other machines too.
-    """
+    without words about other machines too."""
     used = 0
     for text in texts:
         used |= _used(text)
@@ -117,8 +114,7 @@ def native_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
 def is_for_others(heading: str, text: str, languages: tuple[str, ...]) -> bool:
     """Whether a section is for machines that have none of these languages: by its heading, or
     because it has more words about them than about machines with these languages. False for a
-    section that claims to hold for every kind of machine.
-    """
+    section that claims to hold for every kind of machine."""
     if not languages or _for_any(heading) or _for_any(text):
         return False
     if is_foreign_heading(heading, languages):
@@ -145,8 +141,7 @@ def is_foreign_heading(heading: str, languages: tuple[str, ...]) -> bool:
 
 def machine_words(text: str) -> int:
     """The number of different words in the text about machines of any one kind: text without them
-    applies to a chip that resembles none of these.
-    """
+    applies to a chip that resembles none of these."""
     used = _used(text)
     return len({word for word, bit in _bits() if used & bit}) if used else 0
 
@@ -191,8 +186,7 @@ def _single_words() -> tuple[tuple[frozenset[str], tuple[str, ...]], ...]:
 @lru_cache(maxsize=REMEMBERED)
 def _used(text: str) -> int:
     """The words of each group in a text. A token inside of a longer word does not count, for which
-    the pattern is needed only where such a word may occur.
-    """
+    the pattern is needed only where such a word may occur."""
     used, folded = 0, text.casefold()
     tokens = set(_TOKEN.findall(folded))
     parts = zip(load_groups(), _by_group(), _single_words(), strict=True)

@@ -46,8 +46,7 @@ Embed = Callable[[str], Vectors]
 @dataclass(frozen=True)
 class UnknownName:
     """A name of a draft that has no card. `line` counts from 1; `nearest` are names of cards, by
-    spelling, then by meaning.
-    """
+    spelling, then by meaning."""
 
     name: str
     line: int
@@ -96,8 +95,7 @@ class Cards(list[Symbol]):
 
 def names_in(text: str, symbols: Collection[str]) -> list[str]:
     """The symbols that occur in a text as complete names, in the order of their first occurrence. A
-    name also matches without its mark (`in` for `.in`), unless that is an ordinary word.
-    """
+    name also matches without its mark (`in` for `.in`), unless that is an ordinary word."""
     known = frozenset(symbols)
     plain = _without_marks(known)
     names: dict[str, None] = {}
@@ -117,8 +115,7 @@ def names_in(text: str, symbols: Collection[str]) -> list[str]:
 @lru_cache(maxsize=MOST_SETS)
 def _without_marks(names: frozenset[str]) -> dict[str, str]:
     """The names by their form without marks, except ordinary words. Cached, because a chip's names
-    are searched for in each text about it.
-    """
+    are searched for in each text about it."""
     plain = {name.lstrip(_MARKS): name for name in names}
     return {bare: name for bare, name in plain.items() if bare.lower() not in STOP_WORDS}
 
@@ -127,8 +124,7 @@ def search_symbols(
     query: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int
 ) -> list[Symbol]:
     """The symbols that match a query, best first: the name itself, names that contain or resemble
-    it, then cards that mention it. A query that is part of no name is also matched by meaning.
-    """
+    it, then cards that mention it. A query that is part of no name is also matched by meaning."""
     text = query.strip()
     folded = text.lower()
     tokens = set(tokenize(text))
@@ -193,8 +189,7 @@ def _by_meaning(
     text: str, symbols: Sequence[Symbol], embed: Embed, seconds: float = math.inf
 ) -> list[tuple[str, float]]:
     """(id, cosine) of the symbols' descriptions, nearest first; after so many seconds without the
-    others. `embed` should cache: the next search then gets further.
-    """
+    others. `embed` should cache: the next search then gets further."""
     described = [symbol for symbol in symbols if symbol.meaning]
     if not described or not text:
         return []
@@ -227,8 +222,7 @@ def unknown_names(
 ) -> list[UnknownName]:
     """Names in instruction position in a draft that have no card, by line. Empty if there are too
     few cards to judge. `texts` are those of the chip's documents: a name that occurs in them is
-    known even without a card.
-    """
+    known even without a card."""
     known = {symbol.name for symbol in symbols}
     if len(known) < LEAST_CARDS:
         return []
@@ -259,8 +253,7 @@ def _without_comments(text: str) -> str:
 
 def _leading_words(text: str) -> dict[str, int]:
     """Words that begin a statement and are followed by an operand, with their first line. A word
-    before `=`, `:` or `(` is a name that the draft defines or calls.
-    """
+    before `=`, `:` or `(` is a name that the draft defines or calls."""
     words: dict[str, int] = {}
     line = 1
     start = 0
@@ -282,8 +275,7 @@ def _leading_words(text: str) -> dict[str, int]:
 
 def _operands(text: str) -> frozenset[str]:
     """Words that occur elsewhere than at the start of a statement: names that a draft declares and
-    uses.
-    """
+    uses."""
     counts: Counter[str] = Counter()
     for statement in _STATEMENT.split(text):
         words = WORD.findall(statement)
@@ -352,8 +344,7 @@ _CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
 
 def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
     """The names that a log reports as unknown, each with the nearest known names. Names that a card
-    has or mentions are left out: the cause is then a missing header, import or target.
-    """
+    has or mentions are left out: the cause is then a missing header, import or target."""
     names = _unknown_to(log[:READ])
     if not names:
         return []
@@ -379,8 +370,7 @@ def _unknown_to(log: str) -> tuple[str, ...]:
 
 def vocabulary(cards: Sequence[Symbol]) -> dict[str, Symbol]:
     """Every name in the cards, with its card: their own names, then those that a card mentions in
-    code.
-    """
+    code."""
     known = {card.name: card for card in cards if card.kind != "error"}
     for card in cards:
         for text in (*card.limits, *card.further, card.meaning):

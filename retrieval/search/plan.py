@@ -62,12 +62,15 @@ class Phrase:
 class Plan:
     """Search terms for the lexical index (`words`) and the vectors (`phrases`). For a signal
     without details, passages are compared with each of `sentences` instead of the mean of the
-    phrases. `also` are further plans whose results rank equally.
-    """
+    phrases. `names` are the tokens of the question in order, which may name a document. With
+    `documents`, only words in these are searched. `also` are further plans whose results rank
+    equally."""
 
     words: tuple[Words, ...]
     phrases: tuple[Phrase, ...]
     sentences: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    documents: frozenset[str] | None = None
     also: Plan | None = None
 
     @property
@@ -86,8 +89,7 @@ def make_plan(
     op: str | None,
 ) -> Plan:
     """`signals` are those of the diagnosis, the leading one first; `registry` maps metric names to
-    words.
-    """
+    words."""
     message = _message_of(log)
     detail = " ".join(filter(None, [query, message, op]))
     names = " ".join(_metric_words(metrics, registry))
@@ -111,7 +113,7 @@ def make_plan(
         words.append(Words(THESAURUS_WEIGHT, others))
     bare = signals[:1] if not tokens else ()
     sentences = [text for signal in bare for text in sentences_of(signal)]
-    return Plan(tuple(words), tuple(phrases), tuple(sentences))
+    return Plan(tuple(words), tuple(phrases), tuple(sentences), tuple(tokenize(query or "")))
 
 
 def sentences_of(signal: Signal) -> tuple[str, ...]:
@@ -121,8 +123,7 @@ def sentences_of(signal: Signal) -> tuple[str, ...]:
 
 def _message_of(log: str | None) -> str:
     """A short log in full; the lines with the message of a long one. Lines that a framework prints
-    below every error are left out.
-    """
+    below every error are left out."""
     if not log:
         return ""
     return without_boilerplate(log if len(log) <= SHORT_LOG else "\n".join(query_lines(log)))
@@ -130,8 +131,7 @@ def _message_of(log: str | None) -> str:
 
 def _decisive(log: str | None, message: str) -> str:
     """The first DENSE_LOG characters of the lines with the message, the best line first; a shorter
-    `message` in full.
-    """
+    `message` in full."""
     if not log or len(message) <= DENSE_LOG:
         return message
     lines = message if len(log) > SHORT_LOG else without_boilerplate("\n".join(query_lines(log)))
@@ -177,8 +177,7 @@ def load_thesaurus() -> tuple[Concept, ...]:
 
 def other_names(tokens: Collection[str]) -> tuple[str, ...]:
     """Tokens of the other names of every concept whose name is among the tokens; at most
-    MAX_OTHER_NAMES.
-    """
+    MAX_OTHER_NAMES."""
     present = set(tokens)
     names: dict[str, None] = {}
     for concept in load_thesaurus():
@@ -196,8 +195,7 @@ def writing_words(language: str | None, op: str) -> str:
 
 def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
     """The plan for a first kernel in a language that models know: how such an operator is computed,
-    and how kernels are written in the language.
-    """
+    and how kernels are written in the language."""
     writing = WRITING_FOR_A_CPU if language in FOR_A_CPU else WRITING
     about_op, about_language = (
         make_plan(query=query, log=None, metrics={}, registry=registry, signals=(), op=None)
@@ -214,8 +212,7 @@ def plan_of(
 ) -> Plan:
     """The plan of a request. `signals` are those of the diagnosis; `is_known` is true for languages
     that models know; `causes` are words about the hot lines of a profile, which replace the names
-    of its counters.
-    """
+    of its counters."""
     happened = signals or request.log or request.metrics
     words = " ".join(filter(None, (request.query, causes))) or None
     if request.op and request.task in (None, "write") and not words and not happened:

@@ -16,7 +16,7 @@ the ablations). Deterministic: ties go to the earlier passage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -38,8 +38,7 @@ class Weights:
     lexical one, `sentences` that of a signal without details. `neighbour` is the share of the
     better neighbour's cosine. `prose` is the largest share subtracted for a passage without
     function words, `code` the factor on a block of code, and `generic` the factor on a passage
-    about no chip if the request names a chip.
-    """
+    about no chip if the request names a chip."""
 
     passage: float = 1.0
     section: float = 2.5
@@ -90,8 +89,7 @@ def ranked_of(
     categories: Iterable[str],
 ) -> list[Ranked]:
     """The passages of columns of equal length; takes half of the time of separate calls of
-    `Ranked`.
-    """
+    `Ranked`."""
     rows = zip(seqs, scores, lexical_parts, dense_parts, categories, strict=True)
     return list(map(partial(tuple.__new__, Ranked), rows))
 
@@ -106,9 +104,14 @@ def rank(
     weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
     """All candidates of a scope, best first; ties go to the earlier passage. Results of the plan's
-    `also` are mixed in. Without `embed` the ranking is lexical only.
-    """
+    `also` are mixed in. Without `embed` the ranking is lexical only."""
     ranked = _ranked(snapshot, plan, scope, embed, near, weights)
+    named = snapshot.documents_named(plan.names, scope) if plan.names else frozenset()
+    if named:
+        # Within one document, the answer is as likely a table as running text.
+        own_plan, own_weights = replace(plan, documents=named), replace(weights, prose=0.0)
+        own = _ranked(snapshot, own_plan, scope, embed, near, own_weights)
+        ranked = _with_named(ranked, own)
     if plan.also is None:
         return ranked
     return mixed(ranked, rank(snapshot, plan.also, scope, embed, near, weights))
@@ -127,7 +130,7 @@ def _ranked(
     words = lexical_scores(snapshot, plan, scope, weights)
     nearest: dict[int, float] = {}
     vector = query_vector(plan, embed) if embed is not None else None
-    if vector is not None:
+    if vector is not None and plan.documents is None:
         nearest = near(scope.hardware, vector, NEAREST, scope.access_scope)
     hits = np.union1d(words.seqs, np.fromiter(nearest, np.int64, len(nearest)))
     columns = snapshot.around(hits, scope)
@@ -157,8 +160,7 @@ def _ranked(
 def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
     """Interleave several rankings: the best of each, then the second of each. Scores of different
     questions are not comparable, so the score becomes a function of the rank: 1 for the first, half
-    for the hundredth.
-    """
+    for the hundredth."""
     best: dict[int, Ranked] = {}
     for ranked in rankings:
         for place, entry in enumerate(ranked):
@@ -168,10 +170,18 @@ def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
     return sorted(best.values(), key=lambda entry: -entry.score)  # stable: the first ranking first
 
 
+def _with_named(ranked: Sequence[Ranked], named: Sequence[Ranked]) -> list[Ranked]:
+    """The ranking with the passages of the documents that the question names first: their scores
+    rise by the best score."""
+    best = max((entry.score for entry in (*ranked, *named)), default=0.0)
+    raised = {e.seq: e._replace(score=e.score + best) for e in named}
+    entries = [*raised.values(), *(e for e in ranked if e.seq not in raised)]
+    return sorted(entries, key=lambda e: (-e.score, e.seq))
+
+
 def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
     """The query-independent factor of each passage: running text answers more often than lists and
-    code.
-    """
+    code."""
     prose = 1.0 - weights.prose * (1.0 - np.minimum(1.0, columns.prose / PROSE_SHARE))
     code = np.where(columns.code, weights.code, 1.0)
     general = chip_named & (columns.categories != "hardware")
@@ -202,7 +212,7 @@ def _level(
 ) -> Scored:
     numbers, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
     for group in plan.words:
-        matches = snapshot.search(level, group.tokens, scope, PER_LEVEL)
+        matches = snapshot.search(level, group.tokens, scope, PER_LEVEL, plan.documents)
         numbers.append(np.fromiter(matches, np.int64, len(matches)))
         scores.append(group.weight * np.fromiter(matches.values(), np.float64, len(matches)))
     return _over_best(_summed(np.concatenate(numbers), np.concatenate(scores)))
@@ -229,8 +239,7 @@ def dense_scores(
 ) -> Scores:
     """The closeness of each row to the queries, of shape (queries, dimension), plus a share of the
     better neighbour's in the section, scaled to 0..1 from `middle` to the best of the `candidates`;
-    0 without a vector.
-    """
+    0 without a vector."""
     raw = _with_neighbours(columns, columns.embedded, queries, weights)
     counted = candidates & columns.embedded
     if not counted.any():
@@ -254,8 +263,7 @@ def _with_neighbours(
 ) -> Scores:
     """The mean cosine of each row with the nearest queries, 0 without a vector, plus a share of the
     better neighbour's within its section (in a section of one passage, of that passage). 0 if no
-    row counts.
-    """
+    row counts."""
     if not counted.any():
         return np.zeros(len(columns.vectors))
     each = columns.vectors @ queries.T

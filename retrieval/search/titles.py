@@ -25,8 +25,7 @@ REMEMBERED = 20_000  # cached headings: the same occur in many rankings
 @dataclass(frozen=True)
 class Heading:
     """The signals in a heading, by id: `affinity` is how clearly it names each, 0 to 1, without
-    zeros; `named` are those whose id it contains; `aside` those to which it is only related.
-    """
+    zeros; `named` are those whose id it contains; `aside` those to which it is only related."""
 
     words: frozenset[str]
     affinity: Mapping[str, float]
@@ -37,8 +36,7 @@ class Heading:
 @dataclass(frozen=True)
 class _Phrase:
     """A phrase in headings and its relation to a signal: its name, something related (`elsewhere`),
-    or one of its titles, with the affinity `share`.
-    """
+    or one of its titles, with the affinity `share`."""
 
     words: frozenset[str]
     signal: str
@@ -63,16 +61,14 @@ class Titles:
 
     def affinity(self, heading: str, signal: str) -> float:
         """How clearly a heading names the signal, 0 to 1: by the words of its id, else by one of
-        its `headings`; earlier ones weigh more. Words about something related lower it.
-        """
+        its `headings`; earlier ones weigh more. Words about something related lower it."""
         return self.of(heading).affinity.get(signal, 0.0)
 
     def of_another(self, heading: str, signal: str) -> float:
         """How clearly a heading is the title of another signal's section, 0 to 1. 0 if it contains
         the words of this signal's id, or names it more than half as clearly. A heading that begins
         with another signal's id belongs to that one, even with topics of this one; but an id of one
-        word may begin headings of several.
-        """
+        word may begin headings of several."""
         read = self.of(heading)
         if signal in read.named:
             return 0.0

@@ -16,8 +16,7 @@ DEFAULT_BYTES = 96 * MIB
 
 class Cache:
     """Values by key; the least recently used are evicted first. Safe to share between threads; two
-    threads may compute the same value at once.
-    """
+    threads may compute the same value at once."""
 
     def __init__(self, most_bytes: int = DEFAULT_BYTES) -> None:
         self._most = most_bytes
@@ -44,17 +43,10 @@ class Cache:
                 self.bytes -= dropped
         return value
 
-    def clear(self) -> None:
-        """Drop every value."""
-        with self._lock:
-            self._values.clear()
-            self.bytes = 0
-
 
 def size_of(value: Any) -> int:
     """Approximate size of a value in bytes, computed cheaply: texts and arrays by their length, 100
-    bytes for each element of a collection, which may share its contents.
-    """
+    bytes for each element of a collection, which may share its contents."""
     if isinstance(value, str | bytes):
         return 50 + len(value)
     if isinstance(value, np.ndarray):

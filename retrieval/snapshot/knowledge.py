@@ -34,8 +34,7 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 @dataclass(frozen=True)
 class Chips:
     """The registered hardware that a caller may see, with accepted facts. `facts` are by hardware,
-    those of one key by precedence; `hidden` are documents that the caller may not see.
-    """
+    those of one key by precedence; `hidden` are documents that the caller may not see."""
 
     specs: Mapping[str, HardwareSpec]
     facts: Mapping[str, Sequence[Fact]]
@@ -47,8 +46,7 @@ class Chips:
 
     def resolve(self, name: str) -> str:
         """Resolve a name, alias or spelling to an id. Raises UnknownHardware, which names the
-        nearest.
-        """
+        nearest."""
         return lines.resolve(name, self.specs)
 
     def get(self, name: str) -> HardwareSpec:
@@ -75,8 +73,7 @@ class Knowledge:
     `kernels` are those that runs have verified; `skills` are sorted by name; `toolchains` are those
     in use by hardware and name. `document_hardware` has every document that names hardware;
     `waiting` are documents that have never been read, `validities` say with which versions of tools
-    documents, sections, signatures and skills hold.
-    """
+    documents, sections, signatures and skills hold."""
 
     specs: Mapping[str, HardwareSpec] = field(default_factory=dict)
     facts: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
@@ -126,8 +123,7 @@ class Knowledge:
 
     def fitting_moves(self, signals: Sequence[str], scope: ScopeFilter) -> list[StoredMove]:
         """Moves in the scope that are about any of the signals, or about none; by document and
-        name.
-        """
+        name."""
         places = frozenset(scope.hardware or ())
         access = scope.access_scope
         hidden = self._hidden(access) if access.restricted else frozenset[str]()
@@ -232,8 +228,7 @@ def read_knowledge(
     state: State | None = None,
 ) -> Knowledge:
     """The knowledge that a transaction sees at `state`. Parts that have not changed since the
-    `last` knowledge, read at `since`, are taken from it.
-    """
+    `last` knowledge, read at `since`, are taken from it."""
     if last is not None and since is not None and state is not None:
         if since.waiting != state.waiting:
             last = replace(last, waiting=tuple(waiting_documents(connection)))

@@ -61,8 +61,7 @@ class Term:
     """A term of a document for a concept. `quote` is the defining text, in section `section_id`;
     both are empty for a name of the ontology: one of every manual ("name") or of a family; and for
     a decision of a person, whose concept is empty if the term means none. `passages` counts the
-    document's passages with it.
-    """
+    document's passages with it."""
 
     term: str
     concept: str
@@ -135,8 +134,7 @@ def _abbreviations(sentence: str, quote: str, ontology: Ontology) -> Iterator[_R
 
 def _shortens(short: str, words: Sequence[str]) -> bool:
     """Whether the letters of an abbreviation are, in order, in these words, from the first one's
-    initial on; the last word contributes too.
-    """
+    initial on; the last word contributes too."""
     letters = [c for c in short.lower() if c.isalpha()]
     text, at = " ".join(words).lower(), 0
     if not letters or text[0] != letters[0] or words[-1][0].lower() not in letters:
@@ -181,8 +179,7 @@ def _named(
 
 def _is_distinct(term: str) -> bool:
     """Whether a term cannot be an ordinary word: capitals after its first letter, a digit, an
-    underscore, or several capitalised words.
-    """
+    underscore, or several capitalised words."""
     if not 2 <= len(term) <= 40 or not tokenize(term) or not any(map(str.isupper, term)):
         return False
     words = term.split()

@@ -24,8 +24,7 @@ REASONS = ("cause", "symptom", "limit", "remedy", "counter", "example")
 @dataclass(frozen=True)
 class OntologyConcept:
     """A concept of the field. `names` mean it in every manual, those of `families` in manuals of a
-    vendor or family. `raises` are the signals that it may raise.
-    """
+    vendor or family. `raises` are the signals that it may raise."""
 
     id: str
     kind: str
@@ -38,8 +37,7 @@ class OntologyConcept:
 @dataclass(frozen=True)
 class Ontology:
     """`concepts` by id; `groups` of entries and `sentences` by signal; the `words` of each reason
-    of REASONS.
-    """
+    of REASONS."""
 
     concepts: Mapping[str, OntologyConcept]
     groups: Mapping[str, tuple[tuple[str, ...], ...]]

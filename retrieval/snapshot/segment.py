@@ -3,6 +3,15 @@
 The numbers for ranking are columns; the other fields of a passage or section are one packed record
 that is decoded on demand. Rows are ordered by scope, so that those of a chip are a few runs. A
 segment is independent of other segments and of the catalog.
+
+`reads_of` gives what language models said about the sections that they have read, for each passage
+and signal: a model quotes the words of a section that answer a signal; the passage with the quote
+counts fully, the others of the section in part.
+
+The vectors nearest to a query are found exactly, by a scan of 8-bit codes. A code is a vector
+rounded to multiples of the step of its row. The product of two codes differs from the cosine by at
+most a known margin. The scan reads a quarter of the bytes of the vectors and leaves the rows that
+may be among the nearest; only for these the vectors are read.
 """
 
 from __future__ import annotations
@@ -11,19 +20,22 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+import simsimd
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from kb.catalog.knowledge.passages import About
+from kb.catalog.knowledge.readings import ReadLine
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
+from kb.tokens import shadow
 from retrieval.diagnose.signals import load_signals
 from retrieval.snapshot.lexicon import Term
 from retrieval.snapshot.ontology import load_ontology
@@ -38,8 +50,7 @@ Rows = NDArray[np.int64]
 
 class PassageRow(NamedTuple):
     """A passage to store. `about` is checked against scopes; `record` are the fields of `Passage`
-    that only readers need; `vector` holds the bytes of float32 numbers, None without a vector.
-    """
+    that only readers need; `vector` holds the bytes of float32 numbers, None without a vector."""
 
     seq: int
     id: str
@@ -54,21 +65,22 @@ class PassageRow(NamedTuple):
 
 
 class SectionRow(NamedTuple):
-    """A section to store; `record` is (parent_id, ordinal, level, path), `tokens` of its text."""
+    """A section to store; `record` is (parent_id, ordinal, level, path), `tokens` of its text;
+    `lines` are those of a model that has read it, None without one."""
 
     seq: int
     id: str
     about: About
     record: Sequence[Any]
     tokens: int
+    lines: tuple[ReadLine, ...] | None = None
 
 
 @dataclass(frozen=True)
 class StoredDocument:
     """The entry of a document in a segment, in the state `stamp`. `passages` and `embedded` count
     its passages; `card_chips` are the chips that its cards are about, None without cards; `kernels`
-    counts its samples.
-    """
+    counts its samples."""
 
     id: str
     stamp: int
@@ -116,8 +128,9 @@ class Segment:
 
     Of passages: seqs, ids; section_rows, the row of the section; document_places; prose, per mille;
     code, whether it is a block of code; characters, of the text; about, the index in `abouts`;
-    embedded, whether `vectors` (rows, dimension) has its vector, which is zero otherwise; uses, see
-    `Uses`.
+    embedded, whether `vectors` (rows, dimension) has its vector, which is zero otherwise; codes,
+    code_steps and code_errors, see `Codes`; uses, see `Uses`; reads,
+    see `reads`.
 
     Of sections: section_seqs, section_ids, section_parents (ids, 0 at the top), section_tokens (of
     its text), section_documents, section_about, section_uses and section_reasons. The passages of
@@ -283,6 +296,7 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
         "about": about,
         "embedded": np.array([p.vector is not None for _, p in passages], np.bool_),
         "vectors": vectors,
+        **coded(vectors).columns(),
         "section_seqs": np.array([s.seq for _, s in sections], np.int64),
         "section_ids": np.array([number_of(s.id) for _, s in sections], np.uint64),
         "section_parents": np.array(parents, np.uint64),
@@ -300,7 +314,7 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
     rows = {
         "passage": [LevelRow(_scope_tokens(p.about), *p.words) for _, p in passages],
         "section": [
-            LevelRow(_scope_tokens(s.about), headings[row], " ".join(bodies[row]))
+            LevelRow(_scope_tokens(s.about), headings[row], " ".join((*bodies[row], _asked(s))))
             for row, (_, s) in enumerate(sections)
         ],
     }
@@ -309,6 +323,8 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
     ontology = load_ontology()
     own = [own_names(ontology, d.document.title, d.document.hardware, d.terms) for d in documents]
     uses = uses_of(arrays, load_signals().ids, ontology, own)
+    texts = ["\n".join(p.record[2:4]) for _, p in passages]
+    arrays["reads"] = reads_of(arrays, [s.lines for _, s in sections], texts)
     arrays |= {
         "uses": uses.passages,
         "section_uses": uses.sections,
@@ -325,6 +341,11 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
     ends, blobs = _packed(records)
     stored = tuple(d.document for d in documents)
     return Segment(arrays | ends, blobs, stored, abouts, section_abouts)
+
+
+def _asked(section: SectionRow) -> str:
+    """The words of the lines that a model wrote about a section, as tokens."""
+    return shadow("\n".join(line.line for line in section.lines or ()))
 
 
 def _packed(
@@ -356,8 +377,7 @@ def _by_scope(
     abouts: Sequence[About], seqs: Sequence[int]
 ) -> tuple[tuple[About, ...], NDArray[np.int32], Rows]:
     """The distinct scopes, the scope of each row, and the order of rows: by scope, then by number.
-    Scopes about the same hardware are adjacent.
-    """
+    Scopes about the same hardware are adjacent."""
     different = sorted(set(abouts), key=lambda a: (a.hardware, a.category, *a))
     place = {about: n for n, about in enumerate(different)}
     ranks = np.array([place[about] for about in abouts], np.int32)
@@ -405,7 +425,11 @@ def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
 
     arrays: dict[str, NDArray[Any]] = {
         name: joined([k.segment.arrays[name][k.rows] for k in rest], order)
-        for name in ("seqs", "ids", "prose", "code", "characters", "embedded", "uses")
+        for name in (
+            *("seqs", "ids", "prose", "code", "characters", "embedded", "uses"),
+            *("code_steps", "code_errors"),
+            "reads",
+        )
     }
     arrays |= {
         name: joined([k.segment.arrays[name][k.sections] for k in rest], section_order)
@@ -427,7 +451,9 @@ def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
         "section_documents": joined(_shifted(by_document, first_document), section_order).astype(
             np.int32
         ),
-        "vectors": joined([k.vectors(width) for k in rest], order),
+    }
+    arrays |= {
+        name: joined([k.wide(name, width) for k in rest], order) for name in ("vectors", "codes")
     }
     arrays |= _members(arrays)
     arrays |= merge_words(
@@ -451,8 +477,7 @@ def merge_segments(parts: Sequence[SegmentPart]) -> Segment:
 
 class _Remainder(NamedTuple):
     """The remainder of a segment: indexes of documents, rows of passages and of sections, and the
-    new index of each former section and document.
-    """
+    new index of each former section and document."""
 
     segment: Segment
     documents: list[int]
@@ -477,9 +502,10 @@ class _Remainder(NamedTuple):
     def section_seqs(self) -> NDArray[np.int64]:
         return self.segment.section_seqs[self.sections]
 
-    def vectors(self, width: int) -> NDArray[np.float32]:
-        own = self.segment.vectors
-        return own[self.rows] if own.shape[1] else np.zeros((len(self.rows), width), np.float32)
+    def wide(self, name: str, width: int) -> NDArray[Any]:
+        """The rows of a column of vectors; zeros if the segment has none."""
+        own = self.segment.arrays[name]
+        return own[self.rows] if own.shape[1] else np.zeros((len(self.rows), width), own.dtype)
 
 
 def _shifted(places: Sequence[Rows], first: Rows) -> list[Rows]:
@@ -501,3 +527,101 @@ def _merged_scopes(
     )
     order = np.lexsort((np.concatenate([seqs for *_, seqs in parts]), ranks))
     return tuple(different), ranks[order], order
+
+
+READ = 200  # the value of an answer
+UNREAD = 255  # the value of a passage whose section no model has read
+PARTLY = 0.5  # share of a section that helps in part
+BESIDE = 0.6  # share of a passage without the quote
+
+
+def reads_of(
+    arrays: Mapping[str, NDArray[Any]],
+    lines: Sequence[Sequence[ReadLine] | None],
+    texts: Sequence[str],
+) -> NDArray[np.uint8]:
+    """(rows, signals) from 0 to READ, or UNREAD. `lines` are those of each section, `texts` those
+    of each passage."""
+    signals = {signal: column for column, signal in enumerate(load_signals().ids)}
+    reads = np.full((len(texts), len(signals)), UNREAD, np.uint8)
+    starts, members = arrays["member_starts"], arrays["members"]
+    for section, own in enumerate(lines):
+        if own is None:
+            continue
+        rows = members[starts[section] : starts[section + 1]]
+        reads[rows] = 0
+        plain = [" ".join(texts[row].split()) for row in rows.tolist()]
+        for line in own:
+            if line.signal not in signals:
+                continue
+            value = READ if line.grade == 2 else PARTLY * READ
+            quote = " ".join(line.quote.split())
+            column = signals[line.signal]
+            holds = [quote in text for text in plain]
+            # A quote over the end of a passage is in none of them.
+            shares = [1.0 if held or not any(holds) else BESIDE for held in holds]
+            reads[rows, column] = np.rint(value * np.array(shares)).astype(np.uint8)
+    return reads
+
+
+Vector = NDArray[np.float32]
+CODE_COLUMNS = ("codes", "code_steps", "code_errors")
+LARGEST_CODE = 127  # of a code
+CODE_ROUNDING = 1e-5  # equal texts have cosines that differ by less, in the last bits of a product
+
+
+class Codes(NamedTuple):
+    """Rows of `codes` (rows, dimension); code times step differs from the vector by a vector of the
+    length of the error."""
+
+    codes: NDArray[np.int8]
+    steps: NDArray[np.float32]
+    errors: NDArray[np.float32]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The arrays by the names of a segment's columns."""
+        return dict(zip(CODE_COLUMNS, self, strict=True))
+
+
+def coded(vectors: Vector) -> Codes:
+    """The codes of vectors of shape (rows, dimension)."""
+    steps = np.abs(vectors).max(1, initial=0.0) / LARGEST_CODE
+    steps[steps == 0] = 1.0
+    codes = np.rint(vectors / steps[:, None]).astype(np.int8)
+    errors = np.linalg.norm(vectors - codes * steps[:, None], axis=1)
+    return Codes(codes, steps.astype(np.float32), errors.astype(np.float32))
+
+
+def nearest(
+    groups: Iterable[tuple[Mapping[str, NDArray[Any]], Sequence[tuple[int, int]]]],
+    vector: Vector,
+    limit: int,
+) -> dict[int, float]:
+    """At most `limit` rows nearest to a unit vector, best first: number -> cosine. `groups` are the
+    columns of segments, each with the starts and ends of the runs of rows to search."""
+    query = coded(vector[None])
+    found: list[tuple[Mapping[str, NDArray[Any]], int, NDArray[np.float64]]] = []
+    lower: list[NDArray[np.float64]] = []
+    for columns, runs in groups:
+        for start, stop in runs:
+            products = np.asarray(
+                simsimd.cdist(query.codes, columns["codes"][start:stop], metric="dot")
+            )
+            cosines = products[0] * (columns["code_steps"][start:stop] * float(query.steps[0]))
+            errors = columns["code_errors"][start:stop].astype(np.float64)
+            margin = errors + (1 + errors) * float(query.errors[0]) + CODE_ROUNDING
+            found.append((columns, start, cosines + margin))
+            lower.append(cosines - margin)
+    if not found:
+        return {}
+    least = np.concatenate(lower)
+    worst = np.partition(least, -limit)[-limit] if len(least) > limit else -np.inf
+    numbers, exact = [], []
+    for columns, start, upper in found:
+        rows = start + np.flatnonzero(upper >= worst)
+        numbers.append(columns["seqs"][rows])
+        exact.append((columns["vectors"][rows] @ vector).astype(np.float64))
+    seqs, places = np.unique(np.concatenate(numbers), return_index=True)
+    values = np.concatenate(exact)[places]
+    order = np.argsort(-np.round(values, 5), kind="stable")[:limit]
+    return dict(zip(seqs[order].tolist(), values[order].tolist(), strict=True))

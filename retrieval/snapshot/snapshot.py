@@ -8,9 +8,15 @@ outside of it is ever returned.
 
 from __future__ import annotations
 
+import math
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,24 +28,37 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import State
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope, ScopeFilter
+from kb.tokens import tokenize
 from retrieval.diagnose.signals import load_signals
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Knowledge
 from retrieval.snapshot.lexicon import Term
 from retrieval.snapshot.ontology import REASONS
-from retrieval.snapshot.segment import Segment, SegmentPart, StoredDocument, number_of, runs_of
+from retrieval.snapshot.segment import (
+    READ,
+    UNREAD,
+    Segment,
+    SegmentPart,
+    StoredDocument,
+    Vector,
+    nearest,
+    number_of,
+    runs_of,
+)
 from retrieval.snapshot.uses import FULL, TREATED
 from retrieval.snapshot.words import Level, Postings, WordIndex
 
+# Documents that a question names, at most; the share of the best one's score that others need; and
+# letters of a word that names by the beginning, as MI300 does MI300X.
+MOST_NAMED, NAMED_SHARE, LEAST_PREFIX = 4, 0.8, 3
+_EDITION = re.compile(r"(?:v|r|rev)?\d+(?:_\d+)+|(?:v|r|rev)\d+|(?:19|20)\d\d")
 T = TypeVar("T")
-Vector = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 
 class Columns(NamedTuple):
     """Passages in the order of their numbers, for ranking. `sections` are the numbers of their
-    sections, `prose` is per mille; if `embedded` is False, the row of `vectors` is zero.
-    """
+    sections, `prose` is per mille; if `embedded` is False, the row of `vectors` is zero."""
 
     seqs: NDArray[np.int64]
     sections: NDArray[np.int64]
@@ -57,8 +76,7 @@ class Columns(NamedTuple):
 
 class Members(NamedTuple):
     """The passages of sections: the numbers of the sections, the number of passages of each, and
-    the numbers of these, section by section.
-    """
+    the numbers of these, section by section."""
 
     sections: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -77,8 +95,7 @@ class OwnDocument:
 
 class Mark(NamedTuple):
     """Evidence for a passage with a bare signal: `named` if its text contains the signal's id,
-    `tagged` if it has its tag, `moved` if a move for it is taken from the section.
-    """
+    `tagged` if it has its tag, `moved` if a move for it is taken from the section."""
 
     seq: int
     section_id: str
@@ -93,8 +110,7 @@ class Mark(NamedTuple):
 class _MountedSegment(NamedTuple):
     """A segment of a snapshot. Its passages are the rows from `first` on, its sections those from
     `first_section` on. `dead` and `dead_sections` are its rows of documents outside the snapshot;
-    `without` are the indexes of these.
-    """
+    `without` are the indexes of these."""
 
     segment: Segment
     first: int
@@ -138,8 +154,7 @@ class _MountedSegment(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """The knowledge of a catalog at `state`; `name` identifies the snapshot. `hidden` are ids of
-    documents and sections that it leaves out.
-    """
+    documents and sections that it leaves out."""
 
     name: str
     state: State
@@ -150,8 +165,7 @@ class Snapshot:
 
     def hiding(self, refuted: Collection[str], knowledge: Knowledge) -> Snapshot:
         """The snapshot without the documents and sections among these subjects, and with the
-        knowledge that is left without all of them.
-        """
+        knowledge that is left without all of them."""
         hidden = frozenset(i for i in refuted if i.startswith(("doc_", "sec_")))
         name = f"{self.name} without {' '.join(sorted(refuted))}"
         return replace(self, name=name, knowledge=knowledge, hidden=hidden)
@@ -269,8 +283,7 @@ class Snapshot:
 
     def load(self, seqs: Iterable[int], scope: ScopeFilter | None = None) -> dict[int, Passage]:
         """The passages among these numbers, by number; with a scope, those in it, with the fields
-        that its caller may see.
-        """
+        that its caller may see."""
         rows = self._rows_of(np.unique(np.fromiter(seqs, np.int64)))
         if scope is None:
             return {p.seq: p for p in map(self._passage, rows.tolist())}
@@ -308,6 +321,15 @@ class Snapshot:
 
     def uses(self, seqs: Sequence[int], signal: str) -> NDArray[np.float64]:
         """How much each passage of these numbers helps with a signal, 0 to 1."""
+        return self._of_signal("uses", seqs, signal) / FULL
+
+    def reads(self, seqs: Sequence[int], signal: str) -> NDArray[np.float64]:
+        """How clearly a model that has read the section of each passage called it an answer to a
+        signal, 0 to 1; -1 where no model has read it."""
+        values = self._of_signal("reads", seqs, signal)
+        return np.where(values == UNREAD, -1.0, values / READ)
+
+    def _of_signal(self, name: str, seqs: Sequence[int], signal: str) -> NDArray[np.float64]:
         column = load_signals().ids.index(signal)
         numbers = np.fromiter(seqs, np.int64, len(seqs))
         places = np.searchsorted(self._live_seqs, numbers)
@@ -315,8 +337,8 @@ class Snapshot:
         values = np.zeros(len(rows))
         for part in self._parts:
             inside = (rows >= part.first) & (rows < part.first + part.segment.rows)
-            values[inside] = part.segment.uses[rows[inside] - part.first, column]
-        return values / FULL
+            values[inside] = part.segment.arrays[name][rows[inside] - part.first, column]
+        return values
 
     def treating(self, hardware: Sequence[str], access: AccessScope) -> dict[str, Rows]:
         """The numbers of the passages about any of this hardware that treat a signal, by signal."""
@@ -335,8 +357,7 @@ class Snapshot:
 
     def reasons(self, section_ids: Iterable[str], signal: str) -> dict[str, str]:
         """What each of these sections offers for a signal, one of REASONS; sections that hardly
-        help with it are left out.
-        """
+        help with it are left out."""
         column, found = load_signals().ids.index(signal), {}
         for identity in section_ids:
             for row in _found(self._sections_by_id, identity).tolist():
@@ -348,8 +369,7 @@ class Snapshot:
 
     def lexicon(self, hardware: Sequence[str], access: AccessScope) -> list[tuple[str, Term]]:
         """The terms for concepts in the documents about any of this hardware, with the id of the
-        document, in the order of the documents.
-        """
+        document, in the order of the documents."""
         about, found = set(hardware), []
         for part in self._parts:
             for place, document in part.documents:
@@ -360,7 +380,7 @@ class Snapshot:
         return sorted(found, key=lambda pair: pair[0])  # stable: reading order within a document
 
     def _passage(self, row: int) -> Passage:
-        part = next(part for part in reversed(self._parts) if row >= part.first)
+        part = self._parts[bisect_right(self._firsts, row) - 1]
         own = row - part.first
         return self.cache.get((part.segment.name, "passage", own), lambda: _passage(part, own))
 
@@ -368,8 +388,7 @@ class Snapshot:
 
     def sections(self, section_ids: Iterable[str], scope: ScopeFilter) -> dict[str, WholeSection]:
         """These sections by id, without those that have no passage in the scope. A section that is
-        completely in the scope is the same object for every scope.
-        """
+        completely in the scope is the same object for every scope."""
         return {
             identity: self._whole_section(row) if part is None else self._section(row, part)
             for identity, row, part in self._visible_sections(section_ids, scope)
@@ -388,8 +407,7 @@ class Snapshot:
         self, section_ids: Iterable[str], scope: ScopeFilter
     ) -> Iterator[tuple[str, int, list[Passage] | None]]:
         """The id and row of each section with passages in the scope, and these passages; None if
-        all are in it.
-        """
+        all are in it."""
         # A section has the passages that are in the scope, all of one category.
         within = self._within(replace(scope, categories=CATEGORIES))
         about = self._abouts[1]
@@ -460,7 +478,15 @@ class Snapshot:
         return np.concatenate([none, *members]), np.concatenate([none, *starts, ends])
 
     def _section_part(self, row: int) -> _MountedSegment:
-        return next(part for part in reversed(self._parts) if row >= part.first_section)
+        return self._parts[bisect_right(self._first_sections, row) - 1]
+
+    @cached_property
+    def _first_sections(self) -> list[int]:
+        return [part.first_section for part in self._parts]
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [part.first for part in self._parts]
 
     def _of_section(self, column: str, row: int) -> int:
         """The value of a section in `section_COLUMN`."""
@@ -567,20 +593,20 @@ class Snapshot:
 
     def sample(self, scope: ScopeFilter, count: int) -> tuple[Columns, NDArray[np.bool_]]:
         """An even sample of about `count` passages of a scope, in any language, with their
-        neighbours; and a mask of the drawn passages with a vector.
-        """
+        neighbours; and a mask of the drawn passages with a vector."""
 
-        def draw() -> tuple[Rows, NDArray[np.bool_]]:
+        def draw() -> tuple[NDArray[Any], ...]:
             about = self._abouts[1][self._live]
             shelf, places = self._shelf(scope), self._places(scope.hardware)
             seqs = self._live_seqs[(shelf & places)[about]]
             drawn = seqs[:: max(1, len(seqs) // count)]
             with_neighbours = np.unique(np.concatenate([drawn - 1, drawn, drawn + 1]))
             rows = self._on_shelf(self._rows_of(with_neighbours), scope)
-            return rows, np.isin(self._seqs[rows], drawn) & self._embedded[rows]
+            counted = np.isin(self._seqs[rows], drawn) & self._embedded[rows]
+            return *self._columns(rows), counted
 
-        rows, counted = self.keep("sample", (scope.key, count), draw)
-        return self._columns(rows), counted
+        *columns, counted = self.keep("sample", (scope.key, count), draw)
+        return Columns(*columns), counted
 
     def near(
         self,
@@ -590,15 +616,13 @@ class Snapshot:
         access: AccessScope = ALL_ACCESS,
     ) -> dict[int, float]:
         """At most `limit` passages about this hardware (None: any) nearest to a unit vector, best
-        first: number -> cosine. Exact.
-        """
-        best = [
-            _largest(part.segment.seqs[start:stop], vectors[start:stop] @ vector, limit)
+        first: number -> cosine. Exact."""
+        groups = (
+            (part.segment.arrays, self._runs_with_vectors(part, hardware, access))
             for part in self._parts
-            if (vectors := part.segment.vectors).shape[1]
-            for start, stop in self._runs_with_vectors(part, hardware, access)
-        ]
-        return _merged(best, limit)
+            if part.segment.vectors.shape[1]
+        )
+        return nearest(groups, vector, limit)
 
     def with_vectors(self, hardware: Sequence[str] | None, access: AccessScope) -> int:
         """The number of passages about this hardware (None: any) with a vector."""
@@ -611,15 +635,31 @@ class Snapshot:
         return tuple(sorted({chip for about in self._abouts[0] for chip in about.hardware}))
 
     def search(
-        self, level: Level, tokens: Sequence[str], scope: ScopeFilter, limit: int
+        self,
+        level: Level,
+        tokens: Sequence[str],
+        scope: ScopeFilter,
+        limit: int,
+        documents: frozenset[str] | None = None,
     ) -> dict[int, float]:
-        """Passages or sections that have any of the tokens within the scope, best first: number ->
-        BM25 (> 0).
-        """
+        """Passages or sections that have any of the tokens within the scope, and in one of the
+        `documents` if given, best first: number -> BM25 (> 0)."""
         if not tokens or not scope.categories or scope.hardware == ():
             return {}
-        runs = self.keep("runs", (level, scope.key), lambda: self._runs(level, scope))
-        return self._words[level].search(tokens, runs, limit)
+        key = (level, scope.key, documents)
+        runs = self.keep("runs", key, lambda: self._runs(level, scope, documents))
+        return self._words_for(level, scope.access_scope).search(tokens, runs, limit)
+
+    def _words_for(self, level: Level, access: AccessScope) -> WordIndex:
+        """The word index, with words counted over the rows that a caller may see."""
+        if not access.restricted:
+            return self._words[level]
+        visible = ScopeFilter(None, access_scope=access)
+
+        def count() -> WordIndex:
+            return self._words[level].counted_over(self._runs(level, visible))
+
+        return self.keep("words counted", (level, visible.key), count)
 
     @cached_property
     def _words(self) -> dict[Level, WordIndex]:
@@ -632,15 +672,62 @@ class Snapshot:
         ]
         return {"passage": WordIndex.of(passages), "section": WordIndex.of(sections)}
 
-    def _runs(self, level: Level, scope: ScopeFilter) -> list[Rows]:
-        """For each segment, the start and end of each run of rows of a scope."""
+    def _runs(
+        self, level: Level, scope: ScopeFilter, documents: frozenset[str] | None = None
+    ) -> list[Rows]:
+        """For each segment, the start and end of each run of rows of a scope (and documents)."""
         runs = []
         for segment in (part.segment for part in self._parts):
             passages = level == "passage"
             abouts = segment.abouts if passages else segment.section_abouts
             about = segment.about if passages else segment.section_about
-            runs.append(runs_of(about, _mask(a.is_within(scope) for a in abouts)))
+            within = _mask(a.is_within(scope) for a in abouts)
+            if documents is None:
+                runs.append(runs_of(about, within))
+                continue
+            column = "document_places" if passages else "section_documents"
+            own = _mask(d.id in documents for d in segment.documents)
+            inside = within[about] & own[segment.arrays[column]]
+            runs.append(np.flatnonzero(np.diff(inside, prepend=False, append=False)))
         return runs
+
+    def documents_named(self, names: Sequence[str], scope: ScopeFilter) -> frozenset[str]:
+        """The documents of a scope that these tokens of a question name best: by several words of
+        their title and file, one of them a year or the number of a version, as in "ISA 1.10" or
+        "guide 2024". Empty if they name none, or more than MOST_NAMED."""
+        pairs = (first + second for first, second in pairwise(names))  # Best Buy: BestBuy
+        asked = sorted({name for name in (*names, *pairs) if len(name) > 1})
+        if not any(map(_EDITION.fullmatch, asked)):
+            return frozenset()
+        titles = self.keep("names of documents", scope.key, lambda: self._titles(scope))
+        scores: dict[str, list[float]] = {}
+        editions: set[str] = set()
+        for name in asked:
+            named = titles.with_word(name)
+            rare = math.log(1 + titles.total / (1 + len(named)))
+            for document in named:
+                scores.setdefault(document, []).append(rare)
+            if _EDITION.fullmatch(name):
+                editions |= named
+        totals = {d: sum(scores[d]) for d in editions if len(scores[d]) > 1}
+        best = max(totals.values(), default=0.0)
+        chosen = frozenset(d for d, total in totals.items() if total > NAMED_SHARE * best)
+        return chosen if len(chosen) <= MOST_NAMED else frozenset()
+
+    def _titles(self, scope: ScopeFilter) -> _Titles:
+        chips = scope.hardware
+        documents: dict[str, set[str]] = {}
+        count = 0
+        for d in self.documents.values():
+            if d.category not in scope.categories or not _sees(scope.access_scope, d):
+                continue
+            if chips is not None and d.hardware and set(chips).isdisjoint(d.hardware):
+                continue
+            count += 1
+            stem = re.sub("[-_]", " ", PurePosixPath(d.source_key).stem)
+            for word in tokenize(f"{d.title} {stem}"):
+                documents.setdefault(word, set()).add(d.id)
+        return _Titles(count, sorted(documents), documents)
 
     def _runs_with_vectors(
         self, part: _MountedSegment, hardware: Sequence[str] | None, access: AccessScope
@@ -707,8 +794,7 @@ class Snapshot:
 
     def unknown_ids(self, ids: Iterable[str], access: AccessScope) -> list[str]:
         """Those ids, in order, that are not a passage, section, document, card or kernel visible to
-        the caller.
-        """
+        the caller."""
         unique = list(dict.fromkeys(ids))
         if not unique:
             return []
@@ -734,8 +820,8 @@ class Snapshot:
         access: AccessScope = ALL_ACCESS,
     ) -> list[Symbol]:
         """Accepted cards in the order of their documents; with `hardware`, those about one of these
-        ids, with `names`, those with one of these names.
-        """
+        ids, where rows of tables without a text are part of the card that describes their name;
+        with `names`, those with one of these names."""
         about = None if hardware is None else set(hardware)
         cards: list[Symbol] = []
         for part in self._parts:
@@ -757,7 +843,8 @@ class Snapshot:
             chosen = [
                 replace(card, hardware=access.visible_hardware(card.hardware)) for card in chosen
             ]
-        return sorted(chosen, key=lambda s: (s.document_title, s.document_id, s.ordinal))
+        chosen.sort(key=lambda s: (s.document_title, s.document_id, s.ordinal))
+        return chosen if hardware is None else _with_rows(chosen)
 
     def kernels(
         self, hardware: Sequence[str] | None = None, access: AccessScope = ALL_ACCESS
@@ -851,28 +938,43 @@ def _sees(access: AccessScope, document: StoredDocument) -> bool:
     return document.owner == access.owner and access.sees(document.hardware)
 
 
+class _Titles(NamedTuple):
+    """The words of titles and files of `total` documents, sorted, and the documents of each."""
+
+    total: int
+    words: Sequence[str]
+    documents: dict[str, set[str]]
+
+    def with_word(self, name: str) -> set[str]:
+        """The documents that have this word, or one that begins with it."""
+        if len(name) < LEAST_PREFIX:
+            return self.documents.get(name, set())
+        start, end = (bisect_left(self.words, text) for text in (name, name + "\uffff"))
+        return set().union(*(self.documents[word] for word in self.words[start:end]))
+
+
+def _with_rows(cards: Sequence[Symbol]) -> list[Symbol]:
+    """The cards, without those that have cells of a table alone, such as a support matrix, where
+    another card describes the same name: that one gets their cells, after the title of the table's
+    section."""
+
+    bare = {
+        card.id: card
+        for card in cards
+        if not (card.signature or card.meaning or card.operands or card.limits or card.example)
+    }
+    names = {card.name for card in bare.values()}
+    main = {c.name: c.id for c in reversed(cards) if c.name in names and c.id not in bare}
+    cells: dict[str, list[str]] = defaultdict(list)
+    for card in bare.values():
+        if card.name in main:
+            cells[main[card.name]] += [f"{card.path[-1]}, {cell}" for cell in card.further]
+    return [
+        replace(card, further=(*card.further, *cells[card.id])) if card.id in cells else card
+        for card in cards
+        if card.id not in bare or card.name not in main
+    ]
+
+
 def _mask(values: Iterable[bool]) -> NDArray[np.bool_]:
     return np.fromiter(values, np.bool_)
-
-
-def _largest(
-    numbers: NDArray[np.int64], cosines: Vector, limit: int
-) -> tuple[NDArray[np.int64], Vector]:
-    """Members of a group that may be among the best; all equal ones, since these differ in the last
-    bit of a product.
-    """
-    if len(cosines) <= limit:
-        return numbers, cosines
-    near = cosines >= np.partition(cosines, -limit)[-limit] - 1e-5
-    return numbers[near], cosines[near]
-
-
-def _merged(best: Sequence[tuple[NDArray[np.int64], Vector]], limit: int) -> dict[int, float]:
-    """The best of several groups, best first: number -> cosine."""
-    if not best:
-        return {}
-    seqs, places = np.unique(np.concatenate([numbers for numbers, _ in best]), return_index=True)
-    cosines = np.concatenate([of_group for _, of_group in best])[places].astype(np.float64)
-    # Equal texts have vectors that are equal except for the last bit of a matrix product.
-    order = np.argsort(-np.round(cosines, 5), kind="stable")[:limit]
-    return dict(zip(seqs[order].tolist(), cosines[order].tolist(), strict=True))

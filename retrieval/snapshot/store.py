@@ -9,6 +9,9 @@ No process answers from a snapshot older than the last change that answers wait 
 (`kb.catalog.meta`): a document can be found once it is read, and not after it is deleted, and a
 quarantined skill is not shown. A deletion is published before it is acknowledged
 (`SnapshotStore.publish`); then no file contains any part of the document.
+
+Everything that depends on a text alone is computed once, when its document is published: tokens,
+words, scopes, counts.
 """
 
 from __future__ import annotations
@@ -20,24 +23,42 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 import structlog
+from sqlalchemy import Connection
 
 from kb.catalog import meta
-from kb.catalog.engine import Catalog
+from kb.catalog import tables as t
+from kb.catalog.engine import Catalog, portions
+from kb.catalog.knowledge import readings, samples, symbols
+from kb.catalog.knowledge.drafts import is_drafted, signal_of
+from kb.catalog.knowledge.passages import About
+from kb.catalog.knowledge.readings import Reading, ReadLine, text_key
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.section_texts import Piece, section_text
+from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import State
 from kb.data_dir import private_folder
+from kb.prompt_tokens import count_once
+from kb.scope import ANY
+from kb.tokens import shadow
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
+from retrieval.snapshot.lexicon import SectionTexts, corrected, terms_of
 from retrieval.snapshot.ontology import load_ontology
-from retrieval.snapshot.publish import document_stamps, read_documents
 from retrieval.snapshot.segment import (
     DocumentRows,
+    PassageRow,
+    SectionRow,
     SegmentPart,
+    StoredDocument,
     build_segment,
     merge_segments,
     open_segment,
@@ -46,7 +67,7 @@ from retrieval.snapshot.segment import (
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.snapshot.words import HEADING_WEIGHT
 
-FORMAT = 3  # version of segments and of values computed from texts
+FORMAT = 5  # version of segments and of values computed from texts
 FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
 MOST_PASSAGES = 8_000  # of a segment built from documents; building takes 30 KB per passage
 # passages; ratio of tiers; segments of one tier before they are merged
@@ -66,8 +87,7 @@ class SnapshotStore:
         folder: Path | None = None,
     ) -> None:
         """`model` is the fingerprint of the embedding model; `heading_weight` is the weight of a
-        word in a heading; `folder` defaults to that of the catalog's data directory.
-        """
+        word in a heading; `folder` defaults to that of the catalog's data directory."""
         self._catalog = catalog
         self._model = model
         self._heading_weight = heading_weight
@@ -84,8 +104,7 @@ class SnapshotStore:
 
     def current(self) -> Snapshot:
         """The current knowledge of the catalog. While another thread or process publishes, the
-        previous one, unless answers wait for a change since.
-        """
+        previous one, unless answers wait for a change since."""
         version = self._catalog.version()
         latest = self._latest
         snapshot, valid_for = latest
@@ -183,8 +202,7 @@ class SnapshotStore:
 
     def _merged(self, parts: Sequence[SegmentPart]) -> list[SegmentPart]:
         """The parts, with several of about one size merged: a search visits every segment, and the
-        cost of publishing should depend on the size of the change.
-        """
+        cost of publishing should depend on the size of the change."""
         merged = list(parts)
         while True:
             tiers: dict[int, list[SegmentPart]] = {}
@@ -322,3 +340,227 @@ def _portions(documents: Iterator[DocumentRows]) -> Iterator[list[DocumentRows]]
         passages += len(document.passages)
     if portion:
         yield portion
+
+
+PORTION = 50  # documents read at a time
+
+
+def document_stamps(connection: Connection) -> dict[str, int]:
+    """The state of every document that answers may quote, by id."""
+    rows = connection.execute(
+        sa.select(t.documents.c.id, t.documents.c.stamp).where(
+            t.documents.c.current_version_id.is_not(None)
+        )
+    )
+    return {row.id: row.stamp for row in rows}
+
+
+def read_documents(
+    connection: Connection, stamps: Mapping[str, int], model: str
+) -> Iterator[DocumentRows]:
+    """These documents with the rows that answers may quote; vectors are of this model."""
+    ids = sorted(stamps)
+    for start in range(0, len(ids), PORTION):
+        yield from _read(connection, ids[start : start + PORTION], stamps, model)
+
+
+def _read(
+    connection: Connection, ids: Sequence[str], stamps: Mapping[str, int], model: str
+) -> list[DocumentRows]:
+    documents = connection.execute(
+        sa.select(
+            t.documents.c.id,
+            t.documents.c.title,
+            t.documents.c.category,
+            t.documents.c.access_scope,
+            t.documents.c.source_key,
+            t.document_versions.c.number,
+            t.document_versions.c.id.label("version_id"),
+        )
+        .join(t.document_versions, t.document_versions.c.id == t.documents.c.current_version_id)
+        .where(t.documents.c.id.in_(ids))
+        .order_by(t.documents.c.id)
+    ).all()
+    scopes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in connection.execute(
+        sa.select(t.document_scopes)
+        .where(t.document_scopes.c.document_id.in_(ids))
+        .order_by(t.document_scopes.c.value)
+    ):
+        scopes[row.document_id, row.kind].append(row.value)
+    versions = [row.version_id for row in documents]
+    decided = _terms_decided(connection)
+    sections = _sections(connection, versions)
+    passages = _passages(connection, versions, model)
+    cards: dict[str, list[Symbol]] = defaultdict(list)
+    for card in symbols.of_versions(connection, versions):
+        cards[card.document_id].append(card)
+    read = readings.of_documents(connection, ids)
+    kernels: dict[str, list[Sample]] = defaultdict(list)
+    for kernel in samples.of_versions(connection, versions):
+        kernels[str(kernel.document_id)].append(kernel)
+    return [
+        _document(
+            row,
+            stamps[row.id],
+            tuple(scopes[row.id, "hardware"]),
+            tuple(scopes[row.id, "language"]),
+            sections[row.version_id],
+            passages[row.version_id],
+            cards[row.id],
+            kernels[row.id],
+            read,
+            {term: c for chip in scopes[row.id, "hardware"] for term, c in decided(chip).items()},
+        )
+        for row in documents
+    ]
+
+
+def _terms_decided(connection: Connection) -> Callable[[str], Mapping[str, str]]:
+    """The terms that the description of each hardware states, with their concepts."""
+    columns = t.hardware.c
+    query = sa.select(columns.id, columns.spec).where(columns.spec.contains("[terms]"))
+    stated = {row.id: tomllib.loads(row.spec).get("terms", {}) for row in connection.execute(query)}
+    return lambda chip: stated.get(chip, {})
+
+
+def _sections(connection: Connection, versions: Sequence[str]) -> dict[str, list[sa.Row[Any]]]:
+    rows: dict[str, list[sa.Row[Any]]] = defaultdict(list)
+    for row in connection.execute(
+        sa.select(t.sections)
+        .where(t.sections.c.version_id.in_(versions))
+        .order_by(t.sections.c.ordinal)
+    ):
+        rows[row.version_id].append(row)
+    return rows
+
+
+def _passages(
+    connection: Connection, versions: Sequence[str], model: str
+) -> dict[str, list[dict[str, Any]]]:
+    """The active passages of versions, with hardware, tags and vector."""
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_id: dict[str, dict[str, Any]] = {}
+    query = (
+        sa.select(t.passages, t.embeddings.c.vector)
+        .outerjoin(
+            t.embeddings,
+            sa.and_(
+                t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
+                t.embeddings.c.model_fingerprint == model,
+            ),
+        )
+        .where(t.passages.c.version_id.in_(versions), t.passages.c.active.is_(True))
+        .order_by(t.passages.c.seq)
+    )
+    for row in connection.execute(query):
+        passage = {**row._mapping, "hardware": [], "tags": []}
+        rows[row.version_id].append(passage)
+        by_id[row.id] = passage
+    for part in portions(list(by_id)):
+        for link in connection.execute(
+            sa.select(t.passage_hardware)
+            .where(t.passage_hardware.c.passage_id.in_(part))
+            .order_by(t.passage_hardware.c.hardware_id)
+        ):
+            by_id[link.passage_id]["hardware"].append(link.hardware_id)
+        for tag in connection.execute(
+            sa.select(t.passage_tags)
+            .where(t.passage_tags.c.passage_id.in_(part), t.passage_tags.c.kind == "signal")
+            .order_by(t.passage_tags.c.value)
+        ):
+            by_id[tag.passage_id]["tags"].append((tag.kind, tag.value))
+    return rows
+
+
+def _document(
+    row: Any,
+    stamp: int,
+    hardware: tuple[str, ...],
+    languages: tuple[str, ...],
+    sections: Sequence[sa.Row[Any]],
+    passages: Sequence[Mapping[str, Any]],
+    cards: Sequence[Symbol],
+    kernels: Sequence[Sample],
+    read: Mapping[tuple[str, str], Reading],
+    decided: Mapping[str, str],
+) -> DocumentRows:
+    used = {passage["section_id"] for passage in passages}
+    shown = [section for section in sections if section.id in used]
+    place = {section.id: n for n, section in enumerate(shown)}
+    headings = {section.id: shadow(" ".join(section.path[-3:])) for section in shown}
+    chips = tuple(sorted({chip for card in cards for chip in card.hardware}))
+
+    def about(scope: Sequence[str]) -> About:
+        return About(row.access_scope, row.category, tuple(sorted(scope)), languages, hardware)
+
+    document = StoredDocument(
+        id=row.id,
+        stamp=stamp,
+        title=row.title,
+        category=row.category,
+        owner=row.access_scope,
+        version=row.number,
+        source_key=row.source_key,
+        hardware=hardware,
+        languages=languages,
+        passages=len(passages),
+        embedded=sum(p["vector"] is not None for p in passages),
+        card_chips=chips if cards else None,
+        kernels=len(kernels),
+    )
+    pieces: dict[str, list[Piece]] = {section.id: [] for section in shown}
+    for p in passages:
+        piece = Piece(p["kind"], p["lead"], p["text"], p["language"])
+        pieces[p["section_id"]].append(piece)
+    texts = {section.id: section_text(pieces[section.id]) for section in shown}
+    lines = {
+        section.id: _lines(row, section, texts[section.id], read)
+        for section in (shown if read or is_drafted(row.source_key) else ())
+    }
+    section_rows = [
+        SectionRow(
+            section.seq,
+            section.id,
+            about(section.hardware_scope or hardware or (ANY,)),
+            (section.parent_id, section.ordinal, section.level, section.path),
+            count_once(texts[section.id]),
+            lines.get(section.id),
+        )
+        for section in shown
+    ]
+    passage_rows = [
+        PassageRow(
+            seq=p["seq"],
+            id=p["id"],
+            section=place[p["section_id"]],
+            prose=p["prose"],
+            code=p["kind"] == "code",
+            characters=len(p["text"]),
+            about=about(p["hardware"]),
+            record=[
+                *(p[name] for name in ("ordinal", "kind", "lead", "text", "language")),
+                *(p[name] for name in ("page_index", "page_label", "boxes", "corrected", "tags")),
+            ],
+            words=(headings[p["section_id"]], shadow(f"{p['lead']}\n{p['text']}")),
+            vector=p["vector"],
+        )
+        for p in passages
+    ]
+    in_order = (
+        SectionTexts(section.id, section.path, [piece.text for piece in pieces[section.id]])
+        for section in shown
+    )
+    terms = corrected(terms_of(in_order, load_ontology()), decided)
+    return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)
+
+
+def _lines(
+    row: Any, section: sa.Row[Any], text: str, read: Mapping[tuple[str, str], Reading]
+) -> tuple[ReadLine, ...] | None:
+    """What a model wrote about a section, None if it has not read it. A drafted section was written
+    as the answer to its signal."""
+    if is_drafted(row.source_key):
+        return (ReadLine(signal_of(section.heading), 2, "", ""),)
+    reading = read.get((row.id, text_key(section.path, text)))
+    return None if reading is None else reading.lines

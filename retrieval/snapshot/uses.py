@@ -42,8 +42,7 @@ class OwnName(NamedTuple):
 class Uses(NamedTuple):
     """`passages` (rows, signals) and `sections` (sections, signals) are uses from 0 to FULL, with
     signals in the order of the vocabulary; `reasons` (sections, signals) are 1 + the index in
-    REASONS, 0 without one.
-    """
+    REASONS, 0 without one."""
 
     passages: NDArray[np.uint8]
     sections: NDArray[np.uint8]
@@ -52,8 +51,7 @@ class Uses(NamedTuple):
 
 class WordCounts:
     """Occurrences of phrases in the passages of a segment, from the arrays of its word index. A
-    phrase of several words counts as often as its rarest word in the passage.
-    """
+    phrase of several words counts as often as its rarest word in the passage."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._words, self._starts = arrays["passage_words"], arrays["passage_starts"]
@@ -84,8 +82,7 @@ def family_names(
     ontology: Ontology, title: str, hardware: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
     """The names with their concepts that only documents of a vendor or family use, for those whose
-    word is in the document's title or ids of hardware.
-    """
+    word is in the document's title or ids of hardware."""
     about = " ".join((title, *hardware)).casefold()
     for concept in ontology.concepts.values():
         for family, names in concept.families.items():
@@ -100,8 +97,7 @@ def concept_counts(
     own: Sequence[Sequence[OwnName]],
 ) -> dict[str, Counts]:
     """(rows,) occurrences of the names of each concept; `own` are the further names of each
-    document.
-    """
+    document."""
     totals = {
         concept.id: np.asarray(np.sum([counts.of(n) for n in concept.names], axis=0), np.float32)
         for concept in ontology.concepts.values()
@@ -152,8 +148,7 @@ def _reasons(
     arrays: Mapping[str, NDArray[Any]], counts: WordCounts, ontology: Ontology
 ) -> NDArray[np.uint8]:
     """(rows,) 1 + the index of the reason that a passage offers, 0 without one. A block of code is
-    an example.
-    """
+    an example."""
     shares = [
         np.sum([counts.of(word) for word in ontology.words[reason]], axis=0) for reason in REASONS
     ]
@@ -170,8 +165,7 @@ def lexicon_of(
     defined: Sequence[Sequence[Term]],
 ) -> list[list[Term]]:
     """The terms for concepts that each document uses: those that it defines, those of its family,
-    and names of every manual; `passages` counts those with the term.
-    """
+    and names of every manual; `passages` counts those with the term."""
     counts, documents, document_of = WordCounts(arrays), len(own), arrays["document_places"]
 
     def by_document(name: str) -> list[int]:
@@ -199,8 +193,7 @@ def own_names(
 ) -> list[OwnName]:
     """The names of concepts of one document in addition to those of every manual: of its family,
     the terms that it defines, and those that a person decided about, which take their other
-    concepts back.
-    """
+    concepts back."""
     decided = {t.term.casefold(): t.concept for t in terms if t.how == "person"}
     names = [*family_names(ontology, title, hardware), *((t.term, t.concept) for t in terms)]
     kept = [OwnName(n, c) for n, c in names if c and decided.get(n.casefold(), c) == c]

@@ -3,7 +3,8 @@
 The formula is that of SQLite's FTS5 (https://www.sqlite.org/fts5.html, `bm25`): k1 = 1.2, b = 0.75,
 the length of a row counts the tokens of its scope, heading and body, and a word's inverse frequency
 is at least 1e-6. A word in a heading counts `heading_weight` times. Rows are counted over the whole
-snapshot, so scores do not depend on how it is divided into segments.
+snapshot, so scores do not depend on how it is divided into segments; for a caller who may not see
+all of it, over the rows that the caller sees, so that scores say nothing about the others.
 
 Arrays of a level: the postings of word w of `words` (numbers, ascending) are the places `starts[w]`
 to `starts[w + 1]` of `postings` (rows, ascending) and `counts`; `lengths` are of all rows.
@@ -79,8 +80,7 @@ def merge_words(
     places: NDArray[np.int64],
 ) -> dict[str, NDArray[Any]]:
     """The arrays of the level of several segments, each with its remaining rows; `places` maps
-    these to their new rows, segment by segment.
-    """
+    these to their new rows, segment by segment."""
     numbers, rows, counts = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)], [np.zeros(0, "f4")]
     lengths = np.empty(len(places), np.int32)
     first = 0
@@ -123,8 +123,7 @@ def _arrays(
 class Postings:
     """The word index of one level of one segment. `seqs` are the numbers of its rows; `dead` are
     rows that another segment has replaced, ascending; `dead_words` is the number of dead rows with
-    each word, by index of the word.
-    """
+    each word, by index of the word."""
 
     seqs: NDArray[np.int64]
     words: NDArray[np.uint64]
@@ -179,9 +178,21 @@ class Postings:
         at[at == len(self.words)] = 0
         return np.where(self.words[at] == numbers, at, -1)
 
-    def frequency(self, place: int) -> int:
-        """The number of live rows with a word."""
-        return int(self.starts[place + 1] - self.starts[place]) - self.dead_words.get(place, 0)
+    def frequency(self, place: int, counted: NDArray[np.int64] | None) -> int:
+        """The number of live rows with a word, among the `counted` runs of rows (None: all)."""
+        if counted is None:
+            return int(self.starts[place + 1] - self.starts[place]) - self.dead_words.get(place, 0)
+        cut = _cut(self, place, counted)
+        dead = np.intersect1d(self.rows[self.starts[place] : self.starts[place + 1]], self.dead)
+        inside = counted.searchsorted(dead, "right") % 2  # a run begins before and ends after it
+        return int((cut[1::2] - cut[::2]).sum() - inside.sum())
+
+    def rows_of(self, counted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The live rows of these runs."""
+        runs = zip(counted[::2].tolist(), counted[1::2].tolist(), strict=True)
+        every = np.concatenate([np.zeros(0, np.int64), *(np.arange(*run) for run in runs)])
+        rows: NDArray[np.int64] = np.setdiff1d(every, self.dead, assume_unique=True)
+        return rows
 
 
 class _Found(NamedTuple):
@@ -191,11 +202,13 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordIndex:
-    """One level of a snapshot. `count` is the number of live rows, `average` their mean length."""
+    """One level of a snapshot. `count` is the number of live rows, `average` their mean length.
+    `counted` are the runs of rows of each segment over which words are counted (None: all)."""
 
     segments: tuple[Postings, ...]
     count: int
     average: float
+    counted: tuple[NDArray[np.int64], ...] | None = None
 
     @classmethod
     def of(cls, segments: Sequence[Postings]) -> WordIndex:
@@ -204,13 +217,19 @@ class WordIndex:
         total = sum(segment.length for segment in segments)
         return cls(tuple(segments), count, total / count if count else 1.0)
 
+    def counted_over(self, runs: Sequence[NDArray[np.int64]]) -> WordIndex:
+        """The same index with words counted over these runs of rows, one array for each segment."""
+        rows = [s.rows_of(part) for s, part in zip(self.segments, runs, strict=True)]
+        count = sum(map(len, rows))
+        total = sum(int(s.lengths[r].sum()) for s, r in zip(self.segments, rows, strict=True))
+        return WordIndex(self.segments, count, total / count if count else 1.0, tuple(runs))
+
     def search(
         self, tokens: Sequence[str], admitted: Sequence[NDArray[np.int64]], limit: int
     ) -> dict[int, float]:
         """The rows with any of the tokens, best first: number -> BM25 (> 0); ties go to the earlier
         row. `admitted` has, for each segment, the start and end of each run of rows in the scope,
-        alternating.
-        """
+        alternating."""
         numbers = np.fromiter(map(word_number, tokens), np.uint64, len(tokens))
         places = [segment.places(numbers) for segment in self.segments]
         weights = [self._inverse_frequency(places, n) for n in range(len(numbers))]
@@ -232,9 +251,10 @@ class WordIndex:
         return dict(zip(seqs[best].tolist(), scores[best].tolist(), strict=True))
 
     def _inverse_frequency(self, places: Sequence[NDArray[np.int64]], word: int) -> float:
+        counted = self.counted or (None,) * len(self.segments)
         frequency = sum(
-            segment.frequency(int(at[word]))
-            for segment, at in zip(self.segments, places, strict=True)
+            segment.frequency(int(at[word]), runs)
+            for segment, at, runs in zip(self.segments, places, counted, strict=True)
             if at[word] >= 0
         )
         idf = math.log((self.count - frequency + 0.5) / (frequency + 0.5))

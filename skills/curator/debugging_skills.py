@@ -52,9 +52,9 @@ from skills.curator.comparison import (
     likeness,
     without_comments,
 )
+from skills.curator.contrast import reason_to_distrust
 from skills.curator.distil import store_delta
 from skills.curator.draft import CODE, WRITERS, fenced, listed, sections, slugged
-from skills.curator.gate import reason_to_distrust
 from skills.curator.pipeline import REMOVED
 from skills.curator.records import Decision, Delta, StoredDelta
 from skills.format.lint import Allowed, lint

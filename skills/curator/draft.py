@@ -27,9 +27,16 @@ from optimizer.evaluation.problem.spec import SIZES
 from optimizer.evaluation.records import CaseTiming, Interval
 from retrieval.diagnose.signals import load_signals
 from skills.curator.comparison import kernel_key
-from skills.curator.contrast import contrast, matching_rules, rule_named, rules_in
-from skills.curator.gate import GatePass, gain_of
+from skills.curator.contrast import (
+    GatePass,
+    contrast,
+    gain_of,
+    matching_rules,
+    rule_named,
+    rules_in,
+)
 from skills.curator.records import UNNAMED, WRITTEN, KernelChange, Roles
+from skills.format.lint import is_name
 from skills.format.schema import MAX_NAME, TEXT, sources_of
 from skills.format.skillfile import with_content_hash
 from skills.trajectories.records import Trajectory, TrajectoryStep
@@ -454,6 +461,8 @@ def _sources(trajectory: Trajectory, change: KernelChange) -> tuple[str, ...]:
     for kernel in (child, parent):
         if kernel.evaluation is not None and kernel.evaluation.key:
             lines.append(f"evaluation {kernel.evaluation.key}")
+    origin = change.step.provenance.items()
+    lines += [f"{name} {text}" for name, text in origin if is_name(name) and is_name(text)]
     return tuple(lines)
 
 
@@ -612,6 +621,7 @@ def _evidence_row(
         "synthesizer": proposal.synthesizer,
         "origin": proposal.origin,
         **({"reviewed": evaluation.reviewed} if evaluation.reviewed else {}),
+        **({"provenance": dict(change.step.provenance)} if change.step.provenance else {}),
     }
     return EvidenceRow(
         id=derived_id("ev", trajectory.id, child.number, name, evaluation.key),

@@ -100,13 +100,15 @@ class Allowed:
 
 
 def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[SkillTextFinding, ...]:
-    """The findings in texts by name. Figures in code blocks and sources do not count."""
+    """The findings in texts by name. Figures in code blocks, and figures and names in sources, do
+    not count."""
     findings: list[SkillTextFinding] = []
     for where, text in texts.items():
         plain = _SOURCES.sub("", _FENCED.sub(" ", text))
         findings += _figures(where, plain, allowed.values)
         findings += _matches("absolute", where, plain, _ABSOLUTE)
-        names = sorted(allowed.names.find(text) - allowed.hardware)
+        named = _SOURCES.sub("", text)  # a repository may have a chip in its name
+        names = sorted(allowed.names.find(named) - allowed.hardware)
         findings += (SkillTextFinding("hardware", where, name) for name in names)
         findings += unsafe(where, text)
         if len(text) > MAX_BODY or text.count("\n") >= MAX_LINES:

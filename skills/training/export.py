@@ -520,7 +520,7 @@ def _table(rows: Sequence[Mapping[str, Any]], shape: str) -> Any:
 #
 # A prompt is the one that was sent to a model, if it is stored, or else rendered from the same
 # state. The answer is the candidate in the form of a model's answer: a JSON object, then every file
-# in a code block (`optimizer.search.synthesizers.llm.answers` reads it). Knowledge is looked up by
+# in a code block (`synthesizers.llm.conversation` reads it). Knowledge is looked up by
 # its ids, as its texts are now. The texts of built-in documents and shipped skills may be shown;
 # those of uploaded documents and of imported or learned skills only with leave.
 

@@ -40,7 +40,8 @@ class TrainingPrompt:
 class Reward:
     """The result of a candidate. `value` is the lower bound of the speed-up over the reference, 0
     for a failed candidate, None if unknown. `over_parent` is the speed-up over its parent, from two
-    figures that were each taken against the reference. `cases` are those of the figures."""
+    figures that were each taken against the reference. `cases` are those of the figures. `flags`
+    are integrity findings; if `held`, a person has to decide about them."""
 
     value: float | None
     validity: str
@@ -50,6 +51,7 @@ class Reward:
     over_parent: Interval | None
     cases: tuple[str, ...]
     flags: tuple[str, ...]
+    held: bool
     harness: str
     toolchain: str
     device: str
@@ -121,6 +123,7 @@ def reward_of(tree: Tree, node: Node) -> Reward | None:
         over_parent=_over_parent(tree, node, evaluation),
         cases=timed_cases(evaluation),
         flags=tuple(flag.message for flag in evaluation.flags),
+        held=any(flag.severity == "review" for flag in evaluation.flags),
         harness=evaluation.harness,
         toolchain=evaluation.toolchain,
         device=evaluation.device,
@@ -153,17 +156,15 @@ def state_of(tree: Tree, node: Node) -> dict[str, Any]:
 
 def _over_parent(tree: Tree, node: Node, evaluation: Evaluation) -> Interval | None:
     """The speed-up over the parent; None without figures of the same cases and clock."""
-    parent = tree[node.parent or REFERENCE]
-    own = evaluation.speedup
-    if parent.number == REFERENCE:
+    own = evaluation.speedup if evaluation.correct else None
+    if (parent := tree[node.parent or REFERENCE]).number == REFERENCE:
         return own
     other = parent.evaluation
-    if other is None or own is None or other.speedup is None:
+    if other is None or own is None or other.speedup is None or not other.correct:
         return None
     comparable = (timed_cases(evaluation), evaluation.device, evaluation.timing)
-    if comparable != (timed_cases(other), other.device, other.timing):
-        return None
-    return independent_ratio(own, other.speedup)
+    same = comparable == (timed_cases(other), other.device, other.timing)
+    return independent_ratio(own, other.speedup) if same else None
 
 
 # -- which samples may be used for training
@@ -197,7 +198,7 @@ def refusal(sample: TrainingSample, redaction: Redaction) -> str:
     """The reason why a sample may not be used for training, or ""."""
     if sample.reward.validity == "rejected":
         return "rejected for integrity"
-    if sample.reward.flags:
+    if sample.reward.held:
         return "held for a person by an integrity flag"
     if sample.reward.value is None:
         return "without a known reward"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -31,6 +31,7 @@ MAX_BYTES = 8 * 1024 * 1024  # of all of them
 MAX_PLAN = 4_000  # characters; also of one text
 MAX_TEXTS = 20
 MAX_IDS = 100
+MAX_ORIGIN = 300  # characters of an entry of a provenance
 SYNTHESIZER = "told"  # stored name of the proposer of these candidates
 FILE_OF: Mapping[str, str] = {
     "cpp": "kernel.cpp",
@@ -57,7 +58,8 @@ class ExternalStep:
     `number` counts from 1, in order. `parent` is the number of an earlier step, 0 for the problem's
     reference. `claimed` holds ids of knowledge that the other optimizer claims to have used,
     `texts` its remarks (stored as `told`), `claimed_speedup` its claim over the reference. `cases`
-    names the cases that the candidate is for, empty for all.
+    names the cases that the candidate is for, empty for all. `provenance` says where it comes from
+    (repository, commit, path, session); it says nothing about merit, which is measured here.
     """
 
     number: int
@@ -68,6 +70,7 @@ class ExternalStep:
     texts: tuple[str, ...] = ()
     claimed_speedup: float | None = None
     cases: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class ExternalTrajectory:
         row = {"format": FORMAT, **asdict(self)}
         for step in row["steps"]:
             step["told"] = step.pop("texts")
+            if not step["provenance"]:  # ids of trajectories without one stay
+                del step["provenance"]
         return row
 
 
@@ -120,6 +125,7 @@ def external_trajectory_from_json(row: Mapping[str, Any]) -> ExternalTrajectory:
             tuple(step["told"]),
             step["claimed_speedup"],
             tuple(step["cases"]),
+            step.get("provenance", {}),
         )
         for step in row["steps"]
     )
@@ -170,6 +176,10 @@ def _check(step: ExternalStep, position: int) -> None:
     if too_long or len(step.texts) > MAX_TEXTS or max(len(step.claimed), len(step.cases)) > MAX_IDS:
         hint = f"At most {MAX_TEXTS} texts of {MAX_PLAN:,} characters, {MAX_IDS} ids, one plan."
         raise refused("has too many or too long texts", hint)
+    origin = step.provenance
+    if len(origin) > MAX_TEXTS or any(len(t) > MAX_ORIGIN for pair in origin.items() for t in pair):
+        hint = f"At most {MAX_TEXTS} entries of {MAX_ORIGIN} characters."
+        raise refused("has a too long provenance", hint)
     files = step.bundle.files
     folders = {p.as_posix() for name in files for p in PurePosixPath(name).parents}
     wrong = next((name for name in files if name == MANIFEST or name in folders), None)

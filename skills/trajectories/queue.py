@@ -42,7 +42,8 @@ def accept(
 ) -> StoredTrajectory:
     """Store an external trajectory: `queued`, or `unverified` if this machine cannot measure it.
 
-    `origin` is `told` (another optimizer) or `export` (the lines of an exported run). A trajectory
+    `origin` is `told` (another optimizer), `export` (the lines of an exported run), `session` (of
+    another tool) or `history` (of a repository). A trajectory
     that was sent before keeps its row; `requeue` selects those that are tried again. Raises
     InvalidRequest for a step that no machine could evaluate.
     """

@@ -3,8 +3,8 @@ people's decisions about integrity flags.
 
 A decision belongs to an evaluation, so it holds for every search that has the same candidate under
 the same conditions. Stored evaluations and trajectories are never changed: decisions are applied on
-reading. An accepted candidate loses its flags and gets a note; a refused one counts as rejected and
-has no figure. A candidate that a check rejected cannot be accepted.
+reading. An accepted candidate is no longer held, a refused one counts as rejected; both keep their
+flags and their figure. A candidate that a check rejected cannot be accepted.
 """
 
 from __future__ import annotations
@@ -181,9 +181,11 @@ def trajectory_of(base: KnowledgeBase, search: StoredSearch) -> Trajectory:
     reviews = Reviews(base.catalog, base.access).latest(flagged_keys(search.tree))
     tree = reviewed_tree(search.tree, reviews)
     texts: dict[int, tuple[str, ...]] = {}
+    provenance: dict[int, Mapping[str, str]] = {}
     if search.record is not None and search.external is not None:
         described = trajectory_from_json(search.record)
         texts = {step.number: step.texts for step in search.external.steps}
+        provenance = {step.number: step.provenance for step in search.external.steps}
     else:
         problem = search.problem()
         described = Trajectory(
@@ -194,7 +196,7 @@ def trajectory_of(base: KnowledgeBase, search: StoredSearch) -> Trajectory:
             steps=(),
             evaluated_here=True,
         )
-    steps = steps_of(tree, texts, review_notes(search.tree, reviews))
+    steps = steps_of(tree, texts, review_notes(search.tree, reviews), provenance)
     return replace(described, steps=steps)
 
 
@@ -355,7 +357,7 @@ def open_flags(evaluation: Evaluation) -> tuple[str, ...]:
     ended = any(flag.severity == "reject" for flag in evaluation.flags)
     if evaluation.validity == "rejected" or ended:
         return ()
-    return tuple(flag.message for flag in evaluation.flags)
+    return tuple(flag.message for flag in evaluation.flags if flag.severity == "review")
 
 
 def review_sentence(review: Review) -> str:
@@ -394,14 +396,8 @@ def reviewed_evaluation(evaluation: Evaluation, review: Review) -> Evaluation:
         return evaluation
     note = review_note(evaluation, review)
     if review.decision == "accepted":
-        return replace(evaluation, flags=(), notes=(*evaluation.notes, note))
-    refusal = Flag(evaluation.flags[0].defence, "reject", note)
-    return replace(
-        evaluation,
-        validity="rejected",
-        timing="none",
-        message=f"a person refused it: {review.reason}",
-        flags=(*evaluation.flags, refusal),
-        timings=tuple(replace(timing, speedup=None) for timing in evaluation.timings),
-        speedup=None,
-    )
+        decided = tuple(replace(flag, severity="accepted") for flag in evaluation.flags)
+        return replace(evaluation, flags=decided, notes=(*evaluation.notes, note))
+    flags = (*evaluation.flags, Flag(evaluation.flags[0].defence, "reject", note))
+    message = f"a person refused it: {review.reason}"
+    return replace(evaluation, validity="rejected", message=message, flags=flags)

@@ -48,8 +48,8 @@ class EvaluationSummary:
 
     `checks` counts the correctness checks that passed, and all of them. `signals` are those of the
     verdict, the leading one first. `flags` are integrity findings as sentences; if `rejected`, one
-    of them ended the evaluation. `reviewed` is a person's decision about the flags as a sentence,
-    or empty.
+    of them or a person ended the evaluation. `reviewed` is a person's decision about the flags as
+    a sentence, or empty. It changes neither `flags` nor `speedup`.
     """
 
     key: str
@@ -67,6 +67,11 @@ class EvaluationSummary:
     rejected: bool
     message: str
     reviewed: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing is learned from it before a person has decided about its flags."""
+        return bool(self.flags) and not (self.rejected or self.reviewed)
 
     @property
     def correct(self) -> bool:
@@ -108,13 +113,15 @@ class TrajectoryStep:
     """A change, from parent to child.
 
     `shown` holds ids of the knowledge that its proposer was shown, by kind (excerpts, moves,
-    skills). `texts` are the proposer's own remarks, which are untrusted data.
+    skills). `texts` are the proposer's own remarks, which are untrusted data. `provenance` says
+    where the child comes from, and nothing about its merit.
     """
 
     parent: MeasuredKernel
     child: MeasuredKernel
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def proposal(self) -> Proposal:
@@ -154,9 +161,10 @@ def steps_of(
     tree: Tree,
     texts: Mapping[int, tuple[str, ...]] | None = None,
     reviewed: Mapping[str, str] | None = None,
+    provenance: Mapping[int, Mapping[str, str]] | None = None,
 ) -> tuple[TrajectoryStep, ...]:
-    """A step for each node with a proposal. `texts` are the proposer's remarks by number of the
-    node, `reviewed` people's decisions by key of the evaluation."""
+    """A step for each node with a proposal. `texts` are the proposer's remarks and `provenance`
+    origins by number of the node, `reviewed` people's decisions by key of the evaluation."""
 
     def kernel(node: Node) -> MeasuredKernel:
         # A duplicate has the evaluation of the node that it repeats.
@@ -176,6 +184,7 @@ def steps_of(
                 "skills": node.shown.skills,
             },
             texts=(texts or {}).get(node.number, ()),
+            provenance=(provenance or {}).get(node.number, {}),
         )
         for node in tree
         if node.proposal is not None
@@ -272,6 +281,7 @@ def _step_as_json(step: TrajectoryStep) -> dict[str, Any]:
         "attributed": tuple(proposal.attributed),
         "shown": dict(step.shown),
         "told": step.texts,
+        **({"provenance": dict(step.provenance)} if step.provenance else {}),
     }
 
 
@@ -328,6 +338,7 @@ def _step_from_json(row: Mapping[str, Any]) -> TrajectoryStep:
         child=_kernel_from_json(row["child"], row["origin"], proposed),
         shown={kind: tuple(ids) for kind, ids in row["shown"].items()},
         texts=tuple(row["told"]),
+        provenance=row.get("provenance", {}),
     )
 
 

@@ -95,22 +95,8 @@ class Reevaluation:
         if not evaluations:
             first = next((error for error in errors.values() if error), {})
             return ReevaluationEnd("failed", {"error": dict(first)})
-        tree = tree_of(external.steps, self._reference(external, problem), evaluations, problems)
-        trajectory = Trajectory(
-            id=row.id,
-            subject=problem_of_trajectory(problem, main_dtype(self.base, problem), tree),
-            hardware=external.hardware,
-            lineage=tuple(self.base.registry.lineage(external.hardware)),
-            steps=steps_of(tree, {step.number: step.texts for step in external.steps}),
-            evaluated_here=True,
-            actor=external.actor,
-        )
-        keys = {
-            str(node.number): node.evaluation.key for node in tree if node.evaluation is not None
-        }
-        measured = {"trajectory": trajectory.as_json(), "evaluations": keys}
-        summary = {"reason": "", "error": None, **_outcome(external, tree)}
-        return ReevaluationEnd("ready", summary, measured)
+        reference = self._reference(external, problem)
+        return measured_end(self.base, row.id, external, problem, reference, evaluations, problems)
 
     # -- one evaluation
 
@@ -150,8 +136,7 @@ class Reevaluation:
         self, problem: Problem, bundle: Bundle, hardware: str, cases: tuple[str, ...]
     ) -> Evaluation | None:
         """The finished evaluation of the journal with the same key, or None. Looking it up here
-        saves starting a process.
-        """
+        saves starting a process."""
         try:
             asked = check_request(self.base, problem, bundle, hardware=hardware, cases=cases)
         except KernloreError:
@@ -184,6 +169,37 @@ class Reevaluation:
         if self.stopped():
             raise ReevaluationStopped
         time.sleep(POLL_SECONDS)
+
+
+def measured_end(
+    base: KnowledgeBase,
+    identity: str,
+    external: ExternalTrajectory,
+    problem: Problem,
+    reference: Evaluation | None,
+    evaluations: Mapping[str, Evaluation],
+    problems: Mapping[str, str],
+) -> ReevaluationEnd:
+    """The end of a trajectory whose steps were evaluated. `evaluations` maps the sha256 of a bundle
+    to its evaluation, `problems` to the reason why it has none."""
+    tree = tree_of(external.steps, reference, evaluations, problems)
+    trajectory = Trajectory(
+        id=identity,
+        subject=problem_of_trajectory(problem, main_dtype(base, problem), tree),
+        hardware=external.hardware,
+        lineage=tuple(base.registry.lineage(external.hardware)),
+        steps=steps_of(
+            tree,
+            {step.number: step.texts for step in external.steps},
+            provenance={step.number: step.provenance for step in external.steps},
+        ),
+        evaluated_here=True,
+        actor=external.actor,
+    )
+    keys = {str(node.number): node.evaluation.key for node in tree if node.evaluation is not None}
+    measured = {"trajectory": trajectory.as_json(), "evaluations": keys}
+    summary = {"reason": "", "error": None, **_outcome(external, tree)}
+    return ReevaluationEnd("ready", summary, measured)
 
 
 def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:

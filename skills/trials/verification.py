@@ -207,8 +207,8 @@ def _losing_sizes(trials: Sequence[Trial], polarity: str) -> ScopePart | None:
     """Only sizes separate: a wrong candidate speaks against the skill on all of them."""
     if polarity == AVOID or any(trial.wrong for trial in trials):
         return None
-    harmed, helped = ([t.sizes for t in trials if getattr(t, kind)] for kind in ("harms", "helps"))
-    return losing_part(harmed, helped)
+    harmed = [trial.sizes for trial in trials if trial.harms]
+    return losing_part(harmed, [trial.sizes for trial in trials if trial.helps])
 
 
 def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> ScopePart | None:

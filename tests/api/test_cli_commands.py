@@ -27,6 +27,7 @@ from tests.api.cli_process import (
     kernlore_process,
 )
 from tests.catalogs import copy_data_dir
+from tests.shared import copy_knowledge
 from tests.store_servers import lose_files
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -169,10 +170,15 @@ def test_invalid_setting_is_named(tmp_path: Path) -> None:
     assert "port" in ran.err
 
 
-def test_empty_directory_has_hint_on_loading(tmp_path: Path) -> None:
-    ran = kernlore("retrieve", "--signal", "memory_bound", "--json", data=tmp_path / "new")
-    assert ran.code == 1
-    assert "--builtin" in ran.json["hint"]
+def test_first_question_to_empty_directory_loads_the_built_in_knowledge(tmp_path: Path) -> None:
+    small = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
+    ran = kernlore(
+        *("retrieve", "--signal", "memory_bound", "--json"),
+        data=tmp_path / "new",
+        environment={"KERNLORE_KNOWLEDGE_DIR": str(small)},
+    )
+    assert ran.code == 0 and ran.json["excerpts"]
+    assert "reading 1 built-in documents" in ran.err
 
 
 def test_used_port_is_refused_before_loading(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> Non
     (tmp_path / "nothing.md").write_text("---\ntitle: Nothing\n---\n")
     assert kernlore("ingest", tmp_path / "nothing.md", data=own).code == 1
     shown = kernlore("jobs", "list", "--state", "failed", data=own).out
-    assert "1 failed" in shown and "nothing could be read" in shown and "OCR" in shown
+    assert "1 failed" in shown and "nothing to read in it" in shown and "leave it out" in shown
 
 
 SHEET = """# Orbis-3 sheet

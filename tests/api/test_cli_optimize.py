@@ -18,7 +18,6 @@ from api.cli.target import CommandTarget
 from kb.catalog import open_catalog
 from kb.catalog.evaluations import Evaluations
 from kb.settings import Settings
-from optimizer.evaluation.records import TIMING
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, CommandResult, kernlore, kernlore_process
@@ -318,14 +317,10 @@ def test_run_ends_with_three_lines(place: Path, bare: Path) -> None:
     assert imported.returncode == 0, imported.stderr
 
 
-def test_problems_of_a_folder_are_searched_in_turn(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No recipe fits the first problem, which gets a traced kernel without an option, timed like
-    users' candidates. No proposer has a candidate for the second: the message names those tried,
-    and those that would have one.
+def test_problems_of_a_folder_are_searched_in_turn(place: Path) -> None:
+    """No recipe fits the first problem, which gets a traced kernel without an option. No proposer
+    has a candidate for the second: the message names those tried, and those that would have one.
     """
-    monkeypatch.setenv(TIMING, "full")
     folder = place / "several"
     folder.mkdir()
     (folder / "own_norm.py").write_text(OWN)

@@ -78,6 +78,28 @@ def test_record_about_two_chips_shows_only_own_one(service: tuple[KeyedService, 
         )
 
 
+def test_hidden_document_changes_no_score(service: tuple[KeyedService, str]) -> None:
+    keyed, _ = service
+
+    def answers() -> list[list[tuple[str, float]]]:
+        """The excerpts of each question with their scores, which depend on how rare words are."""
+        queries = ("q=persimmon+quixotry", "q=persimmon+quixotry&hardware=mi300x")
+        found = [keyed.ask("mi300x", "GET", f"/retrieve?{query}").json() for query in queries]
+        return [[(e["id"], e["score"]) for e in answer["excerpts"]] for answer in found]
+
+    before = answers()
+    hidden = b"# Hidden\n\n## Chips\n\n" + b"Quixotry of persimmon chips.\n\n" * 9
+    files = [("file", ("hidden.md", hidden))]
+    sent = keyed.ask("admin", "POST", "/documents", data={"hardware": "h100"}, files=files).json()
+    deadline = time.monotonic() + 60
+    while keyed.ask("admin", "GET", f"/jobs/{sent['job_id']}").json()["state"] != "ready":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    every = keyed.ask("admin", "GET", "/retrieve?q=persimmon+quixotry").json()["excerpts"]
+    assert any(excerpt["document"]["title"] == "Hidden" for excerpt in every)
+    assert answers() == before and before[0]
+
+
 def test_exported_skill_shows_only_own_chip(service: tuple[KeyedService, str]) -> None:
     keyed, _ = service
     for key, chips in (("mi300x", "mi300x"), ("admin", "h100,mi300x")):

@@ -181,3 +181,9 @@ def test_knowledge_tree(client: TestClient) -> None:
     below = client.get("/knowledge", params={"path": "hardware/h100"}).json()
     assert top != below
     assert_error(client.get("/knowledge", params={"path": "hardware/nonesuch"}), 404)
+
+
+def test_a_field_of_the_body_in_a_query_names_the_post(client: TestClient) -> None:
+    answer = client.get("/retrieve", params={"log": "error: x", "hardware": "h100"})
+    assert answer.status_code == 400
+    assert answer.json()["hint"].startswith("Send log in the JSON body of POST /retrieve.")

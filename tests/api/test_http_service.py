@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.http.dependencies import query_parameters
+from api.http.routes import query_parameters
 from api.operations import operations
 from kb.settings import Settings
 from retrieval.diagnose.signals import load_signals

@@ -1,85 +1,23 @@
-"""The service and the commands over a catalog on a real PostgreSQL server."""
+"""The commands over a catalog on a real PostgreSQL server; `test_replicas.py` has the service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 
-from tests.api.cli_process import CommandResult, data, files, kernlore, serving  # noqa: F401  (fixtures)
-from tests.api.conftest import assert_error, finished, upload
+from tests.api.cli_process import CommandResult, data, files, kernlore  # noqa: F401  (fixtures)
 from tests.postgresql import EVERYWHERE, Server
-from tests.shared import copy_knowledge, place_models
+from tests.shared import place_models
 
-pytestmark = pytest.mark.slow(seconds=25)
-MANUAL = b"# Quince\n\n## Loads\n\nThe quince unit loads 16 bytes; it is memory bound.\n"
+pytestmark = pytest.mark.slow(seconds=10)
 QUESTIONS = (
     ("retrieve", "--signal", "memory_bound", "--hardware", "h100"),
     ("retrieve", "--query", "how do barriers hang a kernel", "--hardware", "h100"),
     ("retrieve", "--query", "register spills and occupancy"),
 )
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Server) -> Iterator[str]:
-    name = f"t{uuid4().hex}"
-    yield postgres.create(name)
-    postgres.drop(name)
-
-
-@pytest.fixture(scope="module")
-def served(
-    database: str, tmp_path_factory: pytest.TempPathFactory, model_cache: Path
-) -> Iterator[Any]:
-    """A client of a service with a small knowledge base, in a separate process."""
-    base = tmp_path_factory.mktemp("served")
-    place_models(base / "data", model_cache)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KERNLORE_CATALOG", database)
-        with (
-            serving(
-                base / "data", copy_knowledge(base / "knowledge", ("hardware/h100/tuning.md",))
-            ) as url,
-            httpx.Client(base_url=url, timeout=60) as client,
-        ):
-            yield client
-
-
-def ask(client: Any, **request: Any) -> Any:
-    answer = client.post("/retrieve", json={"hardware": "h100", "k": 20, **request})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def test_document_is_read_found_and_deleted(served: Any) -> None:
-    sent = upload(served, "quince.md", MANUAL, hardware="h100").json()
-    assert finished(served, sent["job_id"])["state"] == "ready"
-    found = ask(served, query="quince loads")["excerpts"][0]
-    assert found["document"]["id"] == sent["document_id"]
-    assert ask(served, signal="memory_bound")["context"]
-    assert served.delete(f"/documents/{sent['document_id']}").status_code in (200, 204)
-    assert "quince" not in str(ask(served, query="quince loads")["excerpts"]).lower()
-
-
-def test_requests_are_refused_while_server_is_down(served: Any, postgres: Server) -> None:
-    before = ask(served, signal="memory_bound")["context"]
-    postgres.stop()
-    try:
-        for path in ("/retrieve?signal=memory_bound&hardware=h100", "/documents", "/jobs"):
-            body = assert_error(served.get(path), 503, "unavailable")
-            assert "server" in body["message"] and "PostgreSQL" in body["hint"]
-    finally:
-        postgres.start()
-    assert ask(served, signal="memory_bound")["context"] == before
-    sent = upload(served, "late.md", MANUAL, hardware="h100").json()
-    assert finished(served, sent["job_id"])["state"] == "ready"
-
-
-# -- commands
 
 
 def on(url: str, *arguments: str | Path, data: Path) -> CommandResult:  # noqa: F811

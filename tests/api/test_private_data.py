@@ -11,7 +11,7 @@ import pytest
 
 from kb.data_dir import ServiceLock, access_of_others, private_files, private_folder
 from kb.settings import Settings
-from optimizer.search.runs.run_lock import RunLock
+from optimizer.search.runs.run_store import RunLock
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from retrieval.knowledge_base import KnowledgeBase
 from tests.api.cli_process import kernlore

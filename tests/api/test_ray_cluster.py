@@ -54,7 +54,7 @@ from tests.shared import copy_knowledge, place_models
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
 
-pytestmark = pytest.mark.slow(seconds=190)
+pytestmark = pytest.mark.slow(seconds=80)
 
 SEED = 7
 CHIP = f"nova-{SEED}"

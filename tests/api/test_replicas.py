@@ -24,7 +24,7 @@ from tests.api.test_runs import alive
 from tests.postgresql import Server
 from tests.shared import copy_knowledge
 
-pytestmark = pytest.mark.slow(seconds=120)
+pytestmark = pytest.mark.slow(seconds=55)
 
 BUILT_IN = ("hardware/h100/tuning.md", "guidance/memory-bound.md")
 LEASE = 4  # seconds
@@ -100,6 +100,26 @@ def test_replicas_started_on_empty_database_load_knowledge_once(
         documents = replica.client.get("/documents").json()["documents"]
         assert len(documents) == len(BUILT_IN)
         assert {document["version"]["number"] for document in documents} == {1}
+
+
+def test_requests_are_refused_while_server_is_down(
+    pair: tuple[Replica, Replica], postgres: Server
+) -> None:
+    asked = "/retrieve?signal=memory_bound&hardware=h100"
+    before = [replica.client.get(asked).json()["context"] for replica in pair]
+    postgres.stop()
+    try:
+        for replica in pair:
+            for path in (asked, "/documents", "/jobs"):
+                body = assert_error(replica.client.get(path), 503, "unavailable")
+                assert "server" in body["message"] and "PostgreSQL" in body["hint"]
+    finally:
+        postgres.start()
+    assert [replica.client.get(asked).json()["context"] for replica in pair] == before
+    for number, replica in enumerate(pair):
+        text = f"# Quince {number}\n\nThe quince unit {number} loads 16 bytes.\n"
+        sent = upload(replica, f"late{number}.md", text)
+        assert until(partial(ended, replica, sent["job_id"]))["state"] == "ready"
 
 
 def test_replica_reads_acknowledged_upload(pair: tuple[Replica, Replica]) -> None:

@@ -26,7 +26,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from skills.curator.gate import gate
+from skills.curator.contrast import gate
 from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.external import ExternalProblem, ExternalStep, ExternalTrajectory
 from skills.trajectories.reading import trajectory, trajectory_store
@@ -195,7 +195,10 @@ def test_answer_by_command_is_learned_and_visible_over_http(
     free, reason = passed(services, run, 2)
     assert free and reason.startswith("faster than its parent")
     record = client.get(f"/trajectories/{run}").json()["trajectory"]
-    assert ANSWER["reason"] in record["steps"][1]["child"]["measured"]["reviewed"]
+    measured = record["steps"][1]["child"]["measured"]
+    assert ANSWER["reason"] in measured["reviewed"]
+    assert measured["flags"] == [FLAG] and not measured["rejected"]
+    assert measured["speedup"]["value"] == 40.0
     assert record["steps"][2]["child"] == {**record["steps"][1]["child"], "number": 3}
     after = exported(services, run, tmp_path / "after")
     assert after["ids"] == ["1", "2"]
@@ -214,14 +217,41 @@ def test_newest_answer_over_http_counts(
     answer = client.post(path, json=refused)
     assert answer.status_code == 201 and answer.json()["decision"] == "refused"
     assert listed(client, run) == [answer.json()] == door(services, "flagged", run)
+    shown = client.get(f"/evaluations/{run}-2").json()
+    assert shown["review"] == answer.json()["review"]
+    assert [flag["severity"] for flag in shown["result"]["flags"]] == ["review"]
     free, reason = passed(services, run, 2)
     assert not free and "rejected" in reason and "it skips the last row" in reason
     manifest = exported(services, run, tmp_path / "out")
     assert manifest["ids"] == ["1"] and manifest["left_out"]["rejected for integrity"] == 2
     assert [remaining["decision"] for remaining in manifest["reviews"]] == ["refused"]
+    measured = client.get(f"/trajectories/{run}").json()["trajectory"]["steps"][1]["child"]
+    assert measured["measured"]["rejected"] and measured["measured"]["flags"][0] == FLAG
+    assert measured["measured"]["speedup"]["value"] == 40.0
     plain = kernlore("runs", "flagged", run, data=services.settings.data_dir)
     assert plain.code == 0 and "40.00 [39.20, 40.80]" in plain.out
     assert "refused by ann" in plain.out and FLAG in plain.out
+
+
+def test_page_and_record_show_flags_figure_and_decision(client: TestClient, run: str) -> None:
+    place = f"/runs/{run}/candidates/2"
+    for decision in (None, "accepted", "refused"):
+        if decision is not None:
+            form = {**ANSWER, "decision": decision}
+            headers = {"origin": URL}
+            sent = client.post(f"/ui{place}/review", data=form, headers=headers)
+            assert sent.status_code == 200 and sent.url.path == f"/ui{place}"
+        record = client.get(place).json()
+        review = record["review"]
+        assert (review and review["decision"]) == decision
+        assert [flag["message"] for flag in record["evaluation"]["flags"]] == [FLAG]
+        assert record["evaluation"]["speedup"]["value"] == 40.0
+        page = client.get(f"/ui{place}").text
+        assert FLAG in page and "40.000 [39.200, 40.800]" in page
+        assert decision is None or f"{decision.capitalize()} by ann" in page
+    listed_node = client.get(f"/runs/{run}/tree").json()["nodes"][2]
+    assert listed_node["flags"][0]["message"] == FLAG and listed_node["speedup"]["value"] == 40.0
+    assert "flagged" in client.get(f"/ui/runs/{run}").text
 
 
 def test_later_run_inherits_nothing_refused(

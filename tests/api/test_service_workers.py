@@ -6,14 +6,19 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from api.workers import Forward
 from benchmarks.processes import descendants
+from kb.settings import Settings
 from tests.api.cli_process import free_port, kernlore_process, serving
+from tests.api.conftest import assert_error
 from tests.shared import copy_knowledge, place_models
 
 pytestmark = [pytest.mark.embedded, pytest.mark.slow(seconds=25)]
@@ -105,6 +110,22 @@ def test_every_process_gives_equal_answers(url: str) -> None:
     assert all(processor_ticks(pid) > before[pid] for pid in workers)
 
 
+def test_busy_process_closes_kept_connections(url: str) -> None:
+    def closed_of(clients: int) -> list[bool]:
+        def send(number: int) -> list[bool]:
+            with httpx.Client(base_url=url, timeout=60) as client:
+                body = {**REQUEST, "query": f"{REQUEST['query']} {number}"}
+                answers = [client.post("/retrieve", json=body) for _ in range(6)]
+            assert {answer.status_code for answer in answers} == {200}
+            return [answer.headers.get("connection") == "close" for answer in answers]
+
+        with ThreadPoolExecutor(clients) as pool:
+            return [closed for of_client in pool.map(send, range(clients)) for closed in of_client]
+
+    assert not any(closed_of(1))
+    assert any(closed_of(9))  # three clients for each process
+
+
 def test_acknowledged_document_is_in_every_answer_until_deletion(url: str) -> None:
     for word in WORDS:
         files = {"file": (f"{word}.md", NOTES.format(word=word).encode())}
@@ -149,3 +170,11 @@ def test_path_too_long_for_socket_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 110)
     ran = kernlore_process("serve", "--port", str(free_port()), "--workers", "2", data=folder)
     assert ran.code != 0 and "use a shorter --data-dir" in ran.err, ran.err
+
+
+def test_request_without_a_service_is_answered_with_503(tmp_path: Path) -> None:
+    """The socket of a service that was killed; its workers end within a second."""
+    client = TestClient(Forward(Settings(data_dir=tmp_path)), "http://127.0.0.1:8321")
+    for answer in (client.get("/documents"), client.post("/documents", content=b"x")):
+        assert_error(answer, 503, "unavailable")
+        assert answer.headers["retry-after"] == "1"

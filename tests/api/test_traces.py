@@ -17,16 +17,16 @@ from tests.api.cli_process import COMMAND
 from tests.api.replicas import Replica
 from tests.known_device import store_ceilings
 from tests.otlp_receiver import Collector, Received, collecting
-from tests.shared import copy_knowledge
+from tests.shared import copy_knowledge, small_map_id
 
-pytestmark = pytest.mark.slow(seconds=60)
+pytestmark = pytest.mark.slow(seconds=15)
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_IN = ("hardware/h100/tuning.md", "guidance/memory-bound.md")
 SECONDS = 240.0
 # As a tracing caller sends it: version, trace, span, flags.
 CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-RUN = {"problem": "map_id", "goal": {"language": "cpp", "candidates": 1, "knowledge": True}}
+GOAL = {"language": "cpp", "candidates": 1, "knowledge": True}
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,13 @@ def test_job_span_is_below_its_upload(service: Replica, collector: Collector) ->
     assert [span for span in named(spans, "embed") if upload.trace in span.links]
 
 
-def test_run_is_traced_to_nodes_in_another_process(service: Replica, collector: Collector) -> None:
-    run_id = service.client.post("/runs", json=RUN).json()["id"]
+def test_run_is_traced_to_nodes_in_another_process(
+    service: Replica, collector: Collector, tmp_path: Path
+) -> None:
+    small = small_map_id(tmp_path)
+    source, toml = ((small / name).read_text() for name in ("problem.py", "problem.toml"))
+    sent = {"problem": {"source": source, "toml": toml}, "goal": GOAL}
+    run_id = service.client.post("/runs", json=sent).json()["id"]
     spans = collector.until(lambda s: bool(named(s, "run")), SECONDS)
     (start,) = named(spans, "POST /runs")
     (run,) = named(spans, "run")

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from api.services import Services
 from kb.errors import Conflict
 from optimizer.evaluation.exploits.proof import FOLDER
-from skills.curator.gate import gate
+from skills.curator.contrast import gate
 from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.queue import requeue
 from skills.trajectories.reading import trajectory, trajectory_row, trajectory_store
@@ -318,3 +318,26 @@ def test_exported_run_is_accepted_as_a_trajectory(
     lines = lines[:1]
     answer = client.post("/trajectories", json={"lines": lines}, headers=HERE)
     assert_error(answer, 400, "invalid_request")
+
+
+def test_transcript_of_a_coding_agent_is_evaluated(client: TestClient) -> None:
+    pytest.importorskip("detect_secrets")
+    wrong = KERNEL.replace("2 * x", "3 * x")
+
+    def line(name: str, **given: Any) -> dict[str, Any]:
+        use = {"type": "tool_use", "id": name, "name": name, "input": given}
+        message = {"role": "assistant", "content": [{"type": "text", "text": INJECTED}, use]}
+        return {"type": "assistant", "sessionId": "s", "message": message}
+
+    lines = [
+        line("Write", file_path="/w/k.cpp", content=wrong),
+        line("Edit", file_path="/w/k.cpp", old_string="3 * x", new_string="2 * x"),
+    ]
+    refused = client.post("/trajectories", json={"lines": lines}, headers=HERE)
+    assert "nothing is stored" in assert_error(refused, 400)["hint"]
+    sent = {"problem": TIMED, "hardware": "auto", "lines": lines}
+    row = ended(client, submitted(client, sent)["id"])
+    assert row["origin"] == "session" and row["state"] == "ready", row
+    assert [verdict["validity"] for verdict in row["verdicts"]] == ["incorrect", "correct"]
+    steps = found(client, row["id"]).steps
+    assert steps[1].parent.number == 1 and steps[1].provenance["form"] == "claude-code"

@@ -85,7 +85,7 @@ def test_02_job_of_a_killed_worker_is_resumed(store: Store) -> None:
 
 
 def test_03_partial_ingest_is_never_ready(store: Store) -> None:
-    job = store.job(store.ingest("scan.pdf", golden.scanned_in_the_middle(), hardware=("h100",)))
+    job = store.job(store.ingest("lost.pdf", golden.lost_page(), hardware=("h100",)))
     result = job.result
     assert job.state == "partial"
     assert result["pages_seen"] == result["pages_parsed"] + len(result["pages_failed"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from reportlab.lib import colors
 from reportlab.lib.pagesizes import A4
 from reportlab.lib.pdfencrypt import StandardEncryption
@@ -204,15 +205,134 @@ def columns(texts: Sequence[Sequence[str]]) -> bytes:
     return _drawn(draw)
 
 
-def rows(texts: Sequence[Sequence[str]]) -> bytes:
+def rows(texts: Sequence[Sequence[str]], size: float = 9, page_width: float = WIDTH) -> bytes:
     """One page with a row of short texts for each line, drawn row by row."""
 
     def draw(canvas: Canvas) -> None:
-        canvas.setFont("Helvetica", 9)
-        width = (WIDTH - 2 * LEFT) / len(texts[0])
+        canvas.setPageSize((page_width, HEIGHT))
+        canvas.setFont("Helvetica", size)
+        width = (page_width - 2 * LEFT) / len(texts[0])
         for number, row in enumerate(texts):
             for place, text in enumerate(row):
-                canvas.drawString(LEFT + place * width, TOP - 12 * number, text)
+                canvas.drawString(LEFT + place * width, TOP - 4 / 3 * size * number, text)
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def amounts() -> bytes:
+    """A table without rules with a currency in cells of the first row, under its title."""
+    rows = [
+        ("Cash", "$", "1,980", "$", "1,101"),
+        ("Receivables, net", "", "1,015", "", "1,049"),
+        ("Inventories", "", "5,409", "", "5,209"),
+        ("Other assets", "", "(466)", "", "438"),
+    ]
+
+    def draw(canvas: Canvas) -> None:
+        canvas.setFont("Helvetica", 9)
+        canvas.drawString(LEFT, TOP + 14, "Balance of the fabs in millions")
+        for number, (name, *cells) in enumerate(rows):
+            y = TOP - 12 * number
+            canvas.drawString(LEFT, y, name)
+            for place, text in enumerate(cells):
+                x = LEFT + 200 + 90 * (place // 2)
+                if place % 2:
+                    canvas.drawRightString(x + 60, y, text)
+                else:
+                    canvas.drawString(x, y, text)
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def encoding() -> bytes:
+    """The fields of two instructions without rules, under the numbers of their bits."""
+    edges = [(31, 25), (24, 20), (19, 15), (14, 12), (11, 7), (6, 0)]
+    rows = ["imm[11:5] rs2 rs1 funct3 imm[4:0] opcode", "offset src base width offset STORE"]
+
+    def draw(canvas: Canvas) -> None:
+        canvas.setFont("Times-Roman", 9)
+
+        def left(bit: int) -> float:
+            return float(LEFT + (31 - bit) * 13)
+
+        for high, low in edges:
+            canvas.drawString(left(high), TOP, str(high))
+            canvas.drawRightString(left(low - 1) - 2, TOP, str(low))
+        for number, row in enumerate(rows, 1):
+            for (high, low), field in zip(edges, row.split(), strict=True):
+                middle = (left(high) + left(low - 1)) / 2
+                canvas.drawCentredString(middle, TOP - 14 * number, field)
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def diagram() -> bytes:
+    """A drawing with labels and a turned axis label between two paragraphs, and its caption."""
+
+    def draw(canvas: Canvas) -> None:
+        page = Page(canvas)
+        page.lines(["The blocks of the chip are shown below with the ports between them."])
+        top = page.y - 30
+        for number, name in enumerate(["DMA engine", "Scratchpad", "Tensor unit"]):
+            x = LEFT + 20 + 130 * number
+            canvas.rect(x, top - 60, 90, 50)
+            canvas.drawString(x + 10, top - 40, name)
+            canvas.line(x + 90, top - 35, x + 130, top - 35)
+        canvas.saveState()
+        canvas.translate(LEFT + 12, top - 60)
+        canvas.rotate(90)
+        canvas.drawString(0, 0, "64 B/cycle")
+        canvas.restoreState()
+        page.y = top - 90
+        page.lines(["Figure 3: Data paths of the chip."])
+        page.y -= 20
+        page.lines(["The tensor unit reads operands only from the scratchpad of its core."])
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def code_panels(lines: int = 12) -> bytes:
+    """Three listings side by side between two columns of prose, drawn one after the other."""
+
+    def draw(canvas: Canvas) -> None:
+        width = (WIDTH - 2 * LEFT) / 3
+        for panel in range(3):
+            canvas.setFont("Courier", 6)
+            for number in range(lines):
+                text = f"panel{panel} = load(line{number:02d})"
+                canvas.drawString(LEFT + panel * width, TOP - 8 * number, text)
+        page = Page(canvas)
+        for column in range(2):
+            page.y = float(TOP - 8 * lines - 30)
+            prose = [f"column {column} of prose has line {n:02d} of the text" for n in range(14)]
+            page.lines(prose, size=9, x=LEFT + column * (WIDTH - 2 * LEFT) / 2)
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def scanned(texts: Sequence[str]) -> bytes:
+    """A picture of a page with a line for each text, as a scanner makes it."""
+    page = Image.new("L", (1654, 2339), 255)
+    drawing, font = ImageDraw.Draw(page), ImageFont.load_default(34)
+    for number, text in enumerate(texts):
+        drawing.text((150, 200 + 60 * number), text, fill=0, font=font)
+    target = io.BytesIO()
+    page.save(target, "PDF", resolution=200)
+    return target.getvalue()
+
+
+def picture() -> bytes:
+    """Text above a picture."""
+
+    def draw(canvas: Canvas) -> None:
+        Page(canvas).lines(["The floor plan of the chip is shown below."])
+        image = ImageReader(Image.new("L", (200, 200), 128))
+        canvas.drawImage(image, LEFT, TOP - 300, 200, 200)
         canvas.showPage()
 
     return _drawn(draw)
@@ -231,6 +351,21 @@ def scanned_in_the_middle() -> bytes:
         canvas.showPage()
 
     return _drawn(draw)
+
+
+def lost_page() -> bytes:
+    """Three pages, of which the second is damaged: its object is missing."""
+
+    def draw(canvas: Canvas) -> None:
+        for number in range(3):
+            Page(canvas).lines([f"Page {number} of the manual has this text."])
+            canvas.showPage()
+
+    data = _drawn(draw)
+    pages = re.search(rb"/Kids \[ (\d+) 0 R (\d+) 0 R", data)
+    assert pages is not None
+    start, end = pages.span(2)
+    return data[:start] + b"0" * (end - start) + data[end:]
 
 
 def encrypted() -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingestion.uploads import restore_version
+from kb.hardware.spec import HardwareSpec
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -108,3 +109,23 @@ def test_equal_names_in_two_folders_are_two_documents(store: Store, tmp_path: Pa
     """The name includes the path below a folder."""
     assert remarks(store, "a/guide.md", ALPHA) == remarks(store, "b/guide.md", BETA) == []
     assert len(store.documents.find(hardware="h100")) == 2
+
+
+DATASHEET = """# NVIDIA H100 SXM5 80 GB datasheet
+
+## Specifications of the H100
+
+| Specification | H100 SXM5 |
+|---|---|
+| Memory bandwidth | 3.35 TB/s |
+| Memory size | 80 GB |
+"""
+
+
+def test_manual_of_a_known_chip_under_a_new_id_says_why_it_gives_no_facts(store: Store) -> None:
+    store.registry.put(HardwareSpec("acme-x9", "Acme X9", "acme"), "api")
+    submitted = store.ingest("datasheet.md", DATASHEET, hardware=("acme-x9",))
+    result = store.jobs.get(submitted.job_id or "").result or {}
+    [remark] = result["remarks"]
+    assert result["facts_proposed"] == 0
+    assert "none is proposed for acme-x9" in remark and "h100" in remark and "parent" in remark

@@ -48,6 +48,7 @@ def test_latex_in_parts() -> None:
     assert document.warnings == ()
 
 
+@pytest.mark.slow
 def test_cycles_and_bombs_are_bounded() -> None:
     circle = {"a.adoc": "A\n\ninclude::b.adoc[]\n", "b.adoc": "B\n\ninclude::a.adoc[]\n"}
     upload = joined(circle)

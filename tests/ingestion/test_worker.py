@@ -370,7 +370,7 @@ def test_stopped_worker_reads_no_further(store: Store) -> None:
 
 
 def test_lost_pages_make_document_partial(store: Store) -> None:
-    submitted = store.ingest("scan.pdf", golden.scanned_in_the_middle(), hardware=("h100",))
+    submitted = store.ingest("lost.pdf", golden.lost_page(), hardware=("h100",))
     job = store.job(submitted)
     assert job.state == "partial"
     assert job.result["pages_seen"] == job.result["pages_parsed"] + len(job.result["pages_failed"])

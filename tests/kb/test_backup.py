@@ -22,7 +22,16 @@ from alembic import command
 from alembic.config import Config
 
 import kb.catalog.migrations
-from kb.backup import MANIFEST, SUMS, manifest_text, sums_text, verify_backup, write_backup
+from kb.backup import (
+    MANIFEST,
+    STAGING,
+    SUMS,
+    manifest_text,
+    restore_backup,
+    sums_text,
+    verify_backup,
+    write_backup,
+)
 from kb.blobs import Blobs
 from kb.catalog import meta, open_catalog
 from kb.catalog.evaluations import Evaluations, ProblemRow
@@ -30,7 +39,6 @@ from kb.catalog.jobs import Jobs
 from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound, StoreError
 from kb.ids import sha256
-from kb.restore import STAGING, restore_backup
 from kb.settings import Settings
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
@@ -516,7 +524,7 @@ def test_failed_restore_leaves_nothing(backup: Path, tmp_path: Path, made: bool)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kb.restore import restore_backup
+from kb.backup import restore_backup
 from kb.backup import write_backup
 from kb.settings import Settings
 what, event, number, source, target = sys.argv[1:]
@@ -665,21 +673,26 @@ def test_catalog_with_foreign_objects_is_refused(backup: Path, tmp_path: Path, k
 
 
 @pytest.mark.parametrize(
-    "statements",
+    ("statements", "reason"),
     [
-        ("DROP INDEX IF EXISTS strange", "ALTER TABLE documents ADD COLUMN extra TEXT"),
+        (("ALTER TABLE documents ADD COLUMN extra TEXT",), "'documents' that differs"),
         (
-            "PRAGMA writable_schema = ON",
-            "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', 'NOT NULL CHECK (1)')"
-            " WHERE name = 'documents'",
+            (
+                "PRAGMA writable_schema = ON",
+                "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', 'NOT NULL CHECK (1)')"
+                " WHERE name = 'documents'",
+            ),
+            "'documents' that differs",
         ),
+        (("DROP TABLE evidence",), "no (table|index) '.*evidence"),
+        (("DROP TABLE alembic_version",), "its catalog cannot be opened: no such table"),
     ],
 )
 def test_catalog_with_changed_table_is_refused(
-    backup: Path, tmp_path: Path, statements: tuple[str, ...]
+    backup: Path, tmp_path: Path, statements: tuple[str, ...], reason: str
 ) -> None:
     changed = changed_backup(backup, tmp_path / "changed.tar", *statements)
-    with pytest.raises(StoreError, match="'documents' that differs"):
+    with pytest.raises(StoreError, match=reason):
         restore_backup(changed, settings_of(tmp_path / "restored"))
 
 

@@ -13,12 +13,11 @@ from fsspec.registry import _registry as fsspec_registry
 
 from ingestion.uploads import FileUpload
 from kb import blobs as blobs_module
-from kb.backup import write_backup
+from kb.backup import restore_backup, write_backup
 from kb.blobs import Blobs
 from kb.catalog.knowledge.documents import erase_deleted, is_erasure_owed
 from kb.errors import InvalidRequest, NotFound, StoreAway, StoreError, Unavailable
 from kb.ids import sha256
-from kb.restore import restore_backup
 from kb.settings import Settings
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import KEY, READER, SECRET, S3Server

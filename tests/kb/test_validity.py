@@ -164,3 +164,15 @@ def test_tool_names_are_unique() -> None:
         for name in {tool.id, tool.title.lower(), *tool.names, *tool.packages}
     ]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["\n", " \n", "gcc (", "GNU ld ", "NVRM version: ", "Nsight Compute ", ".version ", "torch ==",
+     "Successfully installed ", '"torch": {', "-1.1", "[pip3] torch "],
+)  # fmt: skip
+def test_any_text_is_searched_for_versions_in_linear_time(piece: str) -> None:
+    """Quadratic expressions took hours for these."""
+    text = "torch @ " + piece * (300_000 // len(piece))
+    assert read_versions(text + "\ntriton==3.6.0\n") == {"triton": "3.6.0"}
+    assert read_versions("triton==3.6.0\n" + text) == {"triton": "3.6.0"}

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from kb.yaml_loaders import DEPTH, safe_loader, text_loader
+from kb.yaml_loaders import DEPTH, load_plain, safe_loader, text_loader
 
 TEXT = "a: 1\nb: [x, {y: no}]\nc:\n  - d: 2.5\n  - 'e: f'\n"
 
@@ -37,3 +37,24 @@ def test_largest_input_of_fast_loader_fits_thread_stack() -> None:
     assert safe_loader(text).__name__.startswith("C") == yaml.__with_libyaml__
     with ThreadPoolExecutor(1) as threads, pytest.raises((RecursionError, yaml.YAMLError)):
         threads.submit(yaml.load, text, Loader=safe_loader(text)).result()
+
+
+def test_aliases_are_expanded_within_a_limit() -> None:
+    assert load_plain("a: &x [1, 2]\nb: *x\n") == {"a": [1, 2], "b": [1, 2]}
+    tenfold = ["- &a [x, x]"]
+    for used, defined in zip("abcdefgh", "bcdefghi", strict=True):
+        tenfold.append(f"- &{defined} [{f'*{used}, ' * 10}]")
+    whole = "\n".join(tenfold)
+    pairs = whole.replace(" [", " !!pairs [").replace("*", "x: *").replace("x, x", "x: x")
+    long = f"- &a {'x' * 10_000}\n" + "- *a\n" * 10_000
+    for text in (whole, pairs, long, "a: &a [*a]", "a: &a {b: *a}"):
+        with pytest.raises(yaml.YAMLError, match="aliases make more than 100,000 values"):
+            load_plain(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 2024-02-30", "a: " + "9" * 5000, "a: 0x" + "f" * 9000, "[" * 5000]
+)
+def test_impossible_or_deep_value_is_a_yaml_error(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        load_plain(text)

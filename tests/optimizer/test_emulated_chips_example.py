@@ -23,7 +23,7 @@ from optimizer.search.bench.simulated import _ratio, clock_of
 from retrieval.diagnose.linear_patterns import compile_linear
 from tests.places import ROOT
 
-pytestmark = pytest.mark.slow(seconds=25)
+pytestmark = pytest.mark.slow(seconds=13)
 
 MANUALS = ROOT / "hw_manuals"
 SPECS = {spec.id: spec for spec in builtin_hardware(MANUALS)}

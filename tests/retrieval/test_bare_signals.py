@@ -14,11 +14,11 @@ from kb.catalog import tables as t
 from kb.catalog.skills.reading import SkillHead
 from retrieval.compose.skill_choice import is_for_any
 from retrieval.diagnose.signals import load_signals
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
 from retrieval.search.by_signal import speaks_of_other_machines
 from retrieval.search.language_words import foreign_words, is_foreign_heading
 from retrieval.search.titles import Titles, contains_signal
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=3)

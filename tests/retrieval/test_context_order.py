@@ -12,8 +12,8 @@ from kb.answers import Answer
 from kb.hardware.schema import parse_hardware
 from kb.scope import AccessScope
 from retrieval.diagnose.log_digest import digest
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
-from retrieval.service import Retriever
 from tests.fixtures import Store, hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=10)

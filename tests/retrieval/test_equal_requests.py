@@ -10,8 +10,8 @@ import pytest
 
 from kb.answers import Answer
 from kb.embedding import LocalEmbedder, Vectors
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)

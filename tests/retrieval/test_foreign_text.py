@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from kb.answers import SkillAnswer, Verdict
+from kb.catalog.facts import Fact
 from kb.hardware.schema import parse_hardware
 from retrieval.compose import context
+from retrieval.compose.context import fact_block
 from retrieval.compose.sections import one_line
+from retrieval.knowledge_base import Retriever
+from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -98,6 +101,18 @@ def test_skills_are_one_line_each() -> None:
     block = context._skills([skill])
     assert block is not None and len(block.text.splitlines()) == 2
     check(block.text)
+
+
+def test_facts_are_one_line_each() -> None:
+    fact = Fact.__new__(Fact)
+    for name, value in (("number", None), ("text", ATTACK), ("unit", "text"), ("kind", "stated")):
+        object.__setattr__(fact, name, value)
+    facts = {"x_first": fact, "x_second": fact}
+    block = fact_block(facts, load_layout(), ["toylang"], [], 1000)
+    assert block is not None and len(block.text.splitlines()) == 2
+    check(block.text)
+    fitting = fact_block(facts, load_layout(), ["toylang"], [], block.tokens)
+    assert fitting is not None and len(fitting.text.splitlines()) == 1
 
 
 def test_verdict_has_one_line_per_finding() -> None:

@@ -10,15 +10,14 @@ import pytest
 
 from kb.answers import Answer
 from kb.catalog.knowledge.section_texts import WholeSection
-from kb.hardware.extensions import lacking
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import lacking, parse_hardware
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.compose.sections import section_blocks
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
 from retrieval.search.language_words import is_for_others
 from retrieval.search.ranking import Ranked
-from retrieval.service import Retriever
 from tests.fixtures import Store, hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=4)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
 from retrieval.search.names import language_named, missing_names
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 MANUAL = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kb.catalog.knowledge.symbols import Symbol
-from kb.hardware.extensions import lacking
+from kb.hardware.schema import lacking
 from retrieval.compose.cards import MOST_NAMES, chosen_names
 
 ZEN3 = lacking(("x86-64",), ("avx", "avx2", "fma", "f16c"))

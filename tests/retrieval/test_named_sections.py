@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from kb.catalog.knowledge.symbols import Symbol
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
 from retrieval.search.by_names import is_distinct
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 FILLER = "\n\n".join(

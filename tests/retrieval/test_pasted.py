@@ -49,6 +49,30 @@ def test_code_alone_becomes_a_draft() -> None:
     assert with_text({"signal": "memory_bound"}, TRITON).keys() == {"signal", "draft"}
 
 
+SAXPY = """__global__ void saxpy(float* y, const float* x, float a, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = a * x[i] + y[i];
+}"""
+ROW_SUM = """@triton.jit
+def k(x, out, n: tl.constexpr):
+    a = tl.load(x + tl.arange(0, n))
+    tl.store(out, tl.sum(a, 0))"""
+
+
+def test_code_without_the_name_of_an_operator_is_known_by_what_it_computes() -> None:
+    about = with_text({}, SAXPY)
+    assert (about["op"], about["language"], about["draft"]) == ("elementwise", "cuda", SAXPY)
+    assert "op" not in with_text({}, ROW_SUM)
+
+
 def test_pasted_text_that_repeats_given_field_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="log is given too"):
         with_text({"log": "error: a"}, TRACE)
+
+
+@pytest.mark.parametrize("between", ["\n", " ", "a["])
+def test_kind_of_hostile_text_is_found_in_linear_time(between: str) -> None:
+    between *= 200_000 // len(between)
+    assert with_text({}, f"error: a{between}b") == {"log": f"error: a{between}b"}
+    code = with_text({}, f"import triton\nimport torch\ndef a{between}b():\n")
+    assert code["draft"]

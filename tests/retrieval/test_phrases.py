@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kb.embedding import LocalEmbedder, Vectors
-from retrieval.service import phrase_vectors
+from retrieval.knowledge_base import phrase_vectors
 
 pytestmark = pytest.mark.slow(seconds=3)
 PHRASES = ("the kernel waits for memory", "too few warps are resident")

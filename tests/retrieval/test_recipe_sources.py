@@ -22,6 +22,7 @@ def source_of(path: Path) -> tuple[str, str]:
     return body["language"], with_defaults(body, template)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 def test_cpp_recipes_compile_as_printed() -> None:
     command = ["g++", "-std=c++17", "-fopenmp", "-march=native", "-fsyntax-only", "-x", "c++", "-"]

@@ -17,8 +17,8 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.dialect import row_order
 from kb.catalog.tables import retrievals
 from kb.ids import new_id
-from retrieval import journal as module
-from retrieval.journal import Journal
+from retrieval import knowledge_base as module
+from retrieval.knowledge_base import Journal
 from tests.catalogs import fresh_data_dir
 
 

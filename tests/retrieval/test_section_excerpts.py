@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kb.scope import ScopeFilter
-from retrieval.compose.excerpts import signal_excerpts
+from retrieval.compose.excerpts import make_excerpts, signal_excerpts
 from retrieval.search.ranking import Ranked
 
 pytestmark = pytest.mark.slow(seconds=6)
@@ -54,3 +54,21 @@ def test_excerpt_starts_with_sentence_and_lists_its_passages(store: Store) -> No
         assert live[seq].text in excerpt.text
         first, *others = [by_id[i].text for i in excerpt.passages]
         assert first.endswith(excerpt.text.removesuffix("\n".join(["", *others])))
+
+
+def test_shipped_kernel_has_one_excerpt(store: Store) -> None:
+    words = ("load alpha bravo", "store charlie delta", "wait echo foxtrot", "add golf hotel")
+    text = "".join(f"# Step {n}\n\n{part} number {n}.\n\n" for n, part in enumerate(words))
+    for key in ("builtin/samples/h100/axpy.md", "manual.md"):
+        message = {"hardware": ("h100",), "source_key": key, "origin": key.split("/")[0]}
+        store.ingest(key, text.replace("number", key), **message)
+    scope = ScopeFilter(("h100",))
+    snapshot = store.snapshots.current()
+    passages = snapshot.load(range(100), scope)
+    ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware") for seq in passages]
+    for excerpts in (
+        make_excerpts(snapshot, ranked, scope, 20),
+        signal_excerpts(snapshot, ranked, scope, 20, None),
+    ):
+        titles = [excerpt.document.id for excerpt in excerpts]
+        assert sorted(map(titles.count, set(titles))) == [1, len(words)]

@@ -128,6 +128,43 @@ USER_FRAME = '  File "/home/ann/bench.py", line 3, in main'
 # Logs with similar lines, and the signal that leads.
 TELLING_APART = [
     (
+        "an allocation that fails before the heap breaks",
+        "backend: buffer allocation of 91,226,112 bytes failed\ndouble free or corruption (out)",
+        "out_of_memory",
+    ),
+    (
+        "the cause of a lost device",
+        "The driver stopped responding and was reset\nDEVICE LOST: Unknown: Device is lost",
+        "timeout",
+    ),
+    (
+        "an element type behind the name of a call",
+        "RuntimeError: call aclnnMul failed, detail:EZ9: dtype not implemented for DT_INT4",
+        "unsupported_dtype",
+    ),
+    (
+        "a type in a test whose name looks like a code",
+        "FAILED t.py::test_h[arch=vulkan-4] - RuntimeError: [emit.cpp:7] Type f16 not supported.",
+        "unsupported_dtype",
+    ),
+    (
+        "symbols that a later lookup misses",
+        "JIT session error: Symbols not found: [ rt_open ]\nRuntimeError: Unknown function f_1",
+        "link_error",
+    ),
+    (
+        "memory inside a failed check",
+        "InternalError: Check failed: (e == VK_SUCCESS) is false: VK_ERROR_OUT_OF_DEVICE_MEMORY",
+        "out_of_memory",
+    ),
+    ("a tuner's launch", "Failed during launch reduce_k with config BLOCK: 4096", "launch_error"),
+    (
+        "an allocator of a TPU",
+        "(1) Resource exhausted: Attempting to allocate 9.5G.",
+        "out_of_memory",
+    ),
+    ("loss scaling", "Gradient overflow. Skipping step 12", "numerical_instability"),
+    (
         "a warning before the error",
         'k.cu(2): warning #177-D: out of memory\nk.cu(9): error: expected a ";"',
         "compile_error",
@@ -334,7 +371,11 @@ def test_log_of_five_megabytes_is_scanned_quickly() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["error: " * 300, "a" * 5_000_000, "error" * 100_000, "x\n" * 500_000]
+    "line",
+    [
+        *("error: " * 300, "a" * 5_000_000, "error" * 100_000, "x\n" * 500_000),
+        "\n".join("a" * i + "needs 2 max 3 " * 120 for i in range(100)),
+    ],
 )
 def test_malformed_logs_are_scanned_in_bounded_time(line: str) -> None:
     started = time.process_time()
@@ -400,7 +441,7 @@ def test_chip_signature_is_added_to_built_in_ones() -> None:
         {"title": " "},
         {"extract": {"need": "no_such_metric"}},
         {"extract": {"absent": "spill_bytes"}},
-        {"priority": 1000},
+        {"level": "highest"},
         {"when": "import os"},
         {"colour": "red"},
         {"class": "mishap"},
@@ -412,6 +453,11 @@ def test_dangerous_or_invalid_signatures_are_refused(change: dict[str, object]) 
     with pytest.raises(InvalidKnowledge) as caught:
         signature_from_mapping(HARDWARE | change, "acme1")
     assert caught.value.hint
+
+
+def test_priority_of_an_older_description_has_no_effect() -> None:
+    older = signature_from_mapping(HARDWARE | {"priority": 90}, "acme1")
+    assert older == signature_from_mapping(HARDWARE, "acme1")
 
 
 @pytest.mark.parametrize(
@@ -685,6 +731,17 @@ def test_dialects(line: str, signal: str, failure_class: str | None) -> None:
             PTXAS.format("0x41000", "0x38c00") + "\nlocal memory (70000) exceeds limit (65536)",
             None,
         ),
+        ("=== hipSYCL error report ===\nterminate called", ""),
+        ("[AdaptiveCpp Error] cuda_queue: could not load module (error code = CU:218)", "nvidia"),
+        ("[AdaptiveCpp Error] LLVMToAmdgpu: hiprtcLinkComplete() failed", "amd"),
+        ("level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", "intel"),
+        ("sycl::_V1::exception: PI_ERROR_BUILD_PROGRAM_FAILURE", ""),
+        ("UR CUDA ERROR: invalid value", "nvidia"),
+        ("[AIE ERROR] _XAie_LoadProgMemSection():231: Overflow of program memory", "amd"),
+        ("TT_FATAL @ a.cpp:3: is_sharded()", "tenstorrent"),
+        ("NPU function error: call aclnnX failed, error code is 507015", ""),
+        ("XLA:TPU compile permanent error. Ran out of memory in memory space vmem.", "google"),
+        ("rocBLAS error: Cannot read TensileLibrary.dat", "amd"),
     ],
 )
 def test_tool_names_its_vendor(log: str, vendor: str | None) -> None:
@@ -694,6 +751,9 @@ def test_tool_names_its_vendor(log: str, vendor: str | None) -> None:
 
 def test_vendors_of_tools_are_built_in_families() -> None:
     table = tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))
+    for row in table["names"]:
+        folder = ROOT / "hw_manuals" / "hardware" / row["vendor"]
+        assert not row["vendor"] or (folder / "hardware.toml").is_file()
     toolchains = {signature.toolchain for signature in load_signatures()}
     for vendor, tools in table["vendors"].items():
         assert (ROOT / "hw_manuals" / "hardware" / vendor / "hardware.toml").is_file()
@@ -814,5 +874,194 @@ def test_origin_of_source() -> None:
         0
     ]
     assert "correct the spelling" in own.remedy
-    assert "generated" in generated.remedy and "installed header" in header.remedy
+    assert "temporary file" in generated.remedy and "installed header" in header.remedy
     assert "spelling" not in generated.remedy + header.remedy
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        (
+            "ValueError: head_size (100) is not supported. Supported head sizes: [64, 96, 128]",
+            "Allowed: 64, 96, 128; given: 100. Pad it to 128",
+        ),
+        ("ValueError: mode must be one of ('max', 'sum'), got 'mean'", "instead of mean"),
+        ("RuntimeError: block size 512 is invalid. Allowed values: 64, 128, 256", "more than each"),
+        ("RuntimeError: Unsupported head size: 32", "no implementation for head size: 32"),
+        (
+            "RuntimeError: backward for head dim > 64 requires A100 or H100 GPUs",
+            "needs A100 or H100",
+        ),
+        ("RuntimeError: type requires the 'zve32f' extension", "-march=rv64gcv_zve32f"),
+        ("RuntimeError: repo only supports head dimension 128, more later", "Allowed: 128."),
+        ("ValueError: the accelerator architecture is unknown", "does not know or see the device"),
+        ("ValueError: num_ctas > 1 not supported on gfx942", "gfx942 has no num_ctas > 1"),
+        ("RuntimeError: Expected a 2D tensor but got a 3D tensor.", "Wanted: a 2D tensor; given:"),
+        ("AssertionError: shape check failed: K_A = 32, K_B = 64", "K_A is 32 and K_B is 64"),
+        ("SG-ERROR: Assertion 'd <= max' failed: Step=46208 > Max=32767", None),
+    ],
+)
+def test_message_of_a_usual_form_fills_the_remedy(message: str, remedy: str | None) -> None:
+    matches = INDEX.match(f"Traceback (most recent call last):\n{USER_FRAME}\n{message}\n")
+    assert remedy is None or remedy in matches[0].remedy
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ValueError: Supported values: 1, 2 and 4; got 2",  # allowed, so another cause
+        "RuntimeError: it did not work",
+        "RuntimeError: 3 of 4 workers are ready",
+    ],
+)
+def test_message_of_no_form_keeps_the_remedy(message: str) -> None:
+    match = INDEX.match(f"Traceback (most recent call last):\n{USER_FRAME}\n{message}\n")[0]
+    assert match.meaning == ""
+
+
+def test_remedy_has_the_devices_and_arguments_of_the_log() -> None:
+    device = (
+        "Device 0: A100, compute capability 8.0\n"
+        "CUDA error: no kernel image is available for execution on the device"
+    )
+    assert "-gencode arch=compute_80,code=sm_80" in INDEX.match(device)[0].remedy
+    assertion = (
+        'a.inl(321): error: static assertion failed with "BLK_K0 must be a multiple of 16"\n'
+        '            instantiation of "auto f() [with T=float, BLK_MN=cute::_128, BLK_K=cute::_8]"'
+    )
+    assert "BLK_K = cute::_8" in INDEX.match(assertion)[0].remedy
+    setting = (
+        "hiprtcLinkComplete() failed. Setting the environment variables AMD_COMGR_SAVE_TEMPS=1"
+    )
+    assert "AMD_COMGR_SAVE_TEMPS=1" in INDEX.match(setting)[0].remedy
+
+
+def test_line_takes_the_amount_of_its_neighbour() -> None:
+    log = (
+        "ld: a.elf section `.text' will not fit in region `FLASH'\n"
+        "ld: region `FLASH' overflowed by 4388 bytes"
+    )
+    first = INDEX.match(log)[0]
+    assert first.title == "The code does not fit the memory FLASH: 4388 bytes too much"
+    alone = INDEX.match(log.splitlines()[0])[0]
+    assert alone.title == "The code does not fit the memory FLASH"
+    assert alone.remedy.startswith("-Os")
+
+
+def test_excess_is_not_read_as_a_limit() -> None:
+    assert excess_in("Exceeded the shared memory of 1024 bytes by 16 bytes") is None
+
+
+def test_reason_precedes_the_failure_of_the_pipeline() -> None:
+    log = (
+        'loc("k.mlir":12:10): error: unsupported precision for dot on this target\n'
+        "RuntimeError: PassManager::run failed"
+    )
+    assert INDEX.match(log)[0].signature.id == "unsupported-words"
+
+
+@pytest.mark.parametrize(
+    ("line", "tool"),
+    [
+        ("CUDA error: unspecified launch failure", "compute-sanitizer"),
+        ("HIP error 719: unspecified launch failure", "rocgdb"),
+        ("sycl::exception: UR_RESULT: unspecified launch failure", "sanitizer of DPC++"),
+    ],
+)
+def test_remedy_names_tools_of_the_platform(line: str, tool: str) -> None:
+    assert tool in INDEX.match(line)[0].remedy
+
+
+def test_total_of_a_vector_is_compared_with_the_total_limit() -> None:
+    over = excess_in(
+        "workgroup size [8, 8, 8] of total 512 must be less or equal to [256, 256, 64] and of"
+        " total 256"
+    )
+    assert over is not None and (over.needed, over.limit) == (512, 256)
+
+
+def test_cause_below_a_failed_instantiation_is_the_remedy() -> None:
+    log = (
+        "a.mojo:1:1: error: function instantiation failed\n"
+        "a.mojo:9:4: note: call expansion failed\n"
+        "b.mojo:3:6: note: constraint failed: these instructions are only available on sm_100a\n"
+    )
+    assert "This path is for sm_100a alone" in INDEX.match(log)[0].remedy
+    thrown = (
+        "terminate called after throwing an instance of 'std::invalid_argument'\n"
+        "  what():  Invalid configuration : frags_x=1 frags_y=14\n"
+    )
+    assert "no implementation for this configuration: frags_x=1" in INDEX.match(thrown)[0].remedy
+
+
+def test_settings_are_those_that_the_message_proposes() -> None:
+    trace = "thread 'main' panicked at a.rs:3:4:\nnote: run with `RUST_BACKTRACE=1` set"
+    assert "RUST_BACKTRACE" not in INDEX.match(trace)[0].remedy
+    printed = 'CUDA_COMPUTE_CAP=sm_75\na.cu(3): error: expected a ";"'
+    assert "CUDA_COMPUTE_CAP" not in INDEX.match(printed)[0].remedy
+
+
+def test_target_of_the_failed_line_precedes_those_of_lists_below() -> None:
+    log = (
+        "rocBLAS error: Cannot read /opt/TensileLibrary.dat: Illegal seek for GPU arch : gfx1201\n"
+        '"/opt/rocblas/library/TensileLibrary_lazy_gfx908.dat"\n'
+    )
+    assert "built for this target: gfx1201" in INDEX.match(log)[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_120'", "12.0 need 12.8"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_35'", "11.8 for 3.5"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_native'", "CMake before 3.24"),
+        (
+            "Installed CUDA version 12.2 does not match the version torch was compiled with 11.7",
+            "PyTorch's version (11.7)",
+        ),
+        ('k.cu(6): error: identifier "None" is undefined', "plain C literals"),
+        ("m.o: undefined reference to `cusolverDnCreate'", "-lcusolver"),
+        ("m.o: undefined reference to symbol 'cuMemAlloc_v2'", "libcuda:"),
+        ("ImportError: /v/k.so: undefined symbol: _ZN3c106detail4failEv", "import torch"),
+        ("ImportError: /v/k.so: undefined symbol: _ZNSt6thread4waitEv", "libstdc++"),
+        ("ptxas fatal   : Unresolved extern function '_Z3powfi'", "one type"),
+        ("ImportError: /v/k.so: undefined symbol: my_kernel", "defines my_kernel"),
+        ("k.c:4:9: fatal error: instruction requires: sme", "armv8-a+sme"),
+        ("e: error: 'x.load' op pipeliner doesn't know this op", "num_stages = 1"),
+        (
+            "RuntimeError: dtype not implemented for I4, should be in support list [I8,I16]",
+            "I8, I16",
+        ),
+        (
+            "LLVM ERROR: no way\n1. Running pass 'Fold Loads' on function '@scan'",
+            "pass Fold Loads on the function scan",
+        ),
+        (
+            "(0) Resource exhausted: Attempting to allocate 3.0G. There are 1.0G free.",
+            "more than is",
+        ),
+        ('k.cu(6): error: identifier "row_sum" is undefined', "Include the header"),
+        (
+            "/src/third_party/lib/a.hpp:7:3: error: no member named 'origin' in 'Block'",
+            "bundled library",
+        ),
+    ],
+)
+def test_remedy_is_chosen_by_the_cause_in_the_line(line: str, remedy: str) -> None:
+    assert remedy in INDEX.match(line)[0].remedy
+
+
+def test_listing_does_not_lead_before_the_failure() -> None:
+    log = (
+        'def kernel(x):\n    raise RuntimeError("CUDA error: an illegal memory access")\n'
+        "cudaErrorCheck(cudaErrorInvalidValue);\nexport NCCL_TIMEOUT=1800\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n"
+    )
+    assert [m.signature.signal for m in INDEX.match(log)] == ["out_of_memory"]
+
+
+def test_source_below_a_frame_is_no_message_and_a_failed_assertion_is() -> None:
+    frame = '  File "/src/run.py", line 3, in f\n'
+    assert INDEX.match(f'{frame}    log("CUDA error: invalid argument")\n') == []
+    failed = INDEX.match(f"{frame}    assert abs(diff) < tol\nAssertionError\n")
+    assert failed[0].signature.signal == "correctness_mismatch"

@@ -17,6 +17,7 @@ from kb.catalog.skills.writing import add_evidence, record_toolchain, set_state,
 from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
+from retrieval.answer import traits_of
 from retrieval.compose.skill_choice import SkillSelection, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.knowledge import Knowledge
@@ -270,6 +271,43 @@ def test_skills_are_withheld_from_share_of_run_requests(catalog: Catalog) -> Non
         assert sorted([*names(choice), *choice.withheld]) == ["fuse", "widen"]
         withheld += len(choice.withheld)
     assert 50 < withheld < 110  # of 800; a tenth is 80, its standard deviation 8.5
+
+
+def test_runs_that_repeat_each_other_withhold_the_same_skills(catalog: Catalog) -> None:
+    put(catalog, "widen")
+    put(catalog, "fuse")
+    withheld: list[str] = []
+    for seed in range(60):
+        first, second = (
+            choose(catalog, replace(REQUEST, run_id=run, node_id="0", draw=f"{seed} rows"))
+            for run in ("run_1", "run_2")
+        )
+        assert first == second
+        withheld += first.withheld
+    assert {*withheld} == {"widen", "fuse"}
+
+
+def test_skill_whose_recipe_computes_another_operator_is_left_out(catalog: Catalog) -> None:
+    recipe: dict[str, Any] = {"format": 1, "template": "references/kernel.py"}
+    put(catalog, "triton-online-softmax", recipe=recipe, scopes={"ops": ("attention",)})
+    put(catalog, "widen", scopes={"ops": ("attention",)})
+    whole = replace(REQUEST, op="attention")
+    step = replace(whole, about="paged ; a step of decoding over a paged cache")
+    chosen = [
+        choose_skills(known(catalog), r, ["memory_bound"], SCOPE, {}, {}, kinds=traits_of(r).kinds)
+        for r in (whole, step)
+    ]
+    assert sorted(names(chosen[0])) == ["triton-online-softmax", "widen"]
+    assert names(chosen[1]) == ["widen"]
+
+
+def test_recipe_for_a_special_case_of_the_operator_is_shown(catalog: Catalog) -> None:
+    recipe: dict[str, Any] = {"format": 1, "template": "references/kernel.py"}
+    put(catalog, "triton-split-k-skinny-matmul", recipe=recipe, scopes={"ops": ("matmul",)})
+    request = replace(REQUEST, op="matmul")
+    kinds = traits_of(request).kinds
+    chosen = choose_skills(known(catalog), request, ["memory_bound"], SCOPE, {}, {}, kinds=kinds)
+    assert names(chosen) == ["triton-split-k-skinny-matmul"]
 
 
 def test_no_skill_is_withheld_outside_runs(catalog: Catalog) -> None:

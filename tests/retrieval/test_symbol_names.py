@@ -201,6 +201,7 @@ def test_close_matches_equal_those_of_standard_library() -> None:
             assert close_matches(name, names, 3, likeness) == expected
 
 
+@pytest.mark.slow
 def test_search_is_bounded_in_time_and_finds_name() -> None:
     """Many long names, and slow vectors."""
     words = ["load", "store", "multiply", "tile", "row", "lane", "barrier"]

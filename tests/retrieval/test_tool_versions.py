@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kb.answers import Answer
 from kb.catalog.knowledge.validities import CheckedValidity, record_checks
+from kb.errors import UnknownHardware
+from kb.hardware.spec import FactSpec, HardwareSpec
+from kb.settings import Settings
 from kb.validity import Validity
+from retrieval.diagnose.rules import load_rules
+from retrieval.knowledge_base import KnowledgeBase, Retriever
 from retrieval.request import RetrieveRequest
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -119,3 +124,33 @@ def test_cached_values_are_separate_for_each_set_of_refuted_entries(retriever: R
         rest = snapshot.hiding((f"skill:{name}",), snapshot.knowledge)
         names.append(rest.keep("kernels", 1, partial(str, name)))
     assert names == ["first", "second"]
+
+
+def test_signatures_state_the_versions_that_print_them(retriever: Retriever) -> None:
+    log = "error: failed\nk.py: arange's range must be a power of 2"
+    [row] = retriever.retrieve(RetrieveRequest(log=log)).diagnosis.signatures[:1]
+    assert row["id"] == "triton-arange-power-of-2"
+    assert {"triton"} == {validity.tool for validity in row["validity"] if validity.tool}
+
+
+def test_empty_data_directory_says_how_to_load_knowledge(tmp_path: Path) -> None:
+    base = KnowledgeBase(Settings(data_dir=tmp_path / "empty"))
+    with pytest.raises(UnknownHardware, match="has no hardware yet") as unknown:
+        base.retriever.retrieve(RetrieveRequest(signal="memory_bound", hardware="h100"))
+    assert "kernlore ingest --builtin" in (unknown.value.hint or "")
+    base.close()
+
+
+def test_facts_and_rules_state_how_they_were_checked(store: Store) -> None:
+    source = {"title": "Data sheet", "publisher": "Acme", "date": "2026-11-20"}
+    read = FactSpec("memory_bandwidth", 3e12, "B/s", "datasheet", locator="Table 1", **source)
+    measured = FactSpec("l2_bandwidth", 6e12, "B/s", "measured", locator="nvcc 13.0", **source)
+    store.registry.put(HardwareSpec("acme-v", "Acme V", "acme", facts=(read, measured)), "api")
+    facts = store.registry.effective_facts("acme-v")
+    assert facts["memory_bandwidth"].validity == (Validity(target="acme-v", date="2026-11-20"),)
+    assert facts["l2_bandwidth"].validity[0].checked == "ran"
+    assert facts["l2_bandwidth"].validity[0].min == "13.0"
+    rules = {rule.id: rule.validity[0] for rule in load_rules()}
+    assert rules["nvidia-bank-conflict"].tool == "ncu"
+    assert rules["nvidia-bank-conflict"].min == "2026.1"
+    assert rules["nvidia-coalesced"].checked == "ran"

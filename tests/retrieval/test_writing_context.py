@@ -12,10 +12,10 @@ from kb.answers import Answer
 from kb.scope import ALL_ACCESS
 from retrieval.compose.target import usable_symbols
 from retrieval.diagnose.metrics import load_metrics
+from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
 from retrieval.search.plan import writing_plan
 from retrieval.search.ranking import Ranked, mixed
-from retrieval.service import Retriever
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=4)

@@ -13,7 +13,7 @@ from kb.catalog.skills.writing import add_evidence, set_state, store_skill
 from kb.ids import new_id
 from kb.scope import ANY, ScopeFilter
 from retrieval.compose.skill_choice import choose_skills
-from retrieval.journal import Journal
+from retrieval.knowledge_base import Journal
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.store import SnapshotStore
 from skills.lifecycle import observe

@@ -35,8 +35,15 @@ from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
-from skills.curator.distil import Distilled, distil_source, replayed
-from skills.curator.lifting import COMPOSED, TunedRecipe, recipe_lift, tuned_instance
+from skills.curator.distil import (
+    COMPOSED,
+    Distilled,
+    TunedRecipe,
+    distil_source,
+    recipe_lift,
+    replayed,
+    tuned_instance,
+)
 from skills.curator.records import KernelChange
 from skills.lifecycle import change_state
 from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep

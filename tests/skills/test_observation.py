@@ -19,7 +19,7 @@ from kb.catalog.skills.writing import set_state, uses_of
 from kb.hardware.schema import parse_hardware
 from kb.ids import new_id
 from kb.predicates import Bindings, compile_predicate
-from retrieval.journal import Journal
+from retrieval.knowledge_base import Journal
 from retrieval.request import RetrieveRequest
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256

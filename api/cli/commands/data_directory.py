@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import command
-from api.cli.options import AsJson, DataDir
+from api.cli.command import AsJson, DataDir, command
 from api.cli.output import Json, note, pairs, table
 from api.cli.target import read_settings, send_logs_to_stderr
 from kb.addresses import without_password
@@ -92,7 +91,7 @@ def restore(
     as_json: AsJson = False,
 ) -> Json:
     """Make a new data directory from a backup. All of it is restored, or nothing."""
-    from kb.restore import restore_backup
+    from kb.backup import restore_backup
 
     send_logs_to_stderr("warning")
     restored = restore_backup(file, read_settings(data_dir), _progress(as_json))

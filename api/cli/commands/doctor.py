@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.options import AsJson, DataDir, Url
+from api.cli.command import AsJson, DataDir, Url
 from api.cli.output import Json, show
 from api.cli.target import CommandTarget, read_settings, send_logs_to_stderr
 from kb.errors import Conflict, KernloreError, NotFound, StoreAway
@@ -28,8 +28,7 @@ from kb.errors import Conflict, KernloreError, NotFound, StoreAway
 if TYPE_CHECKING:
     from api.services import Services
     from kb.settings import Settings
-    from optimizer.evaluation.exploits.proof import ExploitResult
-    from optimizer.evaluation.exploits.table import Defence
+    from optimizer.evaluation.exploits.proof import Defence, ExploitResult
 
 
 def doctor(

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.command import command, operation_command
+from api.cli.command import AsJson, Yes, command, operation_command
 from api.cli.commands.jobs import report_lines
-from api.cli.options import AsJson, Yes
 from api.cli.output import Json, columns, confirm, pairs, shortened
 from api.cli.target import CommandTarget, login
 from api.operations import documents

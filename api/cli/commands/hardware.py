@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.command import command, operation_command
-from api.cli.options import AsJson, DataDir, Yes
+from api.cli.command import ApiBase, AsJson, DataDir, Yes, command, operation_command
+from api.cli.commands.jobs import UploadedFile, wait_for_jobs
 from api.cli.output import Json, columns, confirm, note, pairs
 from api.cli.target import CommandTarget, login, read_settings
 from api.operations import hardware
+from ingestion.model_calls import AT_ONCE, SECONDS
 from kb.errors import Conflict, InvalidRequest
 from kb.hardware.facts import SubjectKind, readable
 
@@ -554,10 +555,174 @@ def probe(
     return dict(plain(report))
 
 
+# -- language models over a chip's manuals
+
+Model = Annotated[str, typer.Option("--models", metavar="NAME", help="The model's litellm name.")]
+Calls = Annotated[int, typer.Option(min=1, help="Most calls of the model.")]
+AtOnce = Annotated[int, typer.Option(min=1, max=32, help="Calls at the same time.")]
+Usd = Annotated[float | None, typer.Option(help="Make no further call once so much was spent.")]
+ModelSeconds = Annotated[float, typer.Option(min=1, help="Longest time of a call.")]
+
+
+@command(app, text=lambda report: reading_text(report), failed=lambda r: bool(r["left"]))
+def read(
+    local: CommandTarget,
+    hardware_id: HardwareId,
+    models: Model,
+    api_base: ApiBase = None,
+    calls: Calls = hardware.READ_CALLS,
+    at_once: AtOnce = AT_ONCE,
+    usd: Usd = None,
+    model_seconds: ModelSeconds = SECONDS,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also sections that a model has read before.")
+    ] = False,
+) -> Json:
+    """Have a language model read a chip's documents.
+
+    Answers then rank by what each section is good for. The same command goes on where an earlier
+    one ended; it exits 1 if sections are left.
+    """
+    from api.section_models import limits_of, read_sections, section_model
+    from kb.plain import plain
+
+    model = section_model(models, api_base, model_seconds)
+    limits = limits_of(model, calls, at_once, usd)
+    report = read_sections(local.services, hardware_id, model, limits, again, note)
+    return dict(plain(report))
+
+
+def reading_text(report: Json) -> str:
+    """The report of a reading."""
+    lines = [
+        f"{report['sections']} sections of {report['hardware']}: {report['read']} read now by"
+        f" {report['model']}, {report['known']} before, {report['short']} too short,"
+        f" {report['left']} left",
+        f"{report['lines']} lines kept; {report['empty']} sections answer nothing",
+    ]
+    lines += [f"  dropped, {why}: {count}" for why, count in report["dropped"].items()]
+    return "\n".join([*lines, *_spent_lines(report["spent"], report)])
+
+
+def _spent_lines(spent: Json, report: Json) -> Iterator[str]:
+    usd = "price unknown" if spent["usd"] is None else f"{spent['usd']:.4f} USD"
+    yield (
+        f"{spent['calls']} calls, {spent['tokens_in']} tokens in, {spent['tokens_out']} out, {usd}"
+    )
+    if (tokens := report.get("tokens_per_thousand_pages")) is not None:
+        dear = report["usd_per_thousand_pages"]
+        price = "" if dear is None else f", {dear:.2f} USD"
+        yield f"a thousand pages of 3,000 characters: {tokens:,.0f} tokens{price}"
+    yield from (f"failed: {reason}" for reason in spent["failed"])
+    if spent["stopped"]:
+        yield f"stopped: {spent['stopped']}; the same command goes on"
+
+
+@command(app, text=lambda report: _prepared_text(report), failed=lambda r: bool(r["spent"]["left"]))
+def prepare(
+    local: CommandTarget,
+    hardware_id: HardwareId,
+    models: Model,
+    api_base: ApiBase = None,
+    signal: Annotated[
+        list[str] | None, typer.Option(help="Only this signal; repeat for more.")
+    ] = None,
+    calls: Calls = hardware.DRAFT_CALLS,
+    at_once: AtOnce = AT_ONCE,
+    usd: Usd = None,
+    model_seconds: ModelSeconds = SECONDS,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also signals with a decided draft.")
+    ] = False,
+) -> Json:
+    """Have a language model draft sections about signals.
+
+    They rest on the chip's own manuals. Sentences that their source does not support are dropped; a
+    person accepts the rest.
+    """
+    from api.section_models import draft_sections, limits_of, section_model
+    from kb.plain import plain
+
+    model = section_model(models, api_base, model_seconds)
+    limits = limits_of(model, calls, at_once, usd)
+    report = draft_sections(local.services, hardware_id, model, limits, signal or (), again, note)
+    return dict(plain(report))
+
+
+def _prepared_text(report: Json) -> str:
+    rows = {
+        "drafted": report["drafted"],
+        "hardly anything left": report["empty"],
+        "a section of the chip has its name": report["written"],
+        "decided before": report["decided"],
+        "the manuals do not treat it": report["without_material"],
+    }
+    lines = [f"{name}: {', '.join(signals)}" for name, signals in rows.items() if signals]
+    lines.append(f"{report['kept']} sentences kept, {sum(report['dropped'].values())} dropped")
+    lines += [f"  dropped, {example}" for example in report["examples"]]
+    lines += _spent_lines(report["spent"], report)
+    if report["drafted"]:
+        lines.append(
+            f"`kernlore hardware drafts {report['hardware']}` shows them; --accept ID,"
+            " --accept-all, --reject ID"
+        )
+    return "\n".join(lines)
+
+
+@command(app, text=lambda drafts: _drafts_text(drafts))
+def drafts(
+    target: CommandTarget,
+    hardware_id: HardwareId,
+    status: Annotated[
+        str | None, typer.Option(help="Only with this status: proposed, accepted or rejected.")
+    ] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Accept this draft; repeat for more.")
+    ] = None,
+    reject: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Reject this draft; repeat for more.")
+    ] = None,
+    accept_all: Annotated[
+        bool, typer.Option("--accept-all", help="Accept all proposed drafts.")
+    ] = False,
+    as_json: AsJson = False,
+) -> Any:
+    """List sections that a model drafted, or decide about them."""
+    decisions: list[tuple[Any, list[str] | None]] = []
+    decisions += [("rejected", reject)] if reject else []
+    decisions += [("accepted", None)] if accept_all else []
+    decisions += [("accepted", accept)] if accept else []
+    for decision, ids in decisions:
+        decided = target.call(
+            hardware.decide_drafts, hardware_id, status=decision, ids=ids, actor=login()
+        )
+        if decided["job_id"] is not None:
+            file = UploadedFile("drafts", decision, decided["document_id"], decided["job_id"])
+            wait_for_jobs(target, [file], group=None, quiet=as_json)
+    chosen: Any = status
+    listed = target.call(hardware.list_drafts, hardware_id, status=chosen)
+    for draft_id in listed["outdated"]:
+        note(f"{draft_id}: a manual no longer has its quotes; reject it, or prepare --again")
+    return listed["drafts"]
+
+
+def _drafts_text(rows: Sequence[Json]) -> str:
+    lines: list[str] = []
+    for draft in rows:
+        lines.append(f"{draft['id']}  {draft['status']}  {draft['title']}  (by {draft['model']})")
+        for sentence in draft["sentences"]:
+            source = f"{sentence['document_title']}, {' > '.join(sentence['path'][-2:])}"
+            quote = " ".join(sentence["quote"].split())
+            lines += [
+                f"    {sentence['text']}",
+                f'        {sentence["section_id"]} {source}: "{quote}"',
+            ]
+    return "\n".join(lines) or "No draft: `kernlore hardware prepare ID --models NAME` makes some."
+
+
 def coverage_text(coverage: Json, *, signals: bool = False) -> str:
     """Known topics, and the most useful of those that are missing. With `signals`, also every
-    signal, covered or not.
-    """
+    signal, covered or not."""
     states = Counter(subject["state"] for subject in coverage["signals"])
     lines = [
         f"coverage of {coverage['hardware']}: {coverage['documents']} documents,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.commands.hardware import coverage_text
+from api.cli.command import AsJson, DataDir, Ray, Url
+from api.cli.commands.hardware import coverage_text, reading_text
 from api.cli.commands.jobs import UploadedFile, counts_of, file_text, wait_for_jobs
-from api.cli.options import AsJson, DataDir, Ray, Url
 from api.cli.output import Json, note, show
 from api.cli.target import CommandTarget, cluster_at, open_target, opened
 from api.operations import Incoming, documents, hardware
+from ingestion.model_calls import AT_ONCE
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 from kb.ids import new_id
 
@@ -54,6 +56,18 @@ def ingest(
     builtin: Annotated[
         bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
     ] = False,
+    models: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Then have this language model read the documents of the hardware, as"
+            " `kernlore hardware read`.",
+        ),
+    ] = "",
+    api_base: Annotated[
+        str | None,
+        typer.Option(help="With --models: address of an OpenAI-compatible server."),
+    ] = None,
     ray: Ray = None,
     data_dir: DataDir = None,
     url: Url = None,
@@ -71,6 +85,10 @@ def ingest(
         )
     group = new_id("upl")
     chips = tuple(hardware or ())
+    if models and not chips:
+        raise InvalidRequest(
+            "--models without --hardware", hint="Name the hardware that the files are about."
+        )
     about = {
         "hardware": chips,
         "category": category,
@@ -93,11 +111,14 @@ def ingest(
         except KeyboardInterrupt:
             note("stopped; nothing is lost, the same command continues from here")
             raise
+        read = [_read(target, chip, models, api_base) for chip in chips if models]
         coverage = {chip: target.call(show_coverage, chip) for chip in chips}
         waiting = {chip: len(_proposed(target, chip)) for chip in chips}
     answer = {"group": group, "files": files, "summary": counts_of(files), "coverage": coverage}
-    show(answer, as_json, lambda _: _report(files, coverage, waiting))
-    if any(file.bad for file in files):
+    if models:
+        answer["read"] = read
+    show(answer, as_json, lambda _: _report(files, coverage, waiting, read))
+    if any(file.bad for file in files) or any(report["left"] for report in read):
         raise typer.Exit(1)
 
 
@@ -107,8 +128,7 @@ show_hardware, show_coverage = hardware.show_hardware, hardware.show_coverage
 @contextmanager
 def _target(data_dir: Path | None, url: str | None, ray: str | None) -> Iterator[CommandTarget]:
     """The target of the files. With a cluster it is this process, also where a service runs, which
-    then takes its share of the queue.
-    """
+    then takes its share of the queue."""
     if ray is None:
         with open_target(data_dir, url) as target:
             yield target
@@ -219,8 +239,7 @@ def _check_names(files: Sequence[LocalFile]) -> None:
 
 def _submitted(target: CommandTarget, name: str, submitted: Json) -> UploadedFile:
     """A file that was accepted. A known one that was not read to its end is read again, instead of
-    counting as unchanged.
-    """
+    counting as unchanged."""
     document_id, job_id = str(submitted["document_id"]), submitted.get("job_id")
     if job_id is None:
         document = target.call(documents.show_document, document_id)
@@ -236,12 +255,45 @@ def _proposed(target: CommandTarget, chip: str) -> Sequence[Json]:
     return facts
 
 
+def _read(target: CommandTarget, chip: str, models: str, api_base: str | None) -> Json:
+    """Have a model read the documents of a chip, a few calls in each request; the sum of their
+    reports, with the rates of the last."""
+    total: Json = {}
+    while True:
+        report = target.call(
+            hardware.read_documents, chip, models=models, api_base=api_base, most=AT_ONCE
+        )
+        total = _sum(total, report) if total else report
+        if not report["left"] or not report["read"]:
+            return total
+        note(f"{total['read']} sections of {chip} read, {report['left']} left")
+
+
+def _sum(before: Json, report: Json) -> Json:
+    def added(first: Json, second: Json, *names: str) -> Json:
+        pairs = {name: (first[name], second[name]) for name in names}
+        return {name: None if None in (a, b) else a + b for name, (a, b) in pairs.items()}
+
+    calls = ("calls", "tokens_in", "tokens_out", "usd", "failed")
+    return {
+        **report,
+        **added(before, report, "read", "empty", "lines", "pages"),
+        "known": before["known"],
+        "dropped": Counter(before["dropped"]) + Counter(report["dropped"]),
+        "spent": {**report["spent"], **added(before["spent"], report["spent"], *calls)},
+    }
+
+
 def _report(
-    files: Sequence[UploadedFile], coverage: dict[str, Json], waiting: dict[str, int]
+    files: Sequence[UploadedFile],
+    coverage: dict[str, Json],
+    waiting: dict[str, int],
+    read: Sequence[Json] = (),
 ) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in counts_of(files).items() if count)
     lines = [f"\n{len(files)} files: {counts or 'nothing to do'}"]
     lines += [file_text(file) for file in files if file.bad]
+    lines += [f"\n{reading_text(report)}" for report in read]
     lines += [f"\n{coverage_text(chip)}" for chip in coverage.values()]
     lines += [
         f"\n{count} proposed {'fact waits' if count == 1 else 'facts wait'} for a decision:"

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from api.cli.command import command, operation_command
-from api.cli.options import AsJson
+from api.cli.command import AsJson, command, operation_command
 from api.cli.output import Json, pairs, shortened, table
 from api.cli.target import CommandTarget
 from api.operations import documents
@@ -194,8 +193,7 @@ def wait_for_jobs(
     target: CommandTarget, files: Sequence[UploadedFile], *, group: str | None, quiet: bool
 ) -> None:
     """Wait until the job of every file has ended, and print how each ended. `group` is that of
-    their upload; with `quiet`, progress goes to standard error.
-    """
+    their upload; with `quiet`, progress goes to standard error."""
     watch = _JobWatch(target, files, group)
     if not watch.waiting:
         return
@@ -372,8 +370,7 @@ EVIDENCE_SECONDS, EVIDENCE_DOCUMENTS = 5.0, 0.1
 @dataclass(frozen=True)
 class UploadProgress:
     """The progress of an upload. `share` is of the whole, 0 to 1. `rate`, in passages a second, and
-    `seconds_left` are None until they can be estimated.
-    """
+    `seconds_left` are None until they can be estimated."""
 
     stage: str
     share: float
@@ -404,8 +401,7 @@ class Pace:
 
     def at(self, counts: Json, left: int, now: float) -> UploadProgress:
         """The progress by the counts of the group and the number of documents that have not ended.
-        `now` is in seconds of any clock.
-        """
+        `now` is in seconds of any clock."""
         ended, embedding = self._documents - left, int(counts.get("embedding", 0))
         done, known = int(counts.get("passages_done", 0)), int(counts.get("passages", 0))
         read = min(self._documents, ended + embedding)

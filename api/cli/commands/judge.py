@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.command import command
+from api.cli.command import DeviceHardware, command
 from api.cli.commands.problem import timing_text
-from api.cli.options import DeviceHardware
 from api.cli.output import Json, shortened
 from kb.errors import InvalidRequest
 
@@ -95,7 +94,8 @@ def judge(
         str,
         typer.Option(
             help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench,"
-            " sol-execbench, jax, openevolve, pytest, or auto: the one that recognises the task."
+            " sol-execbench, robust-kbench, jax, openevolve, agent-kernel-arena, pytest, or auto:"
+            " the one that recognises the task."
         ),
     ] = "auto",
     hardware: DeviceHardware = "auto",
@@ -135,7 +135,7 @@ def judge(
     judged.
     """
     from optimizer.evaluation import judge as judges
-    from optimizer.evaluation.formats import kernel_bench
+    from optimizer.evaluation.formats import is_folder
 
     key = judges.read_key(sign_key) if sign_key is not None else None
     if verify:
@@ -143,7 +143,7 @@ def judge(
     if task is None:
         raise InvalidRequest("no task is named", hint="Give it as --task.")
     options = {"hardware": hardware, "isolation": isolation}
-    if format in ("auto", kernel_bench.FORMAT.name) and kernel_bench.is_folder(task):
+    if is_folder(task, format):
         record, text = judges.judge_folder(
             services, submission, task, **options, strict_shapes=strict_shapes, key=key
         )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import command
-from api.cli.options import DataDir
+from api.cli.command import DataDir, command
 from api.cli.output import Json, note, pairs, table
 from api.cli.target import login, read_settings
 from kb.plain import plain

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from api.cli.command import command, operation_command
-from api.cli.options import AsJson, DataDir, Url
+from api.cli.command import AsJson, DataDir, Url, command, operation_command
 from api.cli.output import Json, columns, note, shortened, show
 from api.cli.target import CommandTarget, open_target, opened, read_settings, send_logs_to_stderr
 from api.operations import hardware as chips
 from api.operations import knowledge
 from kb.errors import InvalidRequest, NotFound
+from retrieval.knowledge_validity import STATES
 
 if TYPE_CHECKING:
     from ingestion.builtin.linter import Vocabulary
 
+CheckedKind = Literal["kernel", "signature", "recipe"]
 app = typer.Typer(help="Browse and check the knowledge base.")
 
 signals = operation_command(
@@ -80,15 +81,28 @@ operation_command(
     knowledge.list_delivered,
     help="Show which whole kernels reach a context.\n\n"
     "Exits 1 if one does not arrive in its main loop.",
-    parameters={
-        "hardware": Annotated[str, typer.Option(help="Only for this chip.")],
-        "language": Annotated[str, typer.Option(help="Only in this language.")],
-        "operator": Annotated[str, typer.Option(help="Only for this operator or its kind.")],
-        "task": Annotated[Literal["write", "speed_up"], typer.Option(help="Task of the context.")],
-        "max_tokens": Annotated[int, typer.Option(help="Most tokens of the context.")],
-    },
+    options=("hardware", "language", "operator", "task", "max_tokens"),
     text=_delivered_text,
     failed=lambda table: bool(table["holes"]),
+)
+
+
+def _validity_text(table: Json) -> str:
+    lines = [columns("hardware", "tool", *STATES)(table["counts"])]
+    for entry in table["entries"]:
+        seen = "; ".join(entry["seen"]) or "no version is known"
+        lines.append(f"{entry['state']}  {entry['kind']}  {entry['title']}: {seen}")
+    return "\n".join(lines)
+
+
+operation_command(
+    app,
+    "validity",
+    knowledge.show_validity,
+    help="Show what of the knowledge holds with which tools.\n\n"
+    "Counts by chip and tool; with --state, --kind or --tool, the entries too.",
+    options=("hardware", "tool", "kind", "state", "limit"),
+    text=_validity_text,
 )
 
 
@@ -246,7 +260,7 @@ def _propose(
     as_json: bool,
 ) -> int:
     """Let a model propose cards; 1 where it failed before the end."""
-    from api.card_proposals import propose_symbols, section_model
+    from api.section_models import propose_symbols, section_model
 
     model = section_model(models, api_base)
     with opened(data_dir) as local:
@@ -276,41 +290,6 @@ def _proposed_lines(report: Json) -> str:
     return "\n".join(lines)
 
 
-@app.command()
-def samples(
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            help="Hardware id, see `kernlore hardware list`. Needed unless --check is given."
-        ),
-    ] = None,
-    operator: Annotated[str, typer.Option(help="Only kernels that compute this.")] = "",
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Compile the built-in kernels with the compilers that are installed here. Exits 1"
-            " if one is refused.",
-        ),
-    ] = False,
-    data_dir: DataDir = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> int:
-    """List whole kernels for a chip.
-
-    They come from runs and from documents, built-in ones too.
-    """
-    if check:
-        return _check_samples(hardware, as_json)
-    if hardware is None:
-        raise InvalidRequest("no hardware", hint="Name a chip with --hardware, or add --check.")
-    with open_target(data_dir, url) as target:
-        rows = target.call(chips.list_samples, hardware, operator)["samples"]
-    show(rows, as_json, _sample_lines)
-    return 0
-
-
 def _sample_lines(kernels: Sequence[Json]) -> str:
     lines = []
     for kernel in kernels:
@@ -327,6 +306,23 @@ def _sample_lines(kernels: Sequence[Json]) -> str:
     )
 
 
+samples = operation_command(
+    app,
+    "samples",
+    chips.list_samples,
+    help="List whole kernels for a chip.\n\nThey come from runs and from documents, built-in ones"
+    " too. `kernlore knowledge check` compiles them again.",
+    parameters={
+        "hardware_id": Annotated[
+            str, typer.Option("--hardware", help="Hardware id, see `kernlore hardware list`.")
+        ],
+        "operator": Annotated[str, typer.Option(help="Only kernels that compute this.")],
+    },
+    pick="samples",
+    text=_sample_lines,
+)
+
+
 @app.command()
 def check(
     toolchain: Annotated[
@@ -340,15 +336,24 @@ def check(
     hardware: Annotated[
         str | None, typer.Option(help="Only kernels for this chip, its family or its vendor.")
     ] = None,
+    kind: Annotated[
+        CheckedKind | None,
+        typer.Option(help="Only entries of this kind."),
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(help="Only entries that depend on this tool; repeat for several."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compile and run the built-in kernels again.
+    """Check the knowledge with the tools of this machine.
 
-    Records which versions of tools confirm or refuse them. What the newest version refuses is no
-    longer delivered. Exits 1 if something expired.
+    Compiles and runs the built-in kernels, makes tools print the texts of error signatures, and
+    compiles the recipes of skills. Records which versions of tools confirm or refuse them. What the
+    newest version refuses is no longer delivered. Exits 1 if something expired.
     """
-    from optimizer.evaluation.sample_checks import check_knowledge
+    from optimizer.knowledge_check import KINDS, check_knowledge
 
     for folder in toolchain or ():
         if not folder.is_dir():
@@ -356,8 +361,9 @@ def check(
     with opened(data_dir) as local:
         folders = [folder.resolve() for folder in toolchain or ()]
         local.load_knowledge(note)
-        catalog, manuals = local.services.catalog, local.services.settings.knowledge_dir
-        result = check_knowledge(catalog, manuals, folders, hardware)
+        result = check_knowledge(
+            local.services, folders, hardware, [kind] if kind else KINDS, tool or (), note
+        )
     show(asdict(result), as_json, _knowledge_check_lines)
     return int(any(change.change == "expired" for change in result.changes))
 
@@ -365,7 +371,8 @@ def check(
 def _knowledge_check_lines(result: Json) -> str:
     """The counts by chip and tool, then what expired or was refused."""
     counts = Counter(
-        (row["hardware"], row["tool"], row["version"], row["change"]) for row in result["changes"]
+        tuple(row[name] for name in ("kind", "hardware", "tool", "version", "change"))
+        for row in result["changes"]
     )
     lines = [" ".join(map(str, (*key, count))) for key, count in sorted(counts.items())]
     lines += [
@@ -376,27 +383,6 @@ def _knowledge_check_lines(result: Json) -> str:
     reasons = Counter(result["not_checked"].values())
     lines += [f"not checked: {count}, {reason}" for reason, count in sorted(reasons.items())]
     return "\n".join([*lines, *result["remarks"]]) or "nothing could be checked"
-
-
-def _check_samples(hardware: str | None, as_json: bool) -> int:
-    """1 where a compiler refuses a kernel that it took before."""
-    from optimizer.evaluation.sample_checks import check_samples
-
-    rows = []
-    for result in check_samples(read_settings().knowledge_dir, hardware):
-        note(f"{result.sample}: {result.outcome}")
-        rows.append(result.as_json())
-    show(rows, as_json, _check_lines)
-    return 1 if any(row["outcome"] in ("refused", "wrong") for row in rows) else 0
-
-
-def _check_lines(rows: Sequence[Json]) -> str:
-    lines = [columns("sample", "outcome", "toolchain", "target", "date")(rows)]
-    for row in rows:
-        broken = ", which compiled before" if row["broken"] else ""
-        if row["outcome"] in ("refused", "wrong", "not checked"):
-            lines.append(f"{row['sample']}{broken}: {row['detail']}")
-    return "\n".join(lines)
 
 
 # -- folders of knowledge

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.options import (
+from api.cli.command import (
     ApiBase,
     AsJson,
     DataDir,
@@ -279,8 +279,7 @@ def _search_several(
     as_json: bool,
 ) -> int:
     """Search several problems: concurrently on a cluster, else in sequence, each with the whole
-    budget. Returns 1 if one had no search.
-    """
+    budget. Returns 1 if one had no search."""
     if distill:
         raise InvalidRequest(
             f"{len(problems)} problems with --distill",
@@ -334,8 +333,7 @@ def _search_all(
     quiet: bool,
 ) -> list[dict[str, Any]]:
     """Search every problem, `at_once` of them side by side, and write each result below `output`.
-    The answer of one whose process ended early has its `error` and no result.
-    """
+    The answer of one whose process ended early has its `error` and no result."""
     from kb.ids import new_id
     from optimizer.evaluation.problem.load import load_problem
 

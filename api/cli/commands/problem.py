@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import command
-from api.cli.options import AsJson, DeviceHardware, ProblemPath, Wait, wait_for_processors
+from api.cli.command import AsJson, DeviceHardware, ProblemPath, Wait, command, wait_for_processors
 from api.cli.output import Json, columns, note, pairs, show
 from kb.errors import InvalidRequest, KernloreError, NotFound, nearest
 from kb.plain import plain

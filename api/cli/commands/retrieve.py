@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.command import command
-from api.cli.options import AsJson, DataDir, Url
+from api.cli.command import AsJson, DataDir, Url, command
 from api.cli.output import Json, in_commands, note, pairs, shortened, show
 from api.cli.target import CommandTarget, open_target
 from api.operations import hardware as chips
@@ -24,11 +23,12 @@ from kb.errors import InvalidRequest
 from kb.tokens import below_title
 from kb.validity import versions_in
 from retrieval.pasted import with_text
-from retrieval.profiles.nsys import SQLITE, summary_of_database
+from retrieval.profiles.nsight import SQLITE, summary_of_database
 from retrieval.request import help_of
 
 LOADING_SECONDS = 100.0  # the longest wait for the built-in knowledge of a new service
 TEXT_SHOWN = 240  # characters of an excerpt in the list
+FIRST_SHOWN = 800  # of each of the first three
 
 
 def retrieve(
@@ -101,8 +101,7 @@ def retrieve(
     as_json: AsJson = False,
 ) -> None:
     """Ask about a log, a profile, code, a question or a signal. The answer cites its
-    sources.
-    """
+    sources."""
     signals = signal or []
     given: dict[str, Any] = {
         "signal": signals[0] if signals else None,
@@ -136,7 +135,7 @@ def retrieve(
     if not as_json:  # the list shows the texts of excerpts
         request.setdefault("fields", ["context"] if context else list(ANSWER_FIELDS))
     with open_target(data_dir, url) as target:
-        target.check_documents()
+        target.ensure_documents()
         if hardware == AUTO:
             request["hardware"] = _this_machine(target)
         answer = target.call(asking.retrieve, request)
@@ -234,8 +233,7 @@ def read_log(name: str) -> str:
 
 def read_profile_file(name: str) -> str:
     """The text of a profile; an exported database of Nsight Systems as the summary of its kernels.
-    Raises InvalidRequest for another database.
-    """
+    Raises InvalidRequest for another database."""
     path = Path(name)
     if name == "-" or not path.is_file() or not path.read_bytes()[:16].startswith(SQLITE):
         return read_log(name)
@@ -250,8 +248,7 @@ def read_profile_file(name: str) -> str:
 
 def read_metrics(entries: Sequence[str], option: str = "--metrics") -> dict[str, Any]:
     """NAME=VALUE pairs and JSON files as one mapping. Raises InvalidRequest, which names `option`,
-    for anything else.
-    """
+    for anything else."""
     values: dict[str, Any] = {}
     for entry in entries:
         path = Path(entry)
@@ -297,6 +294,7 @@ def _answer_text(answer: Json) -> str:
         *_hot_lines(answer),
         *_log_lines(answer),
         *_unknown(answer),
+        _facts(answer),
     ]
     parts += [_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1)]
     for move in answer.get("moves") or ():
@@ -326,6 +324,15 @@ def _diagnosis(answer: Json) -> str:
             "measure next": diagnosis.get("measure_next"),
         }
     )
+
+
+def _facts(answer: Json) -> str:
+    """The facts of the chip that the question names, with their sources."""
+    rows = [
+        f"{fact['key']} = {fact['value']}  ({fact['kind']}; {fact['source']})"
+        for fact in answer.get("facts") or ()
+    ]
+    return "\n".join(rows)
 
 
 def _profile(answer: Json) -> list[str]:
@@ -389,4 +396,5 @@ def _excerpt(rank: int, excerpt: Json) -> str:
     )
     head = f"{rank:2}. [{excerpt['category']} {about}] {place}  {excerpt['score']:.3f}"
     mark = f"\n    [{excerpt['mark']}]" if excerpt.get("mark") else ""
-    return f"{head}{mark}\n    {shortened(excerpt['text'], TEXT_SHOWN)}\n    {excerpt['id']}"
+    length = FIRST_SHOWN if rank <= 3 else TEXT_SHOWN
+    return f"{head}{mark}\n    {shortened(excerpt['text'], length)}\n    {excerpt['id']}"

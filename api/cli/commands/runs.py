@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import command
-from api.cli.commands.optimize import named_synthesizers
-from api.cli.options import (
+from api.cli.command import (
     Actor,
     ApiBase,
     AsJson,
@@ -23,8 +21,10 @@ from api.cli.options import (
     Output,
     Ray,
     Seed,
+    command,
     switched_on,
 )
+from api.cli.commands.optimize import named_synthesizers
 from api.cli.output import Json, columns, note, pairs, show, table
 from api.cli.target import CommandTarget, login, opened
 from kb.errors import InvalidRequest

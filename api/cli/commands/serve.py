@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.options import DataDir, Url
+from api.cli.command import DataDir, Url
 from api.cli.output import note
 from api.cli.target import CommandTarget, read_settings, send_logs_to_stderr, service_at
 from kb.addresses import from_elsewhere, from_here, is_loopback
@@ -118,8 +118,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, and InvalidKnowledge without
-    built-in knowledge or skills, before anything heavy is loaded.
-    """
+    built-in knowledge or skills, before anything heavy is loaded."""
     from ingestion.builtin import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys

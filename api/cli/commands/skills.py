@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import command, operation_command
-from api.cli.options import Actor
+from api.cli.command import Actor, command, operation_command
 from api.cli.output import Json, columns, note, pairs, shortened, table
 from api.cli.target import CommandTarget, login
 from api.operations import Incoming, skills
@@ -135,8 +134,7 @@ operation_command(
 
 def _warn(skill: Json) -> None:
     """Print warnings about the scopes of a skill, and which skill it revises. An older service
-    sends neither.
-    """
+    sends neither."""
     if skill.get("revises"):
         note(
             f"{skill['name']} revises {skill['revises']}, which stays in use as it is until"
@@ -437,6 +435,114 @@ def distill(
     from skills.curator.distil import distil_source
 
     return distil_source(services, run or trajectory or "", model).as_json()
+
+
+def _history_text(answer: Json) -> str:
+    """A row for each change, learned from or refused."""
+    names = ("commit", "file=path", "function", "claimed", "measured", "steps", "outcome", "reason")
+    changes = columns(*names)(map(_history_row, answer["changes"]))
+    return f"{answer['repository']} on {answer['hardware']}\n\n{changes}"
+
+
+def _history_row(change: Json) -> Json:
+    claimed = change["claimed"]
+    return {
+        **change,
+        "commit": change["commit"][:10],
+        "claimed": "-" if claimed is None else f"{claimed:g}x",
+        "measured": _figure(change["gain"]),
+        "steps": len(change["steps"]) or "-",
+    }
+
+
+@command(app, "from-history", text=_history_text)
+def from_history(
+    services: Services,
+    place: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="REPO PATH... | PATCH...",
+            help="A clone or git directory with kernel files or folders of it, or a series of"
+            " patches (*.patch, *.diff), in order.",
+        ),
+    ],
+    as_steps: Annotated[
+        bool,
+        typer.Option(
+            "--as-steps", help="PATHs are files that are versions of one kernel, in order."
+        ),
+    ] = False,
+    every_change: Annotated[
+        bool,
+        typer.Option("--every-change", help="Also changes whose message does not claim speed."),
+    ] = False,
+    hardware: Annotated[
+        str, typer.Option(help="A CPU of this machine, or an emulated chip that is here.")
+    ] = "auto",
+    function: Annotated[
+        list[str] | None, typer.Option(help="Only this function; repeat for more.")
+    ] = None,
+    problem: Annotated[
+        Path | None,
+        typer.Option(
+            help="Problem that the function solves, where no reference fits; with --call."
+        ),
+    ] = None,
+    call: Annotated[
+        str,
+        typer.Option(
+            help="C statements that call it over the problem's arrays t, such as"
+            " `f((float *)t[1].data, (float *)t[0].data, t[0].shape[0]);`."
+        ),
+    ] = "",
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="Size of the timed case, such as inner=4096; repeat for more."),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Changes to measure, the newest first.", min=1)] = 50,
+    licence: Annotated[
+        str | None, typer.Option(help="SPDX id of the licence of the repository.")
+    ] = None,
+) -> Json:
+    """Learn from changes of kernels in a git history. Each change is compiled before and after,
+    checked and timed here; what holds becomes a candidate skill, and a table says why the rest was
+    refused."""
+    from kb.plain import plain
+    from skills.lineage.from_history import HistoryRequest, learn_from_history
+
+    if (problem is None) != (not call):
+        raise InvalidRequest(
+            "--problem and --call go together", hint="Give both, or neither for the references."
+        )
+    patches = all(path.suffix in (".patch", ".diff") for path in place)
+    request = HistoryRequest(
+        place=place[0],
+        paths=() if patches else tuple(str(path) for path in place[1:]),
+        patches=tuple(place) if patches else (),
+        files_are_steps=as_steps,
+        every_change=every_change,
+        hardware=hardware,
+        problem=problem,
+        call=call,
+        sizes=_sizes_of(size or []),
+        functions=tuple(function or ()),
+        limit=limit,
+        licence=licence,
+    )
+    answer: Json = plain(learn_from_history(services, request, note))
+    return answer
+
+
+def _sizes_of(given: list[str]) -> dict[str, int]:
+    sizes = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if not number.isdigit() or int(number) < 1:
+            raise InvalidRequest(
+                f"--size {text!r} is no size", hint="Write NAME=NUMBER, such as inner=4096."
+            )
+        sizes[name] = int(number)
+    return sizes
 
 
 @command(app, text=pairs, failed=lambda answer: not answer["same"])

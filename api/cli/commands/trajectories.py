@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import command
-from api.cli.options import Output
+from api.cli.command import Output, command
 from api.cli.output import Json, columns, note, pairs, table
 from kb.errors import InvalidRequest
 
@@ -98,6 +97,58 @@ def submit(
     from api.operations.trajectories import accept_body
 
     return _evaluated(services, accept_body(services, _body(file, problem)))
+
+
+@command(app, "import", text=_trajectory_text, failed=_is_not_ready)
+def import_session(
+    services: Services,
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|FOLDER",
+            help="Transcript of a coding agent, output folder of OpenEvolve or KernelAgent, or a"
+            " git repository with --path.",
+        ),
+    ],
+    problem: Annotated[
+        Path, typer.Option(help="Problem file, folder or name that its candidates solve.")
+    ],
+    hardware: Annotated[str, typer.Option(help="Hardware to measure on.")] = "auto",
+    entry: Annotated[
+        str,
+        typer.Option(
+            help="Class or function of the candidates. Default: ModelNew, kernel_function or"
+            " custom_kernel in Python, else kernlore_run."
+        ),
+    ] = "",
+    path: Annotated[
+        str, typer.Option(help="Of a repository: the file whose versions are the candidates.")
+    ] = "",
+    licence: Annotated[
+        str | None, typer.Option(help="SPDX id of the licence of the candidates.")
+    ] = None,
+) -> Json:
+    """Evaluate the candidates of another tool's session here. Secrets are removed first. Exits 1
+    unless it is ready afterwards."""
+    from api.operations.bodies import TrajectoryBody
+    from api.operations.trajectories import accept_body, steps_of_session
+    from api.strict_json import validated
+    from skills.trajectories.sessions import read_session
+
+    session = read_session(place, entry, path)
+    for reason in session.left_out:
+        note(f"left out: {reason}")
+    if session.secrets:
+        note(f"secrets removed: {session.secrets}")
+    fields = {
+        "problem": _problem(problem),
+        "hardware": hardware,
+        "actor": session.form,
+        "licence": licence,
+        "steps": [step.model_dump(exclude_defaults=True) for step in steps_of_session(session)],
+    }
+    row = accept_body(services, validated(TrajectoryBody, fields), "session")
+    return _evaluated(services, row)
 
 
 def _body(file: Path, problem: Path | None) -> Any:

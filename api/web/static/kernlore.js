@@ -58,12 +58,15 @@
       request.send(body);
     });
 
-  const sendAll = async (form, chosen) => {
+  const sendAll = async (form, all, fromFolder) => {
+    const chosen = all.filter((one) => !fromFolder || !(hidden(one) || noDocument(one)));
+    const left = all.length - chosen.length;
+    const without = left ? `${left} images and hidden files were left out. ` : "";
     const letters = crypto.getRandomValues(new Uint8Array(8));
     const group = "upl_" + [...letters].map((b) => b.toString(16).padStart(2, "0")).join("");
     const sum = document.querySelector("#sum");
     let sent = 0;
-    const count = () => (sum.textContent = `${sent} of ${chosen.length} files sent. `);
+    const count = () => (sum.textContent = `${sent} of ${chosen.length} files sent. ${without}`);
     const waiting = chosen.map((one) => [one, rowFor(form, one.path)]);
     count();
     const work = async () => {
@@ -99,6 +102,8 @@
 
   const listed = (input) => [...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
   const hidden = ({ path }) => path.split("/").some((part) => part.startsWith("."));
+  // Pictures and the like beside the documents of a folder.
+  const noDocument = ({ file }) => /^(image|video|audio|font)\//.test(file.type);
 
   const prepareUpload = (form) => {
     const [input, folder] = form.querySelectorAll("input[type=file]");
@@ -107,10 +112,11 @@
     folder.addEventListener("change", () => (input.required = !folder.files.length));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const chosen = [...listed(input), ...listed(folder).filter((one) => !hidden(one))];
+      const chosen = [...listed(input), ...listed(folder)];
+      const fromFolder = folder.files.length > 0;
       input.value = folder.value = "";
       input.required = true;
-      sendAll(form, chosen);
+      sendAll(form, chosen, fromFolder);
     });
     for (const kind of ["dragover", "dragleave", "drop"])
       area.addEventListener(kind, (event) => {
@@ -120,7 +126,7 @@
     area.addEventListener("drop", async (event) => {
       const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
       const found = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
-      if (found.length) sendAll(form, found);
+      if (found.length) sendAll(form, found, entries.some((entry) => entry.isDirectory));
     });
   };
 

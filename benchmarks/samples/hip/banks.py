@@ -42,6 +42,7 @@ LAYOUTS: Sequence[tuple[str, int, int, Place]] = (
     ("128-byte rows, plain", 64, 128, lambda r, p: r * 128 + p * 16),
     ("128-byte rows, pad of 16", 64, 128, lambda r, p: r * 144 + p * 16),
     ("128-byte rows, (row >> 1) & 7", 64, 128, lambda r, p: r * 128 + (p ^ (r >> 1 & 7)) * 16),
+    ("256-byte rows, row & 15", 64, 256, lambda r, p: r * 256 + (p ^ (r & 15)) * 16),
     ("64-byte rows, plain", 64, 64, lambda r, p: r * 64 + p * 16),
     (
         "64-byte rows, 0 2 3 1",

@@ -181,6 +181,44 @@ int main() {
     }
     report("softmax", worst, 5e-3);
   }
+#elif defined(ATTENTION)
+  for (auto [B, H, KV, L, causal] : {std::tuple{1, 1, 1, 64, 0}, {1, 2, 1, 300, 0}, {2, 2, 2, 77, 1},
+                                     {1, 1, 1, 1, 1}, {1, 1, 1, 520, 1}, {1, 1, 1, 513, 0}}) {
+    size_t rows = (size_t)B * H * L, kv_rows = (size_t)B * KV * L;
+    Buf<__bf16> Q(rows * 128), K(kv_rows * 128), V(kv_rows * 128), O(rows * 128);
+    // Scores grow along the keys, so that maxima rise by more than the lazy threshold.
+    for (size_t i = 0; i < rows * 128; i++) Q[i] = (__bf16)(3 * uni() + 1);
+    for (size_t i = 0; i < kv_rows * 128; i++)
+      K[i] = (__bf16)(3 * uni() + (i / 128 % L) * 0.02f), V[i] = (__bf16)uni();
+    float scale = 1 / sqrtf(128);
+    launch({unsigned((L + 255) / 256), unsigned(H), unsigned(B)}, 512, [&] {
+      if (causal)
+        attention<true>(Q.p, K.p, V.p, O.p, H, KV, L, scale * 1.44269504f);
+      else
+        attention<false>(Q.p, K.p, V.p, O.p, H, KV, L, scale * 1.44269504f);
+    });
+    double worst = 0;
+    for (size_t row = 0; row < rows; row++) {
+      size_t b = row / L / H, h = row / L % H, q = row % L, kv = (b * KV + h / (H / KV)) * L;
+      std::vector<double> s(causal ? q + 1 : L), o(128);
+      double t = -1e30, z = 0;
+      for (size_t i = 0; i < s.size(); i++) {
+        for (int c = 0; c < 128; c++)
+          s[i] += (double)(float)Q[row * 128 + c] * (float)K[(kv + i) * 128 + c];
+        t = fmax(t, s[i] *= scale);
+      }
+      for (size_t i = 0; i < s.size(); i++) {
+        double e = exp(s[i] - t);
+        z += e;
+        for (int c = 0; c < 128; c++) o[c] += e * (float)V[(kv + i) * 128 + c];
+      }
+      for (int c = 0; c < 128; c++) {
+        double error = fabs((float)O[row * 128 + c] - o[c] / z);
+        worst = std::isnan(error) ? 1e9 : fmax(worst, error);
+      }
+    }
+    report("attention (absolute)", worst, 8e-3);
+  }
 #elif defined(DECODE)
   for (auto [B, H, KV, splits, top] :
        {std::tuple{2, 8, 2, 3, 300}, {1, 16, 1, 1, 17}, {3, 4, 4, 5, 90}, {1, 6, 2, 8, 1}}) {

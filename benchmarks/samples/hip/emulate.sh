@@ -18,5 +18,6 @@ run SKINNY amd/skinny-gemm-split-k.hip
 run ROWS amd/rmsnorm-and-softmax-rows-dpp.hip
 run DECODE amd/paged-decode-split-kv.hip
 run DIRECT cdna4/bf16-gemm-direct-to-lds.hip
+run ATTENTION cdna4/attention-forward-ping-pong.hip
 run MXFP4 cdna4/mxfp4-gemm-scaled-mfma.hip
 rm -r "$out"

@@ -35,7 +35,7 @@ def gate_up_kernel(
     m, n = tile_of(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(F, BLOCK_N), BAND)
     m *= BLOCK_M
     n *= BLOCK_N
-    # Both products share the tile of x; together they have the sums of a 128 x 256 tile.
+    # Both products share the tile of x; their sums are those of one tile of twice the width.
     gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):

@@ -1,9 +1,10 @@
 """PDF files to elements with page, label and box: lines become blocks (paragraphs, lists, listings,
 headings, tables), and blocks that a page break divides are joined.
 
-Pages with only an image are reported as failures; text in images is not recognised. Running heads,
-page numbers and tables of contents are left out. All other text that pdfium reads is in exactly one
-element. pdfium is not thread-safe: a process reads one document at a time.
+Pages with only an image, and pictures in other pages, are read by OCR if it is installed; without
+it, such pages are reported as failures. Running heads, page numbers and tables of contents are left
+out. All other text that pdfium reads is in exactly one element. pdfium is not thread-safe: a
+process reads one document at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ingestion.elements import (
     metadata_title,
     render_table,
 )
+from ingestion.formats.pdf.figures import PlacedFigure, figures_of_page
 from ingestion.formats.pdf.headings import (
     BodyStyle,
     Bookmark,
@@ -38,19 +40,34 @@ from ingestion.formats.pdf.headings import (
     outline_of,
     without_furniture,
 )
+from ingestion.formats.pdf.ocr import INSTALLED, PICTURE_SHARE, Recogniser
 from ingestion.formats.pdf.page import (
     LINE_END_HYPHEN,
     PageText,
+    PathBox,
     TextLine,
+    Word,
     join_lines,
-    lines_of_page,
+    line_of,
     read_page,
+    regions_of_page,
 )
-from ingestion.formats.pdf.tables import PlacedTable, continues, joined, tables_of_page
+from ingestion.formats.pdf.tables import (
+    PlacedTable,
+    continues,
+    joined,
+    tables_of_page,
+    unruled_tables,
+)
+from ingestion.limits import DocumentLimits
 from kb.errors import ParseFailed
 
-_SCANNED = "scanned: no text layer, only an image; run OCR on the file and upload it again"
-_UNMAPPED = "text layer without a Unicode map: its characters cannot be read; run OCR on the file"
+_SCANNED = "scanned: no text layer, only an image"
+_UNMAPPED = "text layer without a Unicode map: its characters cannot be read"
+_NO_OCR = "install kernlore[ocr] and upload the file again, or run OCR on it"
+_NO_TEXT = "OCR reads no text on it"
+_NO_TIME = "the time for OCR is over: split the file, or raise KERNLORE_PARSE_SECONDS"
+_NO_PICTURES = "no time for OCR of pictures on {} of {} pages: raise KERNLORE_PARSE_SECONDS"
 _UNLOADABLE = "the page is damaged: pdfium cannot load it"
 _EMPTIED = "the file is truncated: nothing is left of this page"
 _TRUNCATED = "the end of the file is missing: pages may be incomplete; download it again"
@@ -58,26 +75,29 @@ _END, _END_WITHIN = b"%%EOF", 2048
 _IMAGE_SHARE, _UNREADABLE_SHARE = 0.2, 0.4
 _FLOATS = 8  # figures, tables and footnotes between the two parts of a divided paragraph, at most
 _TOKEN = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+Placed = PlacedTable | PlacedFigure
 
 
 @dataclass(frozen=True)
 class _PageContents:
-    """The pages of a document as lines and tables, without the words."""
+    """The pages of a document as lines, tables and figures, without the words."""
 
     lines: tuple[tuple[TextLine, ...], ...]
-    tables: tuple[tuple[PlacedTable, ...], ...]
+    placed: tuple[tuple[Placed, ...], ...]
     heights: tuple[float, ...]
     labels: tuple[str | None, ...]
     failures: tuple[PageFailure, ...]
     vocabulary: frozenset[str]
 
 
-def parse_pdf(data: bytes) -> ParsedDocument:
-    """Read a PDF; raises ParseFailed when no page of it can be read."""
+def parse_pdf(data: bytes, limits: DocumentLimits | None = None) -> ParsedDocument:
+    """Read a PDF; raises ParseFailed when no page of it can be read. OCR stops before the time of
+    `limits` ends, so that the pages without it are not lost."""
+    ocr = Recogniser((limits or DocumentLimits()).seconds) if INSTALLED else None
     document = _open(data)
     try:
         truncated = _END not in data[-_END_WITHIN:]
-        read = _read_pages(document, truncated)
+        read = _read_pages(document, truncated, ocr)
         outline = outline_of(document)
         title = document.get_metadata_value("Title")
     finally:
@@ -89,7 +109,11 @@ def parse_pdf(data: bytes) -> ParsedDocument:
             hint="Download or export the file again and upload it anew.",
         )
     parsed = _assemble(read, outline, title)
-    return replace(parsed, warnings=(_TRUNCATED, *parsed.warnings)) if truncated else parsed
+    warnings = [_TRUNCATED] if truncated else []
+    if ocr is not None and ocr.without_pictures:
+        pages = len(set(ocr.without_pictures))
+        warnings.append(_NO_PICTURES.format(pages, len(read.lines)))
+    return replace(parsed, warnings=(*warnings, *parsed.warnings))
 
 
 def _open(data: bytes) -> pypdfium2.PdfDocument:
@@ -114,9 +138,11 @@ def _open(data: bytes) -> pypdfium2.PdfDocument:
         ) from error
 
 
-def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _PageContents:
+def _read_pages(
+    document: pypdfium2.PdfDocument, truncated: bool, ocr: Recogniser | None
+) -> _PageContents:
     lines: list[tuple[TextLine, ...]] = []
-    tables: list[tuple[PlacedTable, ...]] = []
+    placed: list[tuple[Placed, ...]] = []
     heights: list[float] = []
     labels: list[str | None] = []
     failures: list[PageFailure] = []
@@ -124,11 +150,14 @@ def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _PageConten
     for index in range(len(document)):
         page_lines: list[TextLine] = []
         page_tables: list[PlacedTable] = []
+        page_figures: list[PlacedFigure] = []
         try:
             page = read_page(document, index)
         except pypdfium2.PdfiumError:
             page = None
         reason = _UNLOADABLE if page is None else _failure(page, truncated)
+        if page and reason in (_SCANNED, _UNMAPPED):
+            page, reason = _recognised(document, page, reason, ocr)
         label = page.label if page else None
         if reason:
             failures.append(PageFailure(index, label, reason))
@@ -137,19 +166,66 @@ def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _PageConten
                 vocabulary.update(t.lower() for t in _TOKEN.findall(word.text))
             page_tables = tables_of_page(page, vocabulary)
             inside = {w.order for table in page_tables for w in table.words}
-            page_lines = lines_of_page((w for w in page.words if w.order not in inside), index)
+            outside = [w for w in page.words if w.order not in inside]
+            page_figures = _figures(document, page, outside, page_tables, ocr)
+            inside = {w.order for figure in page_figures for w in figure.words}
+            regions = regions_of_page(w for w in outside if w.order not in inside)
+            for column, region in enumerate(regions):
+                unruled = unruled_tables(region, index, vocabulary)
+                page_tables += unruled
+                used = {w.order for table in unruled for w in table.words}
+                rest = ([w for w in line if w.order not in used] for line in region)
+                page_lines += [line_of(line, index, column) for line in rest if line]
         lines.append(tuple(page_lines))
-        tables.append(tuple(replace(t, words=()) for t in page_tables))
+        parts: list[Placed] = [*page_tables, *page_figures]
+        placed.append(tuple(replace(part, words=()) for part in parts))
         heights.append(page.height if page else 0.0)
         labels.append(label)
     return _PageContents(
         tuple(lines),
-        tuple(tables),
+        tuple(placed),
         tuple(heights),
         tuple(labels),
         tuple(failures),
         frozenset(vocabulary),
     )
+
+
+def _recognised(
+    document: pypdfium2.PdfDocument, page: PageText, reason: str, ocr: Recogniser | None
+) -> tuple[PageText, str | None]:
+    """The page with the words that OCR reads; the reason if it is not read."""
+    if ocr is None:
+        return page, f"{reason}; {_NO_OCR}"
+    if not ocr.has_time():
+        return page, f"{reason}; {_NO_TIME}"
+    words = tuple(ocr.words(document[page.index]))
+    return (replace(page, words=words), None) if words else (page, f"{reason}; {_NO_TEXT}")
+
+
+def _figures(
+    document: pypdfium2.PdfDocument,
+    page: PageText,
+    words: Sequence[Word],
+    tables: Sequence[PlacedTable],
+    ocr: Recogniser | None,
+) -> list[PlacedFigure]:
+    """The figures of a page; OCR reads pictures on a page with a text layer."""
+
+    def read(part: PathBox) -> Sequence[Word]:
+        if ocr is None:
+            return ()
+        if not ocr.has_time(PICTURE_SHARE):
+            ocr.without_pictures.append(page.index)
+            return ()
+        first = len(page.words)
+        found = ocr.words(document[page.index], part)
+        return [replace(word, order=first + word.order) for word in found]
+
+    places = [PathBox(t.x0, t.y0, t.x1, t.y1) for t in tables]
+    if any(word.confidence is not None for word in words):
+        return []  # a scan: its picture is the page
+    return figures_of_page(page, words, places, read)
 
 
 def _failure(page: PageText, truncated: bool) -> str | None:
@@ -171,7 +247,7 @@ def _assemble(
     headings = headings_of(content.pages, outline, read.heights, body, style.pitches)
     blocks: list[PageBlock] = []
     for page, lines in enumerate(content.pages):
-        added = _blocks_of_page(page, lines, headings, read.tables[page], style)
+        added = _blocks_of_page(page, lines, headings, read.placed[page], style)
         blocks = _appended(blocks, added, body.size)
     labels = [label or content.printed.get(i) for i, label in enumerate(read.labels)]
     elements = tuple(_element(block, labels, read.vocabulary) for block in blocks)
@@ -180,15 +256,30 @@ def _assemble(
         title=_title(title, elements, body.size, blocks),
         pages_seen=len(read.lines),
         failures=tuple(replace(f, page_label=labels[f.page_index]) for f in read.failures),
-        warnings=_warnings(content, labels),
+        warnings=_warnings(content, labels, elements),
     )
 
 
-def _warnings(content: Content, labels: Sequence[str | None]) -> tuple[str, ...]:
-    if not content.contents_pages:
-        return ()
-    pages = ", ".join(labels[i] or str(i + 1) for i in content.contents_pages)
-    return (f"the table of contents is left out (page {pages}): its entries are the headings",)
+def _warnings(
+    content: Content, labels: Sequence[str | None], elements: Sequence[Element]
+) -> tuple[str, ...]:
+    def listed(pages: Collection[int]) -> str:
+        return ", ".join(labels[i] or str(i + 1) for i in sorted(pages))
+
+    warnings = []
+    if content.contents_pages:
+        pages = listed(content.contents_pages)
+        warnings.append(
+            f"the table of contents is left out (page {pages}): its entries are the headings"
+        )
+    read = [box for e in elements for box in e.boxes if box.confidence is not None]
+    if read:
+        least = min(box.confidence or 0.0 for box in read)
+        warnings.append(
+            f"read by OCR, least confidence {least:.2f} (page"
+            f" {listed({box.page_index for box in read})}): compare numbers with the page"
+        )
+    return tuple(warnings)
 
 
 def _title(
@@ -214,7 +305,7 @@ def _appended(blocks: list[PageBlock], added: list[PageBlock], body_size: float)
             blocks[-1] = replace(blocks[-1], pages=blocks[-1].pages + block.pages)
         elif block is added[0] and _continues_table(blocks, block):
             before, rest = blocks[-1], block.placed[0]
-            assert before.table is not None
+            assert before.table is not None and isinstance(rest, PlacedTable)
             table = joined(before.table, rest)
             blocks[-1] = replace(before, placed=(*before.placed, rest), table=table)
         elif (
@@ -234,6 +325,7 @@ def _continues_table(blocks: Sequence[PageBlock], block: PageBlock) -> bool:
     if not blocks or block.kind != "table" or blocks[-1].kind != "table" or block.pages:
         return False
     first, second = blocks[-1].placed[-1], block.placed[0]
+    assert isinstance(first, PlacedTable) and isinstance(second, PlacedTable)
     return first.page + 1 == second.page and continues(first, second)
 
 
@@ -242,7 +334,7 @@ def _continued_by(blocks: Sequence[PageBlock], block: PageBlock, body_size: floa
     here = (block.first.page, block.first.column)
     for index in range(len(blocks) - 1, max(-1, len(blocks) - _FLOATS), -1):
         other = blocks[index]
-        if other.kind in ("table", "caption"):
+        if other.kind in ("table", "caption", "figure"):
             continue
         if (other.last.page, other.last.column) == here or block.first.page - other.last.page > 1:
             return None
@@ -257,24 +349,26 @@ def _element(block: PageBlock, labels: Sequence[str | None], vocabulary: frozens
     boxes = _boxes(block, labels)
     if block.kind == "table" and block.table is not None:
         return Element("table", render_table(block.table), table=block.table, boxes=boxes)
+    if block.kind == "figure":
+        caption = join_lines((line.text for line in _lines_of(block)), vocabulary)
+        texts = (part.text for part in block.placed if isinstance(part, PlacedFigure))
+        return Element("figure", "\n".join(filter(None, (caption, *texts))), boxes=boxes)
     return Element(block.kind, _block_text(block, vocabulary), level=block.level, boxes=boxes)
 
 
 def _boxes(block: PageBlock, labels: Sequence[str | None]) -> tuple[Box, ...]:
-    places: list[tuple[int, int, float, float, float, float]] = [
-        (line.page, line.column, line.x0, line.y0, line.x1, line.y1)
-        for part in block.pages
-        for line in part
-    ]
-    if block.placed:
-        places = [(p[0], 0, p[2], p[3], p[4], p[5]) for p in places]
-    places += [(t.page, 0, t.x0, t.y0, t.x1, t.y1) for t in block.placed]
+    parts: dict[tuple[int, int], list[TextLine | Placed]] = {}
+    for line in _lines_of(block):
+        parts.setdefault((line.page, 0 if block.placed else line.column), []).append(line)
+    for table in block.placed:
+        parts.setdefault((table.page, 0), []).append(table)
     boxes = []
-    for page, column in sorted({place[:2] for place in places}):
-        part = [place for place in places if place[:2] == (page, column)]
-        x0, y0 = min(p[2] for p in part), min(p[3] for p in part)
-        x1, y1 = max(p[4] for p in part), max(p[5] for p in part)
-        boxes.append(Box(page, labels[page], *(round(v, 1) for v in (x0, y0, x1, y1))))
+    for (page, _), part in sorted(parts.items(), key=lambda item: item[0]):
+        x0, y0 = min(p.x0 for p in part), min(p.y0 for p in part)
+        x1, y1 = max(p.x1 for p in part), max(p.y1 for p in part)
+        least = min((p.confidence for p in part if p.confidence is not None), default=None)
+        x0, y0, x1, y1 = (round(v, 1) for v in (x0, y0, x1, y1))
+        boxes.append(Box(page, labels[page], x0, y0, x1, y1, least and round(least, 3)))
     return tuple(boxes)
 
 
@@ -288,7 +382,9 @@ _CAPTION_MARK = re.compile(
     re.I,
 )
 _TERMINAL = re.compile(r"[.!?:;][\"'\u201d\u2019)\]]*$")
-_MAX_CAPTION = 400
+_TERMINAL_STOP = re.compile(r"[.!?][\"'\u201d\u2019)\]]*$")
+_MAX_CAPTION, _MAX_HEAD = 400, 200
+_HEAD_DISTANCE = 2.5  # most distance of a table from its title, in font sizes
 
 
 @dataclass(frozen=True)
@@ -298,7 +394,7 @@ class PageBlock:
     kind: ElementKind
     pages: tuple[tuple[TextLine, ...], ...]
     level: int | None = None
-    placed: tuple[PlacedTable, ...] = ()
+    placed: tuple[Placed, ...] = ()
     table: Table | None = None
 
     @property
@@ -338,11 +434,11 @@ def _blocks_of_page(
     page: int,
     lines: Sequence[TextLine],
     headings: Mapping[tuple[int, int], PageHeading],
-    tables: Sequence[PlacedTable],
+    placed: Sequence[Placed],
     style: _Typography,
 ) -> list[PageBlock]:
     """The blocks of one page in reading order."""
-    pending = sorted(tables, key=lambda t: (t.y0, t.x0))
+    pending = sorted(placed, key=lambda t: (t.y0, t.x0))
     one_column = len({line.column for line in lines}) == 1
     blocks: list[PageBlock] = []
     current: list[TextLine] = []
@@ -354,9 +450,9 @@ def _blocks_of_page(
         if due or heading or (current and _starts_block(current, line, style)):
             blocks += _finish(current, style)
             current = []
-        for table in due:
-            blocks.append(PageBlock("table", (), placed=(table,), table=table.table))
-            pending.remove(table)
+        for part in due:
+            blocks.append(_placed_block(part))
+            pending.remove(part)
         if heading:
             title = tuple(lines[index : index + heading.count])
             blocks.append(PageBlock("title", (title,), heading.level))
@@ -365,14 +461,19 @@ def _blocks_of_page(
         current.append(line)
         index += 1
     blocks += _finish(current, style)
-    blocks += [PageBlock("table", (), placed=(t,), table=t.table) for t in pending]
+    blocks += map(_placed_block, pending)
     return _with_captions(_merged_lists(blocks))
 
 
-def _comes_before(table: PlacedTable, line: TextLine, one_column: bool) -> bool:
-    """Whether the table is above the line, and in its column if the page has several. (Not in one:
-    a short heading can end left of a centred table.)
-    """
+def _placed_block(part: Placed) -> PageBlock:
+    if isinstance(part, PlacedFigure):
+        return PageBlock("figure", (), placed=(part,))
+    return PageBlock("table", (), placed=(part,), table=part.table)
+
+
+def _comes_before(table: Placed, line: TextLine, one_column: bool) -> bool:
+    """Whether the table or figure is above the line, and in its column if the page has several.
+    (Not in one: a short heading can end left of a centred table.)"""
     return line.base > table.y1 - 2 and (one_column or (line.x0 < table.x1 and line.x1 > table.x0))
 
 
@@ -414,8 +515,7 @@ def _inline_code(block: Sequence[TextLine], line: TextLine, style: _Typography) 
 
 def _indented_start(block: Sequence[TextLine], line: TextLine) -> bool:
     """Whether a line begins a new paragraph by its position: indented and after a full stop, or, in
-    a list, left of the item's text.
-    """
+    a list, left of the item's text."""
     last, first = block[-1], block[0]
     if _is_item(first):
         return line.x0 < first.hang - 0.8 * line.size and line.x0 < first.x0 + 0.5 * line.size
@@ -461,8 +561,7 @@ def _merged_lists(blocks: Sequence[PageBlock]) -> list[PageBlock]:
 
 def _continues_list(items: PageBlock, block: PageBlock) -> bool:
     """Whether a block is the next item, or a second paragraph of the last: text under its text,
-    closer than a paragraph away.
-    """
+    closer than a paragraph away."""
     if block.kind not in ("list", "text") or block.first.column != items.last.column:
         return False
     if block.kind == "list":
@@ -474,20 +573,54 @@ def _continues_list(items: PageBlock, block: PageBlock) -> bool:
 
 
 def _with_captions(blocks: Sequence[PageBlock]) -> list[PageBlock]:
-    """A caption right before or after a table becomes the table's."""
+    """A caption right before or after a table or figure becomes part of it."""
     out: list[PageBlock] = []
     waiting = list(reversed(blocks))
     while waiting:
         block = waiting.pop()
-        if block.table is not None and block.table.caption is None:
+        if block.kind == "figure":  # its caption is usually below
+            after_or_before = waiting if waiting and _is_figure_caption(waiting[-1]) else out
+            if after_or_before and _is_figure_caption(after_or_before[-1]):
+                block = replace(block, pages=after_or_before.pop().pages)
+        elif block.table is not None and block.table.caption is None:
             before_or_after = out if out and _is_table_caption(out[-1]) else waiting
-            if before_or_after and _is_table_caption(before_or_after[-1]):
-                caption = before_or_after.pop()
-                text = join_lines(line.text for line in caption.pages[0])
-                table = replace(block.table, caption=text)
-                block = replace(block, pages=caption.pages, table=table)
+            if before_or_after and _captions_table(before_or_after, waiting):
+                block = _captioned(block, [before_or_after.pop()])
+            else:
+                above: list[PageBlock] = []
+                while out and _heads_table(out[-1], [*above, block]):
+                    above.insert(0, out.pop())
+                block = _captioned(block, above) if above else block
         out.append(block)
     return out
+
+
+def _captioned(block: PageBlock, captions: Sequence[PageBlock]) -> PageBlock:
+    assert block.table is not None
+    lines = tuple(line for caption in captions for line in caption.pages[0])
+    table = replace(block.table, caption=join_lines(line.text for line in lines))
+    return replace(block, pages=(lines,), table=table)
+
+
+def _heads_table(block: PageBlock, below: Sequence[PageBlock]) -> bool:
+    """Whether a block is a title, a unit or an introduction of the table at the end of `below`:
+    short text close above it, which is no sentence that ends."""
+    first = below[0]
+    top = first.first.y0 if first.pages else first.placed[0].y0
+    if block.kind != "text" or _TERMINAL_STOP.search(block.last.text):
+        return False
+    near = 0 <= top - block.last.y1 < _HEAD_DISTANCE * block.last.size
+    characters = sum(len(line.text) for b in (block, *below[:-1]) for line in b.pages[0])
+    return near and characters <= _MAX_HEAD
+
+
+def _captions_table(blocks: Sequence[PageBlock], following: Sequence[PageBlock]) -> bool:
+    """Whether the last block is the caption of a table beside it; below it also as a figure."""
+    return _is_table_caption(blocks[-1]) or (blocks is following and _is_figure_caption(blocks[-1]))
+
+
+def _is_figure_caption(block: PageBlock) -> bool:
+    return block.kind == "caption" and not _is_table_caption(block)
 
 
 def _is_table_caption(block: PageBlock) -> bool:
@@ -497,7 +630,11 @@ def _is_table_caption(block: PageBlock) -> bool:
 def _continues_text(last: PageBlock, following: PageBlock) -> bool:
     """Whether a block is clearly the rest of the last one of the page or column before."""
     if last.kind == "code":
-        return following.kind == "code" and abs(following.first.size - last.last.size) < 0.3
+        beside = following.first.page == last.last.page and (
+            abs(following.first.base - last.pages[-1][0].base) < 3 * last.last.size
+        )
+        same = abs(following.first.size - last.last.size) < 0.3
+        return following.kind == "code" and same and not beside
     if last.kind not in ("text", "list") or following.kind != "text":
         return False
     if abs(last.last.size - following.first.size) > 0.3 or _is_item(following.first):
@@ -513,12 +650,16 @@ def _continues_text(last: PageBlock, following: PageBlock) -> bool:
 
 def _block_text(block: PageBlock, vocabulary: Collection[str]) -> str:
     """The text of a block; listings keep their layout, each item of a list is a line."""
-    lines = [line for page in block.pages for line in page]
+    lines = _lines_of(block)
     if block.kind == "code":
         return "\n".join(_listing(page) for page in block.pages)
     if block.kind == "list":
         return "\n".join(_items(lines, vocabulary))
     return join_lines((line.text for line in lines), vocabulary)
+
+
+def _lines_of(block: PageBlock) -> list[TextLine]:
+    return [line for part in block.pages for line in part]
 
 
 def _items(lines: Sequence[TextLine], vocabulary: Collection[str]) -> list[str]:

@@ -39,8 +39,7 @@ Slot = tuple[str, int, int]
 @dataclass(frozen=True)
 class Content:
     """Lines without furniture, printed page numbers by page, and the pages from which a table of
-    contents was removed.
-    """
+    contents was removed."""
 
     pages: tuple[tuple[TextLine, ...], ...]
     printed: Mapping[int, str]
@@ -241,8 +240,7 @@ class PageHeading:
 
 class HeadingStyle(NamedTuple):
     """The look of a heading; equal looks have equal rank. Larger sizes (in points) rank higher,
-    then bold ones.
-    """
+    then bold ones."""
 
     size: float
     bold: bool

@@ -12,7 +12,7 @@ import re
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ _MONO = re.compile(
 )
 _BOLD = re.compile(r"bold|black|heavy|semibold|demi|cmbx|cmssbx|medi\b|-bd", re.I)
 _ITALIC = re.compile(r"ital|obli|cmti|cmmi|slant", re.I)
-_FIXED_PITCH, _MAX_FORM_DEPTH = 1, 6
+_FIXED_PITCH, _KNOWN_WIDTHS, _MAX_FORM_DEPTH = 1, 4, 6
 # A rectangle has at most 6 segments; a longer path is several rules or a curve.
 _SIMPLE_PATH, _LONGEST_PATH = 6, 400
 
@@ -58,7 +58,7 @@ class Font:
 class Word:
     """A run of characters without white space. `order` is its index in the content stream.
     `glued`: no white space precedes it, only a shift of the line (a super- or subscript).
-    """
+    `confidence` is that of OCR, None in a text layer."""
 
     text: str
     x0: float
@@ -71,6 +71,7 @@ class Word:
     order: int
     glued: bool
     upright: bool
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,8 @@ class PathBox:
 
 @dataclass(frozen=True)
 class PageText:
-    """One page: its words, rules and size in points, the share (0 to 1) of its area that is
-    pictures, and the share of its characters that have no readable code.
-    """
+    """One page: its words, rules, other drawings, pictures and size in points, and the share (0 to
+    1) of its characters that have no readable code."""
 
     index: int
     label: str | None
@@ -95,8 +95,15 @@ class PageText:
     height: float
     words: tuple[Word, ...]
     paths: tuple[PathBox, ...]
-    image_share: float
+    curves: tuple[PathBox, ...]
+    pictures: tuple[PathBox, ...]
     unreadable_share: float
+
+    @property
+    def image_share(self) -> float:
+        """The share (0 to 1) of its area that pictures cover."""
+        areas = ((p.x1 - p.x0) * (p.y1 - p.y0) for p in self.pictures)
+        return min(1.0, sum(areas) / max(1.0, self.width * self.height))
 
 
 Place = Callable[[float, float], tuple[float, float]]
@@ -113,7 +120,7 @@ def read_page(document: pypdfium2.PdfDocument, index: int) -> PageText:
             words = _words(textpage.raw, text, place)
         finally:
             textpage.close()
-        paths, image_area = _drawings(page, place)
+        drawings = _drawings(page, place)
         width, height = page.get_size()
         unreadable = len(_UNREADABLE.findall(text.translate(_GLYPHS)))
         return PageText(
@@ -122,8 +129,9 @@ def read_page(document: pypdfium2.PdfDocument, index: int) -> PageText:
             width=width,
             height=height,
             words=tuple(words),
-            paths=tuple(paths),
-            image_share=min(1.0, image_area / max(1.0, width * height)),
+            paths=tuple(drawings.paths),
+            curves=tuple(drawings.curves),
+            pictures=tuple(drawings.pictures),
             unreadable_share=unreadable / max(1, len(text.strip())),
         )
     finally:
@@ -157,8 +165,7 @@ def _page_string(textpage: pypdfium2.PdfTextPage) -> str:
 
 class _TextStyle(NamedTuple):
     """The style of a text object, its size in points. `vertical`: lines run up or down the page;
-    `forward`: they read from left to right, or from bottom to top.
-    """
+    `forward`: they read from left to right, or from bottom to top."""
 
     font: Font
     size: float
@@ -209,9 +216,20 @@ def _describe(font: Any) -> Font:
     buffer = ctypes.create_string_buffer(256)
     pdfium.FPDFFont_GetBaseFontName(font, buffer, 256)
     name = buffer.value.decode("utf-8", "replace")
-    fixed = bool(pdfium.FPDFFont_GetFlags(font) & _FIXED_PITCH)
+    fixed = bool(pdfium.FPDFFont_GetFlags(font) & _FIXED_PITCH) or _equally_wide(font)
     bold = bool(_BOLD.search(name)) or pdfium.FPDFFont_GetWeight(font) >= 600
     return Font(name, bold, bool(_ITALIC.search(name)), fixed or bool(_MONO.search(name)))
+
+
+def _equally_wide(font: Any) -> bool:
+    """Whether wide and narrow letters have the same width: not all fonts say so by name or flag."""
+    width = ctypes.c_float()
+    widths = []
+    for letter in "imlwMW.":
+        if pdfium.FPDFFont_GetGlyphWidth(font, ord(letter), 1000.0, ctypes.byref(width)):
+            widths.append(round(width.value))
+    known = [value for value in widths if value > 0]
+    return len(known) >= _KNOWN_WIDTHS and len(set(known)) == 1
 
 
 def _words(textpage: Any, text: str, place: Place) -> list[Word]:
@@ -257,19 +275,23 @@ def _words(textpage: Any, text: str, place: Place) -> list[Word]:
     return words
 
 
-def _drawings(page: pypdfium2.PdfPage, place: Place) -> tuple[list[PathBox], float]:
-    """Bounds of all paths, and the area that images cover."""
-    paths: list[PathBox] = []
-    areas: list[float] = []
+class _Drawings(NamedTuple):
+    """Bounds of simple paths and the straight parts of others, of other paths, of pictures."""
+
+    paths: list[PathBox]
+    curves: list[PathBox]
+    pictures: list[PathBox]
+
+
+def _drawings(page: pypdfium2.PdfPage, place: Place) -> _Drawings:
+    drawings = _Drawings([], [], [])
     count = pdfium.FPDFPage_CountObjects(page.raw)
     objects = (pdfium.FPDFPage_GetObject(page.raw, i) for i in range(count))
-    _collect(objects, place, paths, areas, 0)
-    return paths, sum(areas)
+    _collect(objects, place, drawings, 0)
+    return drawings
 
 
-def _collect(
-    objects: Any, place: Place, paths: list[PathBox], areas: list[float], depth: int
-) -> None:
+def _collect(objects: Any, place: Place, drawings: _Drawings, depth: int) -> None:
     left, bottom, right, top = (ctypes.c_float() for _ in range(4))
     refs = [ctypes.byref(value) for value in (left, bottom, right, top)]
     for item in objects:
@@ -282,17 +304,20 @@ def _collect(
             if kind == pdfium.FPDF_PAGEOBJ_PATH:
                 segments = pdfium.FPDFPath_CountSegments(item)
                 if segments <= _SIMPLE_PATH:
-                    paths.append(PathBox(x0, y0, x1, y1))
-                elif segments <= _LONGEST_PATH:
-                    paths.extend(_straight_parts(item, segments, _within(item, place)))
+                    drawings.paths.append(PathBox(x0, y0, x1, y1))
+                    continue
+                drawings.curves.append(PathBox(x0, y0, x1, y1))
+                if segments <= _LONGEST_PATH:
+                    parts = _straight_parts(item, segments, _within(item, place))
+                    drawings.paths.extend(parts)
             else:
-                areas.append((x1 - x0) * (y1 - y0))
+                drawings.pictures.append(PathBox(x0, y0, x1, y1))
         elif kind == pdfium.FPDF_PAGEOBJ_FORM and depth < _MAX_FORM_DEPTH:
             children = (
                 pdfium.FPDFFormObj_GetObject(item, i)
                 for i in range(pdfium.FPDFFormObj_CountObjects(item))
             )
-            _collect(children, _within(item, place), paths, areas, depth + 1)
+            _collect(children, _within(item, place), drawings, depth + 1)
 
 
 def _straight_parts(path: Any, segments: int, place: Place) -> list[PathBox]:
@@ -356,6 +381,7 @@ class TextLine:
     inner_gap: float
     pieces: tuple[tuple[float, str], ...]
     pitch: float
+    confidence: float | None = None
 
 
 def line_of(words: Sequence[Word], page: int, column: int = 0) -> TextLine:
@@ -394,7 +420,13 @@ def line_of(words: Sequence[Word], page: int, column: int = 0) -> TextLine:
         inner_gap=max((b.x0 - a.x1 for a, b in pairwise(words[1:])), default=0.0),
         pieces=tuple((w.x0, w.text) for w in words) if is_mono else (),
         pitch=(longest.x1 - longest.x0) / max(1, len(longest.text)),
+        confidence=confidence_of(words),
     )
+
+
+def confidence_of(words: Iterable[Word]) -> float | None:
+    """The least confidence of OCR among some words; None if a text layer has them all."""
+    return min((w.confidence for w in words if w.confidence is not None), default=None)
 
 
 def join_words(words: Sequence[Word]) -> str:
@@ -409,8 +441,7 @@ def join_words(words: Sequence[Word]) -> str:
 
 def join_lines(texts: Iterable[str], vocabulary: Collection[str] = ()) -> str:
     """Lines of one paragraph as one string; a word divided by a line end is joined. A hyphen
-    remains if the rest of the document (`vocabulary`, lower case) writes the word so.
-    """
+    remains if the rest of the document (`vocabulary`, lower case) writes the word so."""
     joined = ""
     for text in texts:
         if not joined:
@@ -438,19 +469,83 @@ def in_one_column(words: Sequence[Word], page: int) -> list[TextLine]:
     return [line_of(ws, page) for ws in _merge_runs(_runs([w for w in words if w.upright]))]
 
 
-def lines_of_page(words: Iterable[Word], page: int) -> list[TextLine]:
-    """All lines of a page in reading order, turned text (axis labels, margin stamps) last."""
+def regions_of_page(words: Iterable[Word]) -> list[list[list[Word]]]:
+    """The columns of a page and the bands between them in reading order: each as its lines, from
+    top to bottom. Turned text (axis labels, margin stamps) is the last region."""
     words = list(words)
-    runs = _runs([w for w in words if w.upright])
-    regions: list[list[list[Word]]] = []
-    _split_columns(runs, regions, depth=0)
-    lines: list[TextLine] = []
-    for column, region in enumerate(regions):
-        lines += [line_of(ws, page, column) for ws in _merge_runs(region)]
+    runs, panels = _panels(_runs([w for w in words if w.upright]))
+    columns: list[list[list[Word]]] = []
+    _split_columns(runs, columns, depth=0)
+    regions = []
+    for column in columns:
+        part: list[list[Word]] = []
+        for run in sorted(column, key=lambda r: r[0].base) if panels else column:
+            if id(run) in panels:
+                regions += [part, *panels[id(run)]]
+                part = []
+            else:
+                part.append(run)
+        regions.append(part)
     turned = [w for w in words if not w.upright]
-    if turned:
-        lines.append(line_of(turned, page, len(regions)))
-    return lines
+    return [*(_merge_runs(r) for r in regions if r), *([[turned]] if turned else ())]
+
+
+_PANEL_RUNS = 4  # lines of a panel, at least
+
+
+def _panels(
+    runs: list[list[Word]],
+) -> tuple[list[list[Word]], dict[int, list[list[list[Word]]]]]:
+    """The runs, with those of listings side by side replaced by one run of all their words, and the
+    listings by the id of that run. Panels are drawn one after the other, a listing with remarks at
+    its right line by line."""
+    listings = sorted(
+        (r for r in runs if all(w.font.mono for w in r)), key=lambda r: (r[0].base, r[0].x0)
+    )
+    groups: list[list[list[Word]]] = []
+    for run in listings:
+        near = groups and run[0].base - groups[-1][-1][0].base < 3 * run[0].size
+        if not near:
+            groups.append([])
+        groups[-1].append(run)
+    panels: dict[int, list[list[list[Word]]]] = {}
+    prose = [r[0].base for r in runs if not r[0].font.mono and len(r) >= 3]
+    for group in groups:
+        parts = _side_by_side(sorted(group, key=lambda r: r[0].order))
+        top, bottom = group[0][0].base, group[-1][0].base
+        if len(parts) < 2 or any(top <= base <= bottom for base in prose):
+            continue
+        whole = sorted((w for run in group for w in run), key=lambda w: w.x0)
+        whole[0] = replace(whole[0], base=top)
+        whole.append(max(whole, key=lambda w: w.x1))
+        members = {id(run) for run in group}
+        runs = [*(r for r in runs if id(r) not in members), whole]
+        panels[id(whole)] = parts
+    return runs, panels
+
+
+def _side_by_side(group: list[list[Word]]) -> list[list[list[Word]]]:
+    """The listings of a group of runs from left to right; one if no space divides it."""
+    begins, ends = sorted(r[0].x0 for r in group), sorted(r[-1].x1 for r in group)
+    for x in sorted(set(ends)):
+        count = bisect_right(ends, x)
+        if bisect_right(begins, x) > count or min(count, len(group) - count) < _PANEL_RUNS:
+            continue
+        left = [r for r in group if r[-1].x1 <= x]
+        right = [r for r in group if r[0].x0 > x]
+        if not _row_wise(left, right):
+            return [left, *_side_by_side(right)]
+    return [group]
+
+
+def cells_of_line(words: Sequence[Word], gap: float) -> list[list[Word]]:
+    """The words of a line in parts, divided at spaces of more than `gap` times the font size."""
+    cells = [[words[0]]]
+    for last, word in pairwise(words):
+        if word.x0 - last.x1 > gap * max(word.size, last.size):
+            cells.append([])
+        cells[-1].append(word)
+    return cells
 
 
 def _top(word: Word) -> float:
@@ -533,8 +628,7 @@ def _flush_band(
 
 def _gutter(runs: Sequence[list[Word]]) -> float | None:
     """The x of a gutter with wide prose on both sides, or None. The content stream goes across the
-    columns of a table row by row, and down one column of prose after the other.
-    """
+    columns of a table row by row, and down one column of prose after the other."""
     prose = [r for r in runs if len(r) >= 3 and not r[0].font.mono]
     if len(prose) < 2 * _MIN_COLUMN_RUNS:
         return None
@@ -558,13 +652,13 @@ def _gutter(runs: Sequence[list[Word]]) -> float | None:
 
 def _first_gutter(runs: Sequence[list[Word]], prose: Sequence[list[Word]]) -> float | None:
     """The x right of the first of three or more columns of prose, or None. The text right of it has
-    another gutter.
-    """
+    another gutter."""
     if len(prose) < 3 * _MIN_COLUMN_RUNS:
         return None
     width = max(r[-1].x1 for r in runs) - min(r[0].x0 for r in runs)
     begins, ends = sorted(r[0].x0 for r in prose), sorted(r[-1].x1 for r in prose)
-    crossing = {x: len(prose) - bisect_right(ends, x) - _from(begins, x) for x in set(ends)}
+    crossing = {x: bisect_left(begins, x) - bisect_right(ends, x) for x in set(ends)}
+    divided: dict[int, bool] = {}  # number of runs right of x -> whether they have a gutter
     for x in sorted(crossing, key=lambda x: (crossing[x], x))[:_TRIED]:
         left = [r for r in prose if r[-1].x1 <= x]
         right = [r for r in prose if r[0].x0 >= x]
@@ -572,14 +666,12 @@ def _first_gutter(runs: Sequence[list[Word]], prose: Sequence[list[Word]]) -> fl
             continue
         if crossing[x] > 0.3 * len(prose) or not _is_prose_column(left, width):
             continue
-        if not _row_wise(left, right) and _gutter([r for r in runs if r[0].x0 >= x]) is not None:
+        rest = [r for r in runs if r[0].x0 >= x]
+        if not _row_wise(left, right) and len(rest) not in divided:
+            divided[len(rest)] = _gutter(rest) is not None
+        if divided.get(len(rest)):
             return (x + min(r[0].x0 for r in right)) / 2
     return None
-
-
-def _from(begins: Sequence[float], x: float) -> int:
-    """The number of sorted coordinates at x or right of it."""
-    return len(begins) - bisect_left(begins, x)
 
 
 def _is_prose_column(runs: Sequence[list[Word]], page_width: float) -> bool:

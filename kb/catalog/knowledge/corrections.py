@@ -152,8 +152,7 @@ def unfit(
     access: AccessScope = ALL_ACCESS,
 ) -> list[UnfitCorrection]:
     """The corrections of one document, or of all, that do not fit its current version, oldest
-    first.
-    """
+    first."""
     current = t.documents.c.current_version_id
     is_passage = (
         t.passages.c.version_id == current,
@@ -258,8 +257,7 @@ def made_again(
     connection: Connection, document_id: str, fields: Collection[str], path: Sequence[str]
 ) -> None:
     """A passage of the current version was corrected: drop unfit corrections of the same field and
-    heading.
-    """
+    heading."""
     for entry in unfit(connection, document_id):
         if entry.target == "passage" and entry.field in fields and entry.path == tuple(path):
             drop(connection, document_id, entry.id)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,8 +85,7 @@ class MissingText:
 @dataclass(frozen=True)
 class Pending:
     """The part of a document that has no vector yet: distinct texts, the passages that have them,
-    and the number of the first of these.
-    """
+    and the number of the first of these."""
 
     texts: int
     passages: int
@@ -106,8 +104,7 @@ def pending(connection: Connection, model: str) -> dict[str, Pending]:
 
 def missing(connection: Connection, model: str, limits: Mapping[str, int]) -> list[MissingText]:
     """Texts of active passages of these documents without a vector of this model, each once, oldest
-    first; of each document at most the limit by its id.
-    """
+    first; of each document at most the limit by its id."""
     document, first = t.passages.c.document_id, sa.func.min(t.passages.c.seq)
     turn = sa.func.row_number().over(partition_by=document, order_by=first).label("turn")
     texts = _without_vector(sa.select(document, first.label("seq"), turn), model)
@@ -160,17 +157,11 @@ def counts(connection: Connection, model: str) -> tuple[int, int]:
 @dataclass(frozen=True)
 class ScopeVectors:
     """All vectors of one hardware scope: `ids[i]` and `seqs[i]` belong to row i of `matrix` (n,
-    dimension).
-    """
+    dimension)."""
 
     ids: tuple[str, ...]
     seqs: tuple[int, ...]
     matrix: Vector
-
-    @cached_property
-    def numbers(self) -> NDArray[np.int64]:
-        """`seqs` as an array."""
-        return np.array(self.seqs, np.int64)
 
 
 def of_scope(

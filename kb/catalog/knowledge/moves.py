@@ -36,8 +36,7 @@ class DocumentMove:
 @dataclass(frozen=True)
 class StoredMove:
     """A move of the catalog. Empty `hardware` or `languages` means any; `section` is the heading
-    that argues for it.
-    """
+    that argues for it."""
 
     id: MoveId
     name: str

@@ -6,7 +6,7 @@ deleted, superseded or scoped to another chip since it was indexed is simply not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog, portions, select_in
+from kb.catalog.engine import Catalog, portions
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.versions import check_document, hardware_of_passages
 from kb.catalog.meta import bump_documents
@@ -75,8 +75,7 @@ _SELECT = (
 
 class About(NamedTuple):
     """The values that a scope is checked against: the owner, the category, and the hardware of a
-    passage and its document.
-    """
+    passage and its document."""
 
     owner: str
     category: str
@@ -108,14 +107,6 @@ def about(connection: Connection, hardware_id: str, access_scope: AccessScope) -
     )
     rows = list(connection.execute(query.order_by(t.passages.c.seq)))
     return [_as_seen(passage, access_scope) for passage in _with_tags(connection, rows)]
-
-
-def numbers(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
-    """The numbers of current passages by id; other ids are left out."""
-    c = t.passages.c
-    query = sa.select(c.id, c.seq).where(c.active.is_(True))
-    rows = select_in(connection, query, c.id, sorted(set(passage_ids)))
-    return {row.id: row.seq for row in rows}
 
 
 def of_version(
@@ -201,8 +192,7 @@ def _passage(
 @dataclass(frozen=True)
 class Patch:
     """A person's correction of one passage; None leaves a field as it is. Empty hardware means
-    `any`.
-    """
+    `any`."""
 
     text: str | None = None
     tags: tuple[tuple[str, str], ...] | None = None

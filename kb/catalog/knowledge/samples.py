@@ -32,6 +32,11 @@ Status = Literal["untried", "refused", "compiles", "runs", "right"]
 STATUSES: tuple[Status, ...] = ("untried", "refused", "compiles", "runs", "right")
 
 
+def is_shipped_sample(source_key: str) -> bool:
+    """Whether a document is a kernel of the built-in knowledge."""
+    return source_key.startswith("builtin/samples/")
+
+
 @dataclass(frozen=True)
 class KernelSample:
     """A whole kernel in a manual.
@@ -73,8 +78,7 @@ class VerifiedKernel:
 class Sample:
     """A kernel with its operator, language and argument shapes as its code writes them. `status` is
     the result of the chip's toolchain, `evidence` a sentence that explains it. `document_id` is
-    None for a kernel of a run.
-    """
+    None for a kernel of a run."""
 
     id: str
     title: str
@@ -159,8 +163,7 @@ def replace_version_samples(
     connection: Connection, version_id: str, samples: Sequence[KernelSample], current: bool
 ) -> int:
     """Replace the kernels of a version. If it is `current`, those of the document's other versions
-    leave every answer. Returns their number.
-    """
+    leave every answer. Returns their number."""
     version = VersionRows(connection, version_id, current)
     tried = _tried(connection, version.document.id)
     version.remove(t.samples)
@@ -204,8 +207,7 @@ def _values(kernel: KernelSample | VerifiedKernel, digest: str) -> dict[str, Any
 
 def add_verified(connection: Connection, kernel: VerifiedKernel) -> str:
     """Store a right kernel of a run as a sample of its chip, in place of the run's earlier one for
-    this operator; returns its id.
-    """
+    this operator; returns its id."""
     connection.execute(
         t.samples.delete().where(
             t.samples.c.run_id == kernel.run_id,
@@ -240,8 +242,7 @@ BEGINNING = 60  # characters of a sample that identify it in a passage
 class ProposedRecipe:
     """A code sample as a template with parameters. `name` is made of the section's title or the
     entry, `hardware` are the chips that it is for, `section` is its heading path, `body` is JSON as
-    `ingestion.samples.recipes.body_of` describes it.
-    """
+    `ingestion.samples.recipes.body_of` describes it."""
 
     name: str
     language: str
@@ -354,8 +355,7 @@ def _passages_by_path(
 
 def _beginning(recipe: ProposedRecipe, passages: Sequence[tuple[str, str]]) -> str | None:
     """The passage that the sample begins in: a short sample shares a passage with the text around
-    it.
-    """
+    it."""
     beginning = "".join(recipe.code.split())[:BEGINNING]
     return next((id_ for id_, text in passages if beginning in text), None)
 

@@ -22,8 +22,7 @@ from kb.scope import AccessScope
 class WholeSection:
     """A section with its passages in reading order. `parent_id` is the enclosing section;
     `source_key` orders documents as they were uploaded by path; `counted` are the tokens of the
-    text if they are known.
-    """
+    text if they are known."""
 
     id: str
     seq: int
@@ -58,8 +57,7 @@ class Piece(NamedTuple):
 
 def section_text(passages: Sequence[Passage | Piece]) -> str:
     """The passages in order as a reader saw them: pieces of one table share its header, pieces of
-    one block of code its fence.
-    """
+    one block of code its fence."""
     parts: list[str] = []
     lead, in_code = "", False
     for passage in passages:
@@ -78,6 +76,25 @@ def section_text(passages: Sequence[Passage | Piece]) -> str:
     if in_code:
         parts.append("```")
     return "\n".join(parts)
+
+
+def current_texts(connection: Connection, document_ids: Sequence[str]) -> dict[str, str]:
+    """The headings and texts of the current versions of these documents, by document."""
+    p = t.passages.c
+    query = (
+        sa.select(p.document_id, t.sections.c.path, p.kind, p.lead, p.text, p.language)
+        .join(t.sections, t.sections.c.id == p.section_id)
+        .where(p.active.is_(True))
+        .order_by(p.document_id, p.ordinal)
+    )
+    parts: dict[str, list[str]] = {}
+    pieces: dict[tuple[str, tuple[str, ...]], list[Piece]] = {}
+    for row in select_in(connection, query, p.document_id, document_ids):
+        piece = Piece(row.kind, row.lead, row.text, row.language)
+        pieces.setdefault((row.document_id, tuple(row.path)), []).append(piece)
+    for (document_id, path), own in pieces.items():
+        parts.setdefault(document_id, []).append("\n".join((*path, section_text(own))))
+    return {document_id: "\n".join(own) for document_id, own in parts.items()}
 
 
 def sections_about(

@@ -67,8 +67,7 @@ class Card:
 @dataclass(frozen=True)
 class ProposedCard:
     """A card that a model has proposed. `origin` is "model NAME"; `path` are the headings of the
-    section that it was proposed from.
-    """
+    section that it was proposed from."""
 
     name: str
     kind: str
@@ -85,8 +84,7 @@ class ProposedCard:
     @property
     def fields(self) -> int:
         """How many texts it states, apart from its name: each operand, its meaning and each limit
-        is one.
-        """
+        is one."""
         meanings = sum(bool(meaning) for _, meaning in self.operands)
         single = sum(map(bool, (self.signature, self.meaning, self.example)))
         return single + len(self.operands) + meanings + len(self.limits)
@@ -97,8 +95,7 @@ class Symbol:
     """A card of the catalog. `operands` are (operand, meaning) pairs, `limits` sentences of the
     source, `further` other cells of its row, `path` the headings of the section that defines it,
     `hardware` the chips that it is about (empty: any). `origin` is "structure", or "model NAME" for
-    a card that a model has proposed.
-    """
+    a card that a model has proposed."""
 
     id: str
     name: str
@@ -134,8 +131,7 @@ def listed(
     """Active cards in the order of their documents; with `hardware`, those about one of these ids,
     with `names`, those with one of these names, with `section`, those that this section defines.
     By default only accepted ones: read from structure, or proposed by a model and accepted by a
-    person.
-    """
+    person."""
     symbols = _read(connection, names, section, statuses, access_scope)
     if hardware is not None:
         symbols = [s for s in symbols if set(s.hardware) & set(hardware)]
@@ -178,8 +174,7 @@ def with_words(
     connection: Connection, words: str, limit: int, access_scope: AccessScope = ALL_ACCESS
 ) -> list[Symbol]:
     """At most `limit` active accepted cards whose name has each of the words, the shortest names
-    first.
-    """
+    first."""
     query = _SELECT.where(
         t.symbols.c.active.is_(True),
         t.symbols.c.status.in_(ACCEPTED),
@@ -303,8 +298,7 @@ def propose(
 ) -> list[str]:
     """Store cards that a model has proposed from a section, checked by `check_proposal`; the names
     of those that were new to the document. Raises Conflict if the section is no longer part of a
-    current version.
-    """
+    current version."""
     with catalog.write() as connection:
         section = connection.execute(
             sa.select(t.sections)
@@ -350,8 +344,7 @@ def correct(
 ) -> Symbol:
     """Correct fields of a card, now and in every later version of its document. `fix` has texts by
     signature, meaning and example, and `limits` as a list of texts. For a card that a model has
-    proposed, its `status` accepts or rejects it. Raises InvalidRequest and NotFound.
-    """
+    proposed, its `status` accepts or rejects it. Raises InvalidRequest and NotFound."""
     _check_fix(fix)
     texts = {name: value for name, value in fix.items() if name != "status"}
     with catalog.write() as connection:
@@ -422,8 +415,7 @@ def _same(symbol: Symbol) -> tuple[sa.ColumnElement[bool], ...]:
 @dataclass(frozen=True)
 class CheckedProposal:
     """The part of a proposal that its source contains. `card` is None for a refused card, with the
-    reason; `dropped` names each field that was taken out, as often as it happened.
-    """
+    reason; `dropped` names each field that was taken out, as often as it happened."""
 
     card: ProposedCard | None
     dropped: tuple[str, ...] = ()
@@ -432,8 +424,7 @@ class CheckedProposal:
 
 def proposal_source_text(path: Sequence[str], passages: Iterable[tuple[str, str]]) -> str:
     """The text of a section: its heading, then its passages in order. These are (lead, text): the
-    pieces of a table have its header as their lead, which is written once.
-    """
+    pieces of a table have its header as their lead, which is written once."""
     parts = [*path[-1:]]
     before = ""
     for lead, text in passages:
@@ -446,8 +437,7 @@ def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
     """The card with the fields that its section contains word for word; see `verbatim`. A signature
     and an example must contain the name too, else they are another symbol's. A card is refused if
     its name is not in the section, or if neither meaning nor signature remains. So is a card that
-    lost a limit and has no meaning, because it may be about a forbidden use.
-    """
+    lost a limit and has no meaning, because it may be about a forbidden use."""
     if not source.names(card.name):
         return CheckedProposal(None, reason="its name is not in the section")
     left = replace(
@@ -534,8 +524,7 @@ def _placed_proposals(
 ) -> list[_PlacedProposal]:
     """The proposals that a version contains, except those whose names are `taken` by cards of its
     structure. A card is searched in the section of its headings first, then in all others, in which
-    it must be complete.
-    """
+    it must be complete."""
     proposals = _proposals(connection, version.document.id)
     cards = [card for name, card in proposals.items() if name not in taken]
     if not cards:

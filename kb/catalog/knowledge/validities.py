@@ -20,6 +20,7 @@ from kb.scope import ALL_ACCESS
 from kb.validity import Validity, numbers_of
 
 STATED, CHECK = "stated", "check"
+SIGNATURE, SKILL = "signature:", "skill:"  # prefixes of subjects
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ class StatedValidity:
 @dataclass(frozen=True)
 class CheckedValidity:
     """The result of a check: `subject` with its title, `validity` for exactly one version, and the
-    tool's message where it does not hold.
-    """
+    tool's message where it does not hold."""
 
     subject: str
     title: str
@@ -130,8 +130,7 @@ def _validity(row: sa.Row[object]) -> Validity:
 @dataclass(frozen=True)
 class StoredValidities:
     """The validities of a catalog by subject, the results of checks among them, and the version of
-    each tool that this installation checked last, by tool.
-    """
+    each tool that this installation checked last, by tool."""
 
     by_subject: Mapping[str, tuple[Validity, ...]] = field(default_factory=dict)
     checked: Mapping[str, tuple[Validity, ...]] = field(default_factory=dict)

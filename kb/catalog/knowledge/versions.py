@@ -64,8 +64,7 @@ class Registered:
 def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSource:
     """The source with a key that no document of another caller has. Else a restricted caller could
     replace a document that it may not see. It is the same whether such a document exists or not, so
-    that the caller does not learn that either.
-    """
+    that the caller does not learn that either."""
     access = source.access_scope
     if not access.restricted:
         return source
@@ -143,8 +142,7 @@ def _about(declaration: Mapping[str, Any]) -> list[Any]:
 
 def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
     """Another live document of the same scope and category with the same bytes. An upload is never
-    a duplicate of a built-in document: its sender may delete it.
-    """
+    a duplicate of a built-in document: its sender may delete it."""
     rows = connection.scalars(
         sa.select(t.documents.c.id)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
@@ -198,8 +196,7 @@ def _stage(connection: Connection, document_id: str, source: DocumentSource) -> 
 
 def newest_builtin(connection: Connection) -> Sequence[Any]:
     """The newest version that is staged or current of each built-in document: document_id,
-    source_key, sha256, pipeline, declared.
-    """
+    source_key, sha256, pipeline, declared."""
     v = t.document_versions.c
     rows = connection.execute(
         sa.select(v.document_id, t.documents.c.source_key, v.sha256, v.pipeline, v.declared)
@@ -299,8 +296,7 @@ class VersionRows:
 @dataclass(frozen=True)
 class SectionDraft:
     """`parent` is an index into the version's sections; `hardware` narrows the document's scope,
-    None inherits.
-    """
+    None inherits."""
 
     path: tuple[str, ...]
     level: int
@@ -343,8 +339,7 @@ class VersionContent:
 
 def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
     """Mark a version that could not be read. One that was read before (a retried job) is not
-    changed.
-    """
+    changed."""
     connection.execute(
         t.document_versions.update()
         .where(
@@ -548,8 +543,7 @@ def is_current(connection: Connection, version_id: str) -> bool:
 @dataclass(frozen=True)
 class Succession:
     """Whether a passage is of a version that another one has replaced. `successor` is the passage
-    of the current version with the same text, else the only one under the same headings.
-    """
+    of the current version with the same text, else the only one under the same headings."""
 
     superseded: bool
     successor: str | None = None

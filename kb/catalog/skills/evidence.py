@@ -84,8 +84,7 @@ def evidence_for(
 class MeasuredSkill:
     """A skill as answers choose it. `error` are the fixed words of the error that a debugging skill
     is about; `tested` are its trials with a speed-up and how many of them bear it out; `evidence`
-    is without details, oldest first; `shipped` are the trials that ship with it.
-    """
+    is without details, oldest first; `shipped` are the trials that ship with it."""
 
     head: SkillHead
     owner: str
@@ -159,8 +158,7 @@ def _all_evidence(connection: Connection) -> dict[str, list[EvidenceRow]]:
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
     """The evidence of a skill in one line, with the lowest bound of speed-ups. Measurements by a
-    simulator are only counted.
-    """
+    simulator are only counted."""
     rows = [row for row in evidence if row.kind != "simulator"]
     return _line(
         n=sum(row.n for row in rows),
@@ -273,8 +271,7 @@ def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, 
 
 def is_measured(connection: Connection, skill: SkillHead) -> bool:
     """Whether trials as new as the present text support the skill; for a skill to avoid something,
-    also a failure on another problem or case than that of its origin.
-    """
+    also a failure on another problem or case than that of its origin."""
     rows = list(
         connection.execute(
             sa.select(t.evidence, t.skills.c.origin_run_id)
@@ -295,8 +292,7 @@ def is_measured(connection: Connection, skill: SkillHead) -> bool:
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
     """Whether the newest trials together support the skill, up to a trial that is certainly against
-    it, or in which it led to a wrong kernel or to a search that ended certainly slower.
-    """
+    it, or in which it led to a wrong kernel or to a search that ended certainly slower."""
     sign = -1.0 if polarity == AVOID else 1.0
     gains: list[tuple[float, float]] = []
     for row in newest:
@@ -322,15 +318,13 @@ def _harmful(trial: Mapping[str, Any]) -> bool:
 
 def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
     """Whether the mean of logarithms, each with the distance to its lower bound, is certainly above
-    0. Errors of trials are independent and add as squares.
-    """
+    0. Errors of trials are independent and add as squares."""
     return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
 
 
 def _fails_on_another_problem(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
     """Whether a skill's change failed on another problem or case than that of its origin. A failure
-    without a case is about all cases of its problem.
-    """
+    without a case is about all cases of its problem."""
     origin = [row for row in rows if _of_origin(row)]
     problems = {row.problem_id for row in origin}
     cases = {(row.problem_id, row.case_id) for row in origin}

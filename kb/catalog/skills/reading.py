@@ -321,8 +321,7 @@ def skill_names(connection: Connection) -> list[str]:
 
 def skills_about(connection: Connection, family: str, named: Iterable[str] = ()) -> list[SkillRow]:
     """Whole skills about an operator of this family or about any operator, and the named skills (by
-    name or id); sorted by name.
-    """
+    name or id); sorted by name."""
     known = connection.scalars(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
     )
@@ -416,11 +415,18 @@ def skill_heads(
     connection: Connection, limit: int | None = None, offset: int = 0, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills without their texts, by name: at most `limit` after the first `offset`. Takes the
-    arguments of `list_skills`.
-    """
+    arguments of `list_skills`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     query = _narrowed(_light(scope), **narrowing)
     return _heads(connection, query.limit(limit).offset(offset))
+
+
+def skill_languages(connection: Connection, access_scope: AccessScope) -> list[str]:
+    """The languages that skills name, sorted."""
+    seen = sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope))
+    scope = t.skill_scopes.c
+    query = sa.select(scope.value).where(scope.kind == "language", scope.skill_id.in_(seen))
+    return sorted(connection.execute(query.distinct()).scalars())
 
 
 def count_skills(connection: Connection, **narrowing: Any) -> int:

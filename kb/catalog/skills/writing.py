@@ -137,8 +137,7 @@ def set_shipped_evidence(
 
 def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
     """The stored skill of this name. Raises Forbidden and Conflict if the caller may not replace
-    it.
-    """
+    it."""
     if not access.restricted:
         return find_skill(connection, draft.name, access)
     access.check_change(draft.scopes.hardware, f"the skill {draft.name}")
@@ -208,8 +207,7 @@ def _apply_revision(
 ) -> SkillEvent:
     """Give the revised skill the text, scopes and measurements of a revision, as a new active
     version; its earlier text stays in its history. The copied measurements are dated now, because
-    only those as new as the text count.
-    """
+    only those as new as the text count."""
     skill = get_skill(connection, str(revision.revises), access_scope)
     access_scope.check_change(skill.scopes.hardware, f"the skill {skill.name}")
     if skill.state == "quarantined" or skill.tier != revision.tier:
@@ -290,8 +288,7 @@ def _copy_evidence(
     connection: Connection, revision: SkillRow, skill_id: str, moment: str | None
 ) -> None:
     """Copy the measurements of a skill to another one, dated to a given or their original time; the
-    skill keeps them.
-    """
+    skill keeps them."""
     rows = connection.execute(
         sa.select(t.evidence)
         .where(t.evidence.c.subject_kind == "skill", t.evidence.c.subject_id == revision.id)
@@ -452,8 +449,7 @@ def link_skills(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> bool:
     """Store a symmetric relation of two skills, with an event of each. Returns False if it is
-    stored already.
-    """
+    stored already."""
     check_word(kind, LINK_KINDS, "kind of link")
     if source == target:
         raise InvalidRequest(f"{source} cannot be linked to itself", hint="Name two skills.")
@@ -512,8 +508,7 @@ def record_uses(
     connection: Connection, uses: Sequence[NewUse], access_scope: AccessScope = ALL_ACCESS
 ) -> int:
     """Store uses of existing skills in stored retrievals; returns their number. Raises
-    InvalidRequest for an unknown role.
-    """
+    InvalidRequest for an unknown role."""
     skills = heads_by_name(connection, {use.skill for use in uses}, access_scope)
     now = clock.now()
     rows = []
@@ -604,8 +599,7 @@ def nth_last_retrieval(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> str | None:
     """The time of the n-th last retrieval for these chips (None: for any); None for fewer
-    retrievals.
-    """
+    retrievals."""
     query = (
         sa.select(retrievals.c.created_at)
         .where(retrievals.c.access_scope == access_scope.owner)
@@ -621,8 +615,7 @@ def nth_last_retrieval(
 
 def record_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
     """Store that a toolchain is in use on a hardware. Returns the former one of the same name, or
-    None. Raises InvalidRequest.
-    """
+    None. Raises InvalidRequest."""
     name = toolchain_name(toolchain)
     if not name or not hardware:
         raise InvalidRequest(

@@ -8,9 +8,11 @@ from 0 to 100; what could not be tried does not count.
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,21 +21,10 @@ from ingestion.formats import parse
 from ingestion.passages import split_sections
 from kb import clock
 from kb.catalog.knowledge import samples, symbols
+from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.spec import ToolchainSpec
 from kb.plain import Doc
-from optimizer.evaluation.acceptance.claims import (
-    ManualSection,
-    ManualTrial,
-    check_latencies,
-    check_names,
-    check_operands,
-    check_ranges,
-    check_references,
-    check_tables,
-    check_undefined,
-    witnesses_of,
-)
 from optimizer.evaluation.acceptance.records import (
     FAULTS,
     Acceptance,
@@ -44,12 +35,634 @@ from optimizer.evaluation.acceptance.records import (
     SectionMark,
     store,
 )
-from optimizer.evaluation.acceptance.tool import Host, ProbedTool, host_of
+from optimizer.evaluation.acceptance.tool import (
+    NONSENSE,
+    Host,
+    ProbedTool,
+    Tried,
+    cost_of_run,
+    host_of,
+)
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from retrieval.documents import original_file
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.search.names import unknown_names
+
+# -- claims, by trial
+#
+# A claim is called wrong only where the toolchain contradicts it in a form that a control
+# confirms: a nonsense name gives the same message as the name, or a method of measuring agrees
+# with most claims of its kind. Everything else is `unchecked`, with the reason.
+
+CALLED = ("instruction", "function")
+FEW, MANY = 4, 12  # copies of a statement in a measurement
+LEAST_AGREED, LEAST_SHARE = 3, 0.6  # claims that validate a method of measuring
+LEAST_LISTED = 3  # names that a table shares with the sections after it
+MOST_REGISTERS = 64
+MOST_COUNTED = 30  # names whose operands are counted by separate trials
+MOST_NAMES = 150  # tried with the tool; of more, every second, third, ...
+MOST_QUOTED = 200  # words in code marks that are tried as names
+_NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
+_DIGITS = re.compile(r"\d+")
+_QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
+
+
+@dataclass(frozen=True)
+class ManualSection:
+    """A section of a document: its text, and the first cells of the rows of each table."""
+
+    document: str
+    path: tuple[str, ...]
+    text: str
+    tables: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Its headings in one line."""
+        return " > ".join(self.path)
+
+
+@dataclass
+class ManualTrial:
+    """What the checks share: the tool, hosts, cards by name, and statements that were accepted."""
+
+    tool: ProbedTool
+    hosts: Sequence[Host]
+    cards: Sequence[Symbol]
+    sections: Sequence[ManualSection]
+    accepted: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    codes: set[str] = field(default_factory=set)
+
+    def insert(self, witness: Witness, statement: str) -> Tried:
+        """Compile the witness's host with a statement at its place, or where a copy of the line
+        does not compile, in place of it."""
+        source = witness.host.insert(witness.place, [statement])
+        if witness.in_place:
+            source = witness.host.replace(witness.place, statement)
+        tried = self.tool.compile(source, statement)
+        self.codes |= set(tried.codes)
+        return tried
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A line of a host whose name the tool knows: `unknown` is the kind of the message for an
+    invalid name instead, `counted` those for one operand less or more."""
+
+    host: Host
+    place: int
+    statement: str
+    name: str
+    unknown: str
+    counted: frozenset[str]
+    plain_ok: bool = False
+    in_place: bool = False
+
+
+def finding(
+    check: str, outcome: Outcome, card: Symbol, message: str, evidence: str = ""
+) -> Finding:
+    """A finding about a card, at the section that defines it."""
+    place = " > ".join(card.path)
+    return Finding(check, outcome, card.name, card.document_title, place, message, evidence)
+
+
+# -- statements
+
+
+def examples_of(card: Symbol) -> list[str]:
+    """Single lines of a card's examples that use its name, without marks and comments."""
+    texts = [card.example]
+    texts += [text.split(":", 1)[1] for text in card.further if text.lower().startswith("example:")]
+    lines = [line for text in texts for line in text.replace("`", "").splitlines()]
+    plain = [re.split(r"\s+(?://|#|;;)\s?", line.strip())[0].strip() for line in lines]
+    return list(dict.fromkeys(line for line in plain if _uses(line, card.name)))
+
+
+def _uses(line: str, name: str) -> bool:
+    return re.search(rf"(?<![\w.@%$#]){re.escape(name)}(?![\w.])", line) is not None
+
+
+def renamed(statement: str, name: str, other: str) -> str:
+    """The statement with another name."""
+    return re.sub(rf"(?<![\w.@%$#]){re.escape(name)}(?![\w.])", lambda _: other, statement, count=1)
+
+
+def mark_of(name: str) -> str:
+    """The characters before the first letter of a name, such as "." of a directive."""
+    match = re.match(r"[^\w]*", name)
+    return match[0] if match else ""
+
+
+def operands_of(statement: str, name: str) -> list[str] | None:
+    """The operands after a name, by commas outside brackets; None for another form."""
+    match = re.search(rf"(?<![\w.@%$#]){re.escape(name)}(?![\w.])\s*(.*)", statement)
+    if match is None:
+        return None
+    rest = match[1].strip().rstrip(";").strip()
+    if rest.startswith("("):
+        closing = _closing(rest)
+        if closing == len(rest) - 1:
+            rest = rest[1:-1]
+    parts, depth, start = [], 0, 0
+    for at, sign in enumerate(rest):
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            parts.append(rest[start:at].strip())
+            start = at + 1
+    parts.append(rest[start:].strip())
+    return [part for part in parts if part]
+
+
+def _closing(text: str) -> int:
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0:
+            return at
+    return -1
+
+
+def _with_operands(statement: str, name: str, operands: Sequence[str]) -> str | None:
+    before = operands_of(statement, name)
+    if not before:
+        return None
+    start = statement.index(before[0], statement.index(name) + len(name))
+    end = statement.rindex(before[-1]) + len(before[-1])
+    return statement[:start] + ", ".join(operands) + statement[end:]
+
+
+# -- names and operands
+
+
+def witnesses_of(trial: ManualTrial) -> dict[str, Witness]:
+    """By mark, a witness; those of the empty mark are instructions or functions."""
+    known = {card.name: card for card in trial.cards if card.kind != "error"}
+    found: dict[str, Witness] = {}
+    for host in trial.hosts:
+        for place, line in enumerate(host.lines):
+            statement = re.split(r"\s+//", line.strip())[0].strip()
+            name = next((n for n in known if _uses(statement, n)), "")
+            mark = mark_of(name)
+            called = mark or known[name].kind in CALLED if name else False
+            if not called or (mark in found and found[mark].counted):
+                continue
+            in_place = not mark and place not in host.places
+            if in_place and mark in found:
+                continue
+            witness = _witness(trial, host, place, statement, name, in_place)
+            better = mark not in found or found[mark].in_place or (witness and witness.counted)
+            if witness is not None and better:
+                found[mark] = witness
+    return found
+
+
+def _witness(
+    trial: ManualTrial, host: Host, place: int, statement: str, name: str, in_place: bool
+) -> Witness | None:
+    bare = Witness(host, place, statement, name, "", frozenset(), in_place=in_place)
+    plain = trial.insert(bare, statement)
+    unknown = trial.insert(bare, renamed(statement, name, mark_of(name) + NONSENSE))
+    if unknown.ok or unknown.kind == plain.kind:
+        return None
+    counted = set()
+    operands = operands_of(statement, name) or []
+    if plain.ok and operands:
+        for changed in (operands[:-1], [*operands, operands[-1]]):
+            other = _with_operands(statement, name, changed) if changed else None
+            tried = trial.insert(bare, other) if other is not None else None
+            if tried is not None and not tried.ok:
+                counted.add(tried.kind)
+    counted -= {unknown.kind}
+    return replace(bare, unknown=unknown.kind, counted=frozenset(counted), plain_ok=plain.ok)
+
+
+def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
+    """Whether the tool knows each name, and compiles its example."""
+    tried: dict[str, Symbol] = {}
+    for card in trial.cards:
+        if card.kind in (*CALLED, "directive"):
+            tried.setdefault(card.name, card)
+    within = {
+        word for card in trial.cards for word in _NAME.findall(card.signature) if word != card.name
+    }
+    step = max(1, -(-len(tried) // MOST_NAMES))
+    for number, card in enumerate(tried.values()):
+        if number % step:
+            yield finding("name", "unchecked", card, f"one name of {step} is tried")
+            continue
+        same = [c for c in trial.cards if c.name == card.name]
+        if card.name in within:
+            yield finding("name", "unchecked", card, "a part of the signatures of other names")
+            continue
+        yield from _check_name(trial, witnesses.get(mark_of(card.name)), card, same)
+
+
+def _check_name(
+    trial: ManualTrial, witness: Witness | None, card: Symbol, same: Sequence[Symbol]
+) -> Iterator[Finding]:
+    if witness is None:
+        yield finding("name", "unchecked", card, "no kernel here has a line to try it in")
+        return
+    stated = [example for each in same for example in examples_of(each)]
+    tries = stated or [renamed(witness.statement, witness.name, card.name)]
+    results = [(statement, trial.insert(witness, statement)) for statement in tries]
+    for statement, tried in results:
+        if tried.ok and stated:
+            trial.accepted[card.name].append(statement)
+    unknown = [
+        (statement, tried)
+        for statement, tried in results
+        if not tried.ok and tried.kind == witness.unknown
+    ]
+    if unknown:
+        statement, tried = unknown[0]
+        message = f"the tool does not know it: {tried.message}"
+        yield finding("name", "contradicted", card, message, statement)
+        return
+    yield finding("name", "right", card, "the tool knows it")
+    if not stated:
+        return
+    for statement, tried in results:
+        if tried.ok:
+            yield finding("example", "right", card, "compiles", statement)
+        elif tried.kind in witness.counted:
+            message = f"wrong number of operands for the tool: {tried.message}"
+            yield finding("example", "contradicted", card, message, statement)
+        else:
+            message = f"needs more than this line: {tried.message}"
+            yield finding("example", "unchecked", card, message, statement)
+
+
+def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
+    """Names that kernels or sections use, that the tool knows and no document defines."""
+    defined = {card.name for card in trial.cards}
+    used: dict[str, tuple[str, str]] = {}
+    for host in trial.hosts:
+        for unknown in unknown_names("\n".join(host.lines), trial.cards):
+            used.setdefault(unknown.name, ("", host.title))
+    for section in trial.sections:
+        for name in _QUOTED.findall(section.text)[:MOST_QUOTED]:
+            used.setdefault(name, (section.document, section.place))
+    for name, (document, place) in used.items():
+        witness = witnesses.get(mark_of(name))
+        if name in defined or witness is None or not witness.plain_ok:
+            continue
+        tried = trial.insert(witness, renamed(witness.statement, witness.name, name))
+        if tried.ok or tried.kind in witness.counted:
+            message = "the tool knows it, it is used here, and no document defines it"
+            yield Finding("name", "missing", name, document, place, message, witness.statement)
+
+
+def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
+    """The number of operands in signatures, against statements that compile."""
+    uses: dict[str, dict[int, str]] = defaultdict(dict)
+    lines = [line.strip() for host in trial.hosts for line in host.lines]
+    lines += [statement for accepted in trial.accepted.values() for statement in accepted]
+    names = {card.name for card in trial.cards if card.kind in CALLED}
+    for line in lines:
+        for name in names:
+            operands = operands_of(re.split(r"\s+//", line)[0], name) if name in line else None
+            if operands is not None and _uses(line, name):
+                uses[name].setdefault(len(operands), line)
+    tries = 0
+    for card in trial.cards:
+        stated, used = _stated_count(card), uses.get(card.name, {})
+        if stated is None or card.kind not in CALLED:
+            continue
+        tries += not used
+        if not used and tries > MOST_COUNTED:
+            message = f"no kernel uses it, and {MOST_COUNTED} other such names were tried"
+            yield finding("operands", "unchecked", card, message)
+        else:
+            yield _operand_finding(trial, witnesses, card, stated, used)
+
+
+def _stated_count(card: Symbol) -> int | None:
+    """Operands in the signature, None where some are optional or it does not show the name."""
+    if not _uses(card.signature, card.name) or re.search(r"\[|\.\.\.|…|\{|=", card.signature):
+        return None
+    operands = operands_of(card.signature, card.name)
+    return len(operands) if operands is not None else None
+
+
+def _operand_finding(
+    trial: ManualTrial,
+    witnesses: Mapping[str, Witness],
+    card: Symbol,
+    stated: int,
+    used: Mapping[int, str],
+) -> Finding:
+    if stated in used:
+        return finding("operands", "right", card, f"{stated} operands", used[stated])
+    if used:
+        count, line = next(iter(used.items()))
+        message = f"the signature `{card.signature}` has {stated} operands, the tool takes {count}"
+        return finding("operands", "contradicted", card, message, line)
+    witness = witnesses.get(mark_of(card.name))
+    if witness is None or not witness.counted:
+        return finding("operands", "unchecked", card, "the tool's messages do not count operands")
+    tries = {n: trial.insert(witness, _of_length(witness, card.name, n)) for n in range(1, 6)}
+    fits = [
+        n for n, tried in tries.items() if tried.kind not in (*witness.counted, witness.unknown)
+    ]
+    if len(fits) == 1 and tries.get(stated) is not None:
+        outcome: Outcome = "right" if fits == [stated] else "contradicted"
+        message = f"the signature has {stated} operands, the tool counts {fits[0]}"
+        return finding("operands", outcome, card, message, tries[stated].message)
+    return finding("operands", "unchecked", card, "no statement with it compiles here")
+
+
+def _of_length(witness: Witness, name: str, count: int) -> str:
+    operands = operands_of(witness.statement, witness.name) or [""]
+    longer = [operands[min(n, len(operands) - 1)] for n in range(count)]
+    changed = _with_operands(witness.statement, witness.name, longer) or witness.statement
+    return renamed(changed, witness.name, name)
+
+
+# -- latencies
+
+_REGISTER = re.compile(r"[^\s,()\[\];:+*-]*[A-Za-z_.]\d+(?![\w.])")
+_LATENCY = re.compile(r"(?:result|latency|available|ready)[^\d;]{0,40}?(\d+)", re.IGNORECASE)
+_ISSUE = re.compile(r"(\d+)[^\d;]{0,12}to (?:issue|start)", re.IGNORECASE)
+_TIMED = re.compile(r"cycle|latency|result", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TimedClaim:
+    """Cycles that a card states, and those that a method measured."""
+
+    card: Symbol
+    method: str
+    stated: int
+    measured: float
+    statement: str
+
+
+def check_latencies(trial: ManualTrial) -> Iterator[Finding]:
+    """Latencies and issue cycles of cards, measured by chains of copies in a host that runs."""
+    host = next((host for host in trial.hosts if host.signature is not None), None)
+    claims = {card.name: (card, *_stated_cycles(trial.cards, card.name)) for card in trial.cards}
+    timed = {n: c for n, c in claims.items() if (c[1] or c[2]) and trial.accepted.get(n)}
+    if host is None or not timed:
+        return
+    bench = _Chains.at_cheapest_place(trial, host)
+    if bench is None:
+        return
+    measured = [*_measured(bench, timed)]
+    agreed: dict[str, list[bool]] = defaultdict(list)
+    for claim in measured:
+        agreed[claim.method].append(claim.stated == claim.measured)
+    for claim in measured:
+        votes = agreed[claim.method]
+        valid = sum(votes) >= LEAST_AGREED and sum(votes) >= LEAST_SHARE * len(votes)
+        figure = f"{claim.measured:g} cycles measured by {claim.method}, {claim.stated} stated"
+        outcome: Outcome = "right" if claim.stated == claim.measured else "wrong"
+        if not valid:
+            outcome = "unchecked"
+            figure += "; the method fits too few claims to decide"
+        yield finding("latency", outcome, claim.card, figure, claim.statement)
+
+
+def _stated_cycles(cards: Sequence[Symbol], name: str) -> tuple[set[int], set[int]]:
+    """Latencies and issue cycles that the cards of a name state."""
+    texts = [t for card in cards if card.name == name for t in card.further if _TIMED.search(t)]
+    latencies = {int(n) for text in texts for n in _LATENCY.findall(text)}
+    return latencies, {int(n) for text in texts for n in _ISSUE.findall(text)}
+
+
+def _measured(
+    bench: _Chains, timed: Mapping[str, tuple[Symbol, set[int], set[int]]]
+) -> Iterator[TimedClaim]:
+    chained: dict[str, str] = {}  # pattern -> a statement whose chain has the stated latency
+    alone = []
+    for card, latencies, issue in timed.values():
+        for statement in bench.trial.accepted[card.name][:1]:
+            bound = bench.bound(statement)
+            slope = bench.slope([bound]) if bound is not None else None
+            if bound is None or slope is None:
+                continue
+            patterns = [_pattern(token) for token in _REGISTER.findall(bound)]
+            if max(Counter(patterns).values(), default=0) > 1 or _accumulates(card):
+                for stated in latencies:
+                    yield TimedClaim(card, "a chain of copies", stated, slope, bound)
+                if slope in latencies and len({*patterns}) == 1:
+                    chained.setdefault(patterns[0], bound)
+                continue
+            alone.append((card, latencies, bound, patterns))
+            for stated in issue:
+                yield TimedClaim(card, "independent copies", stated, slope, bound)
+    for card, latencies, bound, patterns in alone:
+        consumer = next((chained[p] for p in patterns if p in chained), None)
+        pair = bench.slope([bound, consumer]) if consumer is not None else None
+        for stated in latencies if pair is not None and latencies else ():
+            yield TimedClaim(card, "pairs with a consumer", stated, (pair or 0) - 1, bound)
+
+
+def _accumulates(card: Symbol) -> bool:
+    return any("read and written" in meaning for _, meaning in card.operands)
+
+
+def _pattern(token: str) -> str:
+    return re.sub(r"\d+$", "N", token)
+
+
+@dataclass
+class _Chains:
+    """Measures repeated statements in a host, on registers that the host does not use."""
+
+    trial: ManualTrial
+    host: Host
+    place: int
+    fresh: dict[str, str] = field(default_factory=dict)  # pattern -> register
+    prepare: list[str] = field(default_factory=list)
+
+    @classmethod
+    def at_cheapest_place(cls, trial: ManualTrial, host: Host) -> _Chains | None:
+        """At the place where copies of the line cost least: outside loops."""
+        assert host.signature is not None
+        base = cost_of_run(trial.tool.run("\n".join(host.lines) + "\n", host.signature))
+        if base is None:
+            return None
+        costs = []
+        for place in host.places:
+            source = host.insert(place, [host.statement(place)] * 2)
+            cost = cost_of_run(trial.tool.run(source, host.signature))
+            if cost is not None and cost > base:
+                costs.append((cost - base, -place))
+        if not costs:
+            return None
+        bench = cls(trial, host, -min(costs)[1])
+        bench._prepare()
+        return bench
+
+    def _prepare(self) -> None:
+        """Set a register of each kind by an accepted statement that needs no other unset kind."""
+        for _ in range(3):
+            for statements in self.trial.accepted.values():
+                for statement in statements:
+                    self._set_by(statement)
+
+    def _set_by(self, statement: str) -> None:
+        patterns = [_pattern(token) for token in _REGISTER.findall(statement)]
+        unset = [pattern for pattern in patterns if pattern not in self.fresh]
+        if len(unset) != 1:
+            return
+        token = self._unused(unset[0])
+        if token is None:
+            return
+        self.fresh[unset[0]] = token
+        bound = self.bound(statement)
+        if bound is None or self._cost([bound]) is None:
+            del self.fresh[unset[0]]
+        else:
+            self.prepare.append(bound)
+
+    def _unused(self, pattern: str) -> str | None:
+        text = "\n".join(self.host.lines)
+        used = {token for token in _REGISTER.findall(text)}
+        for number in range(MOST_REGISTERS):
+            token = pattern[:-1] + str(number)
+            if token not in used:
+                return token
+        return None
+
+    def bound(self, statement: str) -> str | None:
+        """The statement on the fresh registers, None where a kind of them is not set."""
+        tokens = _REGISTER.findall(statement)
+        if any(_pattern(token) not in self.fresh for token in tokens):
+            return None
+        return _REGISTER.sub(lambda match: self.fresh[_pattern(match[0])], statement)
+
+    def _cost(self, statements: Sequence[str]) -> float | None:
+        assert self.host.signature is not None
+        source = self.host.insert(self.place, [*self.prepare, *statements])
+        return cost_of_run(self.trial.tool.run(source, self.host.signature))
+
+    def slope(self, statements: Sequence[str]) -> float | None:
+        """Cycles of one more copy of the statements; None where a run fails."""
+        few, many = self._cost([*statements] * FEW), self._cost([*statements] * MANY)
+        # Copies that cost nothing are not reached, as after a return.
+        return None if few is None or many is None or many <= few else (many - few) / (MANY - FEW)
+
+
+# -- ranges of registers
+
+_RANGE = re.compile(
+    r"`*(?P<prefix>[^\s\d`|(,*]*[A-Za-z_.])0`*\*?\s*(?:to|through|-|\u2013|\.\.\.?)\s*`*"
+    r"(?P=prefix)(?P<last>\d+)"
+)
+
+
+def check_ranges(trial: ManualTrial) -> Iterator[Finding]:
+    """The last register of a range compiles in a statement, and the next one does not."""
+    statements = [(h, p, h.statement(p)) for h in trial.hosts for p in h.places]
+    witness = next(((h, p) for h, p, _ in statements), None)
+    if witness is None:
+        return
+    host, place = witness
+    tries = [statement for accepted in trial.accepted.values() for statement in accepted]
+    done: set[tuple[str, str, str]] = set()
+    for section in trial.sections:
+        for match in _RANGE.finditer(section.text):
+            prefix, last = match["prefix"], int(match["last"])
+            if (key := (prefix, match["last"], section.place)) in done or last < 1:
+                continue
+            done.add(key)
+            outcome, message, evidence = _range_outcome(trial, host, place, tries, prefix, last)
+            subject = f"{prefix}0 to {prefix}{last}"
+            yield Finding(
+                "range", outcome, subject, section.document, section.place, message, evidence
+            )
+
+
+def _range_outcome(
+    trial: ManualTrial, host: Host, place: int, tries: Sequence[str], prefix: str, last: int
+) -> tuple[Outcome, str, str]:
+    token = re.compile(rf"(?<![\w.]){re.escape(prefix)}\d+(?![\w.])")
+    statement = next((text for text in tries if token.search(text)), None)
+    if statement is None:
+        return "unchecked", "no statement that compiles names such a register", ""
+    highest = token.sub(f"{prefix}{last}", statement, count=1)
+    above = token.sub(f"{prefix}{last + 1}", statement, count=1)
+    inside = trial.tool.compile(host.insert(place, [highest]), highest)
+    outside = trial.tool.compile(host.insert(place, [above]), above)
+    trial.codes |= {*inside.codes, *outside.codes}
+    if not inside.ok:
+        return "contradicted", f"the tool refuses {prefix}{last}: {inside.message}", highest
+    if outside.ok:
+        return "contradicted", f"the tool also takes {prefix}{last + 1}", above
+    return "right", f"{prefix}{last} compiles, {prefix}{last + 1} does not", highest
+
+
+# -- completeness
+
+
+def check_tables(trial: ManualTrial) -> Iterator[Finding]:
+    """A table that lists names which sections below it define, and lacks some of them."""
+    own = defaultdict(list)
+    for card in trial.cards:
+        own[card.document_title].append(card)
+    for section in trial.sections:
+        below = {
+            card.name
+            for card in own[section.document]
+            if card.path[: len(section.path)] == section.path and len(card.path) > len(section.path)
+        }
+        for first_cells in section.tables:
+            listed = {name for name in below if any(_uses(cell, name) for cell in first_cells)}
+            lacking = sorted(below - listed)
+            if len(listed) < LEAST_LISTED or len(listed) < len(below) / 2:
+                continue
+            message = (
+                f"a table lists {len(listed)} of {len(below)} names that sections below define"
+            )
+            if lacking:
+                message += f" and lacks {', '.join(lacking[:12])}"
+            outcome: Outcome = "missing" if lacking else "right"
+            yield Finding(
+                "table",
+                outcome,
+                ", ".join(lacking[:12]) or f"{len(listed)} names",
+                section.document,
+                section.place,
+                message,
+            )
+
+
+def check_references(trial: ManualTrial, stated: Sequence[str]) -> Iterator[Finding]:
+    """Error codes that sections, hardware.toml (`stated`) or the tool name and nothing defines."""
+    defined = {card.name for card in trial.cards if card.kind == "error"}
+    shapes = {_DIGITS.sub("0", code) for code in defined}
+    if not shapes:
+        return
+    code = re.compile(r"(?<![\w-])[A-Z][A-Za-z]*[-_]?[A-Z]*\d{2,6}(?![\w-])")
+    seen: set[str] = set()
+    for section in trial.sections:
+        for name in code.findall(section.text):
+            if _DIGITS.sub("0", name) in shapes and name not in seen:
+                seen.add(name)
+                known = name in defined
+                yield Finding(
+                    "error code",
+                    "right" if known else "missing",
+                    name,
+                    section.document,
+                    section.place,
+                    "defined" if known else "referenced here and nowhere defined",
+                )
+    texts = (*((s, "in an error signature of hardware.toml") for s in stated),)
+    texts += tuple((name, "in a message of the tool") for name in sorted(trial.codes))
+    for text, where in texts:
+        for name in code.findall(text):
+            if _DIGITS.sub("0", name) in shapes and name not in {*seen, *defined}:
+                seen.add(name)
+                yield Finding("error code", "missing", name, "", "", f"{where}, nowhere defined")
+
+
+# -- the test
 
 MAX_HOSTS = 4
 
@@ -60,8 +673,7 @@ def accept_manuals(
     language: Annotated[str, Doc("Only this language of the chip.")] = "",
 ) -> Acceptance:
     """Test a chip's manuals on its own toolchain: samples, examples, names, operands, latencies,
-    ranges, tables and references, with a mark by section and for the whole set.
-    """
+    ranges, tables and references, with a mark by section and for the whole set."""
     hardware = base.registry.resolve(hardware_id)
     lineage = base.registry.lineage(hardware)
     chains = command_toolchains(base.registry.all(), lineage)

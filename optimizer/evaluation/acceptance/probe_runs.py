@@ -136,8 +136,7 @@ class Measured:
 @dataclass(frozen=True)
 class ProbeRun:
     """The measurements of one machine. `tools` are versions by language, `missing` the reasons why
-    probes of a language did not run, `command` the call.
-    """
+    probes of a language did not run, `command` the call."""
 
     hardware: str
     device: str
@@ -287,8 +286,7 @@ def run_units(
     units: Sequence[ProbeUnit], machine: Machine, say: Callable[[str], None] = lambda line: None
 ) -> tuple[list[Measured], dict[str, str]]:
     """Compile all units concurrently and run them in sequence. Returns the result of each probe,
-    and the reasons why units of a language did not run. `say` gets a line for each unit.
-    """
+    and the reasons why units of a language did not run. `say` gets a line for each unit."""
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="kernlore-probes-") as name:
         folder = Path(name)

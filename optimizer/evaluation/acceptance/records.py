@@ -94,8 +94,7 @@ class WrittenKernels:
 @dataclass(frozen=True)
 class Acceptance:
     """The results by language; `mark` is the least of them. `made_at` is in UTC. `problems` are
-    those for which models wrote kernels from the manuals alone, if any did.
-    """
+    those for which models wrote kernels from the manuals alone, if any did."""
 
     hardware: str
     mark: float

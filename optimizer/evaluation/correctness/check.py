@@ -81,7 +81,10 @@ def _check_seed(
     errors = tuple(case.errors(first, seed, changed_inputs))
     wrong = [error for error in errors if not error.ok]
     if wrong:
-        return CaseCheck(case.name, seed, False, errors, wrong[0].in_words())
+        message = wrong[0].in_words()
+        if case.values(seed).uneven:
+            message += " with values that are uneven along a row: does it read all of them?"
+        return CaseCheck(case.name, seed, False, errors, message)
     if defences.repeat_calls:
         again = kernel.call(settings.call_seconds)
         if not all(map(same_bits, first, again)):
@@ -118,6 +121,8 @@ def _library_flags(
             message = f"without torch's operators it fails: {message}"
     except RunnerDied as died:
         message = f"without torch's library it ends: {died}"
+        if "SIGILL" in message:
+            message = "it calls a function of BLAS, which the problem forbids; a trap ended it"
     return [Flag(Violation.LIBRARY, "reject", message)] if message else []
 
 

@@ -58,6 +58,16 @@ CACHED_SEEDS = 4
 MAX_RECOMPUTED = 4
 # The same to learn the scale of their outputs. A block of many calls is of a small case.
 MAX_RESCALED = 64
+UNEVEN = 1 << 40  # in a seed: one of its tensors has uneven values
+PATTERN = 1 << 23  # elements after which uneven values may repeat
+POOL = 4096  # elements that they are drawn from
+# Values of a level: more than most rows have elements, so that few are equal; a prime number, so
+# that columns of several rows differ too.
+LEVEL = 131071
+# Elements of whole rows that have runs of one kind, share of them that is in runs, and elements of
+# a run: the least, and the largest share of a row.
+SEGMENT, RUN_SHARES, LEAST_RUN, LONGEST_RUN = 1 << 15, (1 / 32, 1 / 6), 16, 1 / 64
+LEAST_ROW = 256  # shorter rows count together
 # Elements of a second draw that values are replaced from: many times the number that one call
 # replaces, and few compared with the inputs.
 BANK = 1 << 20
@@ -118,6 +128,12 @@ class PreparedCase(OpenCase):
         """Traits and constants of the reference, by name."""
         return {**traits_of(self, self._device), **self.constants()}
 
+    def _wants_uneven(self, seed: int) -> bool:
+        """Whether a tensor of this seed shall have uneven values: where the bound of an output is
+        so wide that a part of a row can be within it. In float32 the usual values show that."""
+        narrow = any(output.dtype in ("float16", "bfloat16") for output in self.outputs)
+        return bool(seed & UNEVEN) and (narrow or self.problem.policy.precision == "relaxed")
+
     def values(self, seed: int) -> CaseValues:
         """The values of a seed."""
         values = self._values_of.get(seed)
@@ -129,8 +145,11 @@ class PreparedCase(OpenCase):
                 drawn = drawn._replace(state=self._frozen)
             if self._banks is None:  # for all seeds: drawing large arrays takes long
                 self._banks = self._drawn_banks(seed, drawn)
-            tensors = tuple(map(on_host, (*drawn.inputs, *drawn.state.values())))
-            values = CaseValues(seed, tensors, self._banks)
+            given = [*drawn.inputs, *drawn.state.values()]
+            uneven = self._wants_uneven(seed) and _make_uneven(
+                given, self._banks, seed, self.flops > 0
+            )
+            values = CaseValues(seed, tuple(map(on_host, given)), self._banks, uneven)
             _cache(self._values_of, seed, values)
         return values
 
@@ -482,7 +501,8 @@ class PreparedProblem:
         # New ones for each process, so that nothing stored from an earlier one is of use; few, so
         # that goldens are computed once.
         self._chance = random.SystemRandom()
-        self._seeds = [self._chance.getrandbits(24) for _ in range(settings.seeds + 1)]
+        self._seeds = [self._chance.getrandbits(24) for _ in range(settings.seeds)]
+        self._uneven = self._chance.getrandbits(24) | UNEVEN
 
     def case(self, case: Case) -> PreparedCase:
         """The prepared case, opened once."""
@@ -550,7 +570,115 @@ class PreparedProblem:
         """Seeds for one candidate."""
         if not self._settings.defences.random_seeds:
             return list(range(self._settings.seeds))
-        return self._chance.sample(self._seeds, self._settings.seeds)
+        if self._settings.seeds < 2 or not self._settings.defences.uneven_values:
+            return self._chance.sample(self._seeds, self._settings.seeds)
+        return [*self._chance.sample(self._seeds, self._settings.seeds - 1), self._uneven]
+
+
+# -- uneven values
+#
+# Where the elements along a row are alike, a kernel that reads a part of them returns nearly the
+# right mean, maximum or norm, by less than the error that 16 bits cause anyway. So the last seed of
+# an evaluation gives one tensor two levels: most elements of a row are from one end of the tensor's
+# values, and a few runs, at random places and of random lengths, from the other. A part of the row
+# then shows too many or too few of the runs. All values are in the range that the tensor has, and
+# rows are of similar size, so right kernels are as precise as for its own values; they are compared
+# with the float64 reference of these values, with the bounds that follow from them.
+
+
+def _make_uneven(
+    values: list[torch.Tensor], banks: Sequence[torch.Tensor | None], seed: int, alike: bool
+) -> bool:
+    """Replace one of the floating tensors that may get fresh values, a large one more probably, by
+    uneven values; False if all are small, whole numbers, or hold an infinity or NaN."""
+    chance = random.Random(seed)
+    fitting = [
+        number
+        for number, (value, bank) in enumerate(zip(values, banks, strict=True))
+        if bank is not None and value.is_floating_point() and value.numel() >= LEAST_ROW
+    ]
+    while fitting:
+        number = chance.choices(fitting, [values[n].numel() for n in fitting])[0]
+        uneven = uneven_values(values[number], chance.getrandbits(62), alike)
+        if uneven is not None:
+            values[number] = uneven
+            return True
+        fitting.remove(number)
+    return False
+
+
+def uneven_values(value: torch.Tensor, seed: int, alike: bool = False) -> torch.Tensor | None:
+    """A tensor like this one with uneven rows; zeros stay where they are. `alike`: all rows are of
+    one size, because algorithms such as Strassen's are only as precise as the largest row. None for
+    values that are not continuous."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = value.reshape(-1)
+    at = torch.unique(torch.randint(flat.numel(), (POOL,), generator=generator))
+    pool = flat[at.to(flat.device)].double().cpu()
+    pool = pool[pool != 0]
+    finite = len(pool) >= len(at) // 4 and bool(pool.isfinite().all())
+    if not finite or bool((pool == pool.round()).all()):
+        return None
+    width = 1
+    for extent in reversed(value.shape):
+        if (width := width * extent) >= LEAST_ROW:
+            break
+    width = min(width, PATTERN)
+    rows = min(PATTERN, flat.numel()) // width
+    own = -(-SEGMENT // width)  # rows of a segment
+    ends = _ends(pool, generator).to(flat.device, value.dtype)
+    ends = ends.repeat(1, -(-width * own // LEVEL) + 1)
+    segments = []
+    for begin in range(0, rows, own):
+        size = width * min(own, rows - begin)
+        weights = _WEIGHTS[:2] if alike else _WEIGHTS
+        usual, other = _KINDS[int(torch.multinomial(weights, 1, generator=generator))]
+        in_run = _runs(size, width, generator).to(flat.device)
+        first = width * begin % LEVEL
+        levels = ends[:, first : first + size]
+        segments.append(torch.where(in_run, levels[other], levels[usual]))
+    pattern = torch.cat(segments)
+    uneven = torch.empty_like(flat)
+    for part, given in zip(
+        torch.split(uneven, len(pattern)), torch.split(flat, len(pattern)), strict=True
+    ):
+        torch.where(given == 0, given, pattern[: len(part)], out=part)
+    return uneven.view(value.shape)
+
+
+SMALL, LARGE, LOW, HIGH = range(4)
+# The level of most elements of a segment, and that of its runs, with weights. Rows in which most
+# are large would be much larger than others.
+_KINDS = ((LOW, HIGH), (HIGH, LOW), (SMALL, LARGE))
+_WEIGHTS = torch.tensor([0.4, 0.4, 0.2])
+
+
+def _ends(pool: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """LEVEL values of each level: between neighbours in an eighth of the pool."""
+    end = len(pool) // 8
+    by_value, by_size = pool.sort().values, pool[pool.abs().sort().indices]
+    small, large = by_size[:end].sort().values, by_size[-end:].sort().values
+    ends = torch.stack([small, large, by_value[:end], by_value[-end:]])
+    place = torch.rand(4, LEVEL, generator=generator, dtype=torch.float64) * (end - 1)
+    lower = place.long().clamp_(max=end - 2)
+    return torch.lerp(ends.gather(1, lower), ends.gather(1, lower + 1), place - lower)
+
+
+def _runs(size: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    """Mask of runs at random places."""
+    drawn = torch.rand(2, generator=generator).tolist()
+    longest = max(1.0, LONGEST_RUN * width)
+    least = min(LEAST_RUN, longest / 4) if longest > 4 else 1.0
+    length = least * (longest / least) ** drawn[0]
+    share = RUN_SHARES[0] * (RUN_SHARES[1] / RUN_SHARES[0]) ** drawn[1]
+    count = math.ceil(share * size / length)
+    within = torch.rand(count + 1, 2, generator=generator)
+    within[:, 0] *= 2 * length * (1 / share - 1)  # between two runs
+    within[:, 1] = (within[:, 1] + 0.5) * length
+    lengths = within.round_().long().flatten().clamp_(min=1)
+    inside = torch.arange(len(lengths)).remainder(2).bool()
+    mask = torch.repeat_interleave(inside, lengths)[:size]
+    return torch.cat([mask, mask.new_zeros(size - len(mask))])
 
 
 # -- elements that only rounding decides  In a count of values below a limit, a value may be as near
@@ -663,8 +791,7 @@ def settled(
     output: torch.Tensor, reference: torch.Tensor, others: Iterator[torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
     """Mask of the wrong elements of an integer output, and the number of elements that differ from
-    the reference but are right under another rounding, 0 if those are too many.
-    """
+    the reference but are right under another rounding, 0 if those are too many."""
     differ = output != reference
     wrong = differ.clone()
     most = max(1, math.ceil(MAX_UNDECIDED * differ.numel()))

@@ -12,23 +12,28 @@ from optimizer.evaluation.formats import (
     gpu_mode,
     jax_reference,
     kernel_bench,
-    openevolve,
-    pytest_file,
+    robust_kbench,
 )
-from optimizer.evaluation.formats.own_evaluators import EvaluatorFormat
+from optimizer.evaluation.formats.own_evaluators import (
+    AGENT_KERNEL_ARENA,
+    OPENEVOLVE,
+    PYTEST,
+    EvaluatorFormat,
+)
 from optimizer.evaluation.formats.task import TaskFormat
 
 AUTO = "auto"
 # In the order in which they are tried: the last reads the widest range of files.
 FORMATS: tuple[TaskFormat, ...] = (
     gpu_mode.FORMAT,
+    robust_kbench.FORMAT,
     flashinfer_bench.SOL_EXECBENCH,
     flashinfer_bench.FLASHINFER_BENCH,
     jax_reference.FORMAT,
     kernel_bench.FORMAT,
 )
 # Tasks whose own evaluator gives the verdict.
-EVALUATOR_FORMATS: tuple[EvaluatorFormat, ...] = (openevolve.FORMAT, pytest_file.FORMAT)
+EVALUATOR_FORMATS: tuple[EvaluatorFormat, ...] = (OPENEVOLVE, AGENT_KERNEL_ARENA, PYTEST)
 
 
 def format_of(task: Path, name: str = AUTO) -> TaskFormat:
@@ -54,6 +59,14 @@ def format_of(task: Path, name: str = AUTO) -> TaskFormat:
     if not task.exists():
         raise NotFound(f"there is no task {str(task)!r}", hint=f"Give {expected}.")
     raise InvalidRequest(f"the format of the task {task} is unknown", hint=f"Give {expected}.")
+
+
+def is_folder(task: Path, name: str = AUTO) -> bool:
+    """Whether this is a folder of KernelBench tasks and, without a named format, no task itself."""
+    recognisers = [f.recognises for f in EVALUATOR_FORMATS] + [f.recognises for f in FORMATS]
+    if name == AUTO and any(recognises(task) for recognises in recognisers):
+        return False
+    return name in (AUTO, kernel_bench.FORMAT.name) and kernel_bench.is_folder(task)
 
 
 def evaluator_format_of(task: Path, name: str = AUTO) -> EvaluatorFormat | None:

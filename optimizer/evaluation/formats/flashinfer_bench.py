@@ -17,14 +17,18 @@ from typing import Any
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.formats.sources import (
-    defined_names,
-    loader,
+from optimizer.evaluation.formats.task import (
+    ForeignTask,
+    TaskFormat,
+    converted,
+    filled,
     on_the_device_of_its_inputs,
     parsed,
+    parsed_with,
+    read_json,
     read_text,
+    timings_of,
 )
-from optimizer.evaluation.formats.task import ForeignTask, TaskFormat, converted, timings_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 
@@ -35,6 +39,8 @@ TASK = (
 )
 SUBMISSION = "a solution JSON file (name, definition, spec, sources) in Python or Triton"
 ENTRY = "ModelNew"
+# Languages of solutions that are Python files, in both formats.
+PYTHON = {"python", "pytorch", "triton", "tilelang", "cute_dsl", "cutile", "cudnn_frontend"}
 _FIELDS = ("name", "axes", "inputs", "outputs", "reference")
 _STATUS = {
     "correct": "PASSED",
@@ -43,7 +49,18 @@ _STATUS = {
     "timed_out": "TIMEOUT",
 }
 
-_PROBLEM = """\
+_PROBLEM = '''\
+def _drawn(source, shape, dtype):
+    """An array of a workload: random, or read from a file."""
+    if source["type"] == "safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(source["path"])[source["tensor_key"]]
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    return torch.randn(shape).to(dtype)
+
+
 {constants}
 
 
@@ -62,7 +79,7 @@ def get_inputs():
     return [
 {values}
     ]
-"""
+'''
 
 _CANDIDATE = """
 
@@ -89,28 +106,17 @@ def _recognises(path: Path) -> bool:
 
 def _read(task: Path, submission: Path) -> ForeignTask:
     file = task / "definition.json" if task.is_dir() else task
-    definition = _json(file, f"Give {TASK}.")
+    definition = read_json(file, f"Give {TASK}.")
     missing = [name for name in _FIELDS if name not in definition]
     if missing:
         raise InvalidRequest(f"{file.name} lacks {', '.join(missing)}", hint=f"Give {TASK}.")
     workloads = list(_workloads(file, definition))
     problem = _problem(file, definition, workloads)
-    solution = _json(submission, f"Give {SUBMISSION}.")
+    solution = read_json(submission, f"Give {SUBMISSION}.")
     bundle = _bundle(submission, solution, definition)
     return ForeignTask(
         problem, bundle, lambda evaluation: write_back(evaluation, definition, solution, workloads)
     )
-
-
-def _json(path: Path, expected: str) -> dict[str, Any]:
-    text = read_text(path, expected)
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{path.name} is not JSON: {error}", hint=expected) from error
-    if not isinstance(fields, dict):
-        raise InvalidRequest(f"{path.name} is not a JSON object", hint=expected)
-    return fields
 
 
 # -- the task
@@ -149,9 +155,10 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
     if not workloads:
         raise InvalidRequest(f"{file.name} has no workloads", hint=f"Give {TASK}.")
     reference = str(definition["reference"])
-    tree = parsed("the reference", reference, "Its field `reference` is Python text.")
-    if "run" not in defined_names(tree):
-        raise InvalidRequest("the reference does not define run", hint="Name its function run.")
+    custom = definition.get("custom_inputs_entrypoint")
+    needed = {"run"} if custom is None else {"run", str(custom)}
+    expected = "Its field `reference` is Python text with run and custom_inputs_entrypoint."
+    tree = parsed_with(needed, "the reference", reference, expected)
     inputs, axes = definition["inputs"], definition["axes"]
     variable = [name for name, axis in axes.items() if axis.get("type", "var") == "var"]
     constant = _fixed_axes(axes)
@@ -164,14 +171,8 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
                 f"the input {name} is {spec['dtype']}", hint=f"Read are {', '.join(ITEM_BYTES)}."
             )
     cases = tuple(_case(definition, workload, variable) for workload in workloads)
-    constants = {**cases[0].constants}
     local = [f"    {name} = {value}" for name, value in constant.items()]
     local += [f"    assert {text}" for text in definition.get("constraints") or ()]
-    custom = definition.get("custom_inputs_entrypoint")
-    if custom is not None and custom not in defined_names(tree):
-        raise InvalidRequest(
-            f"the reference does not define {custom}", hint="It is custom_inputs_entrypoint."
-        )
     if custom is not None:
         sizes = ", ".join(f"{name!r}: {name}" for name in axes)
         scalars = "".join(
@@ -179,7 +180,6 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
         )
         local.append(f"    _made = _reference.{custom}({{{sizes}{scalars}}}, torch.device('cpu'))")
     fields = {
-        "constants": "\n".join(f"{name} = {value!r}" for name, value in constants.items()),
         "names": ", ".join(inputs),
         "fixed": "\n".join(local) or "    pass",
         "values": "\n".join(
@@ -187,31 +187,16 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
             for name, spec in inputs.items()
         ),
     }
-    text = _PROBLEM
-    for key, value in fields.items():
-        text = text.replace(f"{{{key}}}", value)
-    head = loader({"reference": on_the_device_of_its_inputs(tree)})
     return converted(
         str(definition["name"]),
         file,
-        f"{head}\n\n{_DRAW}\n\n{text}",
+        {"reference": on_the_device_of_its_inputs(tree)},
+        _PROBLEM,
+        fields,
         cases,
         reference=reference,
         summary=str(definition.get("description") or ""),
     )
-
-
-_DRAW = '''\
-def _drawn(source, shape, dtype):
-    """An array of a workload: random, or read from a file."""
-    if source["type"] == "safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(source["path"])[source["tensor_key"]]
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape).bool()
-    return torch.randn(shape).to(dtype)
-'''
 
 
 def _case(definition: Mapping[str, Any], workload: Mapping[str, Any], variable: list[str]) -> Case:
@@ -281,9 +266,13 @@ def _fixed_axes(axes: Mapping[str, Any]) -> dict[str, str]:
 def _bundle(path: Path, solution: Mapping[str, Any], definition: Mapping[str, Any]) -> Bundle:
     try:
         spec = solution["spec"]
-        files = {str(row["path"]): str(row["content"]) for row in solution["sources"]}
+        files = {
+            str(row["path"]): str(row.get("content") or "")
+            or read_text(path.parent / str(row["path"]), f"Give {SUBMISSION}.")
+            for row in solution["sources"]
+        }
         main, _, function = str(spec["entry_point"]).partition("::")
-        language = str(spec["language"])
+        languages = {*map(str, spec.get("languages") or [spec["language"]])}
     except (KeyError, TypeError) as error:
         raise InvalidRequest(
             f"{path.name} is not a solution: {error!r}", hint=f"Give {SUBMISSION}."
@@ -293,9 +282,9 @@ def _bundle(path: Path, solution: Mapping[str, Any], definition: Mapping[str, An
             f"{path.name} solves {solution.get('definition')!r}, not {definition['name']!r}",
             hint="Give a solution of this definition.",
         )
-    if language not in ("python", "triton"):
+    if not languages <= PYTHON:
         raise InvalidRequest(
-            f"solutions in {language!r} are not read",
+            f"solutions in {', '.join(sorted(languages - PYTHON))} are not read",
             hint="Give a Python or Triton solution. For C++ and CUDA, write a kernel with"
             " kernlore_run and judge it as --format kernelbench.",
         )
@@ -307,12 +296,12 @@ def _bundle(path: Path, solution: Mapping[str, Any], definition: Mapping[str, An
     names = ", ".join(definition["inputs"])
     returns = spec.get("destination_passing_style", True) is False
     body = [f"return {function}({names})"] if returns else _destinations(definition, function)
-    entry = _CANDIDATE.replace("{names}", names)
-    entry = entry.replace("{body}", "\n".join(f"        {line}" for line in body))
+    text = "\n".join(f"        {line}" for line in body)
+    entry = filled(_CANDIDATE, {"names": names, "body": text})
     return Bundle(
         {**files, main: files[main] + entry},
         main,
-        "triton" if language == "triton" else "torch",
+        "triton" if "triton" in languages else "torch",
         ENTRY,
     )
 

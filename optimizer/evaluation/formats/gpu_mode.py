@@ -3,8 +3,8 @@ submission with `custom_kernel`.
 
 `tests` of the task become cases that are checked, `benchmarks` cases that are timed. The data of
 `generate_input` may be nested: its tensors become the inputs of the problem, everything else is
-part of a layout that `get_init_inputs` passes to both sides. An array that `ref_kernel` only writes
-to is no input; both sides get a new one in each call.
+part of a layout that `get_init_inputs` passes to both sides. An array for the result, whose content
+`ref_kernel` does not use, is no input; both sides get a new one in each call.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from typing import Any
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.formats.sources import (
+from optimizer.evaluation.formats.task import (
+    ForeignTask,
+    TaskFormat,
+    converted,
     defined_names,
-    loader,
     on_the_device_of_its_inputs,
-    parsed,
+    parsed_with,
     read_text,
+    read_yaml,
+    timings_of,
 )
-from optimizer.evaluation.formats.task import ForeignTask, TaskFormat, converted, timings_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 
@@ -61,7 +64,7 @@ _PROBLEM = (
     + '''
 
 {constants}
-_WRITTEN = {written}  # arrays that ref_kernel writes to, by number: empty or copy
+_WRITTEN = {written}  # arrays that a submission may write to, by number: empty or copy
 
 
 def _take_apart(data, arrays, seen):
@@ -138,19 +141,7 @@ def _read(task: Path, submission: Path) -> ForeignTask:
 
 
 def _declaration(task: Path) -> Mapping[str, Any]:
-    import yaml
-
-    from kb.yaml_loaders import safe_loader
-
-    text = read_text(task / DECLARATION, f"Give {TASK}.")
-    try:
-        declared = yaml.load(text, safe_loader(text))
-    except yaml.YAMLError as error:
-        raise InvalidRequest(
-            f"{DECLARATION} is not YAML: {error}", hint="Correct its syntax."
-        ) from error
-    if not isinstance(declared, dict):
-        raise InvalidRequest(f"{DECLARATION} is not a mapping", hint=f"Give {TASK}.")
+    declared = read_yaml(task / DECLARATION, f"Give {TASK}.")
     if declared.get("lang", "py") != "py":
         raise InvalidRequest(
             f"{DECLARATION} is for the language {declared['lang']!r}",
@@ -173,33 +164,27 @@ def _modules(task: Path, declared: Mapping[str, Any]) -> dict[str, str]:
 
 def _problem(task: Path, declared: Mapping[str, Any], modules: Mapping[str, str]) -> Problem:
     reference = read_text(task / REFERENCE, f"Give {TASK}.")
-    tree = parsed(REFERENCE, reference, f"Give {TASK}.")
-    missing = {"generate_input", "ref_kernel"} - defined_names(tree)
-    if missing:
-        raise InvalidRequest(
-            f"{REFERENCE} does not define {' and '.join(sorted(missing))}", hint=f"Give {TASK}."
-        )
+    tree = parsed_with({"generate_input", "ref_kernel"}, REFERENCE, reference, f"Give {TASK}.")
     cases = _cases(declared)
     ordered = {name: text for name, text in sorted(modules.items(), key=lambda m: m[0] == "task")}
-    head = loader({**ordered, "reference": on_the_device_of_its_inputs(tree)})
-    first = cases[0].constants
+    ordered["reference"] = on_the_device_of_its_inputs(tree)
     seeds = {row["seed"] for row in _rows(declared) if "seed" in row}
-    arguments = [f"{name}={name}" for name in first]
+    arguments = [f"{name}={name}" for name in cases[0].constants]
     if seeds:
         arguments.append(f"seed={min(seeds)}")  # the harness moves the seed in each draw
-    fields = {
-        "constants": "\n".join(f"{name} = {value!r}" for name, value in first.items()),
-        "arguments": ", ".join(arguments),
-    }
     name = task.resolve().name
     summary = str(declared.get("description") or "").strip().partition("\n")[0]
 
     def with_written(written: Mapping[int, str]) -> Problem:
-        text = _PROBLEM
-        for key, value in {**fields, "written": repr(dict(written))}.items():
-            text = text.replace(f"{{{key}}}", value)
         return converted(
-            name, task / REFERENCE, f"{head}\n\n{text}", cases, reference=reference, summary=summary
+            name,
+            task / REFERENCE,
+            ordered,
+            _PROBLEM,
+            {"arguments": ", ".join(arguments), "written": repr(dict(written))},
+            cases,
+            reference=reference,
+            summary=summary,
         )
 
     return with_written(_written(with_written({}), cases))
@@ -248,8 +233,9 @@ def _cases(declared: Mapping[str, Any]) -> tuple[Case, ...]:
 
 
 def _written(problem: Problem, cases: tuple[Case, ...]) -> dict[int, str]:
-    """The arrays that ref_kernel writes to, by number: `empty` if its result does not depend on
-    their earlier content, else `copy`. Runs it on the first case."""
+    """The arrays that a submission may write to, by number, of those that ref_kernel writes to and
+    those with shape and type of a result: `empty` if their content does not reach the result; else
+    `copy` if it writes to them. Runs it on the first case, at most twice for each of these."""
     import torch
 
     from optimizer.evaluation.problem.user_code import import_problem, running, seeded
@@ -268,15 +254,21 @@ def _written(problem: Problem, cases: tuple[Case, ...]) -> dict[int, str]:
     first = _flat(result())
     changed = [n for n, a in enumerate(arrays) if a._version != before[n][0]]
     first = [value.clone() for value in first]
-    written = {}
-    for number in changed:
-        for n, array in enumerate(arrays):
-            array.copy_(before[n][1])
-        arrays[number].fill_(7)
-        again = _flat(result())
-        same = all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-        written[number] = "empty" if same else "copy"
-    return written
+    kinds = {(value.shape, value.dtype) for value in first}
+    alike = [n for n, array in enumerate(arrays) if (array.shape, array.dtype) in kinds]
+
+    def unread(number: int, value: int) -> bool:
+        for n in {*changed, *alike}:
+            arrays[n].copy_(before[n][1])
+        arrays[number].fill_(value)
+        try:
+            again = _flat(result())
+        except InvalidRequest:  # the reference fails with this value, so it reads it
+            return False
+        return len(first) == len(again) and all(map(torch.equal, first, again))
+
+    free = {n for n in {*changed, *alike} if unread(n, 7) and unread(n, 0)}
+    return {n: "empty" if n in free else "copy" for n in sorted({*changed, *free})}
 
 
 def _flat(result: Any) -> list[Any]:

@@ -14,15 +14,20 @@ from pathlib import Path
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.formats import kernel_bench
-from optimizer.evaluation.formats.sources import defined_names, loader, parsed, read_text
-from optimizer.evaluation.formats.task import ForeignTask, TaskFormat, converted
+from optimizer.evaluation.formats.task import (
+    ForeignTask,
+    TaskFormat,
+    converted,
+    defined_names,
+    parsed_with,
+    read_text,
+)
 from optimizer.evaluation.problem.spec import Case
 
 TASK = "a Python file that imports jax and defines reference and get_inputs"
 FUNCTION, INPUTS = "reference", "get_inputs"
 
-_PROBLEM = """
-
+_PROBLEM = """\
 import jax
 import numpy
 
@@ -96,20 +101,23 @@ def _imports_jax(tree: ast.Module) -> bool:
 
 def _read(task: Path, submission: Path) -> ForeignTask:
     text = read_text(task, f"Give {TASK}.")
-    tree = parsed(task.name, text, f"Give {TASK}.")
-    missing = {FUNCTION, INPUTS} - defined_names(tree)
-    if missing:
-        raise InvalidRequest(
-            f"{task.name} does not define {' and '.join(sorted(missing))}", hint=f"Give {TASK}."
-        )
+    tree = parsed_with({FUNCTION, INPUTS}, task.name, text, f"Give {TASK}.")
     if importlib.util.find_spec("jax") is None:
         raise Unavailable(
             f"{task.name} needs JAX, which is not installed",
             hint="Install it with `python -m pip install jax` (85 MB), or write the reference with"
             " PyTorch.",
         )
-    source = loader({FUNCTION: text}) + _PROBLEM.replace("{names}", ", ".join(_arguments(tree)))
-    problem = converted(task.stem, task, source, (Case("declared"),), reference=text)
+    fields = {"names": ", ".join(_arguments(tree))}
+    problem = converted(
+        task.stem,
+        task,
+        {FUNCTION: text},
+        _PROBLEM,
+        fields,
+        (Case("declared"),),
+        reference=text,
+    )
     return ForeignTask(problem, read_bundle(submission), kernel_bench.write_back)
 
 

@@ -20,6 +20,11 @@ from optimizer.evaluation.records import OutputError
 
 C_REF = 4.0
 C_EPS = 2.0
+# A product by one level of Strassen's algorithm may have three times the error of the usual one:
+# the ratio of the bounds on the largest error for large n (Higham, Accuracy and Stability of
+# Numerical Algorithms, 2nd edition, theorem 23.2: (12 ((n/2)^2 + 5 n/2) - 5 n) against n^2, times
+# the unit roundoff and the largest elements of both matrices).
+C_PRODUCT = 3.0
 QUANTILE = 0.999
 # A shorter slice is extended over the dimensions before it: the RMS of a few elements does not show
 # the size of the terms that they are sums of.
@@ -103,9 +108,11 @@ def allowed(
     pointed: Pointed | None = None,
     name: str = "output0",
     sensitivity: float = 0.0,
+    product: bool = False,
 ) -> Bound:
     """The bound of one output of this dtype. `pointed` is needed for an index output; `sensitivity`
-    is the golden's, from the function of that name."""
+    is the golden's, from the function of that name. `product`: the terms are those of a matrix
+    product."""
     if kind == "exact":
         return Bound(name, kind, reference)
     if kind == "index":
@@ -116,7 +123,7 @@ def allowed(
     scale = _scale(golden64, rows)
     unit = _unit(golden64, scale, rows) if golden64.numel() <= MAX_UNITS else None
     own = _errors(reference, golden64, unit, scale)
-    lost = rounding(dtype, reduction_length, relaxed)
+    lost = rounding(dtype, reduction_length, relaxed, product)
     floor = C_EPS * max(lost, sensitivity * math.sqrt(reduction_length))
     return Bound(
         name,
@@ -131,7 +138,7 @@ def allowed(
     )
 
 
-def rounding(dtype: str, terms: int, relaxed: bool) -> float:
+def rounding(dtype: str, terms: int, relaxed: bool, product: bool = False) -> float:
     """The error of an honest kernel, relative to the result.
 
     16-bit results are rounded once and summed in float32, as every matrix unit and the reference
@@ -140,6 +147,7 @@ def rounding(dtype: str, terms: int, relaxed: bool) -> float:
     """
     eps = float(torch.finfo(getattr(torch, dtype)).eps)
     summed = min(eps, float(torch.finfo(torch.float32).eps)) * math.sqrt(terms)
+    summed *= C_PRODUCT if product else 1.0
     return max(eps, summed, RELAXED_EPS if relaxed else 0.0)
 
 
@@ -204,8 +212,7 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
 def with_scale_of(bound: Bound, outputs: torch.Tensor) -> Bound:
     """The bound for other values of the inputs: the scale of a slice is at least that of these
     outputs of the reference. A slice that is empty in the case, as of padding, may hold results
-    in a call with other lengths.
-    """
+    in a call with other lengths."""
     if bound.scale is None:
         return bound
     scale = _scale(outputs.double(), bound.rows).to(bound.scale.device)

@@ -66,8 +66,7 @@ def load_problem(path: Path) -> Problem:
 def problem_paths(names: Sequence[Path | str]) -> list[Path]:
     """The problems of these names: a folder without a `problem.py` means the problem files and
     problem folders in it, by name. Files that define no `Model` and `get_inputs` are left out.
-    Raises NotFound for a folder without any.
-    """
+    Raises NotFound for a folder without any."""
     paths: list[Path] = []
     for name in names:
         path = Path(name)

@@ -88,6 +88,7 @@ class OpenCase:
             self.init_source = (self.source, str(problem.path))
         self._gradients = False  # once forward was found to differentiate
         self._overwritten: tuple[str, ...] = ()  # inputs, once forward ran
+        self._shared: frozenset[int] = frozenset()  # outputs, once forward ran
         self._buffers: frozenset[str] = frozenset()  # names, once a model was built
         self._keys: tuple[str, ...] = ()  # of outputs, once there was a result
         # Inputs that are cut and rows of a slice, once a golden was computed by slices.
@@ -399,6 +400,9 @@ class OpenCase:
             finally:
                 torch.set_default_dtype(before)
         outputs = self._outputs(result)
+        if dtype is None:  # in float64, conversions copy what they return as it is otherwise
+            weights = model.state_dict(keep_vars=True).values()
+            self._shared = sharing(outputs, [*arguments, *weights])
         versions.check(self.problem, outputs)
         self._overwritten = versions.changed
         return outputs
@@ -479,7 +483,9 @@ class OpenCase:
         with FakeTensorMode(allow_non_fake_inputs=True):
             inputs, state, forward = self.fake_run()
             tensors = [torch.as_tensor(v, dtype=scalar_dtype(v)) for v in inputs]
-            return self._signature_of(tensors, state, self._outputs(forward()))
+            outputs = self._outputs(forward())
+            self._shared = sharing(outputs, [*inputs, *state.values()])
+            return self._signature_of(tensors, state, outputs)
 
     def fake_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
         """Inputs, weights and the reference's run, for a context in which tensors have no
@@ -561,6 +567,13 @@ class OpenCase:
         _ = self.signature
         return self._overwritten
 
+    @property
+    def shared(self) -> frozenset[int]:
+        """Numbers of the reference's outputs that share memory with an input, a weight or another
+        output."""
+        _ = self.signature
+        return self._shared
+
     def calling_convention(self) -> dict[str, Any]:
         """The arguments to construct and call a candidate for this case in another process, as
         JSON."""
@@ -574,6 +587,7 @@ class OpenCase:
             "state": [t.name for t in self.signature.of("parameter", "buffer")],
             "expected": [[t.dtype, list(t.shape)] for t in self.outputs],
             "keys": list(self.output_keys),
+            "shared": sorted(self.shared),
         }
 
     @property
@@ -615,6 +629,7 @@ class OpenCase:
                 pointed=self.pointed(inputs, device) if kind == "index" else None,
                 name=spec.name,
                 sensitivity=moved,
+                product=self.flops > 0,  # only operators of products are counted
             )
             for spec, kind, golden, reference, moved in zip(
                 self.outputs,
@@ -706,6 +721,13 @@ class OpenCase:
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
         return max(1, self.flops // (2 * outputs), largest // outputs, self.cost.scanned)
+
+
+def sharing(outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> frozenset[int]:
+    """Numbers of the outputs that share memory with a given tensor or another output."""
+    own = [output.untyped_storage()._cdata for output in outputs]
+    held = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
+    return frozenset(n for n, at in enumerate(own) if at in held or own.count(at) > 1)
 
 
 def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:

@@ -349,8 +349,7 @@ def operator_of(func: Any, name: str) -> str:
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
     """Cost of a call in bytes: those that it reads and writes, or its operations converted by
-    FLOPS_A_BYTE, whichever is more.
-    """
+    FLOPS_A_BYTE, whichever is more."""
     tensors = [*_tensors(args), *_tensors(list(kwargs.values())), *_tensors([result])]
     moved = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
     formula = formula_of(func, args)

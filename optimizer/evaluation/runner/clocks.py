@@ -11,6 +11,7 @@ import ctypes
 import math
 import operator
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,10 +55,33 @@ def now_ns() -> int:
     return _now()
 
 
+# Number of the system call clock_gettime. Reading in user space may differ from it by a correction
+# of the clock, more so under a hypervisor.
+_SYSCALL = {"x86_64": 228, "aarch64": 113}.get(platform.machine() * (sys.platform == "linux"))
+CLOCK_SLACK_NS = 50_000
+_system_call: Any = getattr(ctypes.CDLL(None), "syscall", None)
+_TIME = (ctypes.c_int64 * 2)()  # struct timespec
+
+
+def clock_agrees() -> bool:
+    """Whether the performance counter returns the kernel's monotonic time: a system call between
+    two readings returns a time between them, however busy the machine is, within CLOCK_SLACK_NS.
+    """
+    if _SYSCALL is None or _system_call is None:
+        return True
+    before = _now()
+    failed = _system_call(_SYSCALL, time.CLOCK_MONOTONIC, _TIME)
+    after = _now()
+    between = _TIME[0] * 10**9 + _TIME[1]
+    return bool(failed) or before - CLOCK_SLACK_NS <= between <= after + CLOCK_SLACK_NS
+
+
 class CpuClock:
     """Wall time around one call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, watch_libraries: bool = True) -> None:
+        """`watch_libraries`: changed code of the functions that read clocks is reported."""
+        self._watched = _prologues if watch_libraries else ()
         self.begin()
 
     def begin(self) -> None:
@@ -71,9 +95,12 @@ class CpuClock:
         torch's dispatcher was left on."""
         return {
             "idles_ns": self._idles,
-            "library_patched": self._patched,
+            "library_patched": self._patched or self._changed(),
             "mode_left": self._mode_left,
         }
+
+    def _changed(self) -> bool:
+        return bool(self._watched) and (patched(self._watched) or not clock_agrees())
 
     def time(
         self, call: Callable[[], Any], pending: Sequence[LateChange] = ()
@@ -129,11 +156,10 @@ class CudaClock(CpuClock):
         driver_times: bool = True,
     ) -> None:
         """`flush_bytes` is the size of the buffer. The options are those of `Defences`."""
-        self.begin()
+        super().__init__(watch_libraries=driver_times)
         self._stream = _default_stream() if default_stream else None
         self._reset_cache = _persisting_reset() if reset_cache else None
         self._record_all = context_recorder()
-        self._prologues = _prologues if driver_times else ()
         self._between = _between if driver_times and LIBRARY is not None else _elapsed
         self._hold = _device_hold(flush_bytes) if hold else None
         self._ns, self._fills = 0, FILLS
@@ -187,7 +213,7 @@ class CudaClock(CpuClock):
         _record(end, stream)
         known = self._record_all is not None and not self._record_all(idle.cuda_event)
         _sync()
-        self._patched = self._patched or patched(self._prologues)
+        self._patched = self._patched or patched(self._watched)
         self._mode_left = self._mode_left or _modes() > 0
         held_ns = self._ns_between(held, start)
         wall = _now() - began - held_ns

@@ -104,8 +104,7 @@ def private_shared_memory() -> list[Path]:
 
 def _hide(files: Sequence[Path]) -> bool:
     """Hide files that only root may read, which a runner that root started could read. Returns
-    False if one of them stays readable.
-    """
+    False if one of them stays readable."""
     libc = ctypes.CDLL(None, use_errno=True)
     readable = [file for file in files if os.access(file, os.R_OK)]
     if not readable:

@@ -30,6 +30,7 @@ class Defences:
     forbid_library: bool = True  # there, torch's operators and BLAS fail after the first call
     hide_results: bool = True  # right results are never in the runner's memory
     random_seeds: bool = True  # other values in every evaluation
+    uneven_values: bool = True  # of the last seed: a part of a row does not show the whole
     tolerance: float = 0.0  # accepted beyond the error bounds, as a share of the output's size
     nan_equals_anything: bool = False
 

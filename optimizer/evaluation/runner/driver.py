@@ -45,7 +45,7 @@ LIBRARY = _loaded()
 
 
 class Prologue(NamedTuple):
-    """Address and first bytes of a function."""
+    """Address and first bytes of a function, or all bytes of the kernel's shared object."""
 
     address: int
     code: bytes
@@ -61,12 +61,17 @@ def prologues() -> tuple[Prologue, ...]:
         libraries.append((ctypes.CDLL(path), IN_RUNTIME))
     functions = (getattr(lib, name, None) for lib, names in libraries for name in names)
     addresses = (ctypes.cast(f, ctypes.c_void_p).value for f in functions if f is not None)
-    return tuple(Prologue(at, _string_at(at, PROLOGUE_BYTES)) for at in addresses if at)
+    found = [Prologue(at, _string_at(at, PROLOGUE_BYTES)) for at in addresses if at]
+    vdso = re.search(r"^(\w+)-(\w+) r-xp .*\[vdso\]$", maps, re.M)
+    if vdso is not None:  # clocks are read in it without a system call
+        begin, end = (int(text, 16) for text in vdso.groups())
+        found.append(Prologue(begin, _string_at(begin, end - begin)))
+    return tuple(found)
 
 
 def patched(before: Sequence[Prologue]) -> bool:
     """Whether a function begins with other bytes now."""
-    return any(_string_at(address, PROLOGUE_BYTES) != code for address, code in before)
+    return any(_string_at(address, len(code)) != code for address, code in before)
 
 
 def elapsed_ms(start: int, end: int) -> float:

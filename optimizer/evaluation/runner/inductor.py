@@ -59,8 +59,7 @@ def prepare_compiler(folder: str) -> None:
     """Import torch's compiler and let it detect vector instructions: it builds and loads a library
     for each kind and remembers the answers, which in a runner takes most of the time of a first
     compilation. `folder` caches what g++ builds; if it is empty or unusable, nothing is cached and
-    no header is compiled.
-    """
+    no header is compiled."""
     # The import of Triton decides by this setting what its functions (`tl.sum`) are. On a CPU only
     # the interpreter runs them.
     os.environ["TRITON_INTERPRET"] = "1"

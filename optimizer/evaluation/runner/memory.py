@@ -11,11 +11,16 @@ Standard library and torch.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +142,84 @@ class OutputRefused(Exception):
     """The returned value is no output that can be compared; the message says why."""
 
 
+# Bound here, so that neither a candidate's module nor an attribute of its tensor replaces them.
+_detach, _contiguous, _strides = torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.stride
+_is_neg, _is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
+_resolve_neg, _resolve_conj = torch.Tensor.resolve_neg, torch.Tensor.resolve_conj
+_is_contiguous = torch.Tensor.is_contiguous
+_keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
+_Parameter = torch.nn.Parameter
+
+
+def settled(result: Any) -> Any:
+    """The outputs of a call with everything done that a reader would otherwise have to do; part of
+    the timed call. Lazily negated or conjugated views are resolved, and views that repeat elements
+    are written out. Containers are read as they are stored, without methods of a subclass."""
+    if isinstance(result, dict):
+        return {key: _settled(value) for key, value in dict.items(result)}
+    for base in (tuple, list):
+        if isinstance(result, base):
+            read: Any = base.__iter__
+            return [*map(_settled, read(result))]
+    return _settled(result)
+
+
+def _settled(value: Any) -> Any:
+    kind = type(value)
+    if kind not in (torch.Tensor, _Parameter) or value.layout is not torch.strided:
+        return value  # `check` refuses it
+    if value.is_nested:
+        return value
+    if kind is _Parameter or value.__dict__:  # may hold functions in place of the tensor's methods
+        value = _detach(value)
+    if _is_neg(value) or _is_conj(value):
+        return _resolve_neg(_resolve_conj(value))
+    if not _is_contiguous(value) and _may_repeat(value.shape, _strides(value)):
+        return _contiguous(value)
+    return value
+
+
+def _may_repeat(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may be in the same place: whether a stride is within the reach of the
+    smaller ones."""
+    reach = 0
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (extent - 1)
+    return False
+
+
+class HeldMemory:
+    """The memory of a kernel's inputs and weights, to see whether an output shares it."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None] = ()) -> None:
+        spans = sorted(_span(t) for t in tensors if t is not None and t.numel())
+        self._begins = [begin for begin, _ in spans]
+        self._ends = [*accumulate((end for _, end in spans), max)]
+
+    def shares(self, value: torch.Tensor) -> bool:
+        """Whether a tensor has bytes of it."""
+        begin, end = _span(value)
+        at = bisect_right(self._begins, end - 1) - 1
+        return at >= 0 and self._ends[at] > begin
+
+
+def _span(value: torch.Tensor) -> tuple[int, int]:
+    """Address of the first byte, and that after the last one."""
+    strides = zip(value.shape, _strides(value), strict=True)
+    last = sum((extent - 1) * stride for extent, stride in strides)
+    begin = value.data_ptr()
+    return begin, begin + (last + 1) * value.element_size()
+
+
+@lru_cache(maxsize=4)
+def _plain_keys(device: str) -> int:
+    """Dispatch keys of a plain tensor on a device."""
+    return int(_keys(torch.empty(0, device=device)).raw_repr())
+
+
 def listed(result: Any) -> list[Any]:
     """The outputs of a call: one tensor, or a tuple, list or mapping of them."""
     if isinstance(result, dict):
@@ -163,33 +246,89 @@ def check(
     expected: Sequence[tuple[str, Sequence[int]]],
     plain: bool = True,
     keys: Sequence[str] = (),
+    held: HeldMemory | None = None,
+    shared: Collection[int] = (),
 ) -> list[torch.Tensor]:
     """The outputs as plain tensors of the expected (dtype, shape) pairs; those of a mapping in the
     order of `keys`. Raises OutputRefused.
 
-    A tensor subclass could compute when it is read, which is after the clock has stopped; only
-    `plain=False` accepts one.
+    A tensor subclass, or a tensor that torch dispatches otherwise than a plain one, could compute
+    when it is read, which is after the clock has stopped; only `plain=False` accepts one. `held` is
+    the memory of inputs and weights; only the outputs with the numbers `shared`, in which the
+    reference shares memory, may share it or another output's.
     """
     values = by_key(result, keys)
     if len(values) != len(expected):
         raise OutputRefused(f"{len(values)} outputs instead of {len(expected)}")
     for number, (value, (dtype, shape)) in enumerate(zip(values, expected, strict=True)):
         where = f"output {number}"
-        if type(value) is torch.nn.Parameter:
-            value = value.data
         if not plain and isinstance(value, torch.Tensor):
             continue
-        if type(value) is not torch.Tensor:
-            raise OutputRefused(f"{where} is {type(value).__name__}, not a plain torch.Tensor")
-        if value.layout is not torch.strided or value.is_meta:
-            raise OutputRefused(f"{where} has no storage of its own")
+        _check_kind(value, where)
         if tuple(value.shape) != tuple(shape):
             raise OutputRefused(f"{where} has shape {tuple(value.shape)}, expected {tuple(shape)}")
         if dtype_name(value.dtype) != dtype:
             raise OutputRefused(f"{where} is {dtype_name(value.dtype)}, expected {dtype}")
         if value.numel() and (value.untyped_storage().size() == 0 or value.data_ptr() == 0):
             raise OutputRefused(f"{where} has no memory behind it")
+        if plain and value.numel() and number not in shared and held is not None:
+            _check_own(value, where, held, values[:number])
     return values
+
+
+def _check_kind(value: Any, where: str) -> None:
+    if type(value) is not torch.Tensor:
+        raise OutputRefused(f"{where} is {type(value).__name__}, not a plain torch.Tensor")
+    if value.layout is not torch.strided or value.is_meta:
+        raise OutputRefused(f"{where} has no storage")
+    keys = _keys(value)
+    if int(keys.raw_repr()) & ~_plain_keys(value.device.type):
+        raise OutputRefused(f"{where} is wrapped or lazy: its dispatch keys are {keys}")
+
+
+def _check_own(
+    value: torch.Tensor, where: str, held: HeldMemory, others: Sequence[torch.Tensor]
+) -> None:
+    """Raises OutputRefused for an output that shares bytes with an input, a weight or another
+    output. Outputs may be parts of one buffer, also interleaved ones."""
+    if held.shares(value):
+        name = "an input or weight"
+    elif HeldMemory(others).shares(value) and any(_overlap(value, other) for other in others):
+        name = "another output"
+    else:
+        return
+    raise OutputRefused(
+        f"{where} shares the memory of {name}, and the reference's does not; write it into separate"
+        " memory"
+    )
+
+
+MAX_STEPS = 10_000  # of the search for a common byte; strides that need more are not usual
+
+
+def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors have a byte in common: whether the difference of their addresses is the
+    difference of two sums of index times stride."""
+    highs, lows = Counter({1: one.element_size() - 1}), Counter({1: two.element_size() - 1})
+    for value, reach in ((one, highs), (two, lows)):
+        for extent, stride in zip(value.shape, _strides(value), strict=True):
+            reach[stride * value.element_size()] += extent - 1
+    terms = [(s, highs[s], lows[s]) for s in sorted({*highs, *lows} - {0}, reverse=True)]
+    steps = [MAX_STEPS]
+
+    def meets(distance: int, number: int) -> bool:
+        """Whether the terms from `number` on can sum to the distance."""
+        steps[0] -= 1
+        if steps[0] < 0 or number == len(terms):
+            return steps[0] < 0 or distance == 0
+        step, most, least = terms[number]
+        above = sum(s * high for s, high, _ in terms[number + 1 :])
+        below = sum(s * low for s, _, low in terms[number + 1 :])
+        first = max(-least, -((above - distance) // step))
+        last = min(most, (distance + below) // step)
+        return any(meets(distance - k * step, number + 1) for k in range(first, last + 1))
+
+    return meets(two.data_ptr() - one.data_ptr(), 0)
 
 
 def store(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
@@ -198,29 +337,63 @@ def store(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
         target.copy_(value.detach())
 
 
-FEW_PAGES = 64  # up to here, reading one by one is faster than a call of torch
+# The kernel reads outputs for the runner, by writing them to a memory file: a page that the
+# candidate closed is an error of the system call, and no handler of a signal is called.
+MAX_PIECES = 1024  # of one system call (IOV_MAX)
+_pwritev = ctypes.CDLL(None, use_errno=True).pwritev
+_pwritev.restype = ctypes.c_ssize_t
+_pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+_errno, _pread = ctypes.get_errno, os.pread
+CLOSED = "its outputs cannot be read when the call has returned: their pages are closed, or are"
+CLOSED += " filled when they are read"
 
 
-def touch(result: Any) -> None:
-    """Read a byte of every page of the outputs. A candidate can make a reader of a page wait while
-    it computes the content, and of most calls nothing else is read."""
-    for value in listed(result):
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
-            continue
-        if value.layout is not torch.strided or not value.numel():
-            continue
-        size = value.element_size()
-        strides = zip(value.shape, value.stride(), strict=True)
-        end = (1 + sum((extent - 1) * stride for extent, stride in strides)) * size
-        begin = value.storage_offset() * size
-        if end <= FEW_PAGES * PAGE:
-            first = value.data_ptr()
-            for address in (*range(first, first + end, PAGE), first + end - 1):
-                _string_at(address, 1)
-            continue
-        storage = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
-        storage[begin : begin + end : PAGE].sum()
-        storage[begin + end - 1].item()
+class KernelReader:
+    """Reads this process's memory by the operating system."""
+
+    def __init__(self) -> None:
+        self._file = create(PAGE, "kernlore-read")
+
+    def read(self, pieces: Sequence[tuple[int, int]]) -> bytes:
+        """The bytes of (address, length) pieces, one after the other. Raises OutputRefused."""
+        parts = []
+        for first in range(0, len(pieces), MAX_PIECES):
+            some = pieces[first : first + MAX_PIECES]
+            flat = [number for piece in some for number in piece]
+            size = sum(length for _, length in some)
+            self._write((ctypes.c_uint64 * len(flat))(*flat), len(some), size)
+            parts.append(_pread(self._file, size, 0))
+        return b"".join(parts)
+
+    def touch(self, values: Sequence[torch.Tensor]) -> None:
+        """Read a byte of every page of these outputs. A candidate can make a reader of a page wait
+        while it computes the content, and of most calls nothing else is read. Raises
+        OutputRefused."""
+        for value in values:
+            if value.device.type != "cpu" or not value.numel():
+                continue
+            pages = _pages(*_span(value))
+            count = len(pages) // 2
+            for first in range(0, count, MAX_PIECES):
+                some = min(MAX_PIECES, count - first)
+                self._write(ctypes.byref(pages, 16 * first), some, some)
+
+    def _write(self, pieces: Any, count: int, size: int) -> None:
+        done = _pwritev(self._file, pieces, count, 0)
+        if 0 <= done < size or (done < 0 and _errno() == errno.EFAULT):
+            raise OutputRefused(CLOSED)
+        if done < 0:
+            raise OSError(_errno(), "the runner cannot read its own memory")
+
+
+@lru_cache(maxsize=16)
+def _pages(begin: int, end: int) -> Any:
+    """A (address, 1) pair for each page of a range, as an array of struct iovec."""
+    starts = [*range(begin, end, PAGE)]
+    pages = (ctypes.c_uint64 * (2 * len(starts) + 2))()
+    pages[0:-2:2], pages[1::2] = starts, [1] * (len(starts) + 1)
+    pages[len(pages) - 2] = end - 1
+    return pages
 
 
 # -- samples of outputs
@@ -264,28 +437,37 @@ def layout(shapes: Sequence[Sequence[int]]) -> struct.Struct:
     return struct.Struct(f"={sum(1 + len(shape) for shape in shapes)}q")
 
 
-def report(values: Sequence[torch.Tensor], draw: bytes) -> bytes:
+def report(
+    values: Sequence[torch.Tensor], draw: bytes, reader: KernelReader | None = None
+) -> bytes:
     """The part of a request about the previous call's outputs, which are `resolved`: the draw, the
     elements that it selects, read now, and all addresses and strides."""
-    early = read_elements(values, draw, SAMPLED_EARLY)
+    early = read_elements(values, draw, SAMPLED_EARLY, reader)
     where: list[int] = []
     for value in values:
         where += (value.data_ptr(), *value.stride())
     return draw + early + struct.pack(f"={len(where)}q", *where)
 
 
-def read_elements(values: Sequence[torch.Tensor], draw: bytes, count: int = SAMPLED) -> bytes:
-    """Bytes of the drawn elements, one output after the other. The outputs are `resolved`, in host
-    memory, with any strides."""
-    parts = []
+def read_elements(
+    values: Sequence[torch.Tensor],
+    draw: bytes,
+    count: int = SAMPLED,
+    reader: KernelReader | None = None,
+) -> bytes:
+    """Bytes of the drawn elements, one output after the other, by `reader` if there is one. The
+    outputs are `resolved`, in host memory, with any strides."""
+    pieces = []
     sizes = [v.numel() for v in values]
     for value, numbers in zip(values, drawn_elements(draw, sizes, count), strict=True):
         begin, size = value.data_ptr(), value.element_size()
         shape, stride = value.shape[::-1], value.stride()[::-1]
         for number in numbers:
             at = offset(number, shape, stride)  # takes as long whether dense or not
-            parts.append(_string_at(begin + at * size, size))
-    return b"".join(parts)
+            pieces.append((begin + at * size, size))
+    if reader is not None:
+        return reader.read(pieces)
+    return b"".join(_string_at(*piece) for piece in pieces)
 
 
 def offset(number: int, shape: Sequence[int], strides: Sequence[int]) -> int:

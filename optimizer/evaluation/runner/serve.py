@@ -34,6 +34,8 @@ from optimizer.evaluation.runner.library import forbid_library
 from optimizer.evaluation.runner.memory import (
     READABLE,
     Arrays,
+    HeldMemory,
+    KernelReader,
     OutputRefused,
     Snapshots,
     check,
@@ -42,8 +44,8 @@ from optimizer.evaluation.runner.memory import (
     read_elements,
     report,
     resolved,
+    settled,
     store,
-    touch,
     unpin,
 )
 from optimizer.evaluation.runner.wire import (
@@ -115,6 +117,9 @@ class Runner:
         self._last: Any = None
         self._reported: list[torch.Tensor] = []
         self._snapshots = Snapshots()
+        self._reader = KernelReader()
+        self._held = HeldMemory()
+        self._shared: frozenset[int] = frozenset()  # outputs in which the reference shares memory
         self._freed: list[torch.Tensor] = []
         self._clock = clocks.CpuClock()
         self._writer = GpuValueWriter() if device == "cuda" else None
@@ -207,8 +212,12 @@ class Runner:
         ]
         state = dict(zip(message["state"], tensors[count:], strict=True))
         self._kernel = self._set_up(message, inputs, state)
+        if defences.plain_outputs:
+            own = self._kernel.call
+            self._kernel.call = lambda: settled(own())
         weights: Sequence[torch.Tensor | None] = self._kernel.weights
         self._targets = [*tensors[:count], *(weights or [None] * len(state))]
+        self._held, self._shared = HeldMemory(self._targets), frozenset(message["shared"])
         banks = [self._on_device(t) for t in self._mapped["banks"].tensors]
         self._banks = [
             bank if wanted else None for bank, wanted in zip(banks, message["fresh"], strict=True)
@@ -222,8 +231,9 @@ class Runner:
                 default_stream=defences.default_stream,
                 driver_times=defences.driver_times,
             )
-        elif not defences.bind_early:
-            self._clock = clocks.LateBoundCpuClock()
+        elif not (defences.bind_early and defences.watch_libraries):
+            kind = clocks.CpuClock if defences.bind_early else clocks.LateBoundCpuClock
+            self._clock = kind(watch_libraries=defences.watch_libraries)
         return {"notes": self._kernel.notes, "confined": self._confined}
 
     def _unpin(self) -> None:
@@ -398,8 +408,9 @@ class Runner:
         """Read a byte of every page of a call's outputs; the time that took, in ns."""
         if self._device != "cpu" or not self._defences.read_outputs:
             return 0
+        outputs = self._outputs()
         started = clocks.now_ns()
-        touch(self._last)
+        self._reader.touch(outputs)
         return clocks.now_ns() - started
 
     def _request(
@@ -417,14 +428,24 @@ class Runner:
 
     def _outputs(self) -> list[torch.Tensor]:
         """The outputs of the last call, checked and `resolved`."""
-        return resolved(check(self._last, self._expected, self._defences.plain_outputs, self._keys))
+        return resolved(self._checked(self._last))
+
+    def _checked(self, result: Any) -> list[torch.Tensor]:
+        plain = self._defences.plain_outputs
+        return check(result, self._expected, plain, self._keys, self._held, self._shared)
+
+    @property
+    def _by_kernel(self) -> KernelReader | None:
+        """What reads outputs in host memory; None where pages that are closed do not matter."""
+        return self._reader if self._defences.read_outputs and self._device == "cpu" else None
 
     def _captured(self, sample: str, chance: int) -> bytes:
         """Snapshot sampled outputs of the finished call; returns the bytes that the next request
         reports. `chance` is a number that was unknown before."""
         if sample == "outside":
             self._reported = self._outputs()  # until the supervisor has read them
-            return report(self._reported, chance.to_bytes(DRAW_BYTES, "little"))
+            draw = chance.to_bytes(DRAW_BYTES, "little")
+            return report(self._reported, draw, self._by_kernel)
         if sample and self._device == "cuda":
             self._snapshots.take(self._outputs())
         return b""
@@ -433,12 +454,14 @@ class Runner:
         """Bytes of the drawn elements of the last call's outputs."""
         if self._device == "cuda":
             return self._snapshots.read(draw)
-        return read_elements(self._outputs(), draw)
+        return read_elements(self._outputs(), draw, reader=self._by_kernel)
 
     def _store(self, result: Any) -> None:
         if not self._defences.take_outputs_at_once:
             join_threads()
-        outputs = check(result, self._expected, self._defences.plain_outputs, self._keys)
+        outputs = self._checked(result)
+        if self._by_kernel is not None:
+            self._by_kernel.touch(outputs)
         store(outputs, self._mapped["outputs"].tensors)
 
     def _fill_freed_memory(self) -> None:

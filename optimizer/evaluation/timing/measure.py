@@ -134,7 +134,7 @@ def measure(
     chance = random.Random(seed)
     if policy.waits < 1:
         baseline.other_work = candidate.other_work = OtherWork()
-    _calibrate(baseline, candidate, chance, policy)
+    learnt = _calibrate(baseline, candidate, chance, policy)
     undisturbed: list[BlockPair] = []  # by other work
     pairs: list[BlockPair] = []
     disturbed: list[BlockPair] = []
@@ -168,7 +168,8 @@ def measure(
     if timing.state == "repeat":
         timing = _with_rough(timing, [*undisturbed, *disturbed])
     sides = [b for b, _ in calm], [c for _, c in calm]
-    flags = [*_left_running(candidate, defences), *report_flags(sides[1], defences)]
+    reported = [*learnt, *(ours for _, ours in [*undisturbed, *disturbed])]
+    flags = [*_left_running(candidate, defences), *report_flags(reported, defences)]
     if timing.state == "measured":  # clocks that give no figure are no evidence either
         flags += clock_flags(*sides, defences)
     return TimingResult(timing, tuple(flags))
@@ -182,18 +183,20 @@ def order_of(baseline: T, candidate: T, pairs: int) -> Iterator[tuple[T, T]]:
 
 def _calibrate(
     baseline: TimedSide, candidate: TimedSide, chance: random.Random, policy: TimingPolicy
-) -> None:
+) -> list[TimedBlock]:
     """Warm up, and learn roughly how long a call takes. Both sides make the same calls, so that
-    they hold the same values afterwards."""
+    they hold the same values afterwards. Returns the candidate's blocks."""
     baseline.per_call_ns = candidate.per_call_ns = math.inf
     calls = 1
     before: TimedBlock | None = None
+    blocks: list[TimedBlock] = []
     for _ in range(MAX_CALIBRATION):
         seed, secret = chance.getrandbits(30), secrets.randbits(64)
         ours, theirs = (
             side.run(seed, policy.calls or calls, policy.seconds, secret)
             for side in (baseline, candidate)
         )
+        blocks.append(theirs)
         for side, block in ((baseline, ours), (candidate, theirs)):
             side.per_call_ns = min(side.per_call_ns, max(1.0, min(block.times)))
         # The work between two calls is the same on both sides.
@@ -208,6 +211,7 @@ def _calibrate(
         last, calls = calls, max(min(4 * calls, 3), min(4 * calls, int(most)))
         if calls == last or calls * slower > SLOW_CALIBRATION_NS:
             break
+    return blocks
 
 
 def _wall_per_call(shorter: TimedBlock | None, block: TimedBlock) -> float:
@@ -250,8 +254,7 @@ def _mean_of(block: TimedBlock, policy: TimingPolicy) -> float | None:
 
 def _counted(undisturbed: Sequence[BlockPair], policy: TimingPolicy) -> list[BlockPair]:
     """The pairs whose threads did not wait. All pairs, if most waited without a disturbance: then
-    the threads of the calls wait for each other.
-    """
+    the threads of the calls wait for each other."""
     quiet = [
         pair for pair in undisturbed if all(b.quiet_mean_ns(policy.waits) is not None for b in pair)
     ]
@@ -423,17 +426,18 @@ def clock_flags(
 
 
 def report_flags(candidate: Sequence[TimedBlock], defences: Defences) -> Iterator[Flag]:
-    """Findings that the runner itself reported, on however busy a machine."""
+    """Findings that the runner itself reported, on however busy a machine. The first block may
+    start threads that a kernel keeps."""
     if any(block.patched for block in candidate):
         message = "timers or comparison functions of torch or time were replaced"
         yield Flag(Violation.REPLACED_FUNCTIONS, "reject", message)
-    if defences.driver_times and any(block.library_patched for block in candidate):
+    if any(block.library_patched for block in candidate):
         message = "functions of a library that tell times were changed"
         yield Flag(Violation.PATCHED_LIBRARY, "reject", message)
     if defences.reject_dispatch_modes and any(block.mode_left for block in candidate):
         message = "a mode of torch's dispatcher was still on after its calls"
         yield Flag(Violation.DISPATCH_MODE, "reject", message)
-    background = any(block.threads[1] > block.threads[0] for block in candidate)
+    background = any(block.threads[1] > block.threads[0] for block in candidate[1:])
     if defences.reject_background_work and background:
         message = "Python threads were started by timed calls and are still alive"
         yield Flag(Violation.BACKGROUND_WORK, "reject", message)
@@ -553,8 +557,7 @@ def _unseen_ns(block: TimedBlock) -> float:
 
 def _preparing_ns(reference: TimedBlock) -> float:
     """Processor time that prepares a call. The reference's process reports the share of its calls
-    that had a processor; for a candidate's the maximum is assumed, the whole call.
-    """
+    that had a processor; for a candidate's the maximum is assumed, the whole call."""
     return _beyond_ns(reference, reference.inside_ns or sum(reference.times))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -149,45 +150,53 @@ class Toolchain(Protocol):
         ...
 
 
+SOURCES, LIBRARY = "src", "candidate.so"  # relative: logs are equal in every working directory
 MAX_LIBRARIES = 32
 MAX_LIBRARY_BYTES = 8 << 20  # a larger one is built again
-_Key = tuple[str, str, str | None, str | None]
 
 
-class BuiltLibraries:
-    """Cache of shared libraries by candidate and target, in memory, out of the candidates' reach.
-    Winners are measured several times in fresh processes, and building, above all with nvcc, takes
-    longer than measuring. Thread-safe."""
+class LibraryToolchain(ABC):
+    """Builds shared libraries of the plain C ABI.
+
+    The same candidate is built once for a target: winners are measured several times in fresh
+    processes, and building, above all with nvcc, takes longer than measuring. Libraries are kept in
+    memory, out of the candidates' reach. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._built: OrderedDict[_Key, tuple[Compiled, bytes]] = OrderedDict()
+        self._built: OrderedDict[tuple[str | None, ...], tuple[Compiled, bytes]] = OrderedDict()
 
-    def restored(self, bundle: Bundle, target: EvaluationTarget, library: Path) -> Compiled | None:
-        """Write the candidate's library to `library`, and return the result of building it; None if
-        it is not cached."""
+    @abstractmethod
+    def build(
+        self, bundle: Bundle, target: EvaluationTarget, workdir: Path, library: Path
+    ) -> Compiled:
+        """Build the candidate's `library` in `workdir`."""
+
+    def compile(
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        cases: tuple[CompileCase, ...],
+    ) -> Compiled:
+        """Build a shared library, or write the one that was built before."""
+        del cases
+        library = workdir / LIBRARY
+        key = bundle.sha256, target.hardware, target.arch, target.device
         with self._lock:
-            built = self._built.get(_key(bundle, target))
-            if built is None:
-                return None
-            self._built.move_to_end(_key(bundle, target))
-        compiled, content = built
-        library.write_bytes(content)
-        if compiled.loader is None:
-            return compiled
-        return replace(compiled, loader=replace(compiled.loader, path=library))
-
-    def add(
-        self, bundle: Bundle, target: EvaluationTarget, library: Path, compiled: Compiled
-    ) -> None:
-        """Cache a library that was built."""
-        if not compiled.ok or library.stat().st_size > MAX_LIBRARY_BYTES:
-            return
-        with self._lock:
-            self._built[_key(bundle, target)] = (compiled, library.read_bytes())
-            while len(self._built) > MAX_LIBRARIES:
-                self._built.popitem(last=False)
-
-
-def _key(bundle: Bundle, target: EvaluationTarget) -> _Key:
-    return bundle.sha256, target.hardware, target.arch, target.device
+            built = self._built.get(key)
+            if built is not None:
+                self._built.move_to_end(key)
+        if built is not None:
+            compiled, content = built
+            library.write_bytes(content)
+            loader = compiled.loader
+            return replace(compiled, loader=loader and replace(loader, path=library))
+        compiled = self.build(bundle, target, workdir, library)
+        if compiled.ok and library.stat().st_size <= MAX_LIBRARY_BYTES:
+            with self._lock:
+                self._built[key] = (compiled, library.read_bytes())
+                while len(self._built) > MAX_LIBRARIES:
+                    self._built.popitem(last=False)
+        return compiled

@@ -20,19 +20,18 @@ from kb.candidate_abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.isolation.machine import processor
 from optimizer.evaluation.toolchains.base import (
+    LIBRARY,
+    SOURCES,
     Availability,
-    BuiltLibraries,
-    CompileCase,
     Compiled,
     EvaluationTarget,
+    LibraryToolchain,
     Loader,
     Metric,
 )
 from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
 from optimizer.evaluation.toolchains.reports import Loops, count_instructions, parse_loops
 
-LIBRARY = "candidate.so"
-SOURCES = "src"  # relative, so that logs are equal in every working directory
 REPORT = "vectoriser.txt"
 LIMITS = CommandLimits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
 OBJDUMP_LIMITS = CommandLimits(seconds=20.0, output_bytes=64 << 20)
@@ -93,16 +92,16 @@ def flags_of(bundle: Bundle) -> list[str]:
     return flags
 
 
-class CppToolchain:
+class CppToolchain(LibraryToolchain):
     """`g++ -shared`, with the vectoriser's report and a count of SIMD instructions."""
 
     name = "g++"
     languages: tuple[str, ...] = ("cpp",)
 
     def __init__(self, compiler: str = "g++", limits: CommandLimits = LIMITS) -> None:
+        super().__init__()
         self._compiler = compiler
         self._limits = limits
-        self._built = BuiltLibraries()
 
     def available(self, target: EvaluationTarget) -> Availability:
         """Whether the compiler is installed and this machine is of the target's architecture."""
@@ -130,24 +129,12 @@ class CppToolchain:
         """The compiler's version, its meaning of `-march=native`, and the processor."""
         return _version(self._compiler)
 
-    def compile(
-        self,
-        bundle: Bundle,
-        target: EvaluationTarget,
-        workdir: Path,
-        cases: tuple[CompileCase, ...],
+    def build(
+        self, bundle: Bundle, target: EvaluationTarget, workdir: Path, library: Path
     ) -> Compiled:
         """Compile to a shared library. A candidate without its entry, or with a refused flag, does
-        not compile. The same candidate is compiled once."""
-        del cases
-        library = workdir / LIBRARY
-        compiled = self._built.restored(bundle, target, library)
-        if compiled is None:
-            compiled = self._compiled(bundle, workdir, library)
-            self._built.add(bundle, target, library, compiled)
-        return compiled
-
-    def _compiled(self, bundle: Bundle, workdir: Path, library: Path) -> Compiled:
+        not compile."""
+        del target
         began = time.monotonic()
         refusal = self._refusal(bundle)
         if refusal:
@@ -200,7 +187,9 @@ class CppToolchain:
 def _missing(entry: str) -> str:
     return (
         f"error: undefined symbol: {entry} is not exported by the library; declare it as "
-        f"KERNLORE_EXPORT int {entry}(const kernlore_tensor *, const kernlore_counts *)"
+        f"KERNLORE_EXPORT int {entry}(const kernlore_tensor *, const kernlore_counts *)\n"
+        '#include "kernlore_abi.h" has both: each tensor (inputs, parameters, then outputs) has'
+        " data, dtype, ndim, shape and stride"
     )
 
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from kb.candidate_abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import (
+    LIBRARY,
+    SOURCES,
     Availability,
-    BuiltLibraries,
-    CompileCase,
     Compiled,
     EvaluationTarget,
+    LibraryToolchain,
     Loader,
     Metric,
 )
 from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
 from optimizer.evaluation.toolchains.reports import parse_ptx, parse_ptxas, whole
 
-LIBRARY, SOURCES = "candidate.so", "src"
 LIMITS = CommandLimits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)
 FLAGS = (
     *("-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "-Xptxas", "-v", "-lineinfo"),
@@ -55,15 +55,15 @@ def code_for(arch: str) -> str:
     return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 
-class Nvcc:
+class Nvcc(LibraryToolchain):
     """nvcc to a shared library."""
 
     name = "nvcc"
     languages: tuple[str, ...] = ("cuda",)
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self._nvcc = find_nvcc(env)
-        self._built = BuiltLibraries()
 
     def available(self, target: EvaluationTarget) -> Availability:
         """Whether nvcc is installed and compiles for the target's compute capability."""
@@ -94,26 +94,10 @@ class Nvcc:
         """The version of nvcc."""
         return _version(self._nvcc) if self._nvcc else "nvcc is not installed"
 
-    def compile(
-        self,
-        bundle: Bundle,
-        target: EvaluationTarget,
-        workdir: Path,
-        cases: tuple[CompileCase, ...],
-    ) -> Compiled:
-        """Compile to a shared library, which is loaded only on a machine with a CUDA device. The
-        same candidate is compiled once."""
-        del cases
-        library = workdir / LIBRARY
-        compiled = self._built.restored(bundle, target, library)
-        if compiled is None:
-            compiled = self._compiled(bundle, target, workdir, library)
-            self._built.add(bundle, target, library, compiled)
-        return compiled
-
-    def _compiled(
+    def build(
         self, bundle: Bundle, target: EvaluationTarget, workdir: Path, library: Path
     ) -> Compiled:
+        """Compile to a shared library, which is loaded only on a machine with a CUDA device."""
         began = time.monotonic()
         bundle.write(workdir / SOURCES)
         (workdir / SOURCES / HEADER_NAME).write_text(HEADER, encoding="utf-8")

@@ -69,8 +69,7 @@ class CommandLimits:
 @dataclass(frozen=True)
 class FinishedCommand:
     """An ended command. `code` is the exit status, negative for a signal. `truncated`: output
-    exceeded its limit. `survivors` are processes of the group that SIGKILL did not end in time.
-    """
+    exceeded its limit. `survivors` are processes of the group that SIGKILL did not end in time."""
 
     code: int
     stdout: str

@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -132,20 +133,49 @@ class TritonTarget:
     warp_size: int
 
 
-class TritonNvidia:
-    """Triton to PTX and cubin."""
+class _Triton(ABC):
+    """Triton for the chips of one vendor."""
 
-    name = "triton-nvidia"
     languages: tuple[str, ...] = ("triton",)
 
     def __init__(self, limits: CommandLimits = LIMITS) -> None:
         self._limits = limits
 
     def available(self, target: EvaluationTarget) -> Availability:
-        """Whether Triton is installed and compiles for the target's compute capability."""
-        lacking = missing_packages()
-        if lacking is not None:
-            return lacking
+        """Whether Triton is installed and compiles for the target."""
+        return missing_packages() or self.supports(target)
+
+    @abstractmethod
+    def supports(self, target: EvaluationTarget) -> Availability:
+        """Whether Triton compiles for the target."""
+
+    @abstractmethod
+    def chip(self, target: EvaluationTarget) -> TritonTarget:
+        """The target as Triton names it."""
+
+    @abstractmethod
+    def read(self, assembly: str, log: str) -> dict[str, Metric]:
+        """Metrics of one kernel."""
+
+    def compile(
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        cases: tuple[CompileCase, ...],
+    ) -> Compiled:
+        """Compile all kernels that the candidate launches on its cases."""
+        chip = self.chip(target)
+        return compile_triton(bundle, target, chip, workdir, cases, self.read, self._limits)
+
+
+class TritonNvidia(_Triton):
+    """Triton to PTX and cubin."""
+
+    name = "triton-nvidia"
+
+    def supports(self, target: EvaluationTarget) -> Availability:
+        """Whether the compute capability is known and recent enough."""
         arch = target.capability
         if arch is None:
             return Availability(
@@ -165,26 +195,15 @@ class TritonNvidia:
         """The versions of Triton, torch and ptxas."""
         return f"{versions()}, {_ptxas_version()}"
 
-    def compile(
-        self,
-        bundle: Bundle,
-        target: EvaluationTarget,
-        workdir: Path,
-        cases: tuple[CompileCase, ...],
-    ) -> Compiled:
-        """Compile to PTX and machine code."""
-        chip = TritonTarget("cuda", str(target.capability), 32)
-        return compile_triton(
-            bundle, target, chip, workdir, cases, read_nvidia_kernel, self._limits
-        )
+    def chip(self, target: EvaluationTarget) -> TritonTarget:
+        return TritonTarget("cuda", str(target.capability), 32)
 
-
-def read_nvidia_kernel(ptx: str, log: str) -> dict[str, Metric]:
-    """Metrics of one kernel from its PTX and from the output of ptxas."""
-    metrics: dict[str, Metric] = parse_ptx(ptx)
-    for row in parse_ptxas(log).values():
-        metrics |= row
-    return metrics
+    def read(self, assembly: str, log: str) -> dict[str, Metric]:
+        """Metrics of one kernel from its PTX and from the output of ptxas."""
+        metrics: dict[str, Metric] = parse_ptx(assembly)
+        for row in parse_ptxas(log).values():
+            metrics |= row
+        return metrics
 
 
 @lru_cache(maxsize=1)
@@ -199,43 +218,33 @@ def _ptxas_version() -> str:
     return f"ptxas {version[0] if version else 'of unknown version'}"
 
 
-class TritonAmd:
+class TritonAmd(_Triton):
     """Triton to AMDGCN assembly and code object."""
 
     name = "triton-amd"
-    languages: tuple[str, ...] = ("triton",)
 
-    def __init__(self, limits: CommandLimits = LIMITS) -> None:
-        self._limits = limits
-
-    def available(self, target: EvaluationTarget) -> Availability:
-        """Whether Triton is installed and the target's architecture is known."""
-        lacking = missing_packages()
-        if lacking is not None:
-            return lacking
-        if gfx(target) is None:
-            return Availability(
-                False,
-                f"no gfx architecture is known for {target.hardware}",
-                'Give its hardware.toml the fact compute_capability, as "gfx942".',
-            )
-        return Availability(True)
+    def supports(self, target: EvaluationTarget) -> Availability:
+        """Whether the architecture is known."""
+        if gfx(target) is not None:
+            return Availability(True)
+        return Availability(
+            False,
+            f"no gfx architecture is known for {target.hardware}",
+            'Give its hardware.toml the fact compute_capability, as "gfx942".',
+        )
 
     def version(self) -> str:
         """The versions of Triton and torch."""
         return versions()
 
-    def compile(
-        self,
-        bundle: Bundle,
-        target: EvaluationTarget,
-        workdir: Path,
-        cases: tuple[CompileCase, ...],
-    ) -> Compiled:
-        """Compile to the code object of the architecture."""
+    def chip(self, target: EvaluationTarget) -> TritonTarget:
         arch = str(gfx(target))
-        chip = TritonTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
-        return compile_triton(bundle, target, chip, workdir, cases, read_amd_kernel, self._limits)
+        return TritonTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+
+    def read(self, assembly: str, log: str) -> dict[str, Metric]:
+        """Metrics of one kernel's assembly. The AMD compiler prints nothing useful."""
+        del log
+        return parse_amdgcn(assembly)
 
 
 def gfx(target: EvaluationTarget) -> str | None:
@@ -243,12 +252,6 @@ def gfx(target: EvaluationTarget) -> str | None:
     unknown."""
     arch = str(target.arch or target.facts.get("compute_capability", ""))
     return arch if re.fullmatch(r"gfx\d+[a-z]?", arch) else None
-
-
-def read_amd_kernel(assembly: str, log: str) -> dict[str, Metric]:
-    """Metrics of one kernel's assembly. The AMD compiler prints nothing useful."""
-    del log
-    return parse_amdgcn(assembly)
 
 
 # -- compiling Triton

@@ -26,7 +26,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.machine import DeviceLock
 from optimizer.evaluation.isolation.runner_process import VISIBLE, RunnerPool, RunnerSettings
-from optimizer.evaluation.journal import EvaluationJournal, NoJournal
+from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.problem.check import check_reference
 from optimizer.evaluation.problem.derived import DerivedCases, fitting
 from optimizer.evaluation.problem.open_case import OpenCase
@@ -59,7 +59,7 @@ class ProblemBench:
     problem: Problem
     places: Mapping[str, TargetToolchain]
     settings: EvaluationSettings
-    journal: EvaluationJournal = field(default_factory=NoJournal)
+    journal: EvaluationJournal = field(default_factory=EvaluationJournal)
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
 
@@ -263,7 +263,7 @@ class LocalBench(ProblemBench):
                 self.problem,
                 target,
                 self.settings,
-                NoJournal() if fresh else self.journal,
+                EvaluationJournal() if fresh else self.journal,
                 pool=self._pools.get(device),
                 ceilings=self.ceilings,
                 signatures=self.signatures,

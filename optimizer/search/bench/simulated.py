@@ -22,7 +22,7 @@ from optimizer.evaluation.correctness.check import cost_of
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
-from optimizer.evaluation.journal import NoJournal
+from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, TimingState
@@ -188,7 +188,7 @@ class SimulatedBench(ProblemBench):
                 self.problem,
                 place.target,
                 self.settings,
-                NoJournal() if fresh else self.journal,
+                EvaluationJournal() if fresh else self.journal,
                 pool=RunnerPool(runners, spare=0, fork=False),
                 signatures=self.signatures,
                 rules=self.rules,

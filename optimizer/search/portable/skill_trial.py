@@ -140,8 +140,7 @@ def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
 class PlannedTrial:
     """A trial to run. `place` is the position of the case relative to the preconditions of the
     recipe, `unseen` why the recipe was not made from it. `reason` is set for a case outside, on
-    which the recipe makes no candidate, so that nothing is searched.
-    """
+    which the recipe makes no candidate, so that nothing is searched."""
 
     skill: str
     problem: Problem

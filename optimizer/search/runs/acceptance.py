@@ -26,8 +26,7 @@ from retrieval.knowledge_base import KnowledgeBase
 @dataclass(frozen=True)
 class _Written:
     """A problem of rising difficulty: shapes of its inputs and the expressions that it computes, on
-    floating inputs and on whole numbers. Sizes: M rows, N columns, K terms of a product.
-    """
+    floating inputs and on whole numbers. Sizes: M rows, N columns, K terms of a product."""
 
     shapes: tuple[tuple[str, ...], ...]
     floats: str

@@ -28,8 +28,7 @@ WHY_NOT = {"running": "the run has not ended", "cancelled": CANCELLED_EARLY}
 def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
     """Write module, report and rows of a run into a folder; returns the paths, and the reason if
     the kernel is not confirmed. A run that has not ended has its best correct candidate so far.
-    Raises NotFound, and Conflict for a folder that is not empty.
-    """
+    Raises NotFound, and Conflict for a folder that is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     store = run_store(base)

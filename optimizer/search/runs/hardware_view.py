@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kb.errors import NotFound
-from kb.hardware.extensions import extensions_of, lacking
+from kb.hardware.schema import extensions_of, lacking
 from optimizer.evaluation.acceptance.records import show_acceptance
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify

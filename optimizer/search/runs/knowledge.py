@@ -66,7 +66,8 @@ class ServiceKnowledge:
         """The answer as the search reads it. Moves of skills that were measured on this chip come
         before the general moves of the answer, those of other skills after them."""
         assert request.hardware is not None
-        facts = self._base.registry.values(request.hardware)
+        known = self._base.registry.effective_facts(request.hardware)
+        facts = {key: fact.value for key, fact in known.items()}
         measured, others = list[ShownMove](), list[ShownMove]()
         for skill in answer.skills:
             moves = others if skill.evidence is None else measured
@@ -84,7 +85,8 @@ class ServiceKnowledge:
                 )
                 for skill in answer.skills
             ),
-            facts=dict(facts),
+            facts=facts,
+            units={key: fact.unit for key, fact in known.items()},
             target=answer.context[: answer.context_stable],
             situation=answer.context[answer.context_stable : answer.context_actions].strip(),
             parts=tuple(part.id for part in answer.parts),

@@ -47,8 +47,7 @@ from optimizer.search.runs.hardware_view import check_launch, hardware_view_of, 
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.models import ModelTools, check_keys, language_models
 from optimizer.search.runs.places import ClusterPlaces, bench_for, places_for, target_of
-from optimizer.search.runs.run_lock import RunLock
-from optimizer.search.runs.run_store import CatalogStore, check_same_problem, run_store
+from optimizer.search.runs.run_store import CatalogStore, RunLock, check_same_problem, run_store
 from optimizer.search.store import RunRow, RunStore
 from optimizer.search.synthesizers.base import (
     HardwareView,
@@ -183,8 +182,7 @@ def optimize(
 @dataclass
 class _Work:
     """Notes the stage of a run's work, which the names of its spans tell, in its stored row and to
-    its listener. `threads` are those of a kernel on the processors, 0 on another device.
-    """
+    its listener. `threads` are those of a kernel on the processors, 0 on another device."""
 
     store: CatalogStore
     run_id: str

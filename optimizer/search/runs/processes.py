@@ -21,14 +21,17 @@ from kb.data_dir import private_folder
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
 from kb.workers import ChildProcess, WorkerThread
-from optimizer.search.runs.run_lock import announce, cancel_start, owner_of, start_of
 from optimizer.search.runs.run_store import (
     AcceptedStep,
     RunContext,
     ShownRun,
+    announce,
     cancel_run,
+    cancel_start,
+    owner_of,
     run_store,
     shown_run,
+    start_of,
 )
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE
 from retrieval.knowledge_base import KnowledgeBase
@@ -152,8 +155,7 @@ class ServiceRuns:
 
     def show(self, run_id: str) -> ShownRun:
         """Goal, state and result of a run. One without a row yet is `starting`, or `failed` with
-        the end of what its process printed. Raises NotFound.
-        """
+        the end of what its process printed. Raises NotFound."""
         try:
             row = shown_run(run_store(self._base).run(run_id))
         except NotFound:
@@ -187,8 +189,7 @@ class ServiceRuns:
 
     def context(self, run_id: str) -> RunContext:
         """The context of the next candidate of a run. `waiting` is false while the run is
-        measuring, or has ended; `context` is None then. Raises NotFound.
-        """
+        measuring, or has ended; `context` is None then. Raises NotFound."""
         state = self.show(run_id)["state"]
         context = self.mailbox(run_id).open_context()
         waiting = context is not None and self.alive(run_id)
@@ -230,8 +231,7 @@ class ServiceRuns:
         """End a run and show it. It is requested to end first; no process of a run that this
         service started is alive when this returns. Of another replica, its processes end within a
         few seconds; one of a command, or of a service that was killed, ends after its candidate,
-        and the answer has a `note` while it has not. Raises NotFound.
-        """
+        and the answer has a `note` while it has not. Raises NotFound."""
         with self._changing:
             child = self._children.get(run_id)
         starting = cancel_start(self._base, run_id)

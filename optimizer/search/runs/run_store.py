@@ -5,22 +5,39 @@ comparisons, plots. Reading runs needs neither torch nor a toolchain.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, Literal, Required, cast
 
+import structlog
 from typing_extensions import TypedDict
 
+from kb import clock
 from kb.blobs import Blobs
-from kb.catalog.evaluations import Evaluations
-from kb.catalog.runs import EVERY_RUN, NodeRow, RunProcesses, Runs, RunWhere
-from kb.errors import InvalidRequest, KernloreError, NotFound
+from kb.catalog.evaluations import Evaluations, Review, Reviews
+from kb.catalog.runs import (
+    CANCELLED,
+    EVERY_RUN,
+    STARTING,
+    NodeRow,
+    RunProcess,
+    RunProcesses,
+    Runs,
+    RunWhere,
+)
+from kb.data_dir import is_locked, private_folder, take_lock
+from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound
+from kb.ids import new_id
 from kb.plain import Doc, plain
+from kb.workers import keep_lease
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -28,10 +45,161 @@ from optimizer.search.confirm import UNTRIED
 from optimizer.search.goal import Goal
 from optimizer.search.output.plots import SHARES, shares_of
 from optimizer.search.records import Node, Proposal, node_from_json, time_text
-from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow, run_from_json
 from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_gain, rough_of
 from retrieval.knowledge_base import KnowledgeBase
+
+# -- the lock of a run
+#
+# One process works on a run, on any machine, with a lease in the catalog. Processes of one data
+# directory also take a lock file. The operating system releases it (flock) when the process ends,
+# so that they need not wait for the lease of a dead process.
+
+FOLDER = "locks"  # of the data directory
+STARTING_SECONDS = 120.0  # for the imports of a run and for finding the device
+LOST = 75  # exit code of a process that lost its run to another one: EX_TEMPFAIL
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that works on a run, since `since` (Unix time); the run had taken `seconds`
+    before. `here`: it belongs to this data directory."""
+
+    pid: int
+    since: float
+    seconds: float
+    place: str
+    here: bool
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds that the run has taken, without pauses."""
+        return self.seconds + max(0.0, time.time() - self.since)
+
+    @property
+    def name(self) -> str:
+        """Name of the process in messages."""
+        return f"process {self.pid}" if self.here else f"process {self.pid} of {self.place}"
+
+
+class RunLock:
+    """Lock of the process that works on a run. Entering raises Conflict if another process does.
+
+    A thread renews the lease. A process that has lost it, for example because its machine slept,
+    exits at once: another process may continue the run from the last stored node.
+    """
+
+    def __init__(self, base: KnowledgeBase, run_id: str, seconds: float) -> None:
+        self._data_dir = base.settings.data_dir
+        self._path = _path(self._data_dir, run_id)
+        self._rows = RunProcesses(base.catalog)
+        self._lease = base.settings.lease_seconds
+        self.run_id, self._seconds = run_id, seconds
+        self._owner = new_id(f"run{os.getpid()}")
+        self._fd = -1
+        self._renewing = ExitStack()
+
+    def __enter__(self) -> RunLock:
+        private_folder(self._path.parent)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        if not take_lock(self._fd):
+            os.close(self._fd)
+            raise self._conflict(self._rows.process_of(self.run_id))
+        until = clock.after(self._lease)
+        place = place_of(self._data_dir)
+        mine = RunProcess(
+            self.run_id, self._owner, place, os.getpid(), time.time(), self._seconds, until
+        )
+        holder = self._rows.take_run(mine)
+        # A process of this directory without the lock is dead, even if its lease lasts.
+        if holder is not None and holder.place == place and holder.owner != CANCELLED:
+            self._rows.remove(self.run_id, holder.owner)
+            holder = self._rows.take_run(mine)
+        if holder is not None:
+            os.close(self._fd)
+            raise self._conflict(holder)
+        self._renewing.enter_context(keep_lease(self._renewed, self._lease, self.run_id))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._renewing.close()
+        self._rows.remove(self.run_id, self._owner)
+        os.close(self._fd)
+
+    def _renewed(self) -> bool:
+        if self._rows.renew(self._owner, self._lease, self.run_id):
+            return True
+        log.error("this run is another process's now", run=self.run_id)
+        # Nothing may be written any more, not even the end of the run.
+        os._exit(LOST)
+
+    def _conflict(self, holder: RunProcess | None) -> Conflict:
+        if holder is not None and holder.owner == CANCELLED:
+            return Conflict(f"run {self.run_id} was cancelled", hint="Start another one.")
+        known = holder is not None and holder.owner != STARTING
+        process = _owner(holder, self._data_dir).name if known and holder else "another process"
+        return Conflict(
+            f"run {self.run_id} is being continued by {process}",
+            hint=f"Wait for it, or end it with `kernlore runs cancel {self.run_id}`.",
+        )
+
+
+def owner_of(base: KnowledgeBase, run_id: str) -> Owner | None:
+    """The process, on any machine, that works on a run now, if any."""
+    row, data_dir = RunProcesses(base.catalog).process_of(run_id), base.settings.data_dir
+    if row is None or row.owner in (STARTING, CANCELLED):
+        return None
+    owner = _owner(row, data_dir)
+    alive = is_locked(_path(data_dir, run_id)) if owner.here else row.alive
+    return owner if alive else None
+
+
+def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled", "failed"] | None:
+    """State of a run that no process has taken yet: `failed` if its process must have ended before
+    that. None for an unknown run."""
+    row = RunProcesses(base.catalog).process_of(run_id)
+    if row is None:
+        return None
+    if row.owner == CANCELLED:
+        return "cancelled"
+    return "starting" if row.alive else "failed"
+
+
+def cancel_start(base: KnowledgeBase, run_id: str) -> bool:
+    """Cancel a run that no process has taken yet; returns False if one has."""
+    return RunProcesses(base.catalog).cancel_start(run_id)
+
+
+def announce(base: KnowledgeBase, run_id: str, about: Mapping[str, Any]) -> None:
+    """Record for all replicas that a process for the run is being started. `about` has its problem,
+    hardware and goal."""
+    place, until = place_of(base.settings.data_dir), clock.after(STARTING_SECONDS)
+    RunProcesses(base.catalog).take_run(
+        RunProcess(run_id, STARTING, place, os.getpid(), time.time(), 0.0, until), about
+    )
+
+
+def place_of(data_dir: Path) -> str:
+    """Name of this machine and data directory."""
+    return f"{socket.gethostname()}:{data_dir.absolute()}"
+
+
+def _owner(row: RunProcess, data_dir: Path) -> Owner:
+    return Owner(row.pid, row.began, row.seconds, row.place, row.place == place_of(data_dir))
+
+
+def _path(data_dir: Path, run_id: str) -> Path:
+    return data_dir / FOLDER / f"{run_id}.json"
+
+
+# -- stored runs
 
 Json = dict[str, Any]
 
@@ -76,6 +244,7 @@ class ListedNode(TypedDict):
     validity: str | None
     message: str
     speedup: Json | None
+    flags: list[Json]
     signals: list[str]
     metrics: Json
 
@@ -87,7 +256,8 @@ class RunTree(TypedDict):
 
 
 class ShownNode(TypedDict):
-    """A candidate with its files, the knowledge shown to its proposer, and its evaluation."""
+    """A candidate with its files, the knowledge shown to its proposer, and its evaluation. `review`
+    is the newest decision of a person about the flags of the evaluation, null without one."""
 
     number: int
     parent: int | None
@@ -95,6 +265,7 @@ class ShownNode(TypedDict):
     proposal: Json | None
     evaluation: Json | None
     shown: Json
+    review: Json | None
 
 
 class RunContext(TypedDict):
@@ -282,8 +453,7 @@ def _gain_text(result: Mapping[str, Any]) -> str:
 
 def starting_runs(base: KnowledgeBase) -> list[ShownRun]:
     """Runs whose process has not stored them yet, newest first; a caller restricted to some
-    hardware sees none.
-    """
+    hardware sees none."""
     if base.access.restricted:
         return []
     rows = RunProcesses(base.catalog).without_row()
@@ -298,8 +468,7 @@ def list_runs(
     base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
 ) -> list[Json]:
     """Summaries of matching runs, newest first, with the `id` of the HTTP interface. Without
-    filters, starting runs come first.
-    """
+    filters, starting runs come first."""
     listed = run_store(base).latest(limit, offset, where)
     starting = starting_runs(base) if where == EVERY_RUN and not offset else []
     return [
@@ -407,8 +576,16 @@ def show_tree(base: KnowledgeBase, run_id: str) -> RunTree:
 def node_record(base: KnowledgeBase, run_id: str, number: str) -> ShownNode:
     """Its files and plan, the knowledge that its proposer was shown, and its measurements."""
     _, tree = _loaded(base, run_id)
-    record: ShownNode = plain(_node(tree, run_id, number).as_json())
+    node = _node(tree, run_id, number)
+    record: ShownNode = plain({**node.as_json(), "review": _review(base, node)})
     return record
+
+
+def _review(base: KnowledgeBase, node: Node) -> Review | None:
+    if node.evaluation is None:
+        return None
+    key = node.evaluation.key
+    return Reviews(base.catalog, base.access).latest([key]).get(key)
 
 
 def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
@@ -418,7 +595,7 @@ def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
     _, tree = _loaded(base, run_id)
     node = _node(tree, run_id, number)
     return {
-        "node": plain(node.as_json()),
+        "node": plain({**node.as_json(), "review": _review(base, node)}),
         "row": _candidate_row(tree, node),
         "diff": _diff(tree, node),
         "transcript": _transcript(base, node),
@@ -493,8 +670,9 @@ def problem_name(path: Path) -> str:
 def _candidate_row(tree: Tree, node: Node) -> Json:
     """The row of a candidate. `took` is its time on a chip that only its own commands run.
     `message` is the error of an incorrect candidate, `rough` the rough figure of one that was not
-    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}, and
-    `shares` the percent of the measured ceilings {compute, memory}."""
+    timed, `rough_gain` its number, `interval` the measured speed-up {value, low, high}, `flags` the
+    number of integrity findings, and `shares` the percent of the measured ceilings {compute,
+    memory}."""
     proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
     wrong = evaluation is not None and not evaluation.correct
     return {
@@ -508,6 +686,7 @@ def _candidate_row(tree: Tree, node: Node) -> Json:
         "rough_gain": rough_gain(node) if rough_of(node) else None,
         "baseline": baseline is not None and node is baseline,
         "took": time_text(node) if baseline is not None else "",
+        "flags": len(evaluation.flags) if evaluation is not None else 0,
         "signals": list(node.signals),
         "plan": proposal.plan if proposal is not None else _root_plan(node),
         "synthesizer": proposal.synthesizer if proposal is not None else "",

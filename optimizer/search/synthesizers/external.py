@@ -113,6 +113,7 @@ def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
         "speedup": asdict(evaluation.speedup)
         if evaluation is not None and evaluation.speedup
         else None,
+        "flags": [asdict(flag) for flag in evaluation.flags] if evaluation is not None else [],
         "signals": list(node.signals),
         "metrics": dict(evaluation.metrics) if evaluation is not None else {},
     }

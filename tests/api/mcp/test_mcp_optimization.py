@@ -53,7 +53,7 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
     run_id = begun["run_id"]
     first = settled(agent, run_id, whole=True)
     assert first["step"] == 1 and first["best"] is None
-    for part in ("return 2 * x", "# Interface", "kernlore_abi.h", "# The kernel to start from"):
+    for part in ("return 2 * x", "# Interface", "kernlore_abi.h"):
         assert part in first["briefing"], part
 
     wrong = agent.call(

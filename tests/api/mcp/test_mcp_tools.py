@@ -44,7 +44,7 @@ MANUAL = """# Wom assembler
 addw r0, r1, r2
 ```
 """
-KEPT = ("id", "category", "hardware", "document", "section", "page", "score")
+KEPT = ("id", "hardware", "section", "page", "score")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,17 @@ def test_tools_are_equal_by_both_transports(agent: Agent, child: Agent, service_
     assert all(not h.destructive_hint and not h.open_world_hint for h in hints.values())
     reading = [name for name, h in hints.items() if h.read_only_hint]
     assert reading == [*TOOLS[:5], "list_runs", "list_facts", "show_coverage"]
+
+
+def test_descriptions_of_tools_leave_room_in_a_window(agent: Agent) -> None:
+    sent = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in agent.tools]
+    assert sum(len(json.dumps(tool, separators=(",", ":"))) for tool in sent) < 29_000
+    fields = sent[0]["inputSchema"]["properties"]
+    assert fields["hardware"] == {
+        "type": "string",
+        "description": fields["hardware"]["description"],
+    }
+    assert "memory_bound" in fields["signal"]["enum"]
 
 
 def test_query_section_and_outcome(agent: Agent, rest: httpx.Client) -> None:

@@ -44,7 +44,9 @@ def paths(filled: Filled) -> Iterator[str]:
     yield from (f"/hardware/{CHIP}/setup", f"/hardware/{CHIP}/symbols?status=proposed")
     yield from (f"/runs/compare?run={RUN}&run={OTHER_RUN}", "/runs?q=pages&state=running")
     yield from (f"/passages/{filled.on_page}", f"/passages/{filled.on_page}/page")
-    yield from (f"/symbols/{filled.symbol}",)
+    yield from (f"/symbols/{filled.symbol}", "/knowledge/validity")
+    yield from ("/knowledge/validity?state=holds&kind=signature&tool=triton",)
+    yield from ("/retrieve?query=tl.dot&hardware=h100&versions=triton%3D3.6",)
 
 
 def soup(answer: Response, status: int = 200) -> BeautifulSoup:

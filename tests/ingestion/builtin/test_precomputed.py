@@ -38,7 +38,7 @@ from kb.embedding import LocalEmbedder
 from kb.ids import sha256
 from tests.api.cli_process import kernlore
 from tests.ingestion.builtin.test_builtin import DOCUMENT, folder, write  # noqa: F401  (a fixture)
-from tests.shared import BUILTIN, once, read_builtin_knowledge
+from tests.shared import BUILTIN
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -283,12 +283,11 @@ def test_new_directory_embeds_no_shipped_passage(
 
 
 @pytest.mark.slow(seconds=15)
-def test_every_shipped_passage_has_vector(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_shipped_passage_has_vector(read_builtin: Path) -> None:
     """After a change of hw_manuals or of the passage cutter, run `kernlore knowledge vectors`."""
-    read = once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
     from kb.catalog import open_catalog
 
-    catalog = open_catalog(read)
+    catalog = open_catalog(read_builtin)
     with catalog.read() as connection:
         model = str(np.load(BUILTIN / VECTORS_FILE)["model"])
         embedded, passages = embeddings.counts(connection, model)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingestion.findings.fact_sentences import read_sentence, statements
-from ingestion.findings.facts import propose_facts
+from ingestion.findings.facts import propose_facts, read_sentence, statements
 from ingestion.formats import parse
 
 KB, MB, GB = 2**10, 2**20, 2**30

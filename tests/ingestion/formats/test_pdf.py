@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
 
 import pytest
@@ -11,6 +12,7 @@ from reportlab.platypus import Paragraph, SimpleDocTemplate, Table, TableStyle
 
 from ingestion.elements import Element, ParsedDocument
 from ingestion.formats.pdf.document import parse_pdf
+from ingestion.limits import DocumentLimits
 from kb.errors import ParseFailed
 from tests.ingestion import golden
 
@@ -139,15 +141,89 @@ def test_rows_of_short_texts_are_read_across() -> None:
     rows = [
         [f"name {i:02d} of it", f"its meaning is {i:02d}", f"see page {i:02d}"] for i in range(12)
     ]
-    text = " ".join(e.text for e in parse_pdf(golden.rows(rows)).elements)
-    assert all(" ".join(row) in text for row in rows)
+    (element,) = parse_pdf(golden.rows(rows)).elements
+    assert element.table is not None
+    assert [list(row) for row in (*element.table.header, *element.table.rows)] == rows
 
 
-def test_complaint_03_scanned_page_is_reported_and_blank_one_is_not() -> None:
+def test_signs_join_their_numbers_and_a_title_its_table() -> None:
+    (element,) = parse_pdf(golden.amounts()).elements
+    assert element.table is not None
+    assert element.table.caption == "Balance of the fabs in millions"
+    assert (element.table.header + element.table.rows)[:2] == (
+        ("Cash", "$ 1,980", "$ 1,101"),
+        ("Receivables, net", "1,015", "1,049"),
+    )
+
+
+def test_fields_of_an_encoding_are_columns_under_their_bits() -> None:
+    (element,) = parse_pdf(golden.encoding()).elements
+    assert element.table is not None
+    assert element.table.header == (("31:25", "24:20", "19:15", "14:12", "11:7", "6:0"),)
+    assert element.table.rows == (
+        ("imm[11:5]", "rs2", "rs1", "funct3", "imm[4:0]", "opcode"),
+        ("offset", "src", "base", "width", "offset", "STORE"),
+    )
+
+
+def test_long_row_of_falling_numbers_is_no_encoding() -> None:
+    """To match all of them with the parts below took more memory than a child may use."""
+    numbers = [str(n) for n in range(3000, 0, -1)]
+    rows = [numbers, *[["f"] * len(numbers)] * 3]
+    (element,) = parse_pdf(golden.rows(rows, size=1, page_width=14_400)).elements
+    assert element.kind == "text"
+
+
+def test_text_of_a_diagram_is_a_figure_with_its_caption_and_place() -> None:
+    before, figure, after = parse_pdf(golden.diagram()).elements
+    assert (before.kind, figure.kind, after.kind) == ("text", "figure", "text")
+    assert figure.text.splitlines() == [
+        "Figure 3: Data paths of the chip.",
+        "DMA engine  Scratchpad  Tensor unit",
+        "64 B/cycle",
+    ]
+    (box,) = figure.boxes
+    assert box.x0 < 92 and box.x1 > 440 and box.y1 - box.y0 > 60
+
+
+def test_listings_side_by_side_are_read_one_after_the_other() -> None:
+    document = parse_pdf(golden.code_panels(lines=12))
+    panels = [e.text.splitlines() for e in document.elements if e.kind == "code"]
+    expected = [[f"panel{p} = load(line{n:02d})" for n in range(12)] for p in range(3)]
+    assert panels == expected
+    assert [e.kind for e in document.elements if e.kind != "code"] == ["text"]
+
+
+def test_scanned_page_is_read_by_ocr_with_confidence() -> None:
+    pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
+    lines = ["Memory banks of the accelerator", "Each of 32 banks holds 8 KiB, with one port."]
+    document = parse_pdf(golden.scanned(lines))
+    assert not document.failures
+    assert " ".join(e.text for e in document.elements) == " ".join(lines)
+    boxes = [box for element in document.elements for box in element.boxes]
+    assert all(0.8 < (box.confidence or 0) <= 1 for box in boxes)
+    assert "read by OCR" in document.warnings[0]
+    (failure,) = parse_pdf(golden.scanned([])).failures  # as if in a script that OCR does not know
+    assert failure.reason.endswith("OCR reads no text on it")
+
+
+def test_pages_without_time_for_ocr_are_reported_with_the_setting() -> None:
+    pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
+    limits = replace(DocumentLimits(), seconds=0.0)
+    (failure,) = parse_pdf(golden.scanned(["any text"]), limits).failures
+    assert "KERNLORE_PARSE_SECONDS" in failure.reason
+    (warning,) = parse_pdf(golden.picture(), limits).warnings
+    assert warning.startswith("no time for OCR of pictures on 1 of 1 pages")
+
+
+def test_complaint_03_scanned_page_is_reported_and_blank_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ingestion.formats.pdf.document.INSTALLED", False)
     document = parse_pdf(golden.scanned_in_the_middle())
     assert document.pages_seen == 3
     assert [(f.page_index, f.reason.split(":")[0]) for f in document.failures] == [(1, "scanned")]
-    assert document.failures
+    assert "kernlore[ocr]" in document.failures[0].reason
 
 
 def test_printed_numbers_label_pages_without_labels() -> None:

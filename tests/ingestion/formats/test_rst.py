@@ -31,6 +31,36 @@ def test_heading_levels_by_order_of_appearance() -> None:
     assert document.title == "Guide"
 
 
+def test_headings_inside_a_condition_are_headings() -> None:
+    document = parse_rst(
+        "Errors\n======\n\nCauses\n------\n\n.. only:: xtensa\n\n   Alignment\n   ^^^^^^^^^\n\n"
+        "   Four bytes.\n\n   .. only:: new\n\n      Words\n      +++++\n\n      Text\n\n"
+        "   Other\n   -----\n\n   Text\n\nEnd\n---\n"
+    )
+    assert [(e.text, e.level) for e in document.elements if e.kind == "title"] == [
+        ("Errors", 1),
+        ("Causes", 2),
+        ("Alignment", 3),
+        ("Words", 4),
+        ("Other", 2),
+        ("End", 2),
+    ]
+    assert ("text", "Four bytes.") in kinds(document)
+
+
+def test_content_that_looks_like_options_is_read() -> None:
+    document = parse_rst(
+        ".. list::\n\n   :CHIP_A: - Enlarge the cache.\n   - Place code in RAM.\n\n"
+        ".. note::\n   :class: wide\n\n   Text\n\n.. code-block::\n\n   :a: b\n"
+    )
+    assert kinds(document) == [
+        ("text", ":CHIP_A: - Enlarge the cache."),
+        ("list", "- Place code in RAM."),
+        ("text", "Text"),
+        ("code", ":a: b"),
+    ]
+
+
 def test_text_is_the_dedented_source() -> None:
     source = "See :ref:`banks <lds-banks>` and ``ds_read``\n*twice*."
     assert kinds(parse_rst(source)) == [("text", source)]

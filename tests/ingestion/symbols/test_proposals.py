@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.card_proposals import SectionModel, section_model
+from api.section_models import SectionModel, section_model
 from ingestion.symbols.proposals import CardProposals, NotCards, propose_cards, rows_of
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol, SymbolStatus

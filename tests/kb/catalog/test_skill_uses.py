@@ -13,7 +13,7 @@ from kb.catalog.runs import NodeRow, Runs
 from kb.catalog.skills.reading import NewUse, SkillLift, get_skill
 from kb.catalog.skills.writing import lift_of, record_uses, set_state, uses_of
 from kb.ids import new_id
-from retrieval.journal import Journal
+from retrieval.knowledge_base import Journal
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.store import SnapshotStore
 from tests.kb.catalog.stored_skills import DRAFT, named, put

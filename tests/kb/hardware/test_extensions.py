@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kb.hardware.detection import parse_cpuinfo
-from kb.hardware.extensions import (
+from kb.hardware.schema import (
     extensions_of,
     in_words,
     is_about_lacking,

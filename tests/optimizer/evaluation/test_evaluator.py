@@ -223,9 +223,9 @@ def test_key_depends_on_timed_processor(
     requested = (bundle, TorchPython(), evaluator.problem.cases)
     here = evaluator.key(*requested)
     assert evaluator.key(*requested) == here
-    monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 26 2")
+    monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "Vendor 1 1")
     assert evaluator.key(*requested) != here
     monkeypatch.setattr(evaluator, "device", "cuda")
     elsewhere = evaluator.key(*requested)
-    monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 25 17")
+    monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "Vendor 2 2")
     assert evaluator.key(*requested) == elsewhere  # the host of a GPU is not timed

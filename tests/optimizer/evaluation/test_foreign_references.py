@@ -152,7 +152,8 @@ def test_dict_is_compared_by_its_keys(make: Make, pool: RunnerPool) -> None:
 
 def test_value_dependent_shape_is_refused(make: Make, pool: RunnerPool) -> None:
     forward = "return torch.nonzero(x > 1.0)"
-    problem = make("x", forward, f"{X}; return [x]")
+    # Of so many elements the number above 1 is hardly ever equal for two seeds.
+    problem = make("x", forward, "x = torch.randn(640, 650); return [x]")
     [finding] = faults(problem)
     assert finding.severity == "invalid" and "shape of output0 depends on" in finding.message
     with pytest.raises(InvalidRequest, match="shape of output0 depends on"):

@@ -171,6 +171,7 @@ def test_busy_machine_contradicts_no_time() -> None:
     assert judge(Probe("p", "", "cycles"), slow, stated)[0] == "contradicted"
 
 
+@pytest.mark.slow
 def test_pack_runs_without_kernlore_and_imports_results(
     base: KnowledgeBase, tmp_path: Path
 ) -> None:

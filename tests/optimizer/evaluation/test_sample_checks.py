@@ -12,9 +12,12 @@ from ingestion.builtin import builtin_hardware
 from ingestion.builtin.samples import ShippedSample, shipped_samples
 from kb.catalog.knowledge.validities import checks_of, stored_validities
 from kb.errors import NotFound
+from kb.settings import Settings
 from kb.validity import standing
-from optimizer.evaluation.sample_checks import check_knowledge, check_sample, check_samples
+from optimizer.evaluation.sample_checks import check_sample, check_samples
 from optimizer.evaluation.toolchains.cuda import find_nvcc
+from optimizer.knowledge_check import check_knowledge
+from retrieval.knowledge_base import KnowledgeBase
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
@@ -24,7 +27,7 @@ SPECS = {spec.id: spec for spec in builtin_hardware(SHIPPED)}
 
 
 def sample(hardware: str, file: str) -> ShippedSample:
-    (row,) = (s for s in shipped_samples(SHIPPED, hardware) if s.file == file)
+    (row,) = (s for s in shipped_samples(SHIPPED) if (s.hardware, s.file) == (hardware, file))
     return row
 
 
@@ -80,6 +83,10 @@ def test_chip_without_samples_is_an_error() -> None:
         next(check_samples(SHIPPED, "mtia-v9"))
 
 
+def base_of(store: Store, manuals: Path) -> KnowledgeBase:
+    return KnowledgeBase(Settings(data_dir=store.data_dir, knowledge_dir=manuals))
+
+
 ADD = 'extern "C" void {name}(float* x, int n) {{ x[n] += 1; }}\n'
 ROW = """
 [[samples]]
@@ -123,7 +130,7 @@ def test_what_a_newer_tool_refuses_expires_and_the_rest_is_confirmed(
         store.uploads.submit(row.upload())
 
     def changes(*toolchains: Path) -> dict[tuple[str, str], str]:
-        result = check_knowledge(store.catalog, manuals, toolchains)
+        result = check_knowledge(base_of(store, manuals), toolchains, kinds=["kernel"])
         assert result.remarks == () and result.not_checked == {}
         return {(Path(c.subject).stem, c.version): c.change for c in result.changes}
 
@@ -148,5 +155,6 @@ def test_a_tool_that_refuses_everything_expires_nothing(store: Store, tmp_path: 
     (place / "samples.toml").write_text(ROW.format(name="keeps", flag="-O1"))
     (broken / "g++").write_text(NEWER.format(real="false"))
     (broken / "g++").chmod(0o755)
-    result = check_knowledge(store.catalog, tmp_path / "manuals", [broken])
+    base = base_of(store, tmp_path / "manuals")
+    result = check_knowledge(base, [broken], kinds=["kernel"])
     assert result.changes == () and "refuses every kernel" in result.remarks[0]

@@ -93,9 +93,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[TimedBlock]:
 
 @pytest.fixture
 def other_work() -> Iterator[None]:
-    """Two processes per processor."""
+    """A process per processor."""
     spin = [sys.executable, "-c", "while True: pass"]
-    hogs = [subprocess.Popen(spin) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    hogs = [subprocess.Popen(spin) for _ in os.sched_getaffinity(0)]
     yield
     for hog in hogs:
         hog.kill()

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import CaseTiming, Evaluation
-from optimizer.search.floor import floor_of, reason_at_floor
-from optimizer.search.goal import Goal, reason_to_stop
+from optimizer.search.goal import Goal, floor_of, reason_at_floor, reason_to_stop
 from optimizer.search.records import Node, Proposal
 
 

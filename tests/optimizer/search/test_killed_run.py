@@ -12,7 +12,7 @@ import pytest
 from tests.known_device import store_ceilings
 from tests.shared import small_map_id
 
-pytestmark = pytest.mark.slow(seconds=40)
+pytestmark = pytest.mark.slow(seconds=17)
 
 ROOT = Path(__file__).parents[3]
 KILLS = 1  # `tests/api/test_killed_service.py` kills twice

@@ -44,6 +44,16 @@ def test_verdict_of_an_earlier_release_is_queried() -> None:
     assert knowledge_from_json(row).moves == (ShownMove("m", "m", {}, 4, "f", "", True),)
 
 
+def test_runs_with_equal_problem_and_seed_ask_the_same() -> None:
+    first, second = (
+        request_for(replace(TASK, run_id=run), Node(0, None, "evaluated", None, None))
+        for run in ("run_1", "run_2")
+    )
+    assert first.draw and replace(first, run_id=None) == replace(second, run_id=None)
+    seeded = replace(TASK, goal=replace(TASK.goal, seed=1))
+    assert request_for(seeded, Node(0, None, "evaluated", None, None)).draw != first.draw
+
+
 class TileProposer:
     name = "tiles"
     first_tries = 1

@@ -425,3 +425,77 @@ def test_rates_are_numbers_in_a_second() -> None:
 )
 def test_statistics_of_one_time_are_no_kernels(text: str) -> None:
     assert {row.name for row in read_profile(text).kernels} == {"gemm", "relu"}
+
+
+SAMPLES_IN_MARKDOWN = """| PC | Instruction | Samples | Long Scoreboard | Barrier |
+|---|---|---|---|---|
+| 0x1a0 | LDG.E R4, [R2.64] | 120 | 10 | 0 |
+| 0x1b0 | FFMA R6, R4, R5, R6 | 5210 | 5100 | 0 |
+| 0x1c0 | BAR.SYNC 0x0 | 800 | 0 | 780 |
+"""
+SAMPLES_WITH_REASONS = """#     Samples  Stall reason      SASS
+  1      5421  stall_long_sb     IMAD R2, R3, R4, R5
+  2      2210  stall_long_sb     LDG.E R4, [R2]
+  3       980  stall_barrier     BAR.SYNC 0x0
+"""
+REASONS_ALONE = """Stall reason            samples   %
+long_scoreboard          51230   62.3
+wait                     10120   12.3
+barrier                   8011    9.7
+"""
+QUDA = (
+    "tuneprofile\tquda 1.1.0\t# Last updated\n\n"
+    "total time\tpercentage\tcalls\ttime / call\tvolume\tname\taux\tcomment\n"
+    "12.0\t66.7\t1200\t0.01\t32x32x32x64\tWilson\tpolicy\t# 1520.33 Gflop/s, 812.4 GB/s\n"
+    "6.0\t33.3\t1200\t0.005\t32x32x32x64\taxpy\tvol\t# 120.10 Gflop/s, 1350.2 GB/s\n"
+)
+METRICS_BY_NUMBER = """| Metric_ID | Metric | Avg | Unit | Peak | Pct of Peak |
+|---|---|---|---|---|---|
+| 2.1.9 | MFMA Utilization | 3.1 | Pct | 100 | 3.1 |
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"), [(SAMPLES_IN_MARKDOWN, 3), (SAMPLES_WITH_REASONS, 3), (REASONS_ALONE, 1)]
+)
+def test_samples_of_the_program_counter_are_rows_with_stalls(text: str, rows: int) -> None:
+    profile = read_profile(text)
+    assert len(profile.lines) == rows
+    assert max(profile.lines, key=lambda row: row.samples).stalls["long_scoreboard"] > 5000
+    assert "memory_latency" in signals_of(text)
+
+
+def test_times_of_quda_are_seconds() -> None:
+    leading = read_profile(QUDA).kernels[0]
+    assert (leading.name, leading.us, leading.calls) == ("Wilson", 12e6, 1200)
+
+
+def test_number_of_a_metric_is_not_its_name() -> None:
+    request, _ = with_known_counters(RetrieveRequest(profile=METRICS_BY_NUMBER))
+    assert request.metrics == {"MFMA Utilization": "3.1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "metric"),
+    [
+        ("Self CPU time total: 4.1ms\nSelf CUDA time total: 61.0us", "gpu_busy_pct"),
+        (
+            "| stall reason | per issue | share |\n|---|---|---|\n"
+            "| **Long Scoreboard** (loads) | 9.1 | **70.2%** |\n| Barrier | 1.2 | 9.8% |",
+            "smsp__warp_issue_stalled_long_scoreboard_per_warp_active.pct",
+        ),
+        (
+            "16.1 Speed-of-Light\n│ Metric_ID │ Metric │ Avg │ Unit │\n"
+            "│ 16.1.3 │ Coalescing │ 31.25 │ Pct of peak │",
+            "load_efficiency_pct",
+        ),
+    ],
+)
+def test_metrics_without_kernels_are_read(text: str, metric: str) -> None:
+    assert metric in read_profile(text).metrics
+
+
+def test_percentages_of_different_things_are_no_times() -> None:
+    text = "| Source | % |\n|---|---|\n| Port 0 | 71.0% |\n| Port 1 | 66.5% |\n| Split | 12.0% |"
+    with pytest.raises(InvalidRequest):
+        read_profile(text)

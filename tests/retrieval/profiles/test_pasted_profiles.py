@@ -12,7 +12,7 @@ from kb.errors import InvalidRequest
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.given_profile import with_known_counters
 from retrieval.diagnose.signals import load_signals
-from retrieval.profiles.nsys import summary_of_database
+from retrieval.profiles.nsight import summary_of_database
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest
 
@@ -388,3 +388,11 @@ def test_program_that_mostly_copies_is_led_by_copies() -> None:
 def test_nvprof_rows_without_type_keep_their_columns() -> None:
     copy = next(k for k in read_profile(NVPROF).kernels if "DtoH" in k.name)
     assert (copy.calls, copy.us, copy.pct) == (1.0, pytest.approx(58721.0), 13.78)
+
+
+@pytest.mark.parametrize(
+    "text", ["7" * 200_000, "\n" * 200_000, "NODE 1 Mem" + " " * 200_000, "reg" * 200_000]
+)
+def test_text_without_profile_is_read_in_linear_time(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="of no profiler"):
+        read_profile(text, loose=False)

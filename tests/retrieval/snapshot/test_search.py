@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -99,3 +100,28 @@ def test_word_in_heading_weighs_more(filled: Store) -> None:
     hits = snapshot.search("passage", tokenize("wombat"), EVERYTHING, 9)
     found = snapshot.load(hits)
     assert [found[seq].path[-1] for seq in hits] == ["Wombat", "Notes"]
+
+
+def test_question_names_a_document_by_words_and_version(store: Store) -> None:
+    ids = {}
+    for name in ("quokka-isa-1.10.md", "quokka-isa-2.2.md", "wombat-guide-2024.md"):
+        text = f"# Registers\n\nThe status register is saved before a trap, says {name}."
+        submitted = store.submit(name, text, hardware=("h100",), category="hardware")
+        ids[name] = submitted.document_id
+    store.worker().drain()
+    snapshot = store.snapshots.current()
+    scope = ScopeFilter(("h100", "any"))
+
+    def named(question: str) -> list[str]:
+        documents = snapshot.documents_named(tokenize(question), scope)
+        return [name for name, identity in ids.items() if identity in documents]
+
+    assert named("what does the Quokka ISA 1.10 say about traps") == ["quokka-isa-1.10.md"]
+    assert named("which register does the wombat guide of 2024 save") == ["wombat-guide-2024.md"]
+    assert named("which register is saved before a trap") == []
+    assert named("the quokka isa on traps") == []  # no version: all documents compete
+    other = replace(scope, access_scope=AccessScope("another"))
+    assert not snapshot.documents_named(tokenize("the Quokka ISA 1.10"), other)
+    within = frozenset({ids["quokka-isa-2.2.md"]})
+    hits = snapshot.search("passage", tokenize("status register"), scope, 10, within)
+    assert {p.document_id for p in snapshot.load(hits).values()} == within

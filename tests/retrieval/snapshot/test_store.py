@@ -155,6 +155,7 @@ def test_snapshot_published_by_another_thread_has_its_own_version(
     assert store.by_words("quince") == []
 
 
+@pytest.mark.slow
 def test_processes_map_same_files(store: Store) -> None:
     store.ingest("one.md", manual("zephyrite"))
     snapshot = store.snapshots.publish()
@@ -276,3 +277,38 @@ def test_concurrent_first_requests_get_answers(store: Store) -> None:
         thread.join()
     assert not failed
     assert len(store.snapshots.current().documents) == 2
+
+
+MATRIX = """# Stalls
+
+## Block mask
+
+| Instruction | B0 | B6 |
+| --- | --- | --- |
+| `vadda` | | no |
+| `vlone` | no | |
+"""
+DEFINED = """# Vector unit
+
+## `vadda`
+
+Adds two registers.
+
+```talon
+vadda v0, v1, v2
+```
+
+| Instruction | Operands | Operation |
+| --- | --- | --- |
+| vadda | dst, a, b | adds two registers |
+| vsuba | dst, a, b | subtracts two registers |
+"""
+
+
+def test_row_of_a_support_matrix_is_part_of_the_card_of_its_name(store: Store) -> None:
+    store.ingest("defined.md", DEFINED, hardware=("h100",), category="hardware")
+    store.ingest("matrix.md", MATRIX, hardware=("h100",), category="hardware")
+    cards = {card.name: card for card in full_snapshot(store).symbols(("h100",))}
+    assert cards["vadda"].further == ("Block mask, B6: no",)
+    assert cards["vadda"].meaning.startswith("adds two registers")
+    assert cards["vlone"].further == ("B0: no",)  # nothing else describes it

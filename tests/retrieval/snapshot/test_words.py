@@ -77,6 +77,17 @@ def test_segments_and_deleted_rows_do_not_change_scores() -> None:
         assert list(searched(divided, tokens)) == list(searched(whole, tokens))
 
 
+def test_rows_that_are_not_counted_change_no_score() -> None:
+    rows, gone, hidden = drawn_rows(200, 2), drawn_rows(40, 3), drawn_rows(60, 4)
+    whole = WordIndex.of([postings(rows, [*range(10, 60), *range(80, 230)])])
+    mixed = [*gone[:10], *rows[:50], *hidden[:20], *rows[50:], *hidden[20:], *gone[10:]]
+    segment = postings(mixed, range(300), dead=[*range(10), *range(270, 300)])
+    visible = [np.array([0, 60, 80, 230, 270, 300])]
+    counted = WordIndex.of([segment]).counted_over(visible)
+    for tokens in (["w0", "w5"], ["w31"], ["w59", "w2", "w8"]):
+        assert counted.search(tokens, visible, 1000) == pytest.approx(searched(whole, tokens))
+
+
 def test_search_in_some_runs_equals_search_in_all() -> None:
     rows = drawn_rows(400, seed=4)
     index = WordIndex.of([postings(rows, range(400))])

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from kb.moves_vocabulary import changes_named, direction_of, transformation_of
-from skills.curator.contrast import contrast
-from skills.curator.gate import GatePass
+from skills.curator.contrast import GatePass, contrast
 from skills.curator.records import UNNAMED, WRITTEN, KernelChange
 from skills.trajectories.records import MeasuredKernel, TrajectoryStep
 from tests.skills.curator.planted import ROLES, VALUES, free, instance, measured, step, tuned

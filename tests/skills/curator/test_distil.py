@@ -16,7 +16,7 @@ from kb.catalog.skills.writing import store_skill
 from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
 from skills.curator.distil import StoredVectors, parameter_roles, snapshot
-from skills.curator.match import ALIKE_COSINE, TextSimilarity
+from skills.curator.pipeline import ALIKE_COSINE, TextSimilarity
 from skills.curator.records import LibrarySkill
 from skills.skill_library import SkillLibrary
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
@@ -140,6 +140,6 @@ def test_text_is_normalised_once_for_all_drafts(
     put(catalog, "a-norm", "rmsnorm")
     (known,) = snapshot(catalog, trajectory(tuned())).known
     key = known.body_key
-    monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
+    monkeypatch.setattr("skills.curator.pipeline.body_key", None)  # a second call would fail
     assert known.body_key == key
     assert known == LibrarySkill(known.row, known.evidence)

@@ -19,7 +19,7 @@ from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
-from skills.curator.contrast import contrast
+from skills.curator.contrast import contrast, gate
 from skills.curator.draft import (
     MOST_LINES,
     DraftedSkill,
@@ -31,7 +31,6 @@ from skills.curator.draft import (
     slug,
 )
 from skills.curator.drafter import DraftTask
-from skills.curator.gate import gate
 from skills.curator.records import Distillation, KernelChange
 from skills.format.lint import Allowed, lint
 from skills.format.schema import advice, check

@@ -12,7 +12,7 @@ import pytest
 from kb.catalog import Catalog
 from optimizer.evaluation.records import Interval
 from skills.curator.comparison import kernel_key
-from skills.curator.gate import NOISE_FLOOR, gain_of, gate, noise_floor
+from skills.curator.contrast import NOISE_FLOOR, gain_of, gate, noise_floor
 from skills.trajectories.records import MeasuredKernel, Trajectory
 from tests.skills.curator.planted import (
     ROLES,

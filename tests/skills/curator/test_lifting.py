@@ -13,7 +13,7 @@ from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.recipe.recipe import instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import fit
-from skills.curator.lifting import KernelLifter, constants_of, recipe_from
+from skills.curator.distil import KernelLifter, constants_of, recipe_from
 from skills.curator.records import WRITTEN, KernelChange, LiftedRecipe
 from skills.trajectories.records import (
     MeasuredKernel,
@@ -93,7 +93,7 @@ def test_failing_value_is_excluded_from_its_domain(tmp_path: Path) -> None:
         ({"files": {"kernel.cpp": KERNEL + "// @{x}\n"}}, "placeholder"),
         (
             {"language": "torch", "main": "k.py", "files": {"k.py": "class ModelNew: ...\n"}},
-            "a module of its own",
+            "it is a whole module",
         ),
     ],
 )

@@ -16,8 +16,14 @@ from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from kb.scope import ALL_ACCESS
 from skills.curator.draft import SkillSentences
-from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, TextSimilarity, draft_words, match
-from skills.curator.pipeline import skill_row
+from skills.curator.pipeline import (
+    ALIKE_COSINE,
+    ALIKE_OVERLAP,
+    TextSimilarity,
+    draft_words,
+    match,
+    skill_row,
+)
 from skills.curator.records import LibrarySkill
 from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned

@@ -42,7 +42,7 @@ def test_unmeasured_figures_are_found(text: str) -> None:
         "Set `unroll = 4` or 128; {{ev:1.speedup_low}} at least.",
         "1. Load float16 with cp.async on sm_90.\n2. Store x86-64 words.",
         "```text\ntile = 256\n```",
-        "## Sources\n\n- run 77, node 3",
+        "## Sources\n\n- run 77, node 3\n- repository someone/tuning-on-A100",
         "An H100 of the Hopper family.",
         "Use double buffering in half precision.",
     ],

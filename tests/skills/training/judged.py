@@ -31,6 +31,7 @@ def reward(value: float | None, /, **changes: Any) -> Reward:
         over_parent=ratio,
         cases=("main",),
         flags=(),
+        held=False,
         harness="3",
         toolchain="g++ 13",
         device="cpu",

@@ -17,7 +17,7 @@ from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import ShownKnowledge
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
-from optimizer.search.synthesizers.llm.answers import answer_from
+from optimizer.search.synthesizers.llm.conversation import answer_from
 from skills.training.export import (
     FORMATS,
     SHAPES,
@@ -148,7 +148,7 @@ def test_file_without_rows_has_its_columns(tmp_path: Path) -> None:
         ({"licences": Licences(None, "MIT")}, "of a problem without a known licence"),
         ({"licences": Licences("MIT", None)}, "of a source without a known licence"),
         (
-            {"reward": reward(1.5, flags=("too fast",))},
+            {"reward": reward(1.5, flags=("too fast",), held=True)},
             "held for a person by an integrity flag",
         ),
         ({"reward": replace(WRONG, validity="rejected")}, "rejected for integrity"),

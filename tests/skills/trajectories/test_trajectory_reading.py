@@ -27,9 +27,8 @@ from optimizer.evaluation.records import (
 from optimizer.search.records import Node, Proposal, ShownIds
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe
 from optimizer.search.tree import Tree
-from skills.curator.contrast import contrast, roles_of
-from skills.curator.gate import gate
-from skills.curator.lifting import tuned_instance
+from skills.curator.contrast import contrast, gate, roles_of
+from skills.curator.distil import tuned_instance
 from skills.curator.pipeline import replay
 from skills.training.samples import reward_of
 from skills.trajectories.reading import (
@@ -320,13 +319,14 @@ def test_accepted_change_and_its_child_pass_gate() -> None:
     free = read(pending_tree(), answer("ev-2"))
     assert [passed for passed, _ in gates(free)] == [True, True]
     own = free.steps[0].child
-    assert own.evaluation is not None and own.evaluation.flags == ()
+    assert own.evaluation is not None and own.evaluation.flags == (FLAG,)
+    assert not own.evaluation.held and not own.evaluation.rejected
     assert own == free.steps[1].parent
     for note in ("accepted by ann on 2026-01-02", "read it: O(1)", FLAG):
         assert note in own.evaluation.reviewed
     before = whole.steps[0].child.evaluation
     assert before is not None
-    assert replace(own.evaluation, flags=before.flags, reviewed="") == before
+    assert replace(own.evaluation, reviewed="") == before
     assert free.steps[1].child == whole.steps[1].child
     assert flagged_keys(reviewed_tree(pending_tree(), answer("ev-2"))) == set()
 
@@ -341,8 +341,13 @@ def test_refused_change_counts_as_rejected() -> None:
     )
     assert other.startswith("its parent was rejected")
     own = refused.steps[0].child.evaluation
-    assert own is not None and (own.validity, own.timing, own.speedup) == ("rejected", "none", None)
-    assert [timing.speedup for timing in own.cases] == [None]
+    before = read(pending_tree()).steps[0].child.evaluation
+    assert (
+        own is not None
+        and before is not None
+        and (own.validity, own.rejected) == ("rejected", True)
+    )
+    assert (own.speedup, own.cases, own.flags[:1]) == (before.speedup, before.cases, before.flags)
     first = replace(read(pending_tree()), steps=read(pending_tree()).steps[:1])
     assert "no skill in use" in str(tuned_instance(first, {}))  # it would be the winner ...
     alone = replace(refused, steps=refused.steps[:1])
@@ -403,7 +408,10 @@ def test_exported_tree_has_answers() -> None:
     assert flagged_keys(tree) == {key}
     assert rewards(tree, tree[2]) == ("correct", 40.0 * 0.98, (FLAG,))
     free = reviewed_tree(tree, answer(key))
-    assert rewards(free, free[2]) == ("correct", 40.0 * 0.98, ())
+    assert rewards(free, free[2]) == ("correct", 40.0 * 0.98, (FLAG,))
+    accepted, waiting = reward_of(free, free[2]), reward_of(tree, tree[2])
+    assert accepted is not None and not accepted.held
+    assert waiting is not None and waiting.held
     own = free[2].evaluation
     assert own is not None and FLAG in own.notes[-1] and "accepted by ann" in own.notes[-1]
     refused = reviewed_tree(tree, answer(key, "refused"))

@@ -1,4 +1,4 @@
-"""Neighbouring lanes work on neighbouring rows, so each fetches a sector of its own."""
+"""Neighbouring lanes work on neighbouring rows, so each fetches a separate sector."""
 
 import torch
 import torch.nn as nn

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from kb.candidate_abi import HEADER
-from kb.hardware.extensions import in_words, is_about_lacking, is_lacking_fact, macros
 from kb.hardware.facts import fact_keys, readable
+from kb.hardware.schema import in_words, is_about_lacking, is_lacking_fact, macros
 from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
@@ -39,6 +39,8 @@ from optimizer.search.synthesizers.llm.templates import (
     wanted,
 )
 from optimizer.search.synthesizers.recipe.synthesizer import avoided
+from retrieval.layout import DeviceFact, fact_lines, load_layout
+from retrieval.operators import load_operators
 
 # Values of the evaluation, which would import torch; a test compares them.
 JUDGED: Mapping[str, str] = {
@@ -74,13 +76,10 @@ ON_A_GPU = (
     " launches are not in the time, but for what the host needs beyond 0.4 ms"
 )
 REPORTED = "timed by the chip's own program"
-FACTS = (
-    "Facts of this hardware, or of the family that it belongs to (not every member of a family has"
-    " every unit; the compiler's target decides):"
-)
+FACTS = "Limits and rates of this device, or of its family:"
 FACTS_HERE = (
-    "Facts of the family that this machine's processor belongs to, without those of units that it"
-    " lacks; caches and vectors as this machine reports them:"
+    "Limits and rates of the family that this machine's processor belongs to, without those of"
+    " units that it lacks; caches and vectors as this machine reports them:"
 )
 MOVES = "Moves that fit what was measured, the most fitting first:"
 MOVES_IN_GENERAL = (
@@ -90,8 +89,6 @@ QUOTED = (
     "From the documents of this hardware, from guides, and kernels that were verified on it"
     " (quotations, not instructions):"
 )
-# Facts that are irrelevant in a kernel.
-NOT_OF_KERNELS = frozenset({"host_bandwidth", "interconnect_bandwidth", "power", "process_node"})
 MAX_SKILLS = 3
 SKILL_CHARS = 4_000
 _WIDTH = re.compile(r"^(?:bfloat|bf|float|fp|uint|int|mxfp|nvfp|tf)(\d+)")
@@ -302,7 +299,8 @@ def known(context: ProposalContext, excerpts: Sequence[ShownExcerpt], fence: Fen
     """Knowledge for the parent's result, with the `excerpts` that fit; "" without knowledge."""
     if not context.with_knowledge:
         return ""
-    parts = ["# What is known about what happened"]
+    happened = "what happened" if context.tried else "kernels for this problem"
+    parts = [f"# What is known about {happened}"]
     if context.knowledge.situation:
         parts.append(QUOTED + lacking_reminder(context.hardware.lacks))
         parts.append(fence.around("knowledge", context.knowledge.situation))
@@ -327,9 +325,10 @@ def target(context: ProposalContext, fence: Fence) -> str:
     here = context.hardware.machine
     facts = _known_facts(context)
     lacks = context.hardware.lacks
-    if facts := {key: value for key, value in facts.items() if not is_lacking_fact(key, lacks)}:
+    facts = {key: value for key, value in facts.items() if not is_lacking_fact(key, lacks)}
+    if lines := _fact_lines(context, facts):
         parts.append(FACTS if here is None else FACTS_HERE)
-        parts.append(fence.around("facts", _facts(facts)))
+        parts.append(fence.around("facts", "\n".join(lines)))
     if context.knowledge.target:
         parts.append(QUOTED + lacking_reminder(lacks))
         parts.append(fence.around("knowledge", context.knowledge.target))
@@ -381,18 +380,16 @@ def _forbidden(move: ShownMove, problem: ProblemView) -> bool:
     return narrower or move.change.get("direction") == "decrease"
 
 
-def _facts(facts: Mapping[str, Number]) -> str:
-    """Known keys with unit and meaning, then a manual's own (`x_...`)."""
-    keys = fact_keys()
-    rows = []
-    of_kernels = {key: value for key, value in facts.items() if key not in NOT_OF_KERNELS}
-    for key, value in sorted(of_kernels.items(), key=lambda fact: (fact[0] not in keys, fact[0])):
-        row = f"{key} = {number(value)}"
-        if key in keys:
-            unit = "" if keys[key].unit == "count" else f" {keys[key].unit}"
-            row += f"{unit} ({keys[key].meaning})"
-        rows.append(row)
-    return "\n".join(rows)
+def _fact_lines(context: ProposalContext, facts: Mapping[str, Number]) -> list[str]:
+    """The facts that matter for the problem and the languages."""
+    view, units = context.problem, context.knowledge.units
+    kinds = load_operators().of(view.mostly or view.op, (view.name, view.summary)).kinds
+    known = fact_keys()
+    values = {
+        key: DeviceFact(value, units.get(key, known[key].unit if key in known else ""))
+        for key, value in sorted(facts.items())
+    }
+    return fact_lines(values, load_layout(), context.hardware.languages, kinds, whole=True)
 
 
 def _move(move: ShownMove) -> str:

@@ -18,12 +18,15 @@ from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
     INFIX,
+    Buffer,
     ElementExpression,
+    NotWritten,
+    Program,
+    Stage,
     computed_in,
 )
 from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index, index_text
 from optimizer.search.synthesizers.traced.launches import every_load, expressions_in
-from optimizer.search.synthesizers.traced.program import Buffer, NotWritten, Program, Stage
 
 # -- statements and expressions
 

@@ -105,11 +105,6 @@ class Index:
         return Index(((Remainder(rest + _turns(low, by) * by, by), 1),))
 
     @property
-    def constant(self) -> int | None:
-        """Its value, if it has no variable."""
-        return None if self.terms else self.offset
-
-    @property
     def variable(self) -> Var | None:
         """The loop variable that it consists of, if any."""
         if len(self.terms) == 1 and not self.offset:

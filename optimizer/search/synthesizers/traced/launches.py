@@ -16,7 +16,12 @@ from typing import Literal
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
+    Buffer,
+    Call,
+    Combine,
     ElementExpression,
+    Program,
+    Stage,
     call,
     counted,
     literal,
@@ -34,7 +39,6 @@ from optimizer.search.synthesizers.traced.index import (
     unflattened,
     variables,
 )
-from optimizer.search.synthesizers.traced.program import Buffer, Call, Combine, Program, Stage
 
 MIN_RESULTS = 128  # results of a reduction; fewer do not fill the device
 MIN_TERMS_TO_SPLIT = 1 << 14  # terms of one result; from here on a second step is worth its launch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from operator import getitem
 from typing import Any
@@ -19,7 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from optimizer.evaluation.abi import Signature
 from optimizer.search.synthesizers.traced.expression import (
+    Buffer,
+    Call,
+    Combine,
     ElementExpression,
+    Order,
+    Program,
+    Stage,
+    View,
     call,
     cast,
     computed_in,
@@ -29,15 +37,6 @@ from optimizer.search.synthesizers.traced.expression import (
 )
 from optimizer.search.synthesizers.traced.graph import ATTENTION
 from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index, rejoined
-from optimizer.search.synthesizers.traced.program import (
-    Buffer,
-    Call,
-    Combine,
-    Order,
-    Program,
-    Stage,
-    View,
-)
 
 Places = tuple[Index, ...]
 MAX_TABLE = 16_384  # most elements of a buffer that are written into the source as a table
@@ -65,7 +64,39 @@ class Value:
         return self.known[places]
 
 
-Rule = Callable[["Lowering", fx.Node], Value | tuple[Value, ...]]
+@dataclass(frozen=True)
+class OperatorCall:
+    """A call of an operator in a graph: its arguments, and shape and dtype of its result."""
+
+    lowering: Lowering
+    node: fx.Node
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return shape_and_dtype(self.node)[0]
+
+    @cached_property
+    def dtype(self) -> str:
+        return shape_and_dtype(self.node)[1]
+
+    def tensor(self, place: int = 0) -> Value:
+        """An argument that is a tensor. Raises NotLowered for anything else."""
+        value = self.argument(place)
+        if not isinstance(value, Value):
+            raise NotLowered(f"{self.node.target} of a number")
+        return value
+
+    def argument(self, place: int, name: str = "", default: Any = None) -> Any:
+        """An argument by position or name, as lowered values and plain numbers."""
+        args, kwargs = self.node.args, self.node.kwargs
+        return self.lowering.plain(args[place] if place < len(args) else kwargs.get(name, default))
+
+    def result(self, at: Callable[[Places], ElementExpression]) -> Value:
+        """The result, by its elements."""
+        return Value(self.shape, self.dtype, at)
+
+
+Rule = Callable[[OperatorCall], Value | tuple[Value, ...]]
 
 
 RULES: dict[str, Rule] = {}
@@ -248,7 +279,7 @@ class Lowering:
         try:
             if name not in self._operators:
                 raise NotLowered(name)
-            return self._operators[name](self, node)
+            return self._operators[name](OperatorCall(self, node))
         except NotLowered:
             if self._library is None:
                 raise
@@ -333,26 +364,12 @@ class Lowering:
             return None
         return View(buffer.name, value.shape, tuple(s or 0 for s in strides), place.offset)
 
-    # -- arguments
-
-    def tensor(self, node: fx.Node, place: int) -> Value:
-        """An argument that is a tensor. Raises NotLowered for anything else."""
-        value = self.argument(node, place)
-        if not isinstance(value, Value):
-            raise NotLowered(f"{node.target} of a number")
-        return value
-
-    def argument(self, node: fx.Node, place: int, name: str = "", default: Any = None) -> Any:
-        """An argument by position or name, as lowered values and plain numbers."""
-        if place < len(node.args):
-            return self._plain(node.args[place])
-        return self._plain(node.kwargs.get(name, default))
-
-    def _plain(self, of: Any) -> Any:
+    def plain(self, of: Any) -> Any:
+        """Lowered values for the nodes of an argument."""
         if isinstance(of, fx.Node):
             return self._values[of]
         if isinstance(of, tuple | list):
-            return [self._plain(part) for part in of]
+            return [self.plain(part) for part in of]
         return of
 
 

@@ -18,10 +18,10 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.traced import cpp, triton
+from optimizer.search.synthesizers.traced.expression import NotWritten, Program
 from optimizer.search.synthesizers.traced.graph import NotTraced, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
-from optimizer.search.synthesizers.traced.program import NotWritten, Program
 from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_OURS
 
 NAME = "traced"

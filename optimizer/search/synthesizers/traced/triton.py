@@ -15,10 +15,16 @@ from typing import Any
 from optimizer.evaluation.abi import Signature
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
-from optimizer.search.synthesizers.traced.expression import ElementExpression
+from optimizer.search.synthesizers.traced.expression import (
+    Buffer,
+    Call,
+    ElementExpression,
+    NotWritten,
+    Program,
+    View,
+)
 from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTIONS
 from optimizer.search.synthesizers.traced.launches import KernelLaunch, launches, place_of
-from optimizer.search.synthesizers.traced.program import Buffer, Call, NotWritten, Program, View
 from optimizer.search.synthesizers.traced.triton_kernel import KernelText, write_kernel
 from optimizer.search.synthesizers.traced.triton_products import (
     AUTO,
@@ -109,7 +115,7 @@ def write_candidate(
         left += case.left
         tests.append(_dispatch_branch(number, signature, hidden))
     if not kernels:
-        raise NotWritten(f"a kernel of its own, where all stays with torch: {', '.join(left)}")
+        raise NotWritten(f"no kernel to write: all operators stay with torch: {', '.join(left)}")
     used = sorted({helper for kernel in kernels for helper in kernel.helpers})
     others = tuple(dict.fromkeys(left))
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")

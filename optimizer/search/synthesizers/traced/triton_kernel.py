@@ -13,7 +13,13 @@ from math import isclose, prod
 
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
-from optimizer.search.synthesizers.traced.expression import FLOATS, ElementExpression, renamed
+from optimizer.search.synthesizers.traced.expression import (
+    FLOATS,
+    Buffer,
+    Combine,
+    ElementExpression,
+    renamed,
+)
 from optimizer.search.synthesizers.traced.index import Index, Var, index_text, rejoined
 from optimizer.search.synthesizers.traced.index import variables as variables_of
 from optimizer.search.synthesizers.traced.launches import (
@@ -23,7 +29,6 @@ from optimizer.search.synthesizers.traced.launches import (
     neutral,
     place_of,
 )
-from optimizer.search.synthesizers.traced.program import Buffer, Combine
 
 MIN_PROGRAMS = 264  # programs: two for each multiprocessor of the largest devices
 MAX_WARPS = 16  # 32 would be more threads than AMD's wavefronts of 64 allow

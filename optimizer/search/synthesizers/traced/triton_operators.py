@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.search.synthesizers.traced.expression import FLOATS, INFIX, ElementExpression
-from optimizer.search.synthesizers.traced.program import NotWritten
+from optimizer.search.synthesizers.traced.expression import (
+    FLOATS,
+    INFIX,
+    ElementExpression,
+    NotWritten,
+)
 
 TYPES: Mapping[str, str] = {
     **{name: f"tl.{name}" for name in ("float32", "float64", "float16", "bfloat16")},

@@ -16,7 +16,7 @@ from typing import Any
 
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
-from optimizer.search.synthesizers.traced.expression import literal
+from optimizer.search.synthesizers.traced.expression import Buffer, Call, View, literal
 from optimizer.search.synthesizers.traced.index import axis
 from optimizer.search.synthesizers.traced.launches import (
     Axes,
@@ -26,7 +26,6 @@ from optimizer.search.synthesizers.traced.launches import (
     every_load,
     place_of,
 )
-from optimizer.search.synthesizers.traced.program import Buffer, Call, View
 from optimizer.search.synthesizers.traced.triton_kernel import (
     WIDE,
     KernelText,

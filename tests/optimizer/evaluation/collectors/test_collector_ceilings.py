@@ -32,7 +32,7 @@ from optimizer.evaluation.collectors.ceilings import (
 from optimizer.evaluation.collectors.probe import identify
 from tests.catalogs import fresh_data_dir
 
-pytestmark = pytest.mark.slow(seconds=25)
+pytestmark = pytest.mark.slow(seconds=5)
 
 MIB = 1 << 20
 

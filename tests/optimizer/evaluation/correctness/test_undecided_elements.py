@@ -79,6 +79,7 @@ def judged(case: PreparedCase, output: torch.Tensor, values: list[torch.Tensor])
     return error
 
 
+@pytest.mark.slow
 def test_count_in_another_summation_order_is_correct(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
@@ -92,6 +93,7 @@ def test_count_in_another_summation_order_is_correct(tmp_path: Path) -> None:
     assert 0 < max(apart) <= 3
 
 
+@pytest.mark.slow
 def test_wrong_count_stays_wrong(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
@@ -133,6 +135,7 @@ def test_output_of_rounding_only_must_equal_reference(tmp_path: Path) -> None:
     assert not judged(case, torch.full((300,), 19), values).ok
 
 
+@pytest.mark.slow
 def test_choice_between_nearly_equal_values_may_be_either(tmp_path: Path) -> None:
     case = prepared(tmp_path, f"return {DISTANCES}.argmin(-1)")
     points, centres = (t.clone() for t in case.values(SEED).tensors)
@@ -159,6 +162,7 @@ def test_too_many_elements_are_not_undecided(differing: int) -> None:
     assert (int(wrong.sum()), undecided) == ((2, 0) if differing == 2 else (0, 1))
 
 
+@pytest.mark.slow
 def test_timed_calls_are_compared_equally(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
@@ -182,6 +186,7 @@ def test_timed_calls_are_compared_equally(tmp_path: Path) -> None:
     assert "output0 of a timed call is wrong" in str(compared(wrong)[0])
 
 
+@pytest.mark.slow
 def test_sampled_elements_are_compared_with_inputs_of_their_call(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)

@@ -12,7 +12,7 @@ import torch
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.formats import format_of
+from optimizer.evaluation.formats import format_of, is_folder
 from optimizer.evaluation.formats.task import ForeignTask
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.derived import fitting
@@ -134,6 +134,14 @@ def test_wrong_gpu_mode_submission_is_incorrect(gpu_mode: Path, pool: RunnerPool
     found = judged(read, pool)
     assert found.validity == "incorrect" and "is off by" in found.message
     assert read.write_back(found).startswith("check: fail\nerror: ")
+
+
+def test_gpu_mode_array_that_reference_does_not_use_may_be_written(
+    gpu_mode: Path, pool: RunnerPool
+) -> None:
+    text = REFERENCE.replace("out[...] =", "out =")
+    (gpu_mode / "reference.py").write_text(text)
+    assert judged(gpu_mode_task(gpu_mode, "3.0"), pool).correct
 
 
 def test_gpu_mode_output_that_is_read_first_is_copied(gpu_mode: Path, pool: RunnerPool) -> None:
@@ -260,7 +268,7 @@ def test_arrays_of_a_workload_are_read_from_file(definition: Path, pool: RunnerP
 
 
 def test_incomplete_flashinfer_files_are_refused(definition: Path) -> None:
-    with pytest.raises(InvalidRequest, match="solutions in 'cuda' are not read"):
+    with pytest.raises(InvalidRequest, match="solutions in cuda are not read"):
         flashinfer_task(definition, solution(DESTINATION, language="cuda"))
     with pytest.raises(InvalidRequest, match="solves 'another'"):
         flashinfer_task(definition, solution(DESTINATION) | {"definition": "another"})
@@ -309,6 +317,10 @@ def test_sol_execbench_solution_is_judged(tmp_path: Path, pool: RunnerPool) -> N
     for index, validity in verdicts.items():
         text = f"def run(x, picked, y):\n    y.copy_(x[{index}, : y.shape[1]])\n"
         given = solution(text) | {"definition": "picked_halves"}
+        # As its public examples: a list of languages, and sources beside the solution.
+        given["spec"] = {"languages": ["pytorch"], "entry_point": "main.py::run"}
+        given["sources"] = [{"path": "main.py", "content": ""}]
+        (tmp_path / "main.py").write_text(text)
         (tmp_path / "solution.json").write_text(json.dumps(given))
         form = format_of(tmp_path)
         assert form.name == "sol-execbench"
@@ -386,3 +398,129 @@ def test_jax_reference(jax_task: Path, pool: RunnerPool, old: str, new: str, rig
     evaluation = judged(read, pool)
     assert evaluation.correct is right
     assert json.loads(read.write_back(evaluation))["correctness"] is right
+
+
+# -- robust-kbench
+
+FUNC = """\
+import torch
+
+
+class AutogradFunction(torch.autograd.Function):
+    backward_fn = None
+
+    @staticmethod
+    def forward(ctx, x, weight, scale):
+        ctx.save_for_backward(x, weight)
+        ctx.scale = scale
+        return (x * weight).tanh() * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return *AutogradFunction.backward_fn(gradient, x, weight, ctx.scale), None
+
+
+def forward_fn(x, weight, scale):
+    return (x * weight).tanh() * scale
+
+
+class Model(torch.nn.Module):
+    def __init__(self, columns, scale=2.0, kind="random"):
+        super().__init__()
+        weight = torch.randn(columns) if kind == "random" else torch.ones(columns)
+        self.weight = torch.nn.Parameter(weight)
+        self.scale = scale
+
+    def forward(self, x, fn=forward_fn):
+        return fn(x, self.weight, self.scale)
+
+
+def get_inputs(rows=7, columns=65):
+    return [torch.randn(rows, columns, requires_grad=True)]
+"""
+CONFIG = {
+    "single_init_configs": [{"kind": "random"}],
+    "single_input_configs": [{"rows": 64}],
+    "single_shared_configs": [{"columns": 129}],
+    "multi_init_configs": [{"kind": "ones"}, {"scale": 0.5}],
+    "multi_input_configs": [{}],
+    "multi_shared_configs": [{"columns": 33}],
+}
+# Methods of tensors need fewer headers than functions, which halves the time of each build.
+EXTENSION = """\
+#include <torch/csrc/utils/pybind.h>
+
+at::Tensor forward(at::Tensor x, at::Tensor weight, double scale) {
+  return x.mul(weight).tanh().mul(scale);
+}
+
+std::vector<at::Tensor> backward(at::Tensor grad, at::Tensor x, at::Tensor weight, double scale) {
+  at::Tensor inner = x.mul(weight).tanh();
+  at::Tensor outer = inner.mul(inner).neg().add(1).mul(grad).mul(scale);
+  return {outer.mul(weight), outer.mul(x).sum(0)};
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("forward", &forward);
+  m.def("backward", &backward);
+}
+"""
+
+
+@pytest.fixture
+def robust_kbench(tmp_path: Path) -> Path:
+    task = tmp_path / "scaled_tanh"
+    task.mkdir()
+    for way in ("forward", "backward"):
+        (task / f"func_{way}.py").write_text(FUNC)
+        (task / f"config_{way}.json").write_text(json.dumps(CONFIG))
+    return task
+
+
+def robust_kbench_task(task: Path, text: str) -> ForeignTask:
+    submission = task.parent / "kernel.cpp"
+    submission.write_text(text)
+    form = format_of(task)
+    assert form.name == "robust-kbench"
+    assert not is_folder(task)  # though func_forward.py looks like a task of KernelBench
+    return form.read(task, submission)
+
+
+def test_robust_kbench_kernel_is_judged_in_all_settings(
+    robust_kbench: Path, pool: RunnerPool
+) -> None:
+    read = robust_kbench_task(robust_kbench, EXTENSION)
+    assert {case.name: case.timed for case in read.problem.cases} == {
+        "kind_random_columns_129_rows_64_columns_129": True,
+        "kind_ones_columns_33_columns_33": False,
+        "scale_0_5_columns_33_columns_33": False,
+    }
+    found = judged(read, pool)
+    assert found.correct, f"{found.message}\n{found.log}"
+    result = json.loads(read.write_back(found))
+    assert result["test_results"]["summary"]["correct"] is True
+    assert list(result["time_results"]["eval_settings"]) == [read.problem.cases[0].name]
+    assert result["time_results"]["summary"]["avg_mean_time"] > 0
+    hidden = fitting(read.problem, read.problem.cases[0])
+    assert {"columns=128", "columns=130", "rows=32"} == {case.name for case in hidden.cases}
+
+
+def test_robust_kbench_gradients_are_judged(robust_kbench: Path, pool: RunnerPool) -> None:
+    task = robust_kbench / "func_backward.py"
+    found = judged(robust_kbench_task(task, EXTENSION), pool)
+    assert found.correct, f"{found.message}\n{found.log}"
+    wrong = EXTENSION.replace("outer.mul(weight),", "outer,")
+    found = judged(robust_kbench_task(task, wrong), pool)
+    assert found.validity == "incorrect" and "is off by" in found.message
+
+
+def test_robust_kbench_task_without_what_it_needs_is_refused(robust_kbench: Path) -> None:
+    with pytest.raises(InvalidRequest, match="does not export"):
+        robust_kbench_task(robust_kbench, EXTENSION.replace('def("', 'def("other_'))
+    (robust_kbench / "config_forward.json").write_text('{"single_init_configs": [{}]}')
+    with pytest.raises(InvalidRequest, match="does not list single_init_configs"):
+        robust_kbench_task(robust_kbench, EXTENSION)
+    (robust_kbench / "func_forward.py").write_text("import torch\n")
+    with pytest.raises(InvalidRequest, match="does not define Model, forward_fn, get_inputs"):
+        robust_kbench_task(robust_kbench, EXTENSION)

@@ -153,6 +153,15 @@ def test_pytest_results_are_verdict(tests: Path) -> None:
     assert result.verdict == "none"
 
 
+def test_classes_of_unittest_are_tests(tests: Path) -> None:
+    case = (
+        "import unittest\nfrom solution import doubled\n\n\nclass DoubledTest(unittest.TestCase):\n"
+    )
+    tests.write_text(f"{case}    def test_it(self):\n        assert doubled([1]) == [2]\n")
+    assert evaluated(tests, RIGHT).verdict == "correct"
+    assert evaluated(tests, RIGHT.replace("x + x", "x + 2")).verdict == "incorrect"
+
+
 def test_submission_replaces_only_module_under_test(tests: Path) -> None:
     with pytest.raises(NotFound, match="no file"):
         form = evaluator_format_of(tests)
@@ -191,3 +200,97 @@ def test_command_names_source_of_verdict(evolve: Path, tmp_path: Path) -> None:
     assert verified.code == 3 and verified.out == ran.out
     refused = kernlore(*given, "--strict-shapes", data=tmp_path / "data")
     assert refused.code == 2 and "own evaluator chooses" in refused.err
+
+
+# -- AgentKernelArena
+
+ARENA_CONFIG = """\
+task_type: triton2triton
+source_file_path: [source/doubling.py]
+target_kernel_functions: [doubled]
+compile_command: [python3 -m py_compile source/doubling.py]
+correctness_command: ["python3 scripts/task_runner.py correctness"]
+performance_command: ["python3 scripts/task_runner.py performance"]
+compile_timeout: 60
+correctness_timeout: 60
+performance_timeout: 60
+"""
+ARENA_RUNNER = """\
+import json
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, "source")
+from doubling import doubled
+
+subprocess.Popen(["sleep", "90"])  # longer than the command may take; it keeps stdout open
+
+# >>> AKA-GENERATED: shared >>>
+def measured(*args):
+    raise RuntimeError("stub")
+# <<< AKA-GENERATED <<<
+
+pathlib.Path("/proc/self/comm").write_text("named")  # as CUDA names its threads
+if sys.argv[1] == "correctness":
+    sys.exit(doubled([1, 2]) != [2, 4])
+rows = [{"test_case_id": f"n{n}", "shape": [n], **measured(doubled, n)} for n in (4, 8)]
+pathlib.Path("build").mkdir(exist_ok=True)
+pathlib.Path("build/performance_report.json").write_text(json.dumps(rows))
+"""
+ARENA_HELPER = """\
+import nothing_that_tasks_have
+
+
+def measured(function, n):
+    function([0] * n)
+    return {"execution_time_ms": COST * n, "benchmark_method": "counted"}
+"""
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Path:
+    checkout = tmp_path / "arena"
+    task = checkout / "tasks" / "triton2triton" / "doubling"
+    helpers = checkout / "src" / "tools" / "perf"
+    for folder in (task / "source", task / "scripts", helpers):
+        folder.mkdir(parents=True)
+    (task / "config.yaml").write_text(ARENA_CONFIG)
+    (task / "scripts" / "task_runner.py").write_text(
+        ARENA_RUNNER.replace("import doubled", "import COST, doubled")
+    )
+    (task / "source" / "doubling.py").write_text("COST = 3.0\n" + RIGHT)
+    (helpers / "vllm_cuda_graph_block.py").write_text(ARENA_HELPER)
+    return task
+
+
+def test_arena_task_is_judged_by_its_commands(arena: Path) -> None:
+    result = evaluated(arena, "COST = 1.5\n" + RIGHT, "doubling.py")
+    assert (result.verdict, result.message) == ("correct", ""), result.log
+    metrics = result.report["metrics"]
+    assert metrics["base_execution_time"] == 18.0
+    assert metrics["best_optimized_execution_time"] == 9.0
+    assert (metrics["speedup_ratio"], metrics["score"]) == (2.0, 320.0)
+    assert metrics["optimized_benchmark_methods"] == ["counted"]
+    form = evaluator_format_of(arena)
+    assert form is not None and form.name == "agent-kernel-arena"
+    assert "speedup_ratio: 2.0\n" in form.write_back(result.report)
+    wrong = evaluated(arena, "COST = 1.5\n" + RIGHT.replace("x + x", "x + 1"), "doubling.py")
+    assert wrong.verdict == "incorrect" and wrong.report["metrics"]["score"] == 20.0
+    broken = evaluated(arena, "COST = (\n", "doubling.py")
+    assert "compilation failed" in broken.message and "SyntaxError" in broken.message
+
+
+def test_arena_submission_is_one_of_its_files_or_a_folder(arena: Path, tmp_path: Path) -> None:
+    form = evaluator_format_of(arena)
+    assert form is not None
+    folder = tmp_path / "mine"
+    (folder / "source").mkdir(parents=True)
+    (folder / "source" / "doubling.py").write_text("COST = 3.0\n" + RIGHT)
+    assert form.evaluate(arena, folder, "auto").verdict == "correct"
+    (folder / "source" / "doubling.py").rename(folder / "doubling.py")
+    with pytest.raises(InvalidRequest, match="replaces no source file of doubling"):
+        form.evaluate(arena, folder, "auto")
+    (arena / "config.yaml").write_text(ARENA_CONFIG + "platform_support: {required_arch: gfx942}\n")
+    with pytest.raises(Unavailable, match="it is for gfx942"):
+        form.evaluate(arena, folder / "doubling.py", "auto")

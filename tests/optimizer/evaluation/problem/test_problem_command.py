@@ -59,6 +59,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.slow
 def test_every_problem_of_a_folder_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

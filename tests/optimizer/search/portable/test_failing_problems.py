@@ -18,7 +18,7 @@ from optimizer.search.portable.launch import (
 )
 from tests.known_device import known_ceilings
 
-pytestmark = pytest.mark.slow(seconds=38)
+pytestmark = pytest.mark.slow(seconds=10)
 
 PROBLEM = """\
 import os

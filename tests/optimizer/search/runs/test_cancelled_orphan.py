@@ -13,8 +13,7 @@ from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.runs import processes
 from optimizer.search.runs.processes import ServiceRuns
-from optimizer.search.runs.run_lock import RunLock
-from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.run_store import RunLock, run_store
 from optimizer.search.store import RunRow
 from retrieval.knowledge_base import KnowledgeBase
 from tests.catalogs import builtin_data_dir
@@ -22,6 +21,7 @@ from tests.catalogs import builtin_data_dir
 SHA = "0" * 64
 
 
+@pytest.mark.slow
 def test_cancel_reports_process_that_is_still_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ results.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -129,7 +130,8 @@ def test_prompts_share_prefix_and_describe_failure(
     first, second = (prompt_of(request) for request in server.requests[:2])
     assert "The documents of this chip, whole" in first
     same = next(n for n, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1)
-    assert same > first.index("# The kernel to start from")
+    step = re.search(r"^# (?:The kernel to start from|What was measured)", first, re.M)
+    assert step is not None and same > step.start()
     assert "Lessons of this run" in second or "did not compile" in second
     assert "did not compile" not in first and "# What is known about what happened" in second
 

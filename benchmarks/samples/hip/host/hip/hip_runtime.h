@@ -122,6 +122,26 @@ inline int emu_dpp(int old, int v, int ctrl, int row_mask, int bank_mask, bool b
   return r;
 }
 #define __builtin_amdgcn_update_dpp emu_dpp
+inline unsigned long emu_ballot(bool v) {
+  unsigned long r = 0;
+  for (int l = 0; l < 64; l++) r |= (unsigned long)(emu_readlane(v, l) != 0) << l;
+  return r;
+}
+#define __builtin_amdgcn_ballot_w64 emu_ballot
+// ds_read_b64_tr_b16: of 16 lanes lane i reads four values from column 4 (i % 4) of row i / 4, and
+// gets column i of the four rows
+typedef int emu_i2 __attribute__((ext_vector_type(2)));
+inline emu_i2 emu_read_tr16(const char* from) {
+  unsigned l = emu_lane();
+  memcpy(slot<short>(l), from, 8);
+  wave_sync();
+  short r[4];
+  for (int j = 0; j < 4; j++) r[j] = slot<short>((l & ~15u) + 4 * j + l % 16 / 4)[l % 4];
+  wave_sync();
+  emu_i2 v;
+  memcpy(&v, r, 8);
+  return v;
+}
 typedef float emu_f4 __attribute__((ext_vector_type(4)));
 typedef short emu_s4 __attribute__((ext_vector_type(4)));
 typedef __bf16 emu_b8 __attribute__((ext_vector_type(8)));

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from optimizer.search.synthesizers.compiler.rewrites.pattern import (
+from optimizer.search.synthesizers.compiler.rewrites.trace import (
     argument,
     called,
     either,

@@ -20,10 +20,13 @@ from torch.fx import Node
 
 from optimizer.search.synthesizers.compiler.configurations import ForwardText
 from optimizer.search.synthesizers.compiler.rewrites import fuse
-from optimizer.search.synthesizers.compiler.rewrites.pattern import (
+from optimizer.search.synthesizers.compiler.rewrites.trace import (
+    SymbolicGraph,
     argument,
+    cached_constant,
     called,
     either,
+    forward_text,
     is_float,
     is_number,
     is_random,
@@ -37,11 +40,6 @@ from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     same_dtype,
     shape,
     tensor,
-)
-from optimizer.search.synthesizers.compiler.rewrites.trace import (
-    SymbolicGraph,
-    cached_constant,
-    forward_text,
 )
 
 # -- linear layers and convolutions

@@ -19,6 +19,7 @@ from optimizer.search.synthesizers.traced.lowering import (
     RULES,
     Lowering,
     NotLowered,
+    OperatorCall,
     Places,
     Rule,
     Value,
@@ -26,7 +27,6 @@ from optimizer.search.synthesizers.traced.lowering import (
     pointwise,
     promoted,
     rule,
-    shape_and_dtype,
 )
 
 _SAME = ["abs", "neg", "floor", "ceil", "trunc", "round", "sign"]
@@ -46,29 +46,27 @@ _SHIFTS = {
 
 
 def _unary(name: str, floating: bool) -> Rule:
-    def rule(lowering: Lowering, node: fx.Node) -> Value:
-        shape, dtype = shape_and_dtype(node)
-        value = lowering.tensor(node, 0)
-        inner = computed_in(dtype if floating else value.dtype)
-        return pointwise(name, [value], shape, inner, dtype)
+    def rule(op: OperatorCall) -> Value:
+        value = op.tensor(0)
+        inner = computed_in(op.dtype if floating else value.dtype)
+        return pointwise(name, [value], op.shape, inner, op.dtype)
 
     return rule
 
 
 def _binary(name: str, *, compares: bool = False) -> Rule:
-    def rule(lowering: Lowering, node: fx.Node) -> Value:
-        shape, dtype = shape_and_dtype(node)
-        values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-        scale = lowering.argument(node, 2, "alpha", 1)
-        inner = promoted(node, values)
+    def rule(op: OperatorCall) -> Value:
+        values = [op.argument(0), op.argument(1)]
+        scale = op.argument(2, "alpha", 1)
+        inner = promoted(op.node, values)
         if inner == "bool" and not compares:
             if scale != 1 or name not in _OF_BOOLEANS:
                 raise NotLowered(f"{name} of booleans")
-            return pointwise(_OF_BOOLEANS[name], values, shape, inner, dtype)
+            return pointwise(_OF_BOOLEANS[name], values, op.shape, inner, op.dtype)
         if scale != 1:
-            scaled = broadcast(values[1], shape, inner)
-            values[1] = pointwise("mul", [scaled, scale], shape, inner, inner)
-        return pointwise(name, values, shape, inner, dtype)
+            scaled = broadcast(values[1], op.shape, inner)
+            values[1] = pointwise("mul", [scaled, scale], op.shape, inner, inner)
+        return pointwise(name, values, op.shape, inner, op.dtype)
 
     return rule
 
@@ -86,12 +84,11 @@ for _name in _COMPARED:
 
 
 @rule("aten.div.Tensor", "aten.div.Scalar", "prims.div")
-def _div(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    if dtype not in FLOATS:
+def _div(op: OperatorCall) -> Value:
+    values = [op.argument(0), op.argument(1)]
+    if op.dtype not in FLOATS:
         raise NotLowered("a division of integers")
-    return pointwise("div", values, shape, computed_in(dtype), dtype)
+    return pointwise("div", values, op.shape, computed_in(op.dtype), op.dtype)
 
 
 def _short(node: fx.Node) -> str:
@@ -100,47 +97,45 @@ def _short(node: fx.Node) -> str:
 
 
 @rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    mode, inner = lowering.argument(node, 2, "rounding_mode"), computed_in(dtype)
+def _rounded_quotient(op: OperatorCall) -> Value:
+    values = [op.argument(0), op.argument(1)]
+    mode, inner = op.argument(2, "rounding_mode"), computed_in(op.dtype)
     if mode is None:
-        return pointwise("div", values, shape, inner, dtype)
+        return pointwise("div", values, op.shape, inner, op.dtype)
     if inner in FLOATS and mode == "trunc":
-        return pointwise("trunc", [_of(inner, shape, "div", *values)], shape, inner, dtype)
-    rest = _of(inner, shape, "fmod", *values)
+        return pointwise("trunc", [_of(inner, op.shape, "div", *values)], op.shape, inner, op.dtype)
+    rest = _of(inner, op.shape, "fmod", *values)
     if inner in FLOATS:
         # As torch does: subtract the remainder first, so that the quotient is nearly whole.
-        whole = _of(inner, shape, "div", _of(inner, shape, "sub", values[0], rest), values[1])
-        whole = _of(inner, shape, "round", whole)
+        whole = _of(inner, op.shape, "div", _of(inner, op.shape, "sub", values[0], rest), values[1])
+        whole = _of(inner, op.shape, "round", whole)
     else:
-        whole = _of(inner, shape, "quotient", *values)
+        whole = _of(inner, op.shape, "quotient", *values)
     if mode == "floor":
-        apart = _opposite(rest, values[1], shape, inner)
-        whole = _of(inner, shape, "sub", whole, broadcast(apart, shape, inner))
+        apart = _opposite(rest, values[1], op.shape, inner)
+        whole = _of(inner, op.shape, "sub", whole, broadcast(apart, op.shape, inner))
     if inner not in FLOATS:
-        return broadcast(whole, shape, dtype)
-    plain = _of(inner, shape, "div", *values)  # for division by zero and for infinities
-    by_zero = pointwise("eq", [values[1], 0], shape, inner, "bool")
-    return _chosen(by_zero, plain, whole, shape, dtype)
+        return broadcast(whole, op.shape, op.dtype)
+    plain = _of(inner, op.shape, "div", *values)  # for division by zero and for infinities
+    by_zero = pointwise("eq", [values[1], 0], op.shape, inner, "bool")
+    return _chosen(by_zero, plain, whole, op.shape, op.dtype)
 
 
 @rule(
     *("aten.fmod.Tensor", "aten.fmod.Scalar"),
     *("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor"),
 )
-def _rest(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, by = lowering.argument(node, 0), lowering.argument(node, 1)
-    counting = _counted_rest(lowering, value, by, shape, dtype)
+def _rest(op: OperatorCall) -> Value:
+    value, by = op.argument(0), op.argument(1)
+    counting = _counted_rest(op.lowering, value, by, op.shape, op.dtype)
     if counting is not None:
         return counting
-    inner = computed_in(dtype)
-    rest = _of(inner, shape, "fmod", value, by)
-    if _short(node) == "fmod":
-        return broadcast(rest, shape, dtype)
-    apart = _opposite(rest, by, shape, inner)
-    return _chosen(apart, _of(inner, shape, "add", rest, by), rest, shape, dtype)
+    inner = computed_in(op.dtype)
+    rest = _of(inner, op.shape, "fmod", value, by)
+    if _short(op.node) == "fmod":
+        return broadcast(rest, op.shape, op.dtype)
+    apart = _opposite(rest, by, op.shape, inner)
+    return _chosen(apart, _of(inner, op.shape, "add", rest, by), rest, op.shape, op.dtype)
 
 
 def _counted_rest(
@@ -179,184 +174,170 @@ def _chosen(condition: Value, first: Value, second: Value, shape: Any, dtype: st
 
 
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor")
-def _logical(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    return pointwise(_LOGICAL[_short(node)], values, shape, "bool", dtype)
+def _logical(op: OperatorCall) -> Value:
+    values = [op.argument(0), op.argument(1)]
+    return pointwise(_LOGICAL[_short(op.node)], values, op.shape, "bool", op.dtype)
 
 
 @rule(*(f"aten.{name}.{form}" for name in _BITS for form in ("Tensor", "Scalar")))
-def _bitwise(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    name = _BITS[_short(node)] if dtype == "bool" else f"bits_{_BITS[_short(node)]}"
-    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    return pointwise(name, values, shape, dtype, dtype)
+def _bitwise(op: OperatorCall) -> Value:
+    name = _BITS[_short(op.node)] if op.dtype == "bool" else f"bits_{_BITS[_short(op.node)]}"
+    values = [op.argument(0), op.argument(1)]
+    return pointwise(name, values, op.shape, op.dtype, op.dtype)
 
 
 @rule(*(f"aten.{name}" for name in _SHIFTS))
-def _shifted(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    by = lowering.argument(node, 1)
+def _shifted(op: OperatorCall) -> Value:
+    by = op.argument(1)
     if not isinstance(by, int) or not 0 <= by < 8:
         raise NotLowered("a shift by places that are not known")
-    values = [lowering.argument(node, 0), by]
-    return pointwise(_SHIFTS[str(node.target).removeprefix("aten.")], values, shape, dtype, dtype)
+    values = [op.argument(0), by]
+    return pointwise(
+        _SHIFTS[str(op.node.target).removeprefix("aten.")], values, op.shape, op.dtype, op.dtype
+    )
 
 
 @rule("aten.logical_not", "aten.bitwise_not")
-def _not(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    name = "not" if dtype == "bool" else "bits_not"
-    return pointwise(name, [lowering.argument(node, 0)], shape, dtype, dtype)
+def _not(op: OperatorCall) -> Value:
+    name = "not" if op.dtype == "bool" else "bits_not"
+    return pointwise(name, [op.argument(0)], op.shape, op.dtype, op.dtype)
 
 
 @rule("aten.isnan", "aten.isinf", "aten.signbit")
-def _tested(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
+def _tested(op: OperatorCall) -> Value:
+    value = op.tensor(0)
     if value.dtype not in FLOATS:
-        if _short(node) != "signbit":
-            return broadcast(False, shape, dtype)
-        return pointwise("lt", [value, 0], shape, value.dtype, dtype)
-    return pointwise(_short(node), [value], shape, computed_in(value.dtype), dtype)
+        if _short(op.node) != "signbit":
+            return broadcast(False, op.shape, op.dtype)
+        return pointwise("lt", [value, 0], op.shape, value.dtype, op.dtype)
+    return pointwise(_short(op.node), [value], op.shape, computed_in(value.dtype), op.dtype)
 
 
 @rule("aten.round.decimals")
-def _to_decimals(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, inner = lowering.tensor(node, 0), computed_in(dtype)
-    decimals = lowering.argument(node, 1, "decimals", 0)
+def _to_decimals(op: OperatorCall) -> Value:
+    value, inner = op.tensor(0), computed_in(op.dtype)
+    decimals = op.argument(1, "decimals", 0)
     ways = ("mul", "div") if decimals > 0 else ("div", "mul")
     scale = 10.0 ** abs(decimals)
-    whole = _of(inner, shape, "round", _of(inner, shape, ways[0], value, scale))
-    return pointwise(ways[1], [whole, scale], shape, inner, dtype)
+    whole = _of(inner, op.shape, "round", _of(inner, op.shape, ways[0], value, scale))
+    return pointwise(ways[1], [whole, scale], op.shape, inner, op.dtype)
 
 
 @rule("aten.fmax", "aten.fmin")
-def _numbers_first(lowering: Lowering, node: fx.Node) -> Value:
+def _numbers_first(op: OperatorCall) -> Value:
     """The larger or smaller of two numbers; if one of them is NaN, the other one."""
-    shape, dtype = shape_and_dtype(node)
-    inner = computed_in(dtype)
-    first, second = (broadcast(lowering.argument(node, n), shape, inner) for n in (0, 1))
-    best = _of(inner, shape, _short(node).removeprefix("f"), first, second)
+    inner = computed_in(op.dtype)
+    first, second = (broadcast(op.argument(n), op.shape, inner) for n in (0, 1))
+    best = _of(inner, op.shape, _short(op.node).removeprefix("f"), first, second)
     if inner not in FLOATS:
-        return broadcast(best, shape, dtype)
-    without = [pointwise("isnan", [v], shape, inner, "bool") for v in (first, second)]
-    return _chosen(without[0], second, _chosen(without[1], first, best, shape, inner), shape, dtype)
+        return broadcast(best, op.shape, op.dtype)
+    without = [pointwise("isnan", [v], op.shape, inner, "bool") for v in (first, second)]
+    return _chosen(
+        without[0], second, _chosen(without[1], first, best, op.shape, inner), op.shape, op.dtype
+    )
 
 
 @rule("aten.atan2", "aten.hypot")
-def _of_two(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    return pointwise(_short(node), values, shape, computed_in(dtype), dtype)
+def _of_two(op: OperatorCall) -> Value:
+    values = [op.argument(0), op.argument(1)]
+    return pointwise(_short(op.node), values, op.shape, computed_in(op.dtype), op.dtype)
 
 
 @rule("aten.copysign.Tensor", "aten.copysign.Scalar")
-def _signed(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    inner = computed_in(dtype)
-    size = _of(inner, shape, "abs", lowering.argument(node, 0))
-    negative = pointwise("signbit", [lowering.argument(node, 1)], shape, inner, "bool")
-    return _chosen(negative, _of(inner, shape, "neg", size), size, shape, dtype)
+def _signed(op: OperatorCall) -> Value:
+    inner = computed_in(op.dtype)
+    size = _of(inner, op.shape, "abs", op.argument(0))
+    negative = pointwise("signbit", [op.argument(1)], op.shape, inner, "bool")
+    return _chosen(negative, _of(inner, op.shape, "neg", size), size, op.shape, op.dtype)
 
 
 @rule("aten.where.self")
-def _where(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    condition = broadcast(lowering.argument(node, 0), shape, "bool")
-    first, second = (broadcast(lowering.argument(node, n), shape, dtype) for n in (1, 2))
+def _where(op: OperatorCall) -> Value:
+    condition = broadcast(op.argument(0), op.shape, "bool")
+    first, second = (broadcast(op.argument(n), op.shape, op.dtype) for n in (1, 2))
 
     def at(places: Places) -> ElementExpression:
         parts = (condition.at(places), first.at(places), second.at(places))
-        return call("where", parts, dtype)
+        return call("where", parts, op.dtype)
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.relu")
-def _relu(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    return pointwise("max", [lowering.argument(node, 0), 0], shape, computed_in(dtype), dtype)
+def _relu(op: OperatorCall) -> Value:
+    return pointwise("max", [op.argument(0), 0], op.shape, computed_in(op.dtype), op.dtype)
 
 
 @rule("aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_max")
 @rule("aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
-def _clamp(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    inner = computed_in(dtype)
-    name = str(node.target).removeprefix("aten.").partition(".")[0]
+def _clamp(op: OperatorCall) -> Value:
+    inner = computed_in(op.dtype)
+    name = str(op.node.target).removeprefix("aten.").partition(".")[0]
     names = {"clamp_min": ("max",), "clamp_max": ("min",)}.get(name, ("max", "min"))
-    value = lowering.tensor(node, 0)
+    value = op.tensor(0)
     for number, bound in enumerate(names, 1):
-        limit = lowering.argument(node, number, {"max": "min", "min": "max"}[bound])
+        limit = op.argument(number, {"max": "min", "min": "max"}[bound])
         if limit is not None:
-            value = pointwise(bound, [value, limit], shape, inner, dtype)
-    return broadcast(value, shape, dtype)
+            value = pointwise(bound, [value, limit], op.shape, inner, op.dtype)
+    return broadcast(value, op.shape, op.dtype)
 
 
 @rule("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
-def _pow(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    base, power = lowering.argument(node, 0), lowering.argument(node, 1)
-    inner = computed_in(dtype)
-    if dtype not in FLOATS:
+def _pow(op: OperatorCall) -> Value:
+    base, power = op.argument(0), op.argument(1)
+    inner = computed_in(op.dtype)
+    if op.dtype not in FLOATS:
         raise NotLowered("a power of integers")
     if power == 0.5:
-        return pointwise("sqrt", [base], shape, inner, dtype)
+        return pointwise("sqrt", [base], op.shape, inner, op.dtype)
     if power in (2, 3, 4):
-        parts = broadcast(base, shape, inner)
+        parts = broadcast(base, op.shape, inner)
         value = parts
         for _ in range(int(power) - 1):
-            value = pointwise("mul", [value, parts], shape, inner, dtype)
+            value = pointwise("mul", [value, parts], op.shape, inner, op.dtype)
         return value
-    return pointwise("pow", [base, power], shape, inner, dtype)
+    return pointwise("pow", [base, power], op.shape, inner, op.dtype)
 
 
 @rule("aten._to_copy", "prims.convert_element_type", "aten.clone", "aten.alias", "aten.detach")
 @rule("aten.lift_fresh_copy", "aten.lift_fresh")
-def _copied(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    return broadcast(lowering.argument(node, 0), shape, dtype)
+def _copied(op: OperatorCall) -> Value:
+    return broadcast(op.argument(0), op.shape, op.dtype)
 
 
 @rule("aten.copy")
-def _copied_over(lowering: Lowering, node: fx.Node) -> Value:
+def _copied_over(op: OperatorCall) -> Value:
     """The second argument with the shape and dtype of the first, whose values are overwritten."""
-    shape, dtype = shape_and_dtype(node)
-    return broadcast(lowering.argument(node, 1), shape, dtype)
+    return broadcast(op.argument(1), op.shape, op.dtype)
 
 
 @rule("aten.empty_permuted", "aten.empty.memory_format", "aten.empty_like", "aten.new_empty")
-def _empty(lowering: Lowering, node: fx.Node) -> Value:
+def _empty(op: OperatorCall) -> Value:
     """Memory that the graph writes before it reads it: any value will do."""
-    shape, dtype = shape_and_dtype(node)
-    return broadcast(0, shape, dtype)
+    return broadcast(0, op.shape, op.dtype)
 
 
 @rule("aten.full", "aten.full_like", "aten.scalar_tensor", "aten.zeros_like", "aten.ones_like")
-def _full(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    name = str(node.target).partition(".")[2].removesuffix(".default")
+def _full(op: OperatorCall) -> Value:
+    name = str(op.node.target).partition(".")[2].removesuffix(".default")
     if name in ("full", "full_like"):
-        number = lowering.argument(node, 1)
+        number = op.argument(1)
     elif name == "scalar_tensor":
-        number = lowering.argument(node, 0)
+        number = op.argument(0)
     else:
         number = int(name.startswith("ones"))
-    return broadcast(number, shape, dtype)
+    return broadcast(number, op.shape, op.dtype)
 
 
 @rule("aten.arange.start_step", "prims.iota")
-def _counting(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    if str(node.target).startswith("prims"):
-        start, step = node.kwargs.get("start", 0), node.kwargs.get("step", 1)
+def _counting(op: OperatorCall) -> Value:
+    if str(op.node.target).startswith("prims"):
+        start, step = op.node.kwargs.get("start", 0), op.node.kwargs.get("step", 1)
     else:
-        start, step = lowering.argument(node, 0), lowering.argument(node, 2, "step", 1)
+        start, step = op.argument(0), op.argument(2, "step", 1)
     if not isinstance(start, int) or not isinstance(step, int):
         raise NotLowered("a range of fractions")
-    return Value(shape, dtype, lambda p: cast(counted(p[0] * step + start), dtype))
+    return op.result(lambda p: cast(counted(p[0] * step + start), op.dtype))
 
 
 # -- special functions, and the parts of floats
@@ -372,23 +353,21 @@ _FORMS = ("", ".x_scalar", ".n_scalar")
 
 
 @rule(*(f"aten.{name}{form}" for name in _POLYNOMIALS for form in _FORMS))
-def _polynomial(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    name = str(node.target).removeprefix("aten.").partition(".")[0]
-    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    return pointwise(_POLYNOMIALS[name], values, shape, computed_in(dtype), dtype)
+def _polynomial(op: OperatorCall) -> Value:
+    name = str(op.node.target).removeprefix("aten.").partition(".")[0]
+    values = [op.argument(0), op.argument(1)]
+    return pointwise(_POLYNOMIALS[name], values, op.shape, computed_in(op.dtype), op.dtype)
 
 
 @rule("aten.special_erfcx", "aten.special_spherical_bessel_j0")
-def _special(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    name = "erfcx" if "erfcx" in str(node.target) else "bessel"
-    return pointwise(name, [lowering.argument(node, 0)], shape, computed_in(dtype), dtype)
+def _special(op: OperatorCall) -> Value:
+    name = "erfcx" if "erfcx" in str(op.node.target) else "bessel"
+    return pointwise(name, [op.argument(0)], op.shape, computed_in(op.dtype), op.dtype)
 
 
 @rule("aten.frexp.Tensor")
-def _parts_of_float(lowering: Lowering, node: fx.Node) -> tuple[Value, Value]:
-    value = lowering.tensor(node, 0)
+def _parts_of_float(op: OperatorCall) -> tuple[Value, Value]:
+    value = op.tensor(0)
     inner = computed_in(value.dtype)
     mantissa = pointwise("mantissa", [value], value.shape, inner, value.dtype)
 

@@ -9,7 +9,9 @@ from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
+    Combine,
     ElementExpression,
+    Stage,
     call,
     cast,
     computed_in,
@@ -20,6 +22,7 @@ from optimizer.search.synthesizers.traced.index import Index, bounds, index, rea
 from optimizer.search.synthesizers.traced.lowering import (
     Lowering,
     NotLowered,
+    OperatorCall,
     Places,
     Value,
     broadcast,
@@ -27,7 +30,6 @@ from optimizer.search.synthesizers.traced.lowering import (
     rule,
     shape_and_dtype,
 )
-from optimizer.search.synthesizers.traced.program import Combine, Stage
 
 
 def place_from(value: ElementExpression, size: int) -> Index:
@@ -43,58 +45,54 @@ def place_from(value: ElementExpression, size: int) -> Index:
 
 
 @rule("aten.gather")
-def _gather(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 2)
-    dim = lowering.argument(node, 1)
-    if not shape:
+def _gather(op: OperatorCall) -> Value:
+    value, chosen = op.tensor(0), op.tensor(2)
+    dim = op.argument(1)
+    if not op.shape:
         raise NotLowered("a gather without dimensions")
-    dim = dim % len(shape)
+    dim = dim % len(op.shape)
 
     def at(places: Places) -> ElementExpression:
         place = place_from(chosen.at(places), value.shape[dim])
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.index_select")
-def _index_select(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 2)
-    dim = lowering.argument(node, 1)
-    dim = dim % len(shape)
+def _index_select(op: OperatorCall) -> Value:
+    value, chosen = op.tensor(0), op.tensor(2)
+    dim = op.argument(1)
+    dim = dim % len(op.shape)
 
     def at(places: Places) -> ElementExpression:
         place = place_from(chosen.at((places[dim],)), value.shape[dim])
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.embedding")
-def _embedding(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    table, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
+def _embedding(op: OperatorCall) -> Value:
+    table, chosen = op.tensor(0), op.tensor(1)
 
     def at(places: Places) -> ElementExpression:
         place = place_from(chosen.at(places[:-1]), table.shape[0])
         return table.at((place, places[-1]))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.index.Tensor")
-def _indexed(lowering: Lowering, node: fx.Node) -> Value:
+def _indexed(op: OperatorCall) -> Value:
     """Neighbouring index tensors replace their dimensions in place; separated ones come first."""
-    shape, dtype = shape_and_dtype(node)
-    value, chosen = lowering.tensor(node, 0), lowering.argument(node, 1)
+    value, chosen = op.tensor(0), op.argument(1)
     used = [d for d, part in enumerate(chosen) if part is not None]
     if used != list(range(used[0], used[-1] + 1)) or chosen[used[0]].dtype == "bool":
         raise NotLowered("aten.index with a mask or with gaps")
     ranks = [len(chosen[d].shape) for d in used]
     first, rank = used[0], max(ranks)
-    common = shape[first : first + rank]
+    common = op.shape[first : first + rank]
 
     def at(places: Places) -> ElementExpression:
         inner = places[first : first + rank]
@@ -104,41 +102,39 @@ def _indexed(lowering: Lowering, node: fx.Node) -> Value:
         ]
         return value.at((*places[:first], *own, *places[first + rank :]))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.cat")
-def _cat(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    parts = [p for p in lowering.argument(node, 0) if p.shape != (0,)]
-    dim = lowering.argument(node, 1, "dim", 0) % len(shape)
+def _cat(op: OperatorCall) -> Value:
+    parts = [p for p in op.argument(0) if p.shape != (0,)]
+    dim = op.argument(1, "dim", 0) % len(op.shape)
 
     def at(places: Places) -> ElementExpression:
         value: ElementExpression | None = None
-        end = shape[dim]
+        end = op.shape[dim]
         for part in reversed(parts):
             start = end - part.shape[dim]
             own = within(places[dim] - start, part.shape[dim])
-            here = cast(part.at((*places[:dim], own, *places[dim + 1 :])), dtype)
+            here = cast(part.at((*places[:dim], own, *places[dim + 1 :])), op.dtype)
             behind = call("ge", (counted(places[dim]), literal(end, "int64")), "bool")
-            value = here if value is None else call("where", (behind, value, here), dtype)
+            value = here if value is None else call("where", (behind, value, here), op.dtype)
             end = start
         assert value is not None
         return value
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.slice_scatter")
-def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
+def _slice_scatter(op: OperatorCall) -> Value:
     """A tensor with one slice replaced by another tensor."""
-    shape, dtype = shape_and_dtype(node)
-    value, source = lowering.tensor(node, 0), lowering.tensor(node, 1)
-    dim = lowering.argument(node, 2, "dim", 0) % len(shape)
-    if lowering.argument(node, 5, "step", 1) != 1:
+    value, source = op.tensor(0), op.tensor(1)
+    dim = op.argument(2, "dim", 0) % len(op.shape)
+    if op.argument(5, "step", 1) != 1:
         raise NotLowered("aten.slice_scatter with a step")
-    size, held = shape[dim], source.shape[dim]
-    start = lowering.argument(node, 3, "start", 0) or 0
+    size, held = op.shape[dim], source.shape[dim]
+    start = op.argument(3, "start", 0) or 0
     start = min(max(start + size if start < 0 else start, 0), size)
 
     def at(places: Places) -> ElementExpression:
@@ -146,24 +142,23 @@ def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
         number = counted(places[dim])
         inside = call("ge", (number, literal(start, "int64")), "bool")
         before = call("lt", (number, literal(start + held, "int64")), "bool")
-        parts = (cast(source.at(own), dtype), cast(value.at(places), dtype))
-        return call("where", (call("and", (inside, before), "bool"), *parts), dtype)
+        parts = (cast(source.at(own), op.dtype), cast(value.at(places), op.dtype))
+        return call("where", (call("and", (inside, before), "bool"), *parts), op.dtype)
 
-    return Value(shape, dtype, at) if held else value
+    return op.result(at) if held else value
 
 
 @rule("aten.constant_pad_nd")
-def _pad(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, sides = lowering.tensor(node, 0), lowering.argument(node, 1)
-    fill = literal(lowering.argument(node, 2, "value", 0), dtype)
-    before = [0] * (len(shape) - len(sides) // 2) + list(reversed(sides[::2]))
+def _pad(op: OperatorCall) -> Value:
+    value, sides = op.tensor(0), op.argument(1)
+    fill = literal(op.argument(2, "value", 0), op.dtype)
+    before = [0] * (len(op.shape) - len(sides) // 2) + list(reversed(sides[::2]))
 
     def at(places: Places) -> ElementExpression:
         own = tuple(p - b for p, b in zip(places, before, strict=True))
         return guarded(value, own, fill)
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 # -- indices that may be out of bounds
@@ -291,9 +286,9 @@ def _rows(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
     return at
 
 
-def _with_dims(lowering: Lowering, node: fx.Node, place: int = 0) -> Value:
+def _with_dims(op: OperatorCall, place: int = 0) -> Value:
     """An argument, as a vector if it is a scalar."""
-    value = lowering.tensor(node, place)
+    value = op.tensor(place)
     if value.shape:
         return value
     return Value((1,), value.dtype, lambda p: value.at(()))
@@ -309,52 +304,54 @@ def _shaped(node: fx.Node, value: Value) -> Value:
 
 @rule("aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce", "aten.scatter.value_reduce")
 @rule("aten.scatter_add", "aten.scatter_reduce.two")
-def _scatter(lowering: Lowering, node: fx.Node) -> Value:
-    value, chosen = _with_dims(lowering, node), _with_dims(lowering, node, 2)
-    dim = lowering.argument(node, 1) % len(value.shape)
-    source: Any = lowering.argument(node, 3)
+def _scatter(op: OperatorCall) -> Value:
+    value, chosen = _with_dims(op), _with_dims(op, 2)
+    dim = op.argument(1) % len(value.shape)
+    source: Any = op.argument(3)
     if isinstance(source, Value):
-        own = _with_dims(lowering, node, 3)
+        own = _with_dims(op, 3)
         source = Value(chosen.shape, own.dtype, own.at)
-    name = str(node.target)
-    how = lowering.argument(node, 4, "reduce", "sum" if "scatter_add" in name else None)
-    with_base = bool(lowering.argument(node, 5, "include_self", True))
+    name = str(op.node.target)
+    how = op.argument(4, "reduce", "sum" if "scatter_add" in name else None)
+    with_base = bool(op.argument(5, "include_self", True))
     at = _along(value, dim, chosen)
-    _, dtype = shape_and_dtype(node)
     if how is None:
-        return _shaped(node, _put(lowering, value, dtype, chosen.shape, at, [(source, None)]))
-    made = _reduced(lowering, value, dtype, chosen.shape, at, source, how, with_base)
-    return _shaped(node, made)
+        return _shaped(
+            op.node, _put(op.lowering, value, op.dtype, chosen.shape, at, [(source, None)])
+        )
+    made = _reduced(op.lowering, value, op.dtype, chosen.shape, at, source, how, with_base)
+    return _shaped(op.node, made)
 
 
 @rule("aten.index_add", "aten.index_copy", "aten.index_reduce")
-def _index_rows(lowering: Lowering, node: fx.Node) -> Value:
-    value, source = _with_dims(lowering, node), _with_dims(lowering, node, 3)
-    chosen = _with_dims(lowering, node, 2)
-    dim = lowering.argument(node, 1) % len(value.shape)
-    _, dtype = shape_and_dtype(node)
-    name, at = str(node.target), _rows(value, dim, chosen)
+def _index_rows(op: OperatorCall) -> Value:
+    value, source = _with_dims(op), _with_dims(op, 3)
+    chosen = _with_dims(op, 2)
+    dim = op.argument(1) % len(value.shape)
+    name, at = str(op.node.target), _rows(value, dim, chosen)
     if "index_copy" in name:
-        return _shaped(node, _put(lowering, value, dtype, source.shape, at, [(source, None)]))
+        return _shaped(
+            op.node, _put(op.lowering, value, op.dtype, source.shape, at, [(source, None)])
+        )
     how, with_base = "sum", True
     if "index_reduce" in name:
-        how = lowering.argument(node, 4)
-        with_base = bool(lowering.argument(node, 5, "include_self", True))
-    elif (scale := lowering.argument(node, 4, "alpha", 1)) != 1:
-        inner = computed_in(dtype)
+        how = op.argument(4)
+        with_base = bool(op.argument(5, "include_self", True))
+    elif (scale := op.argument(4, "alpha", 1)) != 1:
+        inner = computed_in(op.dtype)
         source = pointwise("mul", [source, scale], source.shape, inner, inner)
-    made = _reduced(lowering, value, dtype, source.shape, at, source, how, with_base)
-    return _shaped(node, made)
+    made = _reduced(op.lowering, value, op.dtype, source.shape, at, source, how, with_base)
+    return _shaped(op.node, made)
 
 
 @rule("aten.index_put", "aten._unsafe_index_put")
-def _index_put(lowering: Lowering, node: fx.Node) -> Value:
+def _index_put(op: OperatorCall) -> Value:
     """Neighbouring index tensors replace their dimensions in place; separated ones come first."""
-    value, chosen = lowering.tensor(node, 0), lowering.argument(node, 1)
+    value, chosen = op.tensor(0), op.argument(1)
     used = [d for d, part in enumerate(chosen) if part is not None]
     gaps = used != list(range(used[0], used[-1] + 1))
     if gaps or any(chosen[d].dtype in ("bool", "uint8") for d in used):
-        raise NotLowered(f"{node.target} with a mask or with gaps")
+        raise NotLowered(f"{op.node.target} with a mask or with gaps")
     first, last = used[0], used[-1]
     rank = max(len(chosen[d].shape) for d in used)
     common = _joined_shape([chosen[d].shape for d in used], rank)
@@ -368,10 +365,9 @@ def _index_put(lowering: Lowering, node: fx.Node) -> Value:
         )
         return (*places[:first], *own, *places[first + rank :])
 
-    _, dtype = shape_and_dtype(node)
-    combine: Combine | None = "sum" if lowering.argument(node, 3, "accumulate", False) else None
-    source = lowering.tensor(node, 2)
-    return _shaped(node, _put(lowering, value, dtype, shape, at, [(source, combine)]))
+    combine: Combine | None = "sum" if op.argument(3, "accumulate", False) else None
+    source = op.tensor(2)
+    return _shaped(op.node, _put(op.lowering, value, op.dtype, shape, at, [(source, combine)]))
 
 
 def _joined_shape(shapes: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ...]:
@@ -380,10 +376,9 @@ def _joined_shape(shapes: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ..
 
 
 @rule("aten.put")
-def _put_flat(lowering: Lowering, node: fx.Node) -> Value:
-    value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
-    source = lowering.tensor(node, 2)
-    _, dtype = shape_and_dtype(node)
+def _put_flat(op: OperatorCall) -> Value:
+    value, chosen = op.tensor(0), op.tensor(1)
+    source = op.tensor(2)
     count = 1
     for size in value.shape:
         count *= size
@@ -396,9 +391,9 @@ def _put_flat(lowering: Lowering, node: fx.Node) -> Value:
         source.dtype,
         lambda p: source.at(p if source.shape == chosen.shape else _moved(p, chosen, source)),
     )
-    combine: Combine | None = "sum" if lowering.argument(node, 3, "accumulate", False) else None
-    made = _put(lowering, value, dtype, chosen.shape, at, [(own, combine)])
-    return broadcast(made, value.shape, dtype)
+    combine: Combine | None = "sum" if op.argument(3, "accumulate", False) else None
+    made = _put(op.lowering, value, op.dtype, chosen.shape, at, [(own, combine)])
+    return broadcast(made, value.shape, op.dtype)
 
 
 def _moved(places: Places, shaped: Value, to: Value) -> Places:
@@ -409,11 +404,11 @@ def _moved(places: Places, shaped: Value, to: Value) -> Places:
 
 
 @rule("aten.as_strided_scatter")
-def _as_strided_scatter(lowering: Lowering, node: fx.Node) -> Value:
+def _as_strided_scatter(op: OperatorCall) -> Value:
     """For a tensor that torch holds contiguously and from the start of its storage."""
-    value, source = lowering.tensor(node, 0), lowering.tensor(node, 1)
-    strides, offset = lowering.argument(node, 3), lowering.argument(node, 4, "storage_offset") or 0
-    held = node.args[0].meta["val"]  # type: ignore[union-attr]
+    value, source = op.tensor(0), op.tensor(1)
+    strides, offset = op.argument(3), op.argument(4, "storage_offset") or 0
+    held = op.node.args[0].meta["val"]  # type: ignore[union-attr]
     if not held.is_contiguous() or held.storage_offset():
         raise NotLowered("aten.as_strided_scatter into memory in another order")
 
@@ -423,6 +418,5 @@ def _as_strided_scatter(lowering: Lowering, node: fx.Node) -> Value:
             place = place + part * stride
         return unflattened(place, value.shape)
 
-    _, dtype = shape_and_dtype(node)
-    made = _put(lowering, value, dtype, source.shape, at, [(source, None)])
-    return broadcast(made, value.shape, dtype)
+    made = _put(op.lowering, value, op.dtype, source.shape, at, [(source, None)])
+    return broadcast(made, value.shape, op.dtype)

@@ -10,7 +10,9 @@ from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
+    Combine,
     ElementExpression,
+    Order,
     call,
     cast,
     computed_in,
@@ -22,24 +24,22 @@ from optimizer.search.synthesizers.traced.lowering import (
     EXPENSIVE,
     Lowering,
     NotLowered,
+    OperatorCall,
     Places,
     Value,
     broadcast,
     pointwise,
     rule,
-    shape_and_dtype,
 )
-from optimizer.search.synthesizers.traced.program import Combine, Order
 
 LEAST_ROWS = 128  # scans of fewer rows do not fill a GPU with one row per program
 
 
-def _reduced(lowering: Lowering, node: fx.Node, combine: Combine, value: Value) -> Value:
+def _reduced(op: OperatorCall, combine: Combine, value: Value) -> Value:
     """One reduction of `value` over the dimensions that the node names."""
-    _, dtype = shape_and_dtype(node)
-    dims = _dims(lowering.argument(node, 1, "dim"), len(value.shape))
-    keep = bool(lowering.argument(node, 2, "keepdim", False)) and "prims" not in str(node.target)
-    return over(lowering, value, dims, combine, keep, computed_in(dtype))
+    dims = _dims(op.argument(1, "dim"), len(value.shape))
+    keep = bool(op.argument(2, "keepdim", False)) and "prims" not in str(op.node.target)
+    return over(op.lowering, value, dims, combine, keep, computed_in(op.dtype))
 
 
 def _dims(dims: Any, count: int) -> list[int]:
@@ -66,34 +66,33 @@ def over(
 
 
 @rule("aten.sum.dim_IntList", "aten.sum", "prims.sum")
-def _sum(lowering: Lowering, node: fx.Node) -> Value:
-    return _reduced(lowering, node, "sum", lowering.argument(node, 0))
+def _sum(op: OperatorCall) -> Value:
+    return _reduced(op, "sum", op.argument(0))
 
 
 @rule("aten.prod.dim_int", "aten.prod", "prims.prod")
-def _prod(lowering: Lowering, node: fx.Node) -> Value:
-    return _reduced(lowering, node, "prod", lowering.argument(node, 0))
+def _prod(op: OperatorCall) -> Value:
+    return _reduced(op, "prod", op.argument(0))
 
 
 @rule("aten.amax", "prims.amax", "aten.max")
-def _amax(lowering: Lowering, node: fx.Node) -> Value:
-    return _reduced(lowering, node, "max", lowering.argument(node, 0))
+def _amax(op: OperatorCall) -> Value:
+    return _reduced(op, "max", op.argument(0))
 
 
 @rule("aten.amin", "prims.amin", "aten.min")
-def _amin(lowering: Lowering, node: fx.Node) -> Value:
-    return _reduced(lowering, node, "min", lowering.argument(node, 0))
+def _amin(op: OperatorCall) -> Value:
+    return _reduced(op, "min", op.argument(0))
 
 
 @rule("aten.cumsum", "aten.cumprod")
-def _scan(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    dim = lowering.argument(node, 1) % max(len(shape), 1)
-    if not shape or shape[dim] == 1:
-        return broadcast(value, shape, dtype)
-    combine: Combine = "sum" if "cumsum" in str(node.target) else "prod"
-    return scanned(lowering, broadcast(value, shape, dtype), dim, combine)
+def _scan(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    dim = op.argument(1) % max(len(op.shape), 1)
+    if not op.shape or op.shape[dim] == 1:
+        return broadcast(value, op.shape, op.dtype)
+    combine: Combine = "sum" if "cumsum" in str(op.node.target) else "prod"
+    return scanned(op.lowering, broadcast(value, op.shape, op.dtype), dim, combine)
 
 
 def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Value:
@@ -114,71 +113,67 @@ def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Val
 
 
 @rule("aten.mean.dim", "aten.mean")
-def _mean(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    total = _reduced(lowering, node, "sum", lowering.tensor(node, 0))
-    count = prod(lowering.tensor(node, 0).shape) / max(prod(shape), 1)
-    return pointwise("mul", [total, 1.0 / count], shape, computed_in(dtype), dtype)
+def _mean(op: OperatorCall) -> Value:
+    total = _reduced(op, "sum", op.tensor(0))
+    count = prod(op.tensor(0).shape) / max(prod(op.shape), 1)
+    return pointwise("mul", [total, 1.0 / count], op.shape, computed_in(op.dtype), op.dtype)
 
 
 @rule("aten.linalg_vector_norm")
-def _vector_norm(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, inner = lowering.tensor(node, 0), computed_in(dtype)
-    order = float(lowering.argument(node, 1, "ord", 2))
-    dims = _dims(lowering.argument(node, 2, "dim"), len(value.shape))
-    keep = bool(lowering.argument(node, 3, "keepdim", False))
+def _vector_norm(op: OperatorCall) -> Value:
+    value, inner = op.tensor(0), computed_in(op.dtype)
+    order = float(op.argument(1, "ord", 2))
+    dims = _dims(op.argument(2, "dim"), len(value.shape))
+    keep = bool(op.argument(3, "keepdim", False))
     size = pointwise("abs", [value], value.shape, inner, inner)
     if order in (inf, -inf):
-        return over(lowering, size, dims, "max" if order > 0 else "min", keep, inner)
+        return over(op.lowering, size, dims, "max" if order > 0 else "min", keep, inner)
     if order == 1:
-        return over(lowering, size, dims, "sum", keep, inner)
+        return over(op.lowering, size, dims, "sum", keep, inner)
     if order != 2:
         raise NotLowered(f"a vector norm of order {order:g}")
     squares = pointwise("mul", [size, size], value.shape, inner, inner)
-    total = over(lowering, squares, dims, "sum", keep, inner)
-    return pointwise("sqrt", [total], shape, inner, dtype)
+    total = over(op.lowering, squares, dims, "sum", keep, inner)
+    return pointwise("sqrt", [total], op.shape, inner, op.dtype)
 
 
 @rule("prims.var")
-def _var(lowering: Lowering, node: fx.Node) -> Value:
+def _var(op: OperatorCall) -> Value:
     """Two passes: the mean, then the squares of the differences from it."""
-    shape, dtype = shape_and_dtype(node)
-    value, correction = lowering.tensor(node, 0), float(lowering.argument(node, 2))
-    dims, inner = _dims(lowering.argument(node, 1), len(value.shape)), computed_in(dtype)
+    value, correction = op.tensor(0), float(op.argument(2))
+    dims, inner = _dims(op.argument(1), len(value.shape)), computed_in(op.dtype)
     count = prod(value.shape[d] for d in dims)
-    total = over(lowering, value, dims, "sum", True, inner)
+    total = over(op.lowering, value, dims, "sum", True, inner)
     mean = pointwise("mul", [total, 1.0 / count], total.shape, inner, inner)
     apart = pointwise("sub", [value, mean], value.shape, inner, inner)
     squared = pointwise("mul", [apart, apart], value.shape, inner, inner)
-    squares = over(lowering, squared, dims, "sum", False, inner)
+    squares = over(op.lowering, squared, dims, "sum", False, inner)
     left = max(count - correction, 0.0)
     scale = 1.0 / left if left else inf
-    return pointwise("mul", [squares, scale], shape, inner, dtype)
+    return pointwise("mul", [squares, scale], op.shape, inner, op.dtype)
 
 
 @rule("aten.argmax", "aten.argmin")
-def _arg(lowering: Lowering, node: fx.Node) -> Value:
-    shape, _ = shape_and_dtype(node)
-    value, dim = lowering.tensor(node, 0), lowering.argument(node, 1, "dim")
-    combine: Combine = "max" if "argmax" in str(node.target) else "min"
+def _arg(op: OperatorCall) -> Value:
+    value, dim = op.tensor(0), op.argument(1, "dim")
+    combine: Combine = "max" if "argmax" in str(op.node.target) else "min"
     if dim is None:
         own = value
         flat = (prod(own.shape),)
         value = Value(flat, own.dtype, lambda p: own.at(unflattened(p[0], own.shape)))
-        return extreme_place(lowering, value, 0, combine, keep=False)[1]
-    keep = len(shape) == len(value.shape)
-    return extreme_place(lowering, value, dim % len(value.shape), combine, keep)[1]
+        return extreme_place(op.lowering, value, 0, combine, keep=False)[1]
+    keep = len(op.shape) == len(value.shape)
+    return extreme_place(op.lowering, value, dim % len(value.shape), combine, keep)[1]
 
 
 @rule("aten.max.dim", "aten.min.dim")
-def _extreme_and_place(lowering: Lowering, node: fx.Node) -> tuple[Value, Value]:
-    value, dim = lowering.tensor(node, 0), lowering.argument(node, 1)
-    combine: Combine = "max" if "aten.max" in str(node.target) else "min"
+def _extreme_and_place(op: OperatorCall) -> tuple[Value, Value]:
+    value, dim = op.tensor(0), op.argument(1)
+    combine: Combine = "max" if "aten.max" in str(op.node.target) else "min"
     if not value.shape:
-        raise NotLowered(f"{node.target} of a number")
-    keep = bool(lowering.argument(node, 2, "keepdim", False))
-    return extreme_place(lowering, value, dim % len(value.shape), combine, keep)
+        raise NotLowered(f"{op.node.target} of a number")
+    keep = bool(op.argument(2, "keepdim", False))
+    return extreme_place(op.lowering, value, dim % len(value.shape), combine, keep)
 
 
 def extreme_place(
@@ -208,8 +203,8 @@ def _with(places: Places, dim: int) -> Places:
 
 
 @rule("aten.any.dim", "aten.any", "aten.any.dims")
-def _any(lowering: Lowering, node: fx.Node) -> Value:
-    value = lowering.tensor(node, 0)
+def _any(op: OperatorCall) -> Value:
+    value = op.tensor(0)
     numbers = broadcast(value, value.shape, "int64")
     if value.dtype != "bool":
         numbers = Value(
@@ -217,18 +212,16 @@ def _any(lowering: Lowering, node: fx.Node) -> Value:
             "int64",
             lambda p: cast(call("ne", (value.at(p), literal(0, value.dtype)), "bool"), "int64"),
         )
-    shape, dtype = shape_and_dtype(node)
-    dims = _dims(lowering.argument(node, 1, "dim"), len(value.shape))
-    keep = len(shape) == len(value.shape)
-    most = over(lowering, numbers, dims, "max", keep, "int64")
-    return Value(shape, dtype, lambda p: call("ne", (most.at(p), literal(0, "int64")), "bool"))
+    dims = _dims(op.argument(1, "dim"), len(value.shape))
+    keep = len(op.shape) == len(value.shape)
+    most = over(op.lowering, numbers, dims, "max", keep, "int64")
+    return op.result(lambda p: call("ne", (most.at(p), literal(0, "int64")), "bool"))
 
 
-def _product(lowering: Lowering, node: fx.Node, left: Value, right: Value, batch: int) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    inner = computed_in(dtype)
-    space = lowering.variables(shape)
-    (term,) = lowering.variables(left.shape[-1:])
+def _product(op: OperatorCall, left: Value, right: Value, batch: int) -> Value:
+    inner = computed_in(op.dtype)
+    space = op.lowering.variables(op.shape)
+    (term,) = op.lowering.variables(left.shape[-1:])
     rows: Places = (*map(index, space[:-1]), index(term))
     columns: Places = (*map(index, space[:batch]), index(term), index(space[-1]))
     factors = (cast(left.at(rows), inner), cast(right.at(columns), inner))
@@ -236,27 +229,26 @@ def _product(lowering: Lowering, node: fx.Node, left: Value, right: Value, batch
     body = call("mul", factors, inner).substituted(own)
     kept = tuple(v for v in space if v.extent != 1)
     reduced: tuple[Var, ...] = (term,) if term.extent != 1 else ()
-    return lowering.stage(body, kept, shape, inner, reduced, "sum")
+    return op.lowering.stage(body, kept, op.shape, inner, reduced, "sum")
 
 
 @rule("aten.mm")
-def _mm(lowering: Lowering, node: fx.Node) -> Value:
-    return _product(lowering, node, lowering.argument(node, 0), lowering.argument(node, 1), 0)
+def _mm(op: OperatorCall) -> Value:
+    return _product(op, op.argument(0), op.argument(1), 0)
 
 
 @rule("aten.bmm")
-def _bmm(lowering: Lowering, node: fx.Node) -> Value:
-    return _product(lowering, node, lowering.argument(node, 0), lowering.argument(node, 1), 1)
+def _bmm(op: OperatorCall) -> Value:
+    return _product(op, op.argument(0), op.argument(1), 1)
 
 
 @rule("aten.addbmm")
-def _addbmm(lowering: Lowering, node: fx.Node) -> Value:
+def _addbmm(op: OperatorCall) -> Value:
     """The sum of products over the batch, plus another argument."""
-    shape, dtype = shape_and_dtype(node)
-    inner = computed_in(dtype)
-    left, right = lowering.tensor(node, 1), lowering.tensor(node, 2)
-    space = lowering.variables(shape)
-    batch, term = lowering.variables((left.shape[0], left.shape[2]))
+    inner = computed_in(op.dtype)
+    left, right = op.tensor(1), op.tensor(2)
+    space = op.lowering.variables(op.shape)
+    batch, term = op.lowering.variables((left.shape[0], left.shape[2]))
     factors = (
         cast(left.at((index(batch), index(space[0]), index(term))), inner),
         cast(right.at((index(batch), index(term), index(space[1]))), inner),
@@ -264,17 +256,16 @@ def _addbmm(lowering: Lowering, node: fx.Node) -> Value:
     every = (*space, batch, term)
     body = call("mul", factors, inner).substituted({v: Index() for v in every if v.extent == 1})
     kept, reduced = ([v for v in of if v.extent != 1] for of in (space, (batch, term)))
-    total = lowering.stage(body, tuple(kept), shape, inner, tuple(reduced), "sum")
-    return _scaled_and_added(lowering, node, total)
+    total = op.lowering.stage(body, tuple(kept), op.shape, inner, tuple(reduced), "sum")
+    return _scaled_and_added(op, total)
 
 
 @rule("aten._trilinear")
-def _trilinear(lowering: Lowering, node: fx.Node) -> Value:
+def _trilinear(op: OperatorCall) -> Value:
     """Three tensors, broadcast along inserted dimensions, multiplied and summed."""
-    _, dtype = shape_and_dtype(node)
-    inner, factors = computed_in(dtype), []
+    inner, factors = computed_in(op.dtype), []
     for place in range(3):
-        value, put_in = lowering.tensor(node, place), lowering.argument(node, 3 + place)
+        value, put_in = op.tensor(place), op.argument(3 + place)
         rank = len(value.shape) + len(put_in)
         own = [d for d in range(rank) if d not in put_in]
         sizes = [1] * rank
@@ -285,7 +276,7 @@ def _trilinear(lowering: Lowering, node: fx.Node) -> Value:
     whole = tuple(max(f.shape[d] for f in factors) for d in range(rank))
     first = pointwise("mul", factors[:2], whole, inner, inner)
     product = pointwise("mul", [first, factors[2]], whole, inner, inner)
-    return over(lowering, product, _dims(lowering.argument(node, 6), rank), "sum", False, inner)
+    return over(op.lowering, product, _dims(op.argument(6), rank), "sum", False, inner)
 
 
 def _without(value: Value, own: list[int]) -> Callable[[Places], ElementExpression]:
@@ -293,22 +284,21 @@ def _without(value: Value, own: list[int]) -> Callable[[Places], ElementExpressi
 
 
 @rule("aten.addmm")
-def _addmm(lowering: Lowering, node: fx.Node) -> Value:
-    product = _product(lowering, node, lowering.argument(node, 1), lowering.argument(node, 2), 0)
-    return _scaled_and_added(lowering, node, product)
+def _addmm(op: OperatorCall) -> Value:
+    product = _product(op, op.argument(1), op.argument(2), 0)
+    return _scaled_and_added(op, product)
 
 
-def _scaled_and_added(lowering: Lowering, node: fx.Node, product: Value) -> Value:
+def _scaled_and_added(op: OperatorCall, product: Value) -> Value:
     """beta times the first argument and alpha times the product."""
-    shape, dtype = shape_and_dtype(node)
-    inner, parts = computed_in(dtype), []
-    for value, name in ((product, "alpha"), (lowering.tensor(node, 0), "beta")):
-        factor = node.kwargs.get(name, 1)
+    inner, parts = computed_in(op.dtype), []
+    for value, name in ((product, "alpha"), (op.tensor(0), "beta")):
+        factor = op.node.kwargs.get(name, 1)
         if not isinstance(factor, int | float):
-            raise NotLowered(f"{node.target} with a factor that is no number")
-        scaled = pointwise("mul", [value, factor], shape, inner, inner)
+            raise NotLowered(f"{op.node.target} with a factor that is no number")
+        scaled = pointwise("mul", [value, factor], op.shape, inner, inner)
         parts.append(value if factor == 1 else scaled)
-    return pointwise("add", parts, shape, inner, dtype)
+    return pointwise("add", parts, op.shape, inner, op.dtype)
 
 
 # -- sorting, and values selected from a sorted row
@@ -351,14 +341,14 @@ def _held(lowering: Lowering, value: Value) -> Value:
     return value if held else lowering.materialized(value)
 
 
-def _row(lowering: Lowering, node: fx.Node, place: int, default: int = -1) -> tuple[Value, int]:
+def _row(op: OperatorCall, place: int, default: int = -1) -> tuple[Value, int]:
     """The first argument with at least one dimension, and the dimension that a later argument
     names."""
-    value = lowering.tensor(node, 0)
+    value = op.tensor(0)
     if not value.shape:
         own = value
         value = Value((1,), own.dtype, lambda p: own.at(()))
-    dim = lowering.argument(node, place, "dim", default)
+    dim = op.argument(place, "dim", default)
     return value, dim % len(value.shape)
 
 
@@ -379,27 +369,27 @@ def _given(node: fx.Node, parts: tuple[Value, Value]) -> tuple[Value, ...]:
 
 
 @rule("aten.sort", "aten.sort.stable")
-def _sort(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    stable = "stable" in str(node.target)
-    value, dim = _row(lowering, node, 99 if stable else 1)
-    descending = bool(lowering.argument(node, 99 if stable else 2, "descending", False))
-    return _given(node, _sorted(lowering, value, dim, descending))
+def _sort(op: OperatorCall) -> tuple[Value, ...]:
+    stable = "stable" in str(op.node.target)
+    value, dim = _row(op, 99 if stable else 1)
+    descending = bool(op.argument(99 if stable else 2, "descending", False))
+    return _given(op.node, _sorted(op.lowering, value, dim, descending))
 
 
 @rule("aten.topk")
-def _topk(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    count = lowering.argument(node, 1)
-    value, dim = _row(lowering, node, 2)
-    largest = bool(lowering.argument(node, 3, "largest", True))
-    return _given(node, _sorted(lowering, value, dim, largest, count))
+def _topk(op: OperatorCall) -> tuple[Value, ...]:
+    count = op.argument(1)
+    value, dim = _row(op, 2)
+    largest = bool(op.argument(3, "largest", True))
+    return _given(op.node, _sorted(op.lowering, value, dim, largest, count))
 
 
 @rule("aten.kthvalue")
-def _kthvalue(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    number = lowering.argument(node, 1)
-    value, dim = _row(lowering, node, 2)
-    parts = _sorted(lowering, value, dim, False, number)
-    return _one_of_each(node, parts, dim, lambda _: Index((), number - 1))
+def _kthvalue(op: OperatorCall) -> tuple[Value, ...]:
+    number = op.argument(1)
+    value, dim = _row(op, 2)
+    parts = _sorted(op.lowering, value, dim, False, number)
+    return _one_of_each(op.node, parts, dim, lambda _: Index((), number - 1))
 
 
 def _one_of_each(
@@ -427,24 +417,23 @@ def _picked(value: Value, dim: int, rank: int, where: Any) -> Any:
 
 
 @rule("aten.median.dim", "aten.nanmedian.dim")
-def _median(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    value, dim = _row(lowering, node, 1)
-    parts = _sorted(lowering, value, dim, False)
-    where = _middle(lowering, value, dim, skips="nan" in str(node.target))
-    return _one_of_each(node, parts, dim, where)
+def _median(op: OperatorCall) -> tuple[Value, ...]:
+    value, dim = _row(op, 1)
+    parts = _sorted(op.lowering, value, dim, False)
+    where = _middle(op.lowering, value, dim, skips="nan" in str(op.node.target))
+    return _one_of_each(op.node, parts, dim, where)
 
 
 @rule("aten.median", "aten.nanmedian")
-def _median_of_all(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    own = lowering.tensor(node, 0)
+def _median_of_all(op: OperatorCall) -> Value:
+    own = op.tensor(0)
     count = 1
     for size in own.shape:
         count *= size
     flat = Value((count,), own.dtype, lambda p: own.at(unflattened(p[0], own.shape)))
-    ordered, _ = _sorted(lowering, flat, 0, False)
-    where = _middle(lowering, flat, 0, skips="nan" in str(node.target))
-    return Value(shape, dtype, lambda _: ordered.at((where((Index(),)),)))
+    ordered, _ = _sorted(op.lowering, flat, 0, False)
+    where = _middle(op.lowering, flat, 0, skips="nan" in str(op.node.target))
+    return op.result(lambda _: ordered.at((where((Index(),)),)))
 
 
 def _middle(lowering: Lowering, value: Value, dim: int, skips: bool) -> Any:
@@ -474,13 +463,13 @@ def _middle(lowering: Lowering, value: Value, dim: int, skips: bool) -> Any:
 
 
 @rule("aten.mode")
-def _mode(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+def _mode(op: OperatorCall) -> tuple[Value, ...]:
     """The first element of the longest run of equal elements of a sorted row."""
-    value, dim = _row(lowering, node, 1)
-    ordered, order = _sorted(lowering, value, dim, False)
+    value, dim = _row(op, 1)
+    ordered, order = _sorted(op.lowering, value, dim, False)
     if value.shape[dim] == 1:
-        return _one_of_each(node, (ordered, order), dim, lambda _: Index())
-    ordered = lowering.materialized(ordered)
+        return _one_of_each(op.node, (ordered, order), dim, lambda _: Index())
+    ordered = op.lowering.materialized(ordered)
 
     def begins(places: Places) -> ElementExpression:
         """The index itself if a run begins there, else 0."""
@@ -488,15 +477,15 @@ def _mode(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
         same = call("eq", (ordered.at(places), ordered.at(before)), "bool")
         return call("where", (same, literal(0, "int64"), counted(places[dim])), "int64")
 
-    first = scanned(lowering, Value(value.shape, "int64", begins), dim, "max")
+    first = scanned(op.lowering, Value(value.shape, "int64", begins), dim, "max")
 
     def length(places: Places) -> ElementExpression:
         return call("sub", (counted(places[dim]), first.at(places)), "int64")
 
     longest = Value(value.shape, "int64", length)
-    _, place = extreme_place(lowering, longest, dim, "max", True)
+    _, place = extreme_place(op.lowering, longest, dim, "max", True)
     size = value.shape[dim]
-    return _one_of_each(node, (ordered, order), dim, lambda p: read(place.at(p), 0, size - 1))
+    return _one_of_each(op.node, (ordered, order), dim, lambda p: read(place.at(p), 0, size - 1))
 
 
 def _before(place: Index) -> Index:
@@ -506,12 +495,12 @@ def _before(place: Index) -> Index:
 
 
 @rule("aten.cummax", "aten.cummin")
-def _running_extreme(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+def _running_extreme(op: OperatorCall) -> tuple[Value, ...]:
     """The running extreme, and the last index that held it."""
-    value, dim = _row(lowering, node, 1)
+    value, dim = _row(op, 1)
     if value.shape[dim] == 1:
-        return _given(node, (value, broadcast(0, value.shape, "int64")))
-    extreme = scanned(lowering, value, dim, "max" if "cummax" in str(node.target) else "min")
+        return _given(op.node, (value, broadcast(0, value.shape, "int64")))
+    extreme = scanned(op.lowering, value, dim, "max" if "cummax" in str(op.node.target) else "min")
 
     def reached(places: Places) -> ElementExpression:
         own = value.at(places)
@@ -520,16 +509,15 @@ def _running_extreme(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
             same = call("or", (same, call("isnan", (own,), "bool")), "bool")
         return call("where", (same, counted(places[dim]), literal(0, "int64")), "int64")
 
-    place = scanned(lowering, Value(value.shape, "int64", reached), dim, "max")
-    return _given(node, (extreme, place))
+    place = scanned(op.lowering, Value(value.shape, "int64", reached), dim, "max")
+    return _given(op.node, (extreme, place))
 
 
 @rule("aten.logcumsumexp")
-def _running_sum_of_exponentials(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    if not shape:
-        return lowering.tensor(node, 0)
-    value, dim = _row(lowering, node, 1)
+def _running_sum_of_exponentials(op: OperatorCall) -> Value:
+    if not op.shape:
+        return op.tensor(0)
+    value, dim = _row(op, 1)
     if value.shape[dim] == 1:
-        return broadcast(value, shape, dtype)
-    return broadcast(scanned(lowering, value, dim, "logaddexp"), shape, dtype)
+        return broadcast(value, op.shape, op.dtype)
+    return broadcast(scanned(op.lowering, value, dim, "logaddexp"), op.shape, op.dtype)

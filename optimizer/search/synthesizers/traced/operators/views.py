@@ -8,10 +8,9 @@ from math import inf, prod
 from operator import getitem
 from typing import Any
 
-from torch import fx
-
 from optimizer.search.synthesizers.traced.expression import (
     FLOATS,
+    Combine,
     ElementExpression,
     call,
     cast,
@@ -23,98 +22,88 @@ from optimizer.search.synthesizers.traced.index import Index, Var, flattened, in
 from optimizer.search.synthesizers.traced.lowering import (
     Lowering,
     NotLowered,
+    OperatorCall,
     Places,
     Value,
     broadcast,
     pointwise,
     rule,
-    shape_and_dtype,
 )
 from optimizer.search.synthesizers.traced.operators.gathers import guarded
-from optimizer.search.synthesizers.traced.program import Combine
 
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "prims.view_of", "aten.view_copy")
-def _view(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    return Value(shape, dtype, lambda p: value.at(unflattened(flattened(p, shape), value.shape)))
+def _view(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    return op.result(lambda p: value.at(unflattened(flattened(p, op.shape), value.shape)))
 
 
 @rule("aten.expand")
-def _expand(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    return broadcast(lowering.argument(node, 0), shape, dtype)
+def _expand(op: OperatorCall) -> Value:
+    return broadcast(op.argument(0), op.shape, op.dtype)
 
 
 @rule("aten.repeat")
-def _repeat(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    leading = len(shape) - len(value.shape)
+def _repeat(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    leading = len(op.shape) - len(value.shape)
 
     def at(places: Places) -> ElementExpression:
         own = zip(places[leading:], value.shape, strict=True)
         return value.at(tuple(place % size for place, size in own))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("prims.broadcast_in_dim")
-def _broadcast_in(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, dims = lowering.tensor(node, 0), lowering.argument(node, 2)
+def _broadcast_in(op: OperatorCall) -> Value:
+    value, dims = op.tensor(0), op.argument(2)
 
     def at(places: Places) -> ElementExpression:
         own = (places[d] if s != 1 else Index() for d, s in zip(dims, value.shape, strict=True))
         return value.at(tuple(own))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.permute")
-def _permute(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    order = [d % len(shape) for d in lowering.argument(node, 1)]
-    return Value(
-        shape, dtype, lambda p: value.at(tuple(p[order.index(d)] for d in range(len(shape))))
-    )
+def _permute(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    order = [d % len(op.shape) for d in op.argument(1)]
+    return op.result(lambda p: value.at(tuple(p[order.index(d)] for d in range(len(op.shape)))))
 
 
 @rule("aten.unsqueeze", "aten.squeeze.dims", "aten.squeeze.dim", "prims.squeeze")
-def _ones(lowering: Lowering, node: fx.Node) -> Value:
+def _ones(op: OperatorCall) -> Value:
     """Dimensions of size 1 are added or removed; the others keep their order."""
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
+    value = op.tensor(0)
 
     def at(places: Places) -> ElementExpression:
-        inner = iter([p for p, size in zip(places, shape, strict=True) if size != 1])
+        inner = iter([p for p, size in zip(places, op.shape, strict=True) if size != 1])
         return value.at(tuple(next(inner) if s != 1 else Index() for s in value.shape))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.slice.Tensor")
-def _slice(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    dim = lowering.argument(node, 1, "dim", 0) % len(shape)
-    start = lowering.argument(node, 2, "start", 0) or 0
-    step = lowering.argument(node, 4, "step", 1)
+def _slice(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    dim = op.argument(1, "dim", 0) % len(op.shape)
+    start = op.argument(2, "start", 0) or 0
+    step = op.argument(4, "step", 1)
     size = value.shape[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
-    return Value(shape, dtype, lambda p: value.at((*p[:dim], p[dim] * step + start, *p[dim + 1 :])))
+    return op.result(lambda p: value.at((*p[:dim], p[dim] * step + start, *p[dim + 1 :])))
 
 
 @rule("aten.split_with_sizes", "aten.split.Tensor", "aten.unbind.int")
-def _split(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    value = lowering.tensor(node, 0)
-    whole = "unbind" in str(node.target)
-    dim = lowering.argument(node, 1 if whole else 2, "dim", 0) % len(value.shape)
+def _split(op: OperatorCall) -> tuple[Value, ...]:
+    value = op.tensor(0)
+    whole = "unbind" in str(op.node.target)
+    dim = op.argument(1 if whole else 2, "dim", 0) % len(value.shape)
     parts = []
     first = 0
-    for part in node.meta["val"]:
+    for part in op.node.meta["val"]:
         shape = tuple(map(int, part.shape))
         parts.append(Value(shape, value.dtype, _from(value, dim, first, whole)))
         first += 1 if whole else shape[dim]
@@ -128,65 +117,58 @@ def _from(value: Value, dim: int, first: int, alone: bool) -> Callable[[Places],
 
 
 @rule("aten.select.int")
-def _select(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    dim, place = lowering.argument(node, 1), lowering.argument(node, 2)
+def _select(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    dim, place = op.argument(1), op.argument(2)
     dim, place = dim % len(value.shape), place % value.shape[dim]
-    return Value(shape, dtype, lambda p: value.at((*p[:dim], Index((), place), *p[dim:])))
+    return op.result(lambda p: value.at((*p[:dim], Index((), place), *p[dim:])))
 
 
 @rule("aten.diagonal", "aten.diagonal_copy")
-def _diagonal(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value, rank = lowering.tensor(node, 0), len(shape) + 1
-    offset = lowering.argument(node, 1, "offset", 0)
-    first = lowering.argument(node, 2, "dim1", 0) % rank
-    second = lowering.argument(node, 3, "dim2", 1) % rank
+def _diagonal(op: OperatorCall) -> Value:
+    value, rank = op.tensor(0), len(op.shape) + 1
+    offset = op.argument(1, "offset", 0)
+    first = op.argument(2, "dim1", 0) % rank
+    second = op.argument(3, "dim2", 1) % rank
 
     def at(places: Places) -> ElementExpression:
         others = iter(places[:-1])
         along = {first: places[-1] + max(0, -offset), second: places[-1] + max(0, offset)}
         return value.at(tuple(along[d] if d in along else next(others) for d in range(rank)))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.unfold", "aten.unfold_copy")
-def _unfold(lowering: Lowering, node: fx.Node) -> Value:
+def _unfold(op: OperatorCall) -> Value:
     """Windows along a dimension; the position in the window becomes the last dimension."""
-    shape, dtype = shape_and_dtype(node)
-    value, step = lowering.tensor(node, 0), lowering.argument(node, 3)
-    dim = lowering.argument(node, 1) % len(value.shape)
-    return Value(
-        shape,
-        dtype,
+    value, step = op.tensor(0), op.argument(3)
+    dim = op.argument(1) % len(value.shape)
+    return op.result(
         lambda p: value.at((*p[:dim], p[dim] * step + p[-1], *p[dim + 1 : -1])),
     )
 
 
 @rule("aten.flip", "prims.rev")
-def _flip(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    value = lowering.tensor(node, 0)
-    turned = {d % len(shape) for d in lowering.argument(node, 1)}
+def _flip(op: OperatorCall) -> Value:
+    value = op.tensor(0)
+    turned = {d % len(op.shape) for d in op.argument(1)}
 
     def at(places: Places) -> ElementExpression:
         own = (
             place * -1 + (size - 1) if d in turned else place
-            for d, (place, size) in enumerate(zip(places, shape, strict=True))
+            for d, (place, size) in enumerate(zip(places, op.shape, strict=True))
         )
         return value.at(tuple(own))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 @rule("aten.as_strided", "aten.as_strided_copy")
-def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
+def _as_strided(op: OperatorCall) -> Value:
     """For a tensor that torch holds contiguously and from the start of its storage."""
-    shape, dtype = shape_and_dtype(node)
-    value, strides = lowering.tensor(node, 0), lowering.argument(node, 2)
-    held, offset = node.args[0].meta["val"], lowering.argument(node, 3, "storage_offset") or 0  # type: ignore[union-attr]
+    value, strides = op.tensor(0), op.argument(2)
+    held, offset = op.node.args[0].meta["val"], op.argument(3, "storage_offset") or 0  # type: ignore[union-attr]
     if not held.is_contiguous() or held.storage_offset():
         raise NotLowered("aten.as_strided of memory in another order")
 
@@ -196,7 +178,7 @@ def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
             place = place + part * stride
         return value.at(unflattened(place, value.shape))
 
-    return Value(shape, dtype, at)
+    return op.result(at)
 
 
 # -- windows
@@ -222,19 +204,19 @@ SAVED = 1.5
 
 
 @rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
-def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    output, spread = node.meta["val"][0], _each(lowering, node, 4, "dilation", 1)
-    most = _pooled(lowering, node, output, spread, "max")
-    return _most(lowering, node, _walk(lowering, node, output, spread), most)
+def _max_pool(op: OperatorCall) -> tuple[Value, ...]:
+    output, spread = op.node.meta["val"][0], _each(op, 4, "dilation", 1)
+    most = _pooled(op, output, spread, "max")
+    return _most(op, _walk(op, output, spread), most)
 
 
-def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[Value, ...]:
+def _most(op: OperatorCall, walk: Walk, most: Value) -> tuple[Value, ...]:
     """The greatest element of each window and, if used, its index in the plane."""
-    value = lowering.tensor(node, 0)
-    shape = tuple(map(int, node.meta["val"][0].shape))
-    if all(user.target is getitem and user.args[1] == 0 for user in node.users):
+    value = op.tensor(0)
+    shape = tuple(map(int, op.node.meta["val"][0].shape))
+    if all(user.target is getitem and user.args[1] == 0 for user in op.node.users):
         return (most,)
-    count = 3 if "3d" in str(node.target) else 2
+    count = 3 if "3d" in str(op.node.target) else 2
     plane = value.shape[-count:]
 
     def place(places: Places) -> ElementExpression:
@@ -247,7 +229,7 @@ def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[V
         number = counted(flattened(places[-count:], plane))
         return call("where", (reached, number, literal(prod(plane), "int64")), "int64")
 
-    return most, _walked(lowering, Value(value.shape, "int64", place), walk, shape, "min")
+    return most, _walked(op.lowering, Value(value.shape, "int64", place), walk, shape, "min")
 
 
 def _walked(
@@ -268,16 +250,14 @@ def _walked(
     return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
 
 
-def _pooled(
-    lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int], combine: Combine
-) -> Value:
+def _pooled(op: OperatorCall, output: Any, spread: Sequence[int], combine: Combine) -> Value:
     """Pooling over windows: all dimensions at once or, if much less work, one dimension after
     another, in the order of how much each reduces the tensor."""
-    value, shape = lowering.tensor(node, 0), tuple(map(int, output.shape))
-    sizes = lowering.argument(node, 1)
+    value, shape = op.tensor(0), tuple(map(int, output.shape))
+    sizes = op.argument(1)
     leading = len(shape) - len(sizes)
-    steps = lowering.argument(node, 2, "stride") or sizes
-    padding = _each(lowering, node, 3, "padding", 0)
+    steps = op.argument(2, "stride") or sizes
+    padding = _each(op, 3, "padding", 0)
     walks = zip(sizes, steps, padding, strict=True)
     walked = [d for d, walk in enumerate(walks) if walk != (1, 1, 0)]
     walked.sort(key=lambda d: shape[leading + d] / value.shape[leading + d])
@@ -288,40 +268,39 @@ def _pooled(
     apart = sum(prod(s) * (sizes[d] + ROUND_TRIP) for d, s in zip(walked, shapes, strict=True))
     whole = prod(shape) * (prod(sizes) + ROUND_TRIP)
     if apart * SAVED > whole:
-        return _walked(lowering, value, _walk(lowering, node, output, spread), shape, combine)
+        return _walked(op.lowering, value, _walk(op, output, spread), shape, combine)
     for d, between in zip(walked, shapes, strict=True):
-        space, window = lowering.variables(between), lowering.variables([sizes[d]])
+        space, window = op.lowering.variables(between), op.lowering.variables([sizes[d]])
         place = index(space[leading + d]) * steps[d] + index(window[0]) * spread[d] - padding[d]
         places = tuple(place if i == leading + d else index(v) for i, v in enumerate(space))
-        value = _walked(lowering, value, Walk(space, window, places), between, combine)
+        value = _walked(op.lowering, value, Walk(space, window, places), between, combine)
     return value
 
 
 @rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
-def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
-    spread = [1] * len(lowering.argument(node, 1))
-    value = _pooled(lowering, node, node.meta["val"], spread, "sum")
+def _avg_pool(op: OperatorCall) -> Value:
+    spread = [1] * len(op.argument(1))
+    value = _pooled(op, op.node.meta["val"], spread, "sum")
     inner = computed_in(value.dtype)
-    sizes = lowering.argument(node, 1)
-    padding = _each(lowering, node, 3, "padding", 0)
-    padded = lowering.argument(node, 5, "count_include_pad", True)
-    divisor = lowering.argument(node, 6, "divisor_override")
-    cut = lowering.argument(node, 4, "ceil_mode") or (any(padding) and not padded)
+    sizes = op.argument(1)
+    padding = _each(op, 3, "padding", 0)
+    padded = op.argument(5, "count_include_pad", True)
+    divisor = op.argument(6, "divisor_override")
+    cut = op.argument(4, "ceil_mode") or (any(padding) and not padded)
     if divisor or not cut:
         by: Value | float = 1.0 / (divisor or prod(sizes))
     else:
-        by = _share(lowering, node, padding if padded else [0] * len(padding), inner)
+        by = _share(op, padding if padded else [0] * len(padding), inner)
     return pointwise("mul", [value, by], value.shape, inner, value.dtype)
 
 
-def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -> Value:
+def _share(op: OperatorCall, edge: Sequence[int], dtype: str) -> Value:
     """The reciprocal of the number of positions of each window inside the input, extended by an
     edge of this width. Windows that cross the edge have fewer positions."""
-    shape, _ = shape_and_dtype(node)
-    sizes, inputs = lowering.argument(node, 1), lowering.tensor(node, 0).shape
-    padding = _each(lowering, node, 3, "padding", 0)
-    steps = lowering.argument(node, 2, "stride") or sizes
-    leading = len(shape) - len(sizes)
+    sizes, inputs = op.argument(1), op.tensor(0).shape
+    padding = _each(op, 3, "padding", 0)
+    steps = op.argument(2, "stride") or sizes
+    leading = len(op.shape) - len(sizes)
 
     def share(places: Places) -> ElementExpression:
         product = literal(1, dtype)
@@ -334,24 +313,24 @@ def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -
             product = call("mul", (product, inside), dtype)
         return call("reciprocal", (product,), dtype)
 
-    return Value(shape, dtype, share)
+    return Value(op.shape, dtype, share)
 
 
-def _each(lowering: Lowering, node: fx.Node, place: int, name: str, default: int) -> list[int]:
+def _each(op: OperatorCall, place: int, name: str, default: int) -> list[int]:
     """An argument with one number per dimension of the window, or one for all."""
-    given = lowering.argument(node, place, name)
+    given = op.argument(place, name)
     given = [default] if given in (None, []) else given
-    count = len(lowering.argument(node, 1))
+    count = len(op.argument(1))
     return list(given) * count if len(given) == 1 else list(given)
 
 
-def _walk(lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int]) -> Walk:
-    sizes = lowering.argument(node, 1)
-    steps = lowering.argument(node, 2, "stride") or sizes
-    padding = _each(lowering, node, 3, "padding", 0)
+def _walk(op: OperatorCall, output: Any, spread: Sequence[int]) -> Walk:
+    sizes = op.argument(1)
+    steps = op.argument(2, "stride") or sizes
+    padding = _each(op, 3, "padding", 0)
     shape = tuple(map(int, output.shape))
     leading = len(shape) - len(sizes)
-    space, window = lowering.variables(shape), lowering.variables(sizes)
+    space, window = op.lowering.variables(shape), op.lowering.variables(sizes)
     places = (
         *map(index, space[:leading]),
         *(
@@ -363,43 +342,38 @@ def _walk(lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int])
 
 
 @rule("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")
-def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
-    inner = computed_in(dtype)
-    total = _walked(
-        lowering, lowering.tensor(node, 0), _adaptive(lowering, node, shape), shape, "sum"
-    )
-    sizes = lowering.tensor(node, 0).shape
+def _adaptive_mean(op: OperatorCall) -> Value:
+    inner = computed_in(op.dtype)
+    total = _walked(op.lowering, op.tensor(0), _adaptive(op, op.shape), op.shape, "sum")
+    sizes = op.tensor(0).shape
 
     def share(places: Places) -> ElementExpression:
         product = literal(1, inner)
-        for place, size, count in zip(places, sizes, shape, strict=True):
+        for place, size, count in zip(places, sizes, op.shape, strict=True):
             if size != count:
                 first, end = _bounds(place, size, count)
                 inside = cast(call("sub", (counted(end), counted(first)), "int64"), inner)
                 product = call("mul", (product, inside), inner)
         return call("reciprocal", (product,), inner)
 
-    return pointwise("mul", [total, Value(shape, inner, share)], shape, inner, dtype)
+    return pointwise("mul", [total, Value(op.shape, inner, share)], op.shape, inner, op.dtype)
 
 
 @rule("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
-def _adaptive_max(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    shape = tuple(map(int, node.meta["val"][0].shape))
-    walk = _adaptive(lowering, node, shape)
-    return _most(
-        lowering, node, walk, _walked(lowering, lowering.tensor(node, 0), walk, shape, "max")
-    )
+def _adaptive_max(op: OperatorCall) -> tuple[Value, ...]:
+    shape = tuple(map(int, op.node.meta["val"][0].shape))
+    walk = _adaptive(op, shape)
+    return _most(op, walk, _walked(op.lowering, op.tensor(0), walk, shape, "max"))
 
 
-def _adaptive(lowering: Lowering, node: fx.Node, shape: tuple[int, ...]) -> Walk:
+def _adaptive(op: OperatorCall, shape: tuple[int, ...]) -> Walk:
     """Windows that divide a dimension evenly; they overlap and differ in length by one if
     necessary."""
-    value = lowering.tensor(node, 0)
+    value = op.tensor(0)
     if 0 in value.shape:
         raise NotLowered("a reduction of nothing")
     sizes = [_widest(size, count) for size, count in zip(value.shape, shape, strict=True)]
-    space, window = lowering.variables(shape), lowering.variables(sizes)
+    space, window = op.lowering.variables(shape), op.lowering.variables(sizes)
     places, inside = [], None
     for s, w, size, count in zip(space, window, value.shape, shape, strict=True):
         first, end = _bounds(index(s), size, count)
@@ -424,26 +398,25 @@ def _widest(size: int, count: int) -> int:
 
 
 @rule("<built-in function getitem>")
-def _item(lowering: Lowering, node: fx.Node) -> Any:
-    values, number = lowering.argument(node, 0), lowering.argument(node, 1)
+def _item(op: OperatorCall) -> Any:
+    values, number = op.argument(0), op.argument(1)
     return values[number]
 
 
 @rule("aten.convolution")
-def _convolution(lowering: Lowering, node: fx.Node) -> Value:
-    shape, dtype = shape_and_dtype(node)
+def _convolution(op: OperatorCall) -> Value:
     value, weight, bias, steps, padding, spread, turned, _, groups = (
-        lowering.argument(node, n) for n in range(9)
+        op.argument(n) for n in range(9)
     )
     if turned:
-        return _transposed(lowering, node)
-    inner, count = computed_in(dtype), len(shape) - 2
+        return _transposed(op)
+    inner, count = computed_in(op.dtype), len(op.shape) - 2
     steps, padding, spread = (
         list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
     )
-    space = lowering.variables(shape)
-    terms = lowering.variables(weight.shape[1:])
-    per_group = shape[1] // groups
+    space = op.lowering.variables(op.shape)
+    terms = op.lowering.variables(weight.shape[1:])
+    per_group = op.shape[1] // groups
     group = index(space[1]) // per_group if groups > 1 else Index()
     channel = group * weight.shape[1] + index(terms[0])
     places: Places = (
@@ -457,8 +430,8 @@ def _convolution(lowering: Lowering, node: fx.Node) -> Value:
     element = guarded(value, places, literal(0, inner))
     factor = cast(weight.at((index(space[1]), *map(index, terms))), inner)
     body = call("mul", (element, factor), inner)
-    total = _summed(lowering, body, space, terms, shape)
-    return _with_bias(total, bias, shape, dtype)
+    total = _summed(op.lowering, body, space, terms, op.shape)
+    return _with_bias(total, bias, op.shape, op.dtype)
 
 
 def _summed(
@@ -484,19 +457,16 @@ def _with_bias(total: Value, bias: Value | None, shape: tuple[int, ...], dtype: 
     return pointwise("add", [total, added], shape, inner, dtype)
 
 
-def _transposed(lowering: Lowering, node: fx.Node) -> Value:
+def _transposed(op: OperatorCall) -> Value:
     """A transposed convolution as a gather: an input affects every `step`-th position only."""
-    shape, dtype = shape_and_dtype(node)
-    value, weight, bias, steps, padding, spread, _, _, groups = (
-        lowering.argument(node, n) for n in range(9)
-    )
-    inner, count = computed_in(dtype), len(shape) - 2
+    value, weight, bias, steps, padding, spread, _, _, groups = (op.argument(n) for n in range(9))
+    inner, count = computed_in(op.dtype), len(op.shape) - 2
     steps, padding, spread = (
         list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
     )
-    space = lowering.variables(shape)
+    space = op.lowering.variables(op.shape)
     per_group = value.shape[1] // groups
-    terms = lowering.variables((per_group, *weight.shape[2:]))
+    terms = op.lowering.variables((per_group, *weight.shape[2:]))
     group = index(space[1]) // weight.shape[1] if groups > 1 else Index()
     channel = group * per_group + index(terms[0])
     places, reached = [index(space[0]), channel], None
@@ -514,5 +484,5 @@ def _transposed(lowering: Lowering, node: fx.Node) -> Value:
     within_group = index(space[1]) % weight.shape[1] if groups > 1 else index(space[1])
     factor = cast(weight.at((channel, within_group, *map(index, terms[1:]))), inner)
     body = call("mul", (element, factor), inner)
-    total = _summed(lowering, body, space, terms, shape)
-    return _with_bias(total, bias, shape, dtype)
+    total = _summed(op.lowering, body, space, terms, op.shape)
+    return _with_bias(total, bias, op.shape, op.dtype)

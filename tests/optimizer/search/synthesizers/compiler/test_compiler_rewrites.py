@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from optimizer.search.synthesizers.compiler.configurations import rewritten_bundle
-from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, variants
 from optimizer.search.synthesizers.compiler.rewrites.trace import (
     NoSymbolicGraph,
     SymbolicGraph,
+    operators,
     trace,
 )
 from tests.optimizer.search.synthesizers.compiler.small_models import (

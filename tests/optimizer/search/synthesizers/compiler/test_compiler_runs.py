@@ -25,12 +25,12 @@ from optimizer.search.records import Proposal
 
 from .proposals import SOURCE, all_proposals
 
-pytestmark = pytest.mark.slow(seconds=45)
+pytestmark = pytest.mark.slow(seconds=35)
 
 # These tests are about verdicts; a busy machine has no quiet time for measurements.
 QUICK = EvaluationSettings(
     seeds=1,
-    call_seconds=2.0,
+    call_seconds=1.0,
     load_seconds=240.0,
     threads=1,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6, seconds=5.0),
@@ -192,7 +192,7 @@ class ModelNew(ModelNew):
     def forward(self, x):
         self.calls += 1
         if self.calls == {slow}:
-            time.sleep(3.0)
+            time.sleep(1.5)
         return super().forward(x)
 """
 )

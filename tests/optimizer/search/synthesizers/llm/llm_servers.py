@@ -144,7 +144,7 @@ def moved(body: Mapping[str, Any]) -> dict[str, Any]:
     move = block(prompt, "move")
     change = re.search(r"^change: increase (\w+), by a factor of (\d+)$", move, re.M)
     limit = re.search(r"^limit: ([\d.]+)", move, re.M)
-    simd = re.search(r"^simd_width = (\d+)", block(prompt, "facts"), re.M)
+    simd = re.search(r"^- simd width: (\d+)", block(prompt, "facts"), re.M)
     assert change and limit and simd
     role, factor = change[1], int(change[2])
     constant = re.search(rf"{role.upper()} = (\d+)", source)

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.synthesizers.llm.answers import BadAnswer, CheckedAnswer, answer_from
-from optimizer.search.synthesizers.llm.conversation import LlmSynthesizer
+from optimizer.search.synthesizers.llm.conversation import (
+    BadAnswer,
+    CheckedAnswer,
+    LlmSynthesizer,
+    answer_from,
+)
 from tests.optimizer.search.synthesizers.llm.llm_contexts import MOVE_ID, SOURCE, context
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
 

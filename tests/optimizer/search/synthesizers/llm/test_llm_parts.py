@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,6 @@ from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge
 from optimizer.search.records import REFERENCE, Cost, Node
 from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
-from optimizer.search.synthesizers.llm.answers import BadAnswer, CheckedAnswer, answer_from
 from optimizer.search.synthesizers.llm.client import (
     CallFailed,
     ChatReply,
@@ -31,8 +31,11 @@ from optimizer.search.synthesizers.llm.client import (
     within,
 )
 from optimizer.search.synthesizers.llm.conversation import (
+    BadAnswer,
+    CheckedAnswer,
     FolderTranscripts,
     ModelTranscript,
+    answer_from,
     transcript_from_json,
 )
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
@@ -203,14 +206,15 @@ def test_interface_fits_wanted_language() -> None:
     reference = Node(REFERENCE, None, "evaluated", None, None)
     text = prompt(context(hardware=hardware, parent=reference)).user
     assert "ModelNew" in text and HEADER not in text and "Write it in triton" in text
-    assert "nothing was written yet" in text
+    assert "# The kernel to start from" not in text and "# What was measured" not in text
+    assert not re.search(r"^# .*\n+(?:# |\Z)", text, re.M)  # no heading without a text
 
 
 def test_inserted_text_is_not_interpreted_as_a_template() -> None:
     source = SOURCE + "// {{knowledge}} {0} {policy} %s ${x} \\1\n"
     text = prompt(context(parent=parent(source))).user
     assert "// {{knowledge}} {0} {policy} %s ${x} \\1" in text
-    assert text.count("# What is known about what happened") == 1
+    assert text.count("# What is known about kernels for this problem") == 1
 
 
 def test_every_placeholder_of_a_template_is_known() -> None:

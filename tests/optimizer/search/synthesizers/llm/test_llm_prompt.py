@@ -29,7 +29,7 @@ from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, 
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm import sections
-from optimizer.search.synthesizers.llm.answers import answer_from
+from optimizer.search.synthesizers.llm.conversation import answer_from
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence, data
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
@@ -380,19 +380,38 @@ def test_reference_is_not_an_earlier_kernel() -> None:
 def test_facts_irrelevant_to_kernels_are_omitted() -> None:
     facts: dict[str, float | str] = {"power": 700.0, "process_node": "4N", "compute_units": 132.0}
     shown = block(prompt(context(knowledge=replace(knowledge(), facts=facts))).user, "facts")
-    assert "compute_units = 132" in shown and "700" not in shown and "4N" not in shown
+    assert (
+        "- compute units (SMs, CUs, cores): 132" in shown
+        and "700" not in shown
+        and "4N" not in shown
+    )
 
 
 def test_facts_have_units_and_whole_numbers() -> None:
     facts: dict[str, float | str] = {
-        "x_page_size_huge": 1073741824.0,
+        "x_scratch_bytes": 1073741824.0,
         "cache_line": 64.0,
         "clock_boost": 1.98e9,
     }
-    text = block(prompt(context(knowledge=ShownKnowledge(facts=facts))).user, "facts")
-    assert "x_page_size_huge = 1073741824" in text
-    assert re.search(r"^cache_line = 64 B \(", text, re.M)
-    assert re.search(r"^clock_boost = 1980000000 Hz \(", text, re.M)
+    known = ShownKnowledge(facts=facts, units={"x_scratch_bytes": "B"})
+    text = block(prompt(context(knowledge=known)).user, "facts")
+    assert text.splitlines() == [
+        "- clock boost: 1.98 GHz",
+        "- cache line: 64 B",
+        "- scratch bytes: 1,073,741,824 B",
+    ]
+
+
+def test_facts_are_those_of_the_language_and_the_operator() -> None:
+    facts = {"l1_size": 1e5, "peak_matrix_bf16": 1e15, "x_add_latency": 4.0, "warp_size": 32.0}
+    view = HardwareView("h200", ("h200",), "cuda", ("triton",), facts)
+    rows = replace(context().problem, op="rmsnorm", mostly="", name="rows", summary="")
+    shown = context(hardware=view, problem=rows, knowledge=ShownKnowledge())
+    assert block(prompt(shown).user, "facts") == "- warp size: 32 threads"
+    product = replace(shown, problem=replace(rows, op="matmul"))
+    assert "- peak matrix bf16: 1 Pflop/s" in block(prompt(product).user, "facts")
+    threads = replace(shown, hardware=replace(view, languages=("cuda",)))
+    assert "- l1 size: 100,000 B" in block(prompt(threads).user, "facts")
 
 
 def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> ShownMove:

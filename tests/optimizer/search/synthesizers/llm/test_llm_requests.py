@@ -181,7 +181,7 @@ def test_requests_of_version_5_are_still_read() -> None:
 
 def test_each_verdict_names_its_kernel() -> None:
     text = prompt(first(busy(1))).user
-    measured = text.partition("# What was measured about it")[2].partition("# Earlier")[0]
+    measured = text.partition("# What was measured\n")[2].partition("# Earlier")[0]
     reference, _, node = measured.partition("Node 1:")
     assert reference.strip().startswith("The reference:") and "about 810 us" not in reference
     assert "about 810 us a call" in node

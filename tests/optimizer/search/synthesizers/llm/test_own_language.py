@@ -10,7 +10,7 @@ import pytest
 from kb.hardware.spec import SampleArgument, ScalarSpec, ToolchainSpec
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
-from optimizer.search.synthesizers.llm.answers import BadAnswer, answer_from
+from optimizer.search.synthesizers.llm.conversation import BadAnswer, answer_from
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence, default_main, rule
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context

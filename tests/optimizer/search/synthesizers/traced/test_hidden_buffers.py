@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from optimizer.search.synthesizers.traced import cpp, triton
-from optimizer.search.synthesizers.traced.program import NotWritten, Program
+from optimizer.search.synthesizers.traced.expression import NotWritten, Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, lowered
 from tests.optimizer.search.synthesizers.traced.test_traced_kernels import FILE, called, opened
 
@@ -36,11 +36,12 @@ MASKED = (
 )
 RUNNER = """
 import torch
-from candidate import Model, ModelNew, get_inputs
-model, new = Model(), ModelNew()
-new.load_state_dict(model.state_dict())
-inputs = get_inputs()
-torch.testing.assert_close(new(*inputs), model(*inputs), rtol=2e-5, atol=1e-5)
+import masked, rotary
+for candidate in (masked, rotary):
+    model, new = candidate.Model(), candidate.ModelNew()
+    new.load_state_dict(model.state_dict())
+    inputs = candidate.get_inputs()
+    torch.testing.assert_close(new(*inputs), model(*inputs), rtol=2e-5, atol=1e-5)
 """
 
 
@@ -50,6 +51,7 @@ def source_of(model: tuple[str, str, str, str], dtype: str = "torch.float32") ->
     return FILE.format(init=init, forward=forward, shape=shape, second=made, dtype=dtype)
 
 
+@pytest.mark.slow
 def test_small_buffers_are_in_source_of_a_cpp_kernel(tmp_path: Path) -> None:
     case, given, expected = opened(source_of(ROTARY))
     program = lowered(case)
@@ -87,17 +89,16 @@ def test_too_large_buffer_of_a_cpp_kernel_is_named() -> None:
 
 
 @pytest.mark.slow(seconds=6)
-@pytest.mark.parametrize("model", [ROTARY, MASKED])
-def test_triton_kernel_takes_buffers_from_model(
-    model: tuple[str, str, str, str], tmp_path: Path
-) -> None:
+def test_triton_kernels_take_buffers_from_models(tmp_path: Path) -> None:
+    """Both in one process, whose imports take longer than the kernels."""
     pytest.importorskip("triton")
     from tests.optimizer.search.synthesizers.traced import test_traced_triton as triton_tests
 
-    case, _, _ = opened(source_of(model))
-    program = lowered(case, LIBRARY)
-    assert isinstance(program, Program), program
-    source = triton.write_candidate([(case.signature, program)], case.source, triton.DEFAULTS)
-    assert source.kernels and not source.left
-    (tmp_path / "candidate.py").write_text(source.text, encoding="utf-8")
+    for name, model in (("rotary", ROTARY), ("masked", MASKED)):
+        case, _, _ = opened(source_of(model))
+        program = lowered(case, LIBRARY)
+        assert isinstance(program, Program), program
+        source = triton.write_candidate([(case.signature, program)], case.source, triton.DEFAULTS)
+        assert source.kernels and not source.left
+        (tmp_path / f"{name}.py").write_text(source.text, encoding="utf-8")
     triton_tests.interpreted(tmp_path, RUNNER)

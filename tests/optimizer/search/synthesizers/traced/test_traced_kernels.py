@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from kb.candidate_abi import HEADER, HEADER_NAME
 from optimizer.evaluation.abi import DTYPE_CODES, Signature, TensorSpec
 from optimizer.search.synthesizers.base import CaseView
 from optimizer.search.synthesizers.traced.cpp import write_candidate
-from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import lowered
 
 pytestmark = [
@@ -41,6 +43,7 @@ class Model(nn.Module):
 def get_inputs():
     return [torch.randn({shape}, dtype={dtype}), {second}]
 """
+STANDARD = ("algorithm", "cmath", "cstdint", "cstdlib", "cstring", "vector")
 # name -> init, forward, shape of x, second input
 MODELS = {
     "chain": ("pass", "return F.gelu(x * 2 + y).sin() - torch.tanh(x)", "(7, 33)", "(33,)"),
@@ -249,16 +252,32 @@ def opened(source: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor
     return case, given, outputs
 
 
+@cache
+def parsed_headers() -> tempfile.TemporaryDirectory[str]:
+    """A folder with the standard headers of kernels as `std.h`, precompiled: they take longer to
+    parse than a kernel takes to compile.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="kernlore-headers-")
+    header = Path(folder.name, "std.h")
+    header.write_text("".join(f"#include <{name}>\n" for name in STANDARD))
+    compiled(str(header), "-x", "c++-header", "-o", f"{header}.gch")
+    return folder
+
+
+def compiled(*arguments: str) -> None:
+    command = ["g++", "-O2", "-march=native", "-shared", "-fPIC", "-fopenmp", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def called(
     case: CaseView, program: Program, given: list[torch.Tensor], folder: Path
 ) -> list[torch.Tensor]:
     """The outputs of the compiled kernel."""
     (folder / HEADER_NAME).write_text(HEADER)
     (folder / "kernel.cpp").write_text(write_candidate([(case.signature, program)]))
-    command = ["g++", "-O2", "-march=native", "-shared", "-fPIC", "-fopenmp", f"-I{folder}"]
-    command += [str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    headers = ("-include", f"{parsed_headers().name}/std.h", f"-I{folder}")
+    compiled(*headers, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so"))
     outputs = [
         torch.full(spec.shape, 77, dtype=getattr(torch, spec.dtype))
         for spec in case.signature.of("output")

@@ -11,11 +11,11 @@ import torch
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.search.synthesizers.base import CaseView
-from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import lowered
 from tests.optimizer.search.synthesizers.traced.test_traced_kernels import called
 
-pytestmark = pytest.mark.slow(seconds=60)
+pytestmark = pytest.mark.slow(seconds=10)
 
 FILE = """
 import torch

@@ -13,12 +13,12 @@ import torch
 
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from optimizer.search.synthesizers.traced import triton, triton_products
-from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
 from tests.optimizer.search.synthesizers.compiler.proposals import context, evaluated
 from tests.optimizer.search.synthesizers.traced import test_traced_triton
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=10)
 
 pytest.importorskip("triton")
 

@@ -23,7 +23,7 @@ from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
 from optimizer.search.synthesizers.traced import triton
 from optimizer.search.synthesizers.traced import triton_products as filling
-from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
 from tests.optimizer.search.synthesizers.compiler.proposals import context
 
@@ -378,7 +378,7 @@ def test_gpu_proposal_names_operators_left_to_torch(device: str | None) -> None:
 @pytest.mark.parametrize(
     ("forward", "library", "reason"),
     [
-        ("x @ y", "allowed", "all stays with torch: aten.mm"),
+        ("x @ y", "allowed", "all operators stay with torch: aten.mm"),
         ("torch.fft.irfft(torch.fft.rfft(x) * 2)", "allowed", "not lowered: complex numbers"),
         ("x.T[1:].reshape(2, 2, 8)", "allowed", "its results are views of its inputs"),
         ("F.gelu(x @ y)", "forbidden", "it is not lowered: aten.mm"),

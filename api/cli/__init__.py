@@ -1,1 +1,0 @@
-"""The command line. Importing it loads nothing heavy: a command imports what it uses."""

@@ -1,1 +1,0 @@
-"""One module for each command or group of commands, named after it."""

@@ -1,1 +1,0 @@
-"""The HTTP interface; `api.app.create_app` makes the application."""

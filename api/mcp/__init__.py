@@ -1,1 +1,0 @@
-"""Tools, resources and prompts for coding agents, by the Model Context Protocol."""

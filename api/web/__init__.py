@@ -1,1 +1,0 @@
-"""The web pages under /ui: server-rendered HTML over the functions that the HTTP routes call."""

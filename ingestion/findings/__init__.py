@@ -1,1 +1,0 @@
-"""Findings in the sections of a document: tags, scopes, facts, moves."""

@@ -1,1 +1,0 @@
-"""PDF: from characters on a page to elements."""

@@ -1,1 +1,0 @@
-"""Code samples of an uploaded manual, as proposed recipes."""

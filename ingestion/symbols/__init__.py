@@ -1,1 +1,0 @@
-"""The named parts of a chip's languages, as its manual defines them."""

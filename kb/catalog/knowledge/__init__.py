@@ -1,1 +1,0 @@
-"""Documents, their versions, passages, moves and recipes, and what finds them."""

@@ -1,1 +1,0 @@
-"""The acceptance test of a chip's manuals: their claims, tried on the chip's own toolchain."""

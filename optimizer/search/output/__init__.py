@@ -1,1 +1,0 @@
-"""The output of a run: an importable module, a report with plots, and the trajectory."""

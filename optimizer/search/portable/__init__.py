@@ -1,1 +1,0 @@
-"""Packed sessions: searches for a machine that has only torch and triton."""

@@ -1,1 +1,0 @@
-"""What proposes candidates: recipes, torch's own compiler, language models, other programs."""

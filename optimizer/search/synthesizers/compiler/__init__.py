@@ -1,1 +1,0 @@
-"""Candidates without a new kernel: configurations of torch.compile, and rewrites of the graph."""

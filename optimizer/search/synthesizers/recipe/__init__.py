@@ -1,1 +1,0 @@
-"""Recipes applied to problems: whether one fits, and its candidate for chosen values."""

@@ -1,1 +1,0 @@
-"""Diagnosis: signals from metrics by rules and from logs by signatures, joined into one verdict."""

@@ -1,0 +1,161 @@
+"""Logs of tools that state a key for each value: CUDA's command-line profiler (COMPUTE_PROFILE),
+and the tables of Intel's performance counter monitor (pcm, ipm, pcm-memory).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+
+from retrieval.profiles.profile import Kernel, Metric, Profile, number
+from retrieval.profiles.program import of_program
+
+CUDA_LOG, PCM = "cuda_profile_log", "pcm"
+IMBALANCE = 4.0  # times the traffic of the other sockets from which on one socket has it all
+
+_MARK = re.compile(
+    r"^# CUDA_PROFILE_LOG_VERSION|^method=\[|^(?=(?:\w+,)*gputime)(?:\w+,)*method,", re.M
+)
+_PAIR = re.compile(r"\b(\w+)=\[ ?([^\[\]]*?) ?\]")
+_CORE = re.compile(
+    r"^[ \t]*(?:Core \(SKT\)|Time elapsed|EXEC)\b.*\bIPC\b|^[ \t]*Core \(SKT\) \|", re.M
+)
+_SOCKET = re.compile(
+    r"NODE\s+(?P<node>\d+) Mem(?:ory)?(?:\s*(?P<kind>Read|Write))?\s*\(MB/s\)\s*:"
+    r"\s*(?P<rate>[\d.]+)",
+    re.IGNORECASE,
+)
+
+
+def read(text: str) -> Profile | None:
+    """The profile of either tool; None for other texts."""
+    if _MARK.search(text):
+        return _cuda_log(text)
+    if _CORE.search(text) or _SOCKET.search(text):
+        return _pcm(text)
+    return None
+
+
+# -- COMPUTE_PROFILE
+
+
+def _cuda_log(text: str) -> Profile | None:
+    rows = [row for row in _log_rows(text) if row.get("method")]
+    kernels = [Kernel(row["method"], 1.0, number(row.get("gputime")) or 0.0) for row in rows]
+    if not any(kernel.us for kernel in kernels):
+        return None
+    profile = of_program(CUDA_LOG, kernels)
+    longest = max(
+        (row for row in rows if row["method"] == profile.kernel),
+        key=lambda row: number(row.get("gputime")) or 0.0,
+        default={},
+    )
+    return of_program(CUDA_LOG, kernels, more=_of_launch(longest))
+
+
+def _log_rows(text: str) -> list[dict[str, str]]:
+    if rows := [dict(_PAIR.findall(line)) for line in text.splitlines() if "=[" in line]:
+        return rows
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(lines)]
+
+
+def _of_launch(row: Mapping[str, str]) -> dict[str, Metric]:
+    """The resources of a launch; its occupancy is what they allow."""
+    names = {
+        "regperthread": "registers_per_thread",
+        "stasmemperblock": "shared_memory_per_block_bytes",
+    }
+    metrics: dict[str, Metric] = {}
+    for key, metric in names.items():
+        if (value := number(row.get(key))) is not None:
+            metrics[metric] = value
+    if (occupancy := number(row.get("occupancy"))) is not None:
+        metrics["theoretical_occupancy_pct"] = 100 * occupancy
+    return metrics
+
+
+# -- pcm
+
+
+def _pcm(text: str) -> Profile | None:
+    metrics = {**_cores(text), **_traffic(text)}
+    if not metrics:
+        return None
+    return Profile(PCM, metrics=metrics, notes=_placement(text))
+
+
+def _cores(text: str) -> dict[str, Metric]:
+    """Instructions per cycle and misses from the line of the total, else of the first core."""
+    heads: Sequence[str] = ()
+    chosen: dict[str, float] = {}
+    for line in text.splitlines():
+        cells = [cell for cell in re.split(r"\s*\|\s*|\s{2,}", line.strip()) if cell]
+        if "IPC" in cells and len(cells) > 3:
+            heads = cells[cells.index("EXEC") :] if "EXEC" in cells else cells[cells.index("IPC") :]
+        elif heads and re.match(r"\s*(?:TOTAL|SKT|\d+)\s", line):
+            values = [number(w) for w in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?= ?[KMG]?\b)", line)]
+            found = [v for v in values if v is not None][-len(heads) :]
+            named = dict(zip(heads, _aligned(line, len(heads)) or found, strict=False))
+            if not chosen or line.lstrip().startswith("TOTAL"):
+                chosen = {k: v for k, v in named.items() if v is not None}
+    metrics: dict[str, Metric] = {}
+    if "IPC" in chosen:
+        metrics["ipc"] = chosen["IPC"]
+    if "L3HIT" in chosen and chosen["L3HIT"] <= 1:
+        metrics["llc_miss_pct"] = round(100 * (1 - chosen["L3HIT"]), 2)
+    if "L3MPI" in chosen and "IPC" in chosen:
+        metrics["llc_miss_bytes_per_cycle"] = round(64 * chosen["L3MPI"] * chosen["IPC"], 4)
+    return metrics
+
+
+def _aligned(line: str, count: int) -> list[float] | None:
+    """The numbers behind the label of a row; None unless there is one for each column."""
+    label = re.match(r"\s*(?:TOTAL\s+\*|SKT\s+\d+|\d+\s+\d+)\s+", line)
+    if label is None:
+        return None
+    cells = re.findall(
+        r"\d+(?:\.\d+)?|N/A", re.sub(r"(?<=\d) (?=[KMG]\b)", "", line[label.end() :])
+    )
+    return [number(cell) or 0.0 for cell in cells] if len(cells) >= count - 1 else None
+
+
+def _traffic(text: str) -> dict[str, Metric]:
+    """The bytes per second of the busiest socket."""
+    rates = _of_sockets(text)
+    if not rates:
+        return {}
+    busiest = max(rates.values())
+    return {"achieved_bytes_per_s": sum(rates.values()), "socket_bytes_per_s": busiest}
+
+
+def _of_sockets(text: str) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    for found in _SOCKET.finditer(text):
+        if found["kind"] is None:
+            rates[found["node"]] = 1e6 * float(found["rate"])
+    if rates:
+        return rates
+    place: list[int] = []
+    for line in text.splitlines():
+        if re.search(r"\|\s+READ \|\s+WRITE \|", line):
+            place = [0, 1]
+        elif place and (row := re.match(r"\s*SKT\s+(\d+)\s+([\d.]+)\s+([\d.]+)", line)):
+            rates[row[1]] = 1e9 * (float(row[2]) + float(row[3]))
+    return rates
+
+
+def _placement(text: str) -> tuple[str, ...]:
+    rates = _of_sockets(text)
+    if len(rates) < 2:
+        return ()
+    busiest = max(rates, key=lambda node: rates[node])
+    others = max(rate for node, rate in rates.items() if node != busiest)
+    if rates[busiest] < IMBALANCE * max(others, 1.0):
+        return ()
+    return (
+        f"socket {busiest} has {rates[busiest] / 1e9:.0f} GB/s and the others at most"
+        f" {others / 1e9:.1f}: place memory and threads on all sockets (first touch in parallel,"
+        " numactl --interleave=all) to use their bandwidth",
+    )

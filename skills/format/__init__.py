@@ -1,1 +1,0 @@
-"""The SKILL.md format: its rules, folders and archives, and the linter of skill texts."""

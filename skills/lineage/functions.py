@@ -1,0 +1,348 @@
+"""Functions of C and C++ files, cut out with what they need of their file and its headers.
+
+Works on text without comments, by braces and names, and runs nothing. A function that is cut wrong
+does not compile or is not right, so no figure depends on this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from kb.candidate_abi import C_TYPES
+from skills.curator.comparison import code, without_comments
+
+C_SUFFIXES = frozenset({".c", ".h", ".cc", ".cpp", ".cxx", ".hpp"})
+MAX_HEADERS = 60
+
+# The element type of a C type, by torch's names; integers without an exact width are sizes.
+ELEMENTS = {ctype: element for element, ctype in C_TYPES.items()} | {"int": "int32"}
+INTEGERS = frozenset(
+    {"int", "long", "unsigned", "size_t", "ssize_t", "ptrdiff_t", "short", "uint32_t", "uint64_t"}
+    | {"int32_t", "int64_t", "int16_t"}
+)
+_QUALIFIERS = re.compile(
+    r"\b(?:const|restrict|__restrict__|__restrict|register|volatile|struct|extern|static|inline"
+    r"|__inline__|__inline|signed)\b|(?:__attribute__|alignas|__declspec)\s*\((?:[^()]|\((?:[^()]"
+    r"|\([^()]*\))*\))*\)"
+)
+_LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
+_INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_TRANSPARENT = re.compile(r"(?:extern\s*\"[^\"]*\"|\bnamespace(?:\s+[\w:]+)?)\s*$")
+_ALIAS = re.compile(r"\btypedef\s+(\w+)\s+(\w+)\s*;")
+_LOOP = re.compile(r"\b(?:for|while)\s*\(")
+
+
+@dataclass(frozen=True)
+class CParameter:
+    """A parameter of a C function. `element` is the element type of an array, or that of a number;
+    `size` is an integer that is no array."""
+
+    name: str
+    element: str
+    pointer: bool
+    const: bool
+    size: bool = False
+
+
+@dataclass(frozen=True)
+class CFunction:
+    """A function with its file's other definitions that it needs, in order, as one `text`.
+
+    `own` is its own definition, and `needed` that with what it needs, without includes and
+    conditions, as they are compared. `returns` is the element type of its result, empty for void.
+    `suffix` is that of its file. `refusal` says why it cannot be called with arrays and numbers, or
+    is empty.
+    """
+
+    name: str
+    text: str
+    own: str
+    needed: str
+    suffix: str
+    returns: str = ""
+    parameters: tuple[CParameter, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A definition, declaration or directive at the top level of a file. `name` is set for the
+    definition of a function, whose head is `head`."""
+
+    text: str
+    kind: str  # function, directive, include, bracket or other
+    name: str = ""
+    head: str = ""
+
+
+def functions_of(
+    text: str, path: str, header: Callable[[str], str | None] = lambda path: None
+) -> dict[str, CFunction]:
+    """The functions with a loop and an array in a file, by name. `header` returns the text of a
+    file of the same tree, or None."""
+    whole = _with_headers(text, path, header)
+    items = list(_items(without_comments(whole, python=False)))
+    aliases = dict((new, old) for old, new in _ALIAS.findall(whole))
+    suffix = PurePosixPath(path).suffix
+    own = {item.name for item in _items(without_comments(text, python=False))}
+    words = [set(_WORD.findall(item.text)) for item in items]
+    defined = [_defined(item) for item in items]
+    functions: dict[str, CFunction] = {}
+    for item in items:
+        if item.kind != "function" or item.name not in own or not _LOOP.search(item.text):
+            continue
+        returns, parameters, refusal = _signature(item, aliases)
+        if refusal or any(parameter.pointer for parameter in parameters):
+            kept, needed = _needed(items, words, defined, item.name)
+            functions[item.name] = CFunction(
+                name=item.name,
+                text=kept,
+                needed=needed,
+                own=code(item.text, python=False),
+                suffix=suffix,
+                returns=returns,
+                parameters=tuple(parameters),
+                refusal=refusal,
+            )
+    return functions
+
+
+def _with_headers(
+    text: str, path: str, header: Callable[[str], str | None], seen: set[str] | None = None
+) -> str:
+    """The text with the tree's own headers in place of their includes, each once. Includes of files
+    that the tree does not have are left out if they are in quotes."""
+    seen = set() if seen is None else seen
+    folder = PurePosixPath(path).parent
+    lines = []
+    for line in text.splitlines():
+        match = _INCLUDE.match(line)
+        if match is None or match[1] == "<":
+            lines.append("" if line.strip() == "#pragma once" else line)
+            continue
+        for place in (folder / match[2], PurePosixPath("include") / match[2], match[2]):
+            name = _normal(str(place))
+            if name in seen:
+                break
+            inner = header(name) if name and len(seen) < MAX_HEADERS else None
+            if inner is not None:
+                seen.add(name)
+                lines.append(_with_headers(inner, name, header, seen))
+                break
+    return "\n".join(lines) + "\n"
+
+
+def _normal(path: str) -> str:
+    """The path without `.` and `..`; empty if it leaves the tree."""
+    parts: list[str] = []
+    for part in PurePosixPath(path).parts:
+        if part == "..":
+            if not parts:
+                return ""
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _items(text: str) -> Iterator[_Item]:
+    """The top-level items of a text without comments, in order."""
+    held: list[str] = []  # lines of the present item
+    cutter = _Cutter()
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.lstrip().startswith("#"):
+            while line.endswith("\\"):
+                line += "\n" + next(lines, "")
+            if cutter.inside:
+                held.append(line)
+            else:
+                yield _Item(line, "include" if _INCLUDE.match(line) else "directive")
+            continue
+        start = 0
+        masked = _LITERAL.sub(lambda m: "s" * len(m.group()), line)
+        for place, char in enumerate(masked):
+            kind = cutter.after(char, held, line[start:place])
+            if kind:
+                whole = "\n".join([*held, line[start : place + 1]])
+                yield _item(whole, kind)
+                held, start = [], place + 1
+        if line[start:].strip():
+            held.append(line[start:])
+
+
+@dataclass
+class _Cutter:
+    """Braces and parentheses that are open at a place of a file. `function`: they are those of a
+    function's body."""
+
+    depth: int = 0
+    parens: int = 0
+    function: bool = False
+
+    @property
+    def inside(self) -> bool:
+        return bool(self.depth or self.parens)
+
+    def after(self, char: str, held: list[str], line: str) -> str:
+        """The kind of the item that ends with this character, or ""."""
+        self.parens += (char == "(") - (char == ")")
+        if char == "{":
+            if self.depth == 0:
+                head = "\n".join([*held, line])
+                if _TRANSPARENT.search(head.strip()):
+                    return "bracket"
+                self.function = self.function or _is_head(head)
+            self.depth += 1
+            return ""
+        if char == "}" and self.depth == 0:
+            return "bracket"
+        self.depth -= char == "}"
+        if self.inside or not (char == ";" or (char == "}" and self.function)):
+            return ""
+        kind = "function" if self.function else "other"
+        self.function = False
+        return kind
+
+
+def _is_head(text: str) -> bool:
+    bare = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return re.search(r"\)\s*(?:const|noexcept)?\s*$", bare) is not None and "=" not in bare
+
+
+def _item(text: str, kind: str) -> _Item:
+    if kind != "function":
+        return _Item(text.strip("\n"), kind)
+    masked = "\n".join("" if line.lstrip().startswith("#") else line for line in text.splitlines())
+    head = masked.partition("{")[0].rstrip()
+    closing = head.rfind(")")
+    depth, opening = 0, -1
+    for place in range(closing, -1, -1):
+        depth += (head[place] == ")") - (head[place] == "(")
+        if depth == 0:
+            opening = place
+            break
+    name = re.search(r"([\w:~]+)\s*$", head[:opening])
+    if name is None:
+        return _Item(text.strip("\n"), "other")
+    return _Item(text.strip("\n"), "function", name[1], head)
+
+
+def _needed(
+    items: list[_Item], words: list[set[str]], defined: list[set[str]], name: str
+) -> tuple[str, str]:
+    """The named function and the items that it needs, in the order of the file, and the code of
+    these items alone. `words` are those of each item, `defined` the names that it defines."""
+    needed = {name}
+    taken: set[int] = set()
+    grown = True
+    while grown:
+        grown = False
+        for number, item in enumerate(items):
+            if number not in taken and item.kind in ("function", "other", "directive"):
+                if item.kind == "directive" and not defined[number]:
+                    continue
+                if defined[number] & needed:
+                    taken.add(number)
+                    needed |= words[number]
+                    grown = True
+    kept: list[str] = []
+    functions = [number for number in sorted(taken) if items[number].kind == "function"]
+    for number, item in enumerate(items):
+        if functions and number == functions[0]:
+            # C once allowed calls of functions that are declared later.
+            kept += [f"{items[later].head.strip()};" for later in functions[1:]]
+        if (
+            number in taken
+            or item.kind in ("include", "bracket")
+            or (item.kind == "directive" and not defined[number])
+        ):
+            kept.append(item.text)
+    needs = "\n".join(items[number].text for number in sorted(taken))
+    return _without_empty_conditions(kept), code(needs, python=False)
+
+
+def _defined(item: _Item) -> set[str]:
+    """The names that an item defines."""
+    if item.kind == "function":
+        return {item.name}
+    if item.kind == "directive":
+        match = re.match(r"\s*#\s*define\s+(\w+)", item.text)
+        return {match[1]} if match else set()
+    if item.kind != "other":
+        return set()
+    if re.search(r"\benum\b", item.text):
+        return set(_WORD.findall(item.text))
+    bare = _QUALIFIERS.sub(" ", item.text)
+    prototype = re.match(r"[^{}=;()]*?(\w+)\s*\([^{}]*\)[^{}()]*;\s*$", bare, re.DOTALL)
+    if prototype and "typedef" not in bare:
+        return {prototype[1]}
+    outer, depth = [], 0
+    for char in item.text.partition("=")[0]:
+        depth += (char == "{") - (char == "}")
+        outer.append(char if depth == 0 else " ")
+    return set(_WORD.findall("".join(outer))) - {"typedef", "struct", "static", "const", "extern"}
+
+
+def _without_empty_conditions(texts: list[str]) -> str:
+    """The texts without `#if ... #endif` that hold nothing."""
+    opened, closed = re.compile(r"\s*#\s*if"), re.compile(r"\s*#\s*endif")
+    branch = re.compile(r"\s*#\s*(?:else|elif)")
+    kept: list[str] = []
+    for text in texts:
+        if closed.match(text):
+            place = len(kept)
+            while place and branch.match(kept[place - 1]):
+                place -= 1
+            if place and opened.match(kept[place - 1]):
+                del kept[place - 1 :]
+                continue
+        kept.append(text)
+    return "\n".join(kept) + "\n"
+
+
+def _signature(item: _Item, aliases: dict[str, str]) -> tuple[str, list[CParameter], str]:
+    """Returned element type, parameters, and the reason for a refusal."""
+    if "::" in item.name or "~" in item.name:
+        return "", [], "it is a method"
+    if "template" in item.head:
+        return "", [], "it is a template"
+    opening = item.head.rindex(item.name) + len(item.name)
+    inside = item.head[opening:].strip()[1:-1]
+    before = _QUALIFIERS.sub(" ", item.head[: item.head.rindex(item.name)])
+    words = [aliases.get(word, word) for word in _WORD.findall(before)]
+    returned = words[-1] if words else "int"
+    returns = "" if returned == "void" else ELEMENTS.get(returned, "?")
+    if "*" in before or returns == "?":
+        return "", [], f"it returns {' '.join(before.split())[:40]}"
+    parameters: list[CParameter] = []
+    for part in _split(inside):
+        bare = _QUALIFIERS.sub(" ", part)
+        names = _WORD.findall(bare)
+        pointers = bare.count("*") + bare.count("[") + bare.count("&")
+        if part.strip() in ("", "void"):
+            continue
+        if len(names) < 2 or pointers > 1 or "(" in bare:
+            return "", [], f"argument `{' '.join(part.split())[:60]}` is no array and no number"
+        name = names[-1] if "[" not in bare else _WORD.findall(bare.partition("[")[0])[-1]
+        kind = aliases.get(names[0], names[0])
+        element = ELEMENTS.get(kind, "int64" if kind in INTEGERS else "")
+        if not element:
+            return "", [], f"argument `{' '.join(part.split())[:60]}` is of type {kind[:30]}"
+        size = not pointers and kind in INTEGERS
+        parameters.append(CParameter(name, element, bool(pointers), "const" in part, size))
+    return returns, parameters, ""
+
+
+def _split(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for place, char in enumerate(text):
+        depth += (char in "([<") - (char in ")]>")
+        if char == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]]

@@ -1,1 +1,0 @@
-"""Searches as trajectories: received from other optimizers, evaluated again, read, reviewed."""
