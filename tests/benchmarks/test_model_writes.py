@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from benchmarks.search.model_writes.cells import (
     cost_of,
     good_cost,
     load_cells,
+    load_transcripts,
     replayed,
+    store,
 )
 from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw, emulated, other_documents
 from benchmarks.search.model_writes.report import (
@@ -27,6 +30,7 @@ from benchmarks.search.model_writes.report import (
 )
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.runs.places import places_for
+from optimizer.search.synthesizers.llm.templates import Fence
 from tests.retrieval.drawn_bases import DrawnBase
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -116,6 +120,21 @@ def test_plain_c_is_right_on_emulated_chips(
     assert counted == unit and cost is not None and cost > 500
     with pytest.raises(InvalidRequest, match="no built-in toolchain"):
         emulated("h200", 3, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("arm", "role"), [("passages", "user"), ("tools", "tool")])
+def test_stored_transcript_quotes_no_manual_of_a_built_in_chip(
+    arm: str, role: str, tmp_path: Path
+) -> None:
+    manual, kind = "VADD adds lanes.", "knowledge" if role == "user" else "tool-result"
+    row = {"messages": [{"role": role, "content": "Before\n" + Fence().around(kind, manual)}]}
+    (tmp_path / "a.json").write_text(json.dumps(row), encoding="utf-8")
+    for chip in ("riscv-v", ""):
+        cell = replace(stored_cell(arm, "correct"), chip=chip)
+        store(cell, tmp_path, tmp_path / "out")
+        [stored] = load_transcripts(tmp_path / "out", cell)
+        content = stored["messages"][0]["content"]
+        assert content.startswith("Before") and (manual in content) == (not chip)
 
 
 @pytest.mark.parametrize("cell", load_cells(CELLS), ids=lambda cell: cell.name)

@@ -250,6 +250,10 @@ def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str
 
 
 _EXCERPT = re.compile(r"(<excerpt [^>\n]*>).*?(</excerpt>)", re.S)
+_QUOTED = re.compile(
+    r"(--- KERNLORE-DATA (\w+) BEGIN (?:knowledge|tool-result) ---\n).*?(\n--- KERNLORE-DATA \2 END ---)",
+    re.S,
+)
 
 
 def store(cell: Cell, transcripts: Path, out: Path) -> None:
@@ -261,7 +265,10 @@ def store(cell: Cell, transcripts: Path, out: Path) -> None:
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(transcripts.glob("*.json"))
     ]
     for message in (message for row in rows if cell.chip for message in row["messages"]):
-        message["content"] = _EXCERPT.sub(r"\1(left out)\2", str(message["content"]))
+        content = _EXCERPT.sub(r"\1(left out)\2", str(message["content"]))
+        if cell.arm in ("whole", "passages", "placebo") or message["role"] == "tool":
+            content = _QUOTED.sub(r"\1(left out)\3", content)
+        message["content"] = content
     packed = gzip.compress(json.dumps(rows).encode(), mtime=0)
     (out / f"{cell.name}.transcripts.json.gz").write_bytes(packed)
     (out / f"{cell.name}.json").write_text(json.dumps(asdict(cell), indent=1) + "\n")
@@ -325,8 +332,8 @@ class Fixed:
     text: str
 
     def consult(self, request: RetrieveRequest) -> ShownKnowledge:
-        """The text."""
-        return ShownKnowledge(target=self.text)
+        """The text, as what depends on the request: a prompt then still states the chip's interface."""
+        return ShownKnowledge(situation=self.text)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nothing is learnt."""
@@ -355,7 +362,7 @@ class Passages:
                     parts.append(excerpt.text)
                     room -= cost
             self._shown[key] = "\n\n".join(parts)
-        return ShownKnowledge(target=self._shown[key])
+        return ShownKnowledge(situation=self._shown[key])
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nothing is learnt."""
