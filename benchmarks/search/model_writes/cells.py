@@ -251,7 +251,8 @@ def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str
 
 _EXCERPT = re.compile(r"(<excerpt [^>\n]*>).*?(</excerpt>)", re.S)
 _QUOTED = re.compile(
-    r"(--- KERNLORE-DATA (\w+) BEGIN (?:knowledge|tool-result) ---\n).*?(\n--- KERNLORE-DATA \2 END ---)",
+    r"(--- KERNLORE-DATA (\w+) BEGIN (?:knowledge|tool-result) ---\n)"
+    r".*?(\n--- KERNLORE-DATA \2 END ---)",
     re.S,
 )
 
@@ -332,7 +333,7 @@ class Fixed:
     text: str
 
     def consult(self, request: RetrieveRequest) -> ShownKnowledge:
-        """The text, as what depends on the request: a prompt then still states the chip's interface."""
+        """The text. As the situation, it leaves the interface of the chip in the prompt."""
         return ShownKnowledge(situation=self.text)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
