@@ -187,11 +187,12 @@ class LogIndex:
 
     def is_quoted_source(self, number: int) -> bool:
         """Whether line `number` is the source below a frame of a traceback, or an assertion in a
-        listing: one that failed is followed by its exception."""
+        listing: one that failed is followed by its exception, in pytest's marked by `>`."""
         above = self.all_lines[number - 2] if number > 1 else ""
         text, *below = self.all_lines[number - 1 : number + 3]
         if text.lstrip().startswith("assert "):
-            return not any("Error" in line for line in below)
+            failed = any("Error" in line for line in below)
+            return not failed or any(line.startswith(">") for line in below)
         above, text = without_prefix(above), without_prefix(text)
         deeper = len(text) - len(text.lstrip()) > len(above) - len(above.lstrip())
         return deeper and _FRAME.match(above) is not None and not text.lstrip().startswith("@ ")
