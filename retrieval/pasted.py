@@ -10,11 +10,12 @@ from typing import Any
 
 from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
-from retrieval.diagnose.given_profile import is_profile
+from retrieval.diagnose.given_profile import advice_of, is_profile
 from retrieval.diagnose.linear_patterns import compile_pattern
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.operators import load_operators
 
+MAX_VALUE = 60  # characters of a metric; the messages of a log in JSON are longer
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
 # Patterns with several repetitions are compiled by RE2: a paste may have any text.
 _METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
@@ -48,6 +49,8 @@ def pasted(text: str) -> tuple[str, Any]:
         return "metrics", metrics
     if len(lines) >= 1 and all(_METRIC.fullmatch(line.strip()) for line in lines):
         return "metrics", metrics_of(stripped)
+    if advice_of(stripped):
+        return "log", text
     signs = len(_CODE.findall(stripped))
     is_code = signs >= 2 or (signs and any(sign.search(stripped) for _, sign in _LANGUAGES))
     if len(lines) >= 3 and is_code and not _FAILED.search(stripped):
@@ -130,7 +133,8 @@ def _json_metrics(text: str) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     plain = isinstance(decoded, dict) and all(
-        isinstance(value, int | float | str) for value in decoded.values()
+        isinstance(value, int | float) or (isinstance(value, str) and len(value) <= MAX_VALUE)
+        for value in decoded.values()
     )
     return decoded if plain and decoded else None
 

@@ -56,6 +56,8 @@ class Comparison:
     def title(self) -> str:
         """The numbers in words; empty without any."""
         parts = []
+        if self._is_equal_now:
+            return f"The test failed, and 0 of {self.total:,.0f} elements differ in its report"
         if self.wrong is not None and self.total:
             parts.append(f"{self.wrong:,.0f} of {self.total:,.0f} elements are wrong")
         if self.got is not None and self.want is not None:
@@ -76,6 +78,14 @@ class Comparison:
         return next(filter(None, self._causes()), "")
 
     def _causes(self) -> Iterator[str]:
+        if self._is_equal_now:
+            yield (
+                "The values changed between the comparison and its report, so no index is wrong:"
+                " the result was read before the kernel had ended, or something writes it later."
+                " Synchronise the stream (or device) before the comparison, keep the buffers alive,"
+                " and repeat the test: a race inside of the kernel shows other elements each time"
+                " (compute-sanitizer --tool racecheck and synccheck)."
+            )
         share = self.share
         where = f" Index {self.at} has the largest error." if self.at else ""
         if any(v is not None and not math.isfinite(v) for v in (self.got, self.error)):
@@ -129,6 +139,10 @@ class Comparison:
                 " its inputs, then check index, mask, scale and element type; a small case with"
                 f" one block tells kernel from launch.{where}"
             )
+
+    @property
+    def _is_equal_now(self) -> bool:
+        return self.wrong == 0 and bool(self.total)
 
     @property
     def _size_of_error(self) -> str:

@@ -39,6 +39,7 @@ from retrieval.profiles.profile import Advised
 from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
+FULL_OCCUPANCY = 85.0  # per cent of the warps, from which on limits of occupancy are no question
 MAX_SIGNATURES = 8
 REMEMBERED = 1_000  # cached verdicts without metrics, one for each chip and problem
 MAX_LOG_LINE = 300  # characters of a log line in a verdict
@@ -464,6 +465,8 @@ def _measure_next(
         for name in abstention.missing
         if _is_measured(name)
     ]
+    if metrics.values.get("occupancy_pct", 0.0) >= FULL_OCCUPANCY:
+        names = [name for name in names if "occupancy" not in name]
     return tuple(dict.fromkeys(n for n in names if n not in metrics.values))[:MAX_NEXT]
 
 

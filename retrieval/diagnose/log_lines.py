@@ -104,6 +104,23 @@ def is_excerpt(line: str) -> bool:
     return _EXCERPT.match(line) is not None
 
 
+# A newline in an escaped string; formats of printf and paths of Windows have none.
+_ESCAPED = re.compile(r"\\{1,8}n(?![\"'\\])")
+_NEWLINE = re.compile(r"(?:\\{1,8}r)?\\{1,8}n")
+_NO_STRING = re.compile(r"%[-\d.l]{0,5}[sdufx]\b|std::c(?:err|out)\b|[\"'];\s*$")
+_WINDOWS = re.compile(r"\b[A-Za-z]:\\{1,4}\w")
+
+
+def _unescaped(line: str) -> list[str]:
+    """The lines of a text that a log has as one escaped string (Rust's Debug, JSON, Python's repr);
+    the line itself if it has none."""
+    of_path = _WINDOWS.search(line) and '\\"' not in line
+    if of_path or not _ESCAPED.search(line) or _NO_STRING.search(line) or is_excerpt(line):
+        return [line]
+    parts = _NEWLINE.split(line)
+    return [re.sub(r"\\{1,8}([\"'])", r"\1", re.sub(r"\\{1,8}t", "  ", p)) for p in parts]
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a log; `number` counts from 1."""
@@ -121,6 +138,11 @@ class LogIndex:
             log = _ANSI.sub("", log)
         # GCC quotes names by the locale; patterns have plain quotes.
         log = log.translate(_QUOTES)
+        self._printed: list[int] = []
+        if "\\n" in log:
+            pieces = [_unescaped(line) for line in log.split("\n")]
+            self._printed = [n for n, own in enumerate(pieces, 1) for _ in own]
+            log = "\n".join(text for own in pieces for text in own)
         self._log = log
         self._all: list[str] | None = None  # split on demand
         raw = [_ends(line) for line in log.encode("utf-8", "replace").split(b"\n")]
@@ -153,6 +175,10 @@ class LogIndex:
             seen = start
             text = self._cut(number, where[start])
             yield Line(self._numbers[number] + 1, text), frozenset(keywords_at[start])
+
+    def printed_at(self, number: int) -> int:
+        """The line of the log that line `number` is, or is a part of if it was escaped."""
+        return self._printed[number - 1] if self._printed else number
 
     def tail(self, count: int) -> Iterator[Line]:
         """The last non-empty lines, in order."""

@@ -27,8 +27,9 @@ from retrieval.diagnose.signals import DATA
 
 MAX_LINES = 12  # lines of a message
 MAX_LINE = 1_500
-MAX_SENTENCE = 220
+MAX_SENTENCE = 320
 MAX_NAME = 60  # characters of a name or value in a text
+MAX_FILLED = 160  # of a message in the text of a form
 MAX_CHOICES = 8  # values that a text lists
 MAX_LOG_LINES = 4_000  # lines that are read for devices
 OLDEST_CAPABILITY = 5  # of CUDA 12
@@ -36,6 +37,7 @@ OLDEST_CAPABILITY = 5  # of CUDA 12
 _NOTE = re.compile(r"(?:^|\W)(?:note|help|hint|suggestion|tip)\s{0,2}[:=]", re.IGNORECASE)
 _ITEM = re.compile(r"^\s*(?:[-*\u2022]|\(?\d{1,2}[.)])\s")
 _FIELD = re.compile(r"\s*[a-z][\w ]{2,24}: ")
+_ADVISES = re.compile(r"\s*(?:You|Please|Try|Consider|Did you|To fix|Use|Set|Increase|Reduce)\b")
 _CARET = re.compile(r"^\s*(?:\d*\s*\|)?\s*[~^][\s~^-]*$")
 _LOCATION = re.compile(
     r"^\s*[\w./\\+<>-]{1,200}(?:(?::\d{1,7}){1,2}|\(\d{1,7}(?:,\d{1,5})?\))\s*:?\s*"
@@ -71,7 +73,8 @@ def _actions() -> re.Pattern[str]:
     begun = rf"(?:{verb} (?!of\b|is\b|was\b|failed)\S|{noun} (?:{words['objects']}))"
     asked = (
         r"\b(?:you|users?|applications?|callers?)"
-        r" (?:can|could|may|might|should|must|(?:need|have|want) to)"
+        r" (?:(?:can|could|may|might|should|must)(?: (?:need|have|want) to)?"
+        r"|(?:need|have|want) to)"
     )
     return re.compile(
         rf"(?:{words['clauses']})[\"'`]?(?:please )?{begun}"
@@ -146,6 +149,7 @@ def _sentences(message: Sequence[str], least: int = 8) -> Iterator[str]:
     for line in message:
         wrapped = text and not _ITEM.match(line) and not _NOTE.search(line)
         wrapped = wrapped and not re.search(r"[.:!?]\s*$", text) and not _FIELD.match(line)
+        wrapped = wrapped and not _ADVISES.match(line)
         text += (" " if wrapped else "\n") + _bare(line)
     for sentence in _SENTENCE.split(without_boilerplate(text)):
         sentence = " ".join(_LINK.sub("", sentence or "").split()).strip(" |,-")
@@ -206,7 +210,7 @@ def _forms() -> tuple[tuple[re.Pattern[str], str], ...]:
 def _name_in(text: str) -> str:
     text = re.sub(r"[\"'`]+\)?[\"'`]* failed.*", "", text).strip(" .,;:'\"`()")
     text = re.sub(r"^(?:The|A|An)\b", lambda article: article[0].lower(), text)
-    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME].rsplit(' ', 1)[0]} ..."
+    return text if len(text) <= MAX_FILLED else f"{text[:MAX_FILLED].rsplit(' ', 1)[0]} ..."
 
 
 def _choice_in(text: str) -> str:
@@ -354,12 +358,23 @@ def devices_in(lines: Sequence[str]) -> str:
 
 
 _WITH = re.compile(r"\[with ([^\]]{3,1200})\]")
+_ELEMENT = re.compile(
+    r"\b(?:__)?(?:nv_)?(?:half|bfloat(?:16)?|float(?:16|32|64)?|double|(?:u?int)(?:8|16|32|64)_t"
+    r"|fp8_e\dm\d|half_t|bfloat16_t|float_e\dm\d_t)\b"
+)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w+")
 
 
 def arguments_in(lines: Sequence[str], number: int) -> str:
     """The template arguments near line `number` whose names its message has, with their values."""
     message = lines[number - 1]
+    near = lines[max(0, number - 1 - MAX_LINES) : number + MAX_LINES]
+    trace = " ".join(line for line in near if "in instantiation of" in line)
+    if len(types := dict.fromkeys(_ELEMENT.findall(trace))) > 1:
+        return (
+            f"The element types in the trace are {', '.join(types)}: where the rule is about types,"
+            " give both operands the same one, or a pair that the library lists."
+        )
     for line in lines[number : number + MAX_LINES]:
         found = _WITH.search(line[: 4 * MAX_LINE])
         if found is None:

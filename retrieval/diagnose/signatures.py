@@ -259,7 +259,8 @@ class SignatureMatch:
         if is_source and (foreign := origin_of(self.line)):
             return foreign
         provided = self.signature.id in _more_of()["symbols"] and provider_of(self._symbol)
-        case = provided or case or self.comparison.remedy
+        if self.signature.id not in _more_of()["own_remedy"]:
+            case = provided or case or self.comparison.remedy
         case = case or (self.meaning if self._is_general and self._has_a_rule else "")
         if not case and self.meaning and self.signature.id in _more_of()["meaning"]:
             return f"{self.meaning} {self.signature.remedy}"
@@ -426,6 +427,7 @@ class SignatureIndex:
         chosen = _deduplicated(sorted(best, key=lambda match: match._order), limit)
         chosen = [_compared(_completed(match, best), index) for match in chosen]
         advised = [_advised(match, index) for match in chosen]
+        advised = [replace(m, line_number=index.printed_at(m.line_number)) for m in advised]
         return [_sized(advised[0], advised[1:]), *advised[1:]] if advised else []
 
     def in_log(self, log: str) -> set[str]:
@@ -489,12 +491,13 @@ def _advised(match: SignatureMatch, index: LogIndex) -> SignatureMatch:
     action = advice is not None and not advice.is_condition
     meaning = "" if action else meaning_of(message)
     general = match.signature.is_general
+    ids = _more_of()
+    general &= match.signature.id not in ids["own_cause"] or not any(match.captured.values())
     cause = cause_below(index.all_lines, match.line_number) if general and not meaning else ""
     if not cause and not meaning and match.failure_class in ("user_mistake", "compiler_crash"):
         cause = first_report(index.all_lines, match.line_number) if general else ""
     if cause and not action:
         meaning = f"The cause is: {cause}. {meaning_of([cause]) or match.signature.remedy}"
-    ids = _more_of()
     more = [
         settings_in(message) if advice is None else "",
         devices_in(index.all_lines) if match.signature.id in ids["devices"] else "",
@@ -631,13 +634,17 @@ def _deduplicated(matches: Sequence[SignatureMatch], limit: int) -> list[Signatu
     return chosen[:limit]
 
 
+_OF_CLANG = re.compile(r"^[^\s:]+:\d+:\d+: (?:fatal )?error:")  # a form that nvcc does not print
+
+
 def vendor_of_log(log: str) -> tuple[str, str] | None:
     """The hardware family and the tool that a log names; the family is empty for a tool of several
     vendors. None if known lines name none, or tools of several families."""
     own = [(vendor, tool) for tool, words, vendor in _named_tools() if words.search(log)]
     named = [(vendor, tool) for vendor, tool in own if vendor] or own
     if not named:
-        tools = [match.signature.toolchain for match in _builtin_index().match(log)]
+        known = _builtin_index().match(log)
+        tools = [m.signature.toolchain for m in known if not _OF_CLANG.search(m.line)]
         vendors = _tables()["vendors"]
         named = [(vendor, tool) for tool in tools for vendor in vendors if tool in vendors[vendor]]
     return named[0] if len({vendor for vendor, _ in named}) == 1 else None

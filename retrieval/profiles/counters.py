@@ -20,15 +20,22 @@ _MARKS = "*_`~ \t\u2937\u21b3\u2514\u2500"
 _RULE = re.compile(r"[\s|:+=─═-]*-[\s|:+=─═-]*")
 _NUMBERED = re.compile(r"\d+(?:\.\d+)+|(?:metric|index)[ _]?(?:id)?", re.IGNORECASE)
 _LEVEL = re.compile(r"(?:Idle|Low|Mid|High|Max) \((\d{1,2})\)")
-_NUMBER = r"-?(?:\d{1,3}(?:[,'\u2019\u202f\xa0 ]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)(?:[eE][+-]?\d+)?"
+_NUMBER = (
+    r"-?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:[,'\u2019\u202f\xa0 ]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
+    r"(?:[eE][+-]?\d+)?"
+)
 _UNIT = r"%|[KMGT]?i?[Bb](?:yte)?s?(?:/s(?:ec(?:ond)?)?)?|[num\u00b5\u03bc]?s(?:ec(?:ond)?s?)?"
 _VALUE = re.compile(rf"(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})?(?![\w.])")
+# In the text of perf: its locale has a decimal comma, also where three digits follow it.
+_DECIMAL_COMMA = re.compile(r"\d,\d\d\s?%|\d,\d{4,} .{0,40}seconds time elapsed")
 _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
 
 
 def counters(text: str, columns: bool = True) -> dict[str, str]:
     """Every possible name of a counter with its value and unit; the first of a name. With `columns`
     also those of CSV with a column for each counter."""
+    if _DECIMAL_COMMA.search(text):
+        text = re.sub(r"(#\s*-?\d+),(\d)", r"\1.\2", text)
     found: dict[str, str] = {}
     for name, value in (*(_of_columns(text) if columns else ()), *_of_lines(text)):
         for form in _forms(name):
@@ -254,8 +261,10 @@ def _size(row: list[str]) -> float:
 
 
 def _plain(number: str) -> str:
-    if re.fullmatch(r"-?\d+,\d{1,2}", number):
+    if re.fullmatch(r"-?(?:\d+,\d{1,2}|\d+,\d{4,}|0,\d+)", number):
         return number.replace(",", ".")  # a decimal comma
+    if number.count(".") > 1:
+        return number.replace(".", "")
     return re.sub(r"[,'\u2019\u202f\xa0 ](?=\d{3})", "", number)
 
 

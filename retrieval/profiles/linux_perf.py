@@ -37,9 +37,9 @@ _CSV = re.compile(
 )
 _TEXT = re.compile(
     rf"\s*(?P<value>[\d.,'\u2019\u202f\u2009\xa0]+|{_UNCOUNTED})\s+(?:(?P<unit>[A-Za-z]+)\s+)?(?P<event>[A-Za-z_][^\s#(]*)"
-    r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.]+)%\))?\s*"
+    r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.,]+)\s?%\))?\s*"
 )
-_MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.]+%\))?\s*")
+_MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.,]+\s?%\))?\s*")
 # Metrics of the top-down analysis of Intel (tma_*), and of AMD.
 _TOP_DOWN = re.compile(
     r"\s*(?P<value>-?[\d.,]+)?\s*%\s+(?P<name>tma_\w+|(?:frontend|backend)_bound\w*"
@@ -47,7 +47,10 @@ _TOP_DOWN = re.compile(
 )
 _MISSES = {"LLC-load-misses", "cache-misses", "ll_cache_miss_rd"}  # bytes, if divided by the time
 _ELAPSED = re.compile(r"\s*(\d+[.,]\d+)\s.{0,40}seconds time elapsed")
-_GROUPED = re.compile(r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{3})+")
+_BLANKS = re.compile(r"(?<=\d)[ \u202f\u2009\xa0](?=\d{3}(?!\d))")  # within the number of a line
+_GROUPED = re.compile(
+    r"\d{1,3}(?:[.,'\u2019\u202f\u2009\xa0]\d{2,3})*[.,'\u2019\u202f\u2009\xa0]\d{3}"
+)
 
 
 @dataclass
@@ -152,9 +155,11 @@ def _text(text: str) -> Counts | None:
         heads = re.findall(r"%\s+(tma_\w+)", line)
         if (elapsed := _ELAPSED.match(line)) and _MISSES & counts.metrics.keys():
             counts.metrics["seconds time elapsed"] = float(elapsed[1].replace(",", "."))
+        start = re.match(r"[\s\d]*", line)
+        line = _BLANKS.sub("", start[0]) + line[start.end() :] if start else line
         match = _TEXT.fullmatch(line)
         if match is not None:
-            share = number(match["share"]) if match["share"] else None
+            share = number(match["share"].replace(",", ".")) if match["share"] else None
             if not match["unit"] and not match["old_unit"]:
                 counts.add(match["event"], _count(match["value"]), share)
             counts.add_metric(None, match["metric"] or "")

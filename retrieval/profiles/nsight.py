@@ -244,6 +244,9 @@ _SENTENCES = (
     ),
 )
 _ISSUED = re.compile(r"only issues an instruction every (?P<cycles>[\d.]+) cycles")
+_ACTIVE = re.compile(
+    r"maximum of (?P<most>[\d.]+) warps per scheduler.{0,80}?average of (?P<active>[\d.]+) active"
+)
 _WAYS = re.compile(r"(?P<ways>[\d.]+)\s?-\s?way bank conflict across all")
 
 
@@ -277,6 +280,8 @@ def _of_sentences(text: str) -> dict[str, Metric]:
         found["bank_conflict_ratio"] = round(1 - 1 / max(1.0, float(ways["ways"])), 4)
     if issued := _ISSUED.search(text):
         found["issue_active_pct"] = round(100 / max(1.0, float(issued["cycles"])), 2)
+    if (active := _ACTIVE.search(text)) and float(active["most"]):
+        found["occupancy_pct"] = round(100 * float(active["active"]) / float(active["most"]), 2)
     for pattern, name, factor in _SENTENCES:
         if (measured := re.search(pattern, text)) is not None:
             found[name] = round(float(measured["value"]) * factor, 2)

@@ -15,6 +15,15 @@ from retrieval.profiles.profile import Metric, Profile, number
 
 KIND = "resources"
 LEAST_PART = 0.5  # of the lines that state resources or quote source
+_WEIGHED = ("spilled_registers", "registers_per_thread")
+FEW_SPILLED = 15.0  # per cent of the registers of a thread
+_LARGE = (
+    "on Intel's GPUs the large register file (256 registers a thread: -ze-opt-large-register-file,"
+    " grf_mode in Triton) holds more at half the threads"
+)
+_WIDE = (
+    f"SIMD{{}} holds that many work-items in one thread: a sub-group of 16 halves them; {_LARGE}"
+)
 MAX_TOLD = 3  # kernels in the notes
 MAX_HEAD = 80  # characters of the head of a column
 MOST_WAVES = 8  # of a SIMD on AMD's data-centre GPUs; others have more, so the share is a bound
@@ -133,7 +142,18 @@ class _Usage:
             for name, text in words
             if self.stated.get(name) or (name == "spilled_registers" and name in self.stated)
         ]
-        return f"{self.kernel or 'the kernel'}: {', '.join(parts)}"
+        return f"{self.kernel or 'the kernel'}: {', '.join(parts)}{self._weight}"
+
+    @property
+    def _weight(self) -> str:
+        """How large the spill is, where the registers are known."""
+        spilled, registers = (self.stated.get(n, 0.0) for n in _WEIGHED)
+        if not spilled or not registers:
+            return ""
+        share = 100 * spilled / registers
+        few = "a few, which cost little unless they are in the inner loop"
+        size = few if share < FEW_SPILLED else "many: the tile of a thread is too large"
+        return f"; {share:.2g} % of them, {size}"
 
     @property
     def order(self) -> tuple[float, float, float]:
@@ -154,6 +174,11 @@ def read(text: str) -> Profile | None:
     leading, *others = sorted(usages, key=lambda usage: usage.order)
     told = (leading, *others)[:MAX_TOLD]
     more = (f"{len(usages) - MAX_TOLD} further kernels",) if len(usages) > MAX_TOLD else ()
+    simd = re.search(r"compiled SIMD(\d+)", text)
+    if simd and int(simd[1]) > 16 and any(usage.spilled for usage in usages):
+        more = (*more, _WIDE.format(simd[1]))
+    elif simd and any(usage.spilled for usage in usages):
+        more = (*more, _LARGE)
     return Profile(
         KIND, leading.kernel, leading.metrics, notes=(*(u.sentence for u in told), *more)
     )

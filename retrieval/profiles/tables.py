@@ -137,7 +137,7 @@ def read(text: str, loose: bool = True) -> Profile | None:
         Kernel(row.name, row.calls, row.host) for row in of_both if row.host and is_host(row.name)
     ]
     if not kernels and not functions:
-        return _of_rates(kind, rows)
+        return _of_rates(kind, rows) or _of_counters(kind, rows)
     more: dict[str, Metric] = dict(totals_of(text))
     leading = max(rows, key=lambda row: (row.us, row.pct))
     for row in rows:
@@ -195,9 +195,12 @@ def _sampled(text: str) -> Profile | None:
     if rows:
         return Profile("pc samples", lines=tuple(rows.values()))
     whole = sum(reasons.values())
-    if len(reasons) < 2 or not whole:
+    shares = {name: 100 * samples / whole for name, samples in reasons.items()} if whole else {}
+    if len(shares) < 2:
+        reasons = shares = _stall_shares(text)
+        whole = sum(shares.values())
+    if not shares:
         return None
-    shares = {name: 100 * samples / whole for name, samples in reasons.items()}
     leading = max(shares, key=shares.__getitem__)
     return Profile(
         "pc samples",
@@ -205,6 +208,24 @@ def _sampled(text: str) -> Profile | None:
         notes=(f"{leading} has {shares[leading]:.3g} % of the samples",),
         lines=(LineRow(whole, instruction="(all instructions)", stalls=reasons),),
     )
+
+
+_STALL_SHARE = re.compile(
+    r"(?P<name>[A-Za-z_]+(?: [A-Za-z_]+){0,3})[\s'`*\":=(|,-]{1,8}(?P<pct>\d+(?:[.,]\d+)?)\s?%"
+)
+_OF_STALLS = re.compile(r"stall|scoreboard|throttle", re.IGNORECASE)
+
+
+def _stall_shares(text: str) -> dict[str, float]:
+    """The reasons of stalls with a percentage behind their names, in a text that has few others."""
+    shares: dict[str, float] = {}
+    for match in _STALL_SHARE.finditer(text) if _OF_STALLS.search(text) else ():
+        words = match["name"].split(" ")
+        names = (" ".join(words[start:]) for start in range(len(words)))
+        if name := next(filter(None, map(stall_name, names)), None):
+            shares.setdefault(name, float(match["pct"].replace(",", ".")))
+    few = 2 * len(shares) < len(re.findall(r"\d\s?%", text)) or sum(shares.values()) > ONE_WHOLE
+    return {} if few else shares
 
 
 def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
@@ -274,6 +295,16 @@ def _of_rates(kind: str, rows: Sequence[TableRow]) -> Profile | None:
     return Profile(kind, metrics={**metrics, **rates(printed)}, notes=(note,))
 
 
+def _of_counters(kind: str, rows: Sequence[TableRow]) -> Profile | None:
+    """The first of several names with known counters and no times."""
+    counted = [row for row in rows if any(name.endswith("_pct") for name in row.counters)]
+    if not counted:
+        return None
+    others = ", ".join(row.name for row in counted[1:4])
+    notes = (f"the table has no times: {counted[0].name} is read, not {others}",) if others else ()
+    return Profile(kind, counted[0].name, counted[0].counters, notes=notes)
+
+
 _RATES = frozenset(("achieved_bytes_per_s", "achieved_flops"))
 
 
@@ -328,9 +359,12 @@ def _rows(text: str, loose: bool) -> Iterator[TableRow]:
         yield from _of_free(free, text, loose and columns is None)
 
 
+_MARKUP = "*`_~≈ "
+
+
 def _without_note(cell: str) -> str:
     """A cell without emphasis and without a note in brackets at its end."""
-    text = cell.replace("**", "").strip("*` ")
+    text = cell.replace("**", "").strip(_MARKUP)
     return text[: text.rindex("(")].rstrip() if text.endswith(")") and "(" in text else text
 
 
@@ -338,6 +372,31 @@ _METRICS = re.compile(
     r"Metric (?:Name|Description|result)|^(?:[^\w\n]|_){0,40}(?:metrics?|counters?)[ *|\t]",
     re.I | re.M,
 )
+
+
+# Heads of columns in the words of people, with the metric of their cells.
+_OF_PEAK = r"\b.*(?:%|peak|util|throughput|busy|active|sol)"
+_METRIC_HEADS = tuple(
+    (re.compile(words, re.IGNORECASE), name)
+    for words, name in (
+        (r"(?:hbm|dram|gddr|vram|(?:device|global) mem\w*)" + _OF_PEAK, "dram_throughput_pct"),
+        (r"(?:mem\w*[ _])?(?:bandwidth|bw)\b.*(?:util|% ?(?:of )?peak)", "dram_throughput_pct"),
+        (r"l2\b.*\bhit", "l2_hit_pct"),
+        (r"(?:l1|tex)\b.*\bhit", "l1_hit_pct"),
+        (r"l2" + _OF_PEAK, "l2_throughput_pct"),
+        (r"l1" + _OF_PEAK, "l1_throughput_pct"),
+        (r"(?:tensor|mma|mfma)" + _OF_PEAK, "tensor_pipe_pct"),
+        (r"(?:sm|compute|cu)" + _OF_PEAK, "compute_throughput_pct"),
+        (r"theor\w*\W*occ\w*", "theoretical_occupancy_pct"),
+        (r"(?:warps? active|active warps?|(?:achieved )?occ(?:upancy)?)[\W%]*$", "occupancy_pct"),
+        (r"reg(?:ister)?s?(?: ?(?:/|per) ?(?:thread|work-?item))?$", "registers_per_thread"),
+    )
+)
+
+
+def metric_of(head: str) -> str:
+    """The metric of a column by its head; empty for another column."""
+    return next((name for words, name in _METRIC_HEADS if words.match(head.strip("*` "))), "")
 
 
 class _TableColumns:
@@ -354,6 +413,7 @@ class _TableColumns:
         self._host = next(iter(of_host), None)
         self._time = next(iter(of_device), None)
         share = [i for i, head in enumerate(heads) if _SHARE.search(head) and i != name]
+        share = [i for i in share if not metric_of(heads[i])]
         # The share of the chosen times has a name like theirs: "CUDA total %" of "CUDA total".
         base = _plain(heads[self._time]) if self._time is not None else ""
         like = [i for i in share if base and _plain(heads[i]) == base]
@@ -402,7 +462,11 @@ class _TableColumns:
     def _counters(self, cells: Sequence[str]) -> dict[str, str]:
         """The numbers in columns that are no times, shares of the time or calls."""
         found: dict[str, str] = {}
-        for head, cell in zip(self._heads, cells, strict=False):
+        for head, cell in zip(self._heads, map(_without_note, cells), strict=False):
+            if (metric := metric_of(head)) and _CELL.fullmatch(cell):
+                part = number(cell) if "%" not in head + cell and metric.endswith("_pct") else None
+                whole = part is None or not 0 < part <= 1
+                found.setdefault(metric, cell if whole or part is None else f"{100 * part:g}")
             rate = _RATE.search(head)
             if rate and _CELL.fullmatch(cell):
                 found.setdefault(_rate_name(rate[0]), f"{cell} {rate[0]}")
@@ -438,7 +502,7 @@ def _unit(head: str) -> str:
 
 
 def _cell(cells: Sequence[str], place: int | None) -> str:
-    return cells[place].strip() if place is not None and place < len(cells) else ""
+    return cells[place].strip(_MARKUP) if place is not None and place < len(cells) else ""
 
 
 def _plain(head: str) -> str:

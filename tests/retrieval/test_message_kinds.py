@@ -1,0 +1,360 @@
+# ruff: noqa: E501, RUF001
+"""Kinds of messages and profiles that several tools share, each with texts of different tools."""
+
+import pytest
+
+from retrieval.diagnose.diagnosis import Diagnoser
+from retrieval.diagnose.given_profile import readings, with_known_counters
+from retrieval.diagnose.log_lines import LogIndex
+from retrieval.diagnose.signals import load_signals
+from retrieval.diagnose.signatures import SignatureIndex, load_signatures, vendor_of_log
+from retrieval.pasted import with_text
+from retrieval.request import RetrieveRequest
+
+INDEX = SignatureIndex(load_signatures())
+DIAGNOSER = Diagnoser(load_signals())
+
+
+def leading(log: str) -> tuple[str, str]:
+    """The leading signal of a log and its remedy."""
+    match = INDEX.match(log)[0]
+    return match.signature.signal, match.remedy
+
+
+def read(text: str) -> tuple[tuple[str, ...], str]:
+    """The signals of a pasted text, and the notes of its profile as one text."""
+    request = RetrieveRequest(**with_text({}, text))
+    request, profile = with_known_counters(request)
+    verdict = DIAGNOSER.conclude(request, {}, [], []).verdict
+    return verdict.signal_ids, "; ".join(profile.notes if profile else ())
+
+
+ESCAPED = [
+    (
+        r"""called `Result::unwrap()` on an `Err` value: BuildError("nvrtc: failed\nk.cu(12): error:"""
+        r""" identifier \"tile_n\" is undefined\n\n1 error detected in \"k.cu\".\n")""",
+        "compile_error",
+    ),
+    (
+        r"""{"level":"error","ts":17.2,"stderr":"Traceback (most recent call last):\n  File"""
+        r""" \"/app/serve.py\", line 81, in step\n    out = model(x)\nRuntimeError: CUDA error: an"""
+        r""" illegal memory access was encountered\n"}""",
+        "illegal_memory_access",
+    ),
+    (
+        r"""CalledProcessError: returned 1, output: b'[1/3] hipcc -c k.hip\nld.lld: error: undefined"""
+        r""" hidden symbol: scale_rows\n>>> referenced by k.hip\n'""",
+        "link_error",
+    ),
+    (
+        r"""time=2025-05-02T10:11:12Z level=ERROR err="ptxas a.ptx, line 9; error   : Instruction"""
+        r""" 'wgmma.fence' not supported on .target 'sm_89'\nptxas fatal   : aborted\n" """,
+        "compile_error",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "signal"), ESCAPED)
+def test_escaped_text_is_read_by_lines(log: str, signal: str) -> None:
+    signals, _ = read(log)
+    assert signals[0] == signal
+    assert {match.line_number for match in INDEX.match(log)} == {1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r"C:\nvidia\bin\nvcc.exe -o C:\new\a.exe a.cu",
+        r"""    printf("CUDA error: %s\nfile %s", text, __FILE__);""",
+        r"""  std::cerr << "error: out of memory\nfatal";""",
+    ],
+)
+def test_paths_and_formats_are_not_escaped_text(line: str) -> None:
+    assert LogIndex(line).all_lines == [line]
+
+
+CAUSES = [
+    (
+        "[Error]: The vector core execution is abnormal.\n"
+        "  errcode:(0, 0x8000, 0) errorStr: The address accessed by the L0A read is unaligned. x: 0",
+        "misaligned_access",
+        "Align",
+    ),
+    (
+        "error code:507015\n there is an exception of aivec error, core id is 5\n"
+        "  errorStr: The DDR address of the MTE instruction is out of range. info: 0\n"
+        "Kernel task happen error, retCode=0x31, [vector core exception].",
+        "illegal_memory_access",
+        "offsets and lengths of DataCopy",
+    ),
+    (
+        "ERROR 811 [neuronx-cc]:  An Internal Compiler Error has occurred\n"
+        "ERROR 811 [neuronx-cc]: Error message:  The subgraph has no outputs that depend on inputs",
+        "compile_error",
+        "make them depend on the inputs",
+    ),
+    (
+        "An Internal Compiler Error has occurred\nerror: the network has no outputs",
+        "compile_error",
+        "make them depend on the inputs",
+    ),
+    (
+        "[TRT] [E] Error Code 4: Internal Error (Network must have at least one output)",
+        "compile_error",
+        "make them depend on the inputs",
+    ),
+    (
+        "program_source:9:5: error: no type named 'cooperative_tensor' in namespace 'mpp'",
+        "compile_error",
+        "macOS 26",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "signal", "words"), CAUSES)
+def test_named_cause_precedes_general_lines(log: str, signal: str, words: str) -> None:
+    found, remedy = leading(log)
+    assert found == signal
+    assert words in remedy
+
+
+@pytest.mark.parametrize(
+    ("log", "vendor"),
+    [
+        (
+            "/System/Library/PrivateFrameworks/GPUCompiler.framework/x/metal_matrix:88:1: error:"
+            " static_assert failed due to requirement 'is_same_v<T, U>'",
+            "apple",
+        ),
+        ("program_source:402:18: error: no matching function for call to 'simd_sum'", "apple"),
+        ("/usr/metal/32023/include/metal/metal_math:12:4: error: static_assert failed", "apple"),
+        ("warning: kernel gemm compiled SIMD16 allocated 128 regs and spilled around 96", "intel"),
+        ("ERROR 3 [neuron-cc]: Error message: no such operator", "aws"),
+        ("k.cpp:30:5: error: static assertion failed due to requirement 'N % 16 == 0'", ""),
+        ("k.cu(30): error: static assertion failed\nptxas fatal   : Unresolved", "nvidia"),
+    ],
+)
+def test_vendor_by_the_tool_that_prints_the_form(log: str, vendor: str) -> None:
+    assert (vendor_of_log(log) or ("",))[0] == vendor
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "AssertionError:\nNot equal to tolerance rtol=1e-05, atol=1e-06\n\n"
+        "Mismatched elements: 0 / 4096 (0%)\nMax absolute difference: 0.",
+        "E   AssertionError: Tensor-likes are not close!\nE\nE   Mismatched elements: 0 / 512 (0.0%)",
+        "FAILED test_scan - Arrays are not almost equal\nMismatched elements: 0 / 77 (0%)",
+    ],
+)
+def test_failed_comparison_without_a_wrong_element(log: str) -> None:
+    match = INDEX.match(log)[0]
+    assert "elements differ in its report" in match.title
+    assert "Synchronise" in match.remedy
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "FAILED test_sum - AssertionError: outputs differ between runs: 12.25 != 12.5",
+        "CHECK failed: result changes on every run (checksum 0x91 then 0x7f)",
+        "output differs in each run of the kernel",
+    ],
+)
+def test_results_that_differ_between_runs(log: str) -> None:
+    assert leading(log)[0] == "nondeterminism"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("Error while parsing WGSL: :14:9 error: no matching overload for + (u32, f32)", "Tint"),
+        ("ERROR: reduce.comp:21: 'subgroupAdd' : no matching overloaded function found", "glslang"),
+        ("reduce.hlsl:17:12: error: use of undeclared identifier 'WaveMatrix'", "shader model"),
+        ("w/reduce.hlsl(17,12-30): error X3004: undeclared identifier 'WaveActiveSum'", "DXC"),
+        ("reduce.slang(33): error 30015: undefined identifier 'CoopMat'.", "Slang"),
+        ("Shader 'sum' parsing error: expected ';', found '}'", "syntax is wrong"),
+        (
+            "Failed to parse the shader:\nerror: unexpected subgroup operation\n"
+            "  ┌─ sum.wgsl:8:13\n8 │ let a = subgroupAdd(x);\n",
+            "refuses subgroup operation",
+        ),
+    ],
+)
+def test_front_ends_of_shading_languages(log: str, words: str) -> None:
+    signal, remedy = leading(log)
+    assert signal == "compile_error"
+    assert words in remedy
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "E autotuning/conv_algorithm_picker.cc:800] Results mismatch between different convolution"
+        " algorithms. This is likely a bug/unexpected loss of precision in cudnn.",
+        "AssertionError: Incorrect result from choice TritonTemplateCaller(mm_12)\n"
+        "Tensor-likes are not close!\nMismatched elements: 900 / 4096 (22.0%)",
+        "[tuner] candidate 17 (tile 128x128x32): wrong result, max error 0.12, rejected",
+        "E buffer_comparator.cc:156] Difference at 3: 1.25, expected 1.5",
+    ],
+)
+def test_check_of_an_autotuner(log: str) -> None:
+    signal, remedy = leading(log)
+    assert signal == "correctness_mismatch"
+    assert "precision" in remedy
+
+
+@pytest.mark.parametrize(
+    ("log", "advice"),
+    [
+        (
+            "tvm.error.InternalError: Check failed: (n % 16 == 0) is false: The extent is 100\n"
+            "LHS = [100]\nRHS = [16]\nYou may want to pad the buffer to a multiple of 16",
+            'says what to do: "You may want to pad the buffer to a multiple of 16"',
+        ),
+        (
+            "error: 'vector.contract' op cannot be lowered for this target\n"
+            "Consider using the lowering strategy outerproduct instead",
+            'says what to do: "Consider using the lowering strategy outerproduct instead"',
+        ),
+        (
+            "RuntimeError: shape '[8, 3]' is invalid for input of size 25\n"
+            "You might need to call contiguous() before the view",
+            'says what to do: "You might need to call contiguous() before the view"',
+        ),
+    ],
+)
+def test_advice_of_a_message_is_a_sentence(log: str, advice: str) -> None:
+    assert advice in leading(log)[1]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        'loc("k.mlir":1:1): error: Failed to run the NVVM pipeline',
+        "error: 'func.func' op failed to run translation pipeline for this target",
+        "<unknown>:0: error: cannot execute pass pipeline 'tile-and-fuse'",
+    ],
+)
+def test_name_of_a_pipeline_is_no_loop(log: str) -> None:
+    assert "num_stages" not in leading(log)[1]
+
+
+def test_loop_that_is_not_pipelined() -> None:
+    log = 'loc("k.py":3:1): error: unable to pipeline the loop because of a dependence'
+    assert "num_stages = 1" in leading(log)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("warning: kernel add  compiled SIMD32 allocated 128 regs and spilled around 4", "a few"),
+        ("warning: kernel gemm  compiled SIMD16 allocated 128 regs and spilled around 96", "many"),
+        ("warning: kernel sort  compiled SIMD32 allocated 128 regs and spilled around 60", "of 16"),
+    ],
+)
+def test_spills_by_size_and_mode(text: str, words: str) -> None:
+    signals, notes = read(text)
+    assert signals[0] == "register_spill"
+    assert words in notes
+    assert "large register file" in notes
+
+
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [
+        (
+            "> On average, each warp of this kernel spends 12.1 cycles being stalled waiting for"
+            " sibling warps at a CTA barrier. This represents about 61.2% of the total average",
+            "sync_stall",
+        ),
+        (
+            'It says "each warp spends 30.2 cycles being stalled waiting for a scoreboard dependency'
+            ' on a L1TEX (local, global, surface, texture) operation"',
+            "memory_latency",
+        ),
+        ("- Stall LG Throttle: 48.1 %\n- Stall Long Scoreboard: 21.0 %\n", "not_vectorized"),
+        ("Top stall: Long Scoreboard (62.3 %), then Barrier (9 %).", "memory_latency"),
+        ("stall_lg_throttle 71%\nstall_mio_throttle 3%", "not_vectorized"),
+    ],
+)
+def test_rules_and_stalls_of_ncu_in_any_text(text: str, signal: str) -> None:
+    assert read(text)[0][0] == signal
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "| Kernel | Time (us) | DRAM throughput | Occupancy | Regs |\n|---|---|---|---|---|\n"
+            "| `rms` | 14.2 | **91.8 %** | 88 % | 32 |\n| `rope` | 6.1 | **60.2 %** | 71 % | 40 |",
+            "reaches 91.8 %",
+        ),
+        (
+            "| kernel | HBM BW % peak | L2 hit |\n|:--|--:|--:|\n| attn | **88%** | 12% |\n"
+            "| proj | 71% | 35% |",
+            "reaches 88 %",
+        ),
+        (
+            "| Kernel | Duration | SM throughput (%) | Memory bandwidth util (%) |\n|---|---|---|---|"
+            "\n| **softmax** | **210 µs** | 22.1 | **73.9** |",
+            "reaches 73.9 %",
+        ),
+    ],
+)
+def test_tables_of_people_with_emphasis_and_units(text: str, words: str) -> None:
+    signals, notes = read(text)
+    assert signals[0] == "memory_bound"
+    assert words in notes
+
+
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [
+        (
+            " Performance counter stats for './stencil':\n\n    12.345.678.901      cycles   (66,70%)\n"
+            "     6.100.200.300      instructions      #    0,49  insn per cycle   (66,60%)\n"
+            "        80.123.456      cache-references                               (66,70%)\n"
+            "        52.000.111      cache-misses      #   64,90 % of all cache refs (66,66%)\n\n"
+            "       3,401222333 seconds time elapsed",
+            "memory_latency",
+        ),
+        (
+            " Performance counter stats for 'run':\n\n      3 345 678      LLC-loads\n"
+            "      2 445 678      LLC-load-misses  #   73,10% of all LL-cache accesses  (50,10%)\n\n"
+            "       0,045123456 seconds time elapsed",
+            "memory_latency",
+        ),
+        (
+            " Performance counter stats for 'lookup':\n\n   45’123’456      L1-dcache-loads\n"
+            "   15’000’321      L1-dcache-load-misses   #   33.24% of all L1-dcache accesses\n\n"
+            "       0.101234567 seconds time elapsed\n",
+            "cache_thrash",
+        ),
+        (
+            " Performance counter stats for './reduce':\n\n"
+            "         28\u202f950,11 msec task-clock        #    7,238 CPUs utilized\n"
+            "    99\u202f000\u202f123\u202f456      cycles            #    3,420 GHz\n"
+            "    50\u202f000\u202f123\u202f456      instructions      #    0,51  insn per cycle\n"
+            "    12\u202f000\u202f123\u202f456      branches          #  414,512 M/sec\n\n"
+            "       4,000123456 seconds time elapsed",
+            "sync_stall",
+        ),
+    ],
+)
+def test_perf_stat_of_any_locale(text: str, signal: str) -> None:
+    signals, _ = read(text)
+    assert signals[0] == signal
+    assert "measurement_error" not in signals
+
+
+def test_full_occupancy_is_no_question() -> None:
+    text = (
+        "    Section: Scheduler Statistics\n    Metric Name  Metric Unit Metric Value\n"
+        "    WRN   each scheduler only issues an instruction every 5.0 cycles. Out of the maximum of\n"
+        "          16 warps per scheduler, this kernel allocates an average of 15.60 active warps\n"
+    )
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    verdict = DIAGNOSER.conclude(request, {}, [], []).verdict
+    assert not [name for name in verdict.measure_next if "occupancy" in name]
+    assert "more occupancy does not help" in readings(dict(request.metrics or {}))[0]
