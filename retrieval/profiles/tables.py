@@ -211,7 +211,8 @@ def _sampled(text: str) -> Profile | None:
 
 
 _STALL_SHARE = re.compile(
-    r"(?<![A-Za-z_])(?P<name>[A-Za-z_]{1,40}(?: [A-Za-z_]{1,40}){0,3})[\s'`*\":=(|,-]{1,8}(?P<pct>\d+(?:[.,]\d+)?)\s?%"
+    r"(?<![A-Za-z_])(?P<name>[A-Za-z_]{1,40}(?: [A-Za-z_]{1,40}){0,3})[\s'`*\":=(|,-]{1,8}"
+    r"(?P<pct>\d+(?:[.,]\d+)?)\s?%"
 )
 _OF_STALLS = re.compile(r"stall|scoreboard|throttle", re.IGNORECASE)
 
