@@ -30,17 +30,19 @@ from kb.catalog.knowledge.documents import (
     Document,
     Documents,
     Version,
+    blobs_maybe_gone,
     count_erasures,
     is_blob_in_use,
-    may_blob_be_gone,
 )
 from kb.catalog.knowledge.versions import (
     DocumentSource,
+    Registered,
     UploadOutcome,
     newest_builtin,
     register,
     with_own_key,
 )
+from kb.catalog.meta import bump_waiting
 from kb.errors import InvalidRequest, NotFound, ParseFailed, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
@@ -146,6 +148,31 @@ class Uploads:
         """Store one file and queue its reading. Raises PayloadTooLarge, UnsupportedFormat,
         ParseFailed (an empty or damaged file), UnknownHardware, and InvalidRequest for a bad name,
         category or language."""
+        return self.submit_all([upload])[0]
+
+    def submit_all(self, uploads: Sequence[FileUpload]) -> list[Submitted]:
+        """Store several files and queue their reading, all or none. Raises as `submit`."""
+        with self._catalog.read() as connection:
+            erasures = count_erasures(connection)
+        sources = [self._source(upload) for upload in uploads]
+        keys = {source.blob_key for source in sources}
+        with self._catalog.write() as connection:
+            gone = blobs_maybe_gone(connection, keys, erasures)
+            for upload, source in zip(uploads, sources, strict=True):
+                if source.blob_key in gone:
+                    self._blobs.put(upload.data)
+            sources = [with_own_key(connection, source) for source in sources]
+            registered = register(connection, sources)
+            submitted = [
+                self._queued(connection, *own)
+                for own in zip(uploads, sources, registered, strict=True)
+            ]
+            if any(own.job_id is not None for own in submitted):
+                bump_waiting(connection)
+        return submitted
+
+    def _source(self, upload: FileUpload) -> DocumentSource:
+        """Check and store the bytes of an upload."""
         name = safe_name(upload.name)
         self.check_size(name, len(upload.data))
         kind = detect(upload.data, name)  # refuses empty files and unreadable bytes
@@ -154,11 +181,9 @@ class Uploads:
         hardware = tuple(sorted({registry.resolve(h) for h in upload.hardware if h}))
         access.check_change(hardware, name)
         category = self._category(upload.category, hardware)
-        group = _group(upload.group)
-        with self._catalog.read() as connection:
-            erasures = count_erasures(connection)
+        _group(upload.group)
         key = self._store_blob(upload)
-        source = DocumentSource(
+        return DocumentSource(
             source_key=self._source_key(upload, name, category, hardware),
             title=" ".join((upload.title or "").split()) or title_from_name(name),
             category=category,
@@ -173,27 +198,32 @@ class Uploads:
             origin=upload.origin,
             access_scope=upload.access_scope,
         )
-        with self._catalog.write() as connection:
-            if may_blob_be_gone(connection, key, erasures):
-                self._blobs.put(upload.data)
-            registered = register(connection, with_own_key(connection, source))
-            job_id = None
-            if registered.version_id is not None:
-                if registered.outcome == "new_version" and group is not None and not upload.replace:
-                    self._check_group(connection, registered.document_id, group, name)
-                payload: dict[str, Any] = {
-                    "version_id": registered.version_id,
-                    "title_given": bool((upload.title or "").strip()),
-                }
-                if upload.replace:
-                    payload[REPLACE] = True
-                if trace := telemetry.carrier():
-                    payload[TRACE] = trace
-                job_id = self._jobs.enqueue(
-                    connection, registered.document_id, payload, _turn(source, group)
-                )
-            elif group is not None:
-                self._jobs.join_group(connection, registered.document_id, group)
+
+    def _queued(
+        self,
+        connection: Connection,
+        upload: FileUpload,
+        source: DocumentSource,
+        registered: Registered,
+    ) -> Submitted:
+        name, group = source.file_name, _group(upload.group)
+        job_id = None
+        if registered.version_id is not None:
+            if registered.outcome == "new_version" and group is not None and not upload.replace:
+                self._check_group(connection, registered.document_id, group, name)
+            payload: dict[str, Any] = {
+                "version_id": registered.version_id,
+                "title_given": bool((upload.title or "").strip()),
+            }
+            if upload.replace:
+                payload[REPLACE] = True
+            if trace := telemetry.carrier():
+                payload[TRACE] = trace
+            job_id = self._jobs.enqueue(
+                connection, registered.document_id, payload, _turn(source, group)
+            )
+        elif group is not None:
+            self._jobs.join_group(connection, registered.document_id, group)
         return Submitted(registered.document_id, job_id, registered.outcome, name, group)
 
     def _check_group(

@@ -46,11 +46,17 @@ from kb.catalog.facts import Fact, outdated_facts, withdraw_proposals
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, JobState, Turn, checkpoint_of
 from kb.catalog.knowledge import corrections, documents, embeddings, versions
+from kb.catalog.knowledge.documents import EarlierDocument
 from kb.catalog.knowledge.embeddings import MissingText, Pending
 from kb.catalog.knowledge.moves import replace_document_moves
-from kb.catalog.knowledge.samples import replace_document_recipes, replace_version_samples
+from kb.catalog.knowledge.samples import (
+    KernelSample,
+    replace_document_recipes,
+    replace_version_samples,
+)
 from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.knowledge.validities import replace_document_validities
+from kb.catalog.knowledge.versions import StoredVersion
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.work import Job
 from kb.data_dir import (
@@ -74,7 +80,7 @@ SLOW_LOOK_SECONDS = 0.5
 COUNT_SECONDS = 30.0  # after which new vectors of a document that is being embedded take part
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
 LOOK_SECONDS = 5.0  # between looks for work, at most: a lease that expires does not change a row
-SHIPPED_AT_ONCE = 16  # documents in a transaction, half a second for which an upload waits
+SHIPPED_AT_ONCE = 32  # documents in a transaction, for which an upload waits
 STORED = ("current", "superseded")  # states of a version whose passages are stored
 MAX_NAMED = 12  # headings without a card, in a remark
 MAX_LISTED = 20  # rows of each list in the progress of a job
@@ -383,7 +389,8 @@ class Worker:
         """Make the version current with all that was read in it, and store the progress of the job
         as its checkpoint, in one transaction. Returns the progress."""
         with self._parts.catalog.write() as connection:
-            progress = store_version(connection, self._parts.registry, job, version, read)
+            own = ReadVersion(job, version, read)
+            progress = store_versions(connection, self._parts.registry, [own])[0]
             self._parts.jobs.store_checkpoint(connection, job, self._owner, progress)
         return progress
 
@@ -393,6 +400,7 @@ class Worker:
         def write(connection: Connection) -> None:
             versions.fail_version(connection, version_id, {"error": error})
             self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
+            meta.bump_waiting(connection)
 
         try:
             self._record(write)
@@ -439,6 +447,7 @@ class Worker:
                         self._parts.jobs.finish(
                             connection, job.id, self._owner, "failed", error=reason
                         )
+                meta.bump_waiting(connection)
 
             self._record(write)
         except Exception:  # of any kind: the next step gives the jobs back
@@ -500,6 +509,8 @@ class Worker:
             self._report(connection, pending)
             for job in done:
                 self._finish(connection, job)
+            if done:
+                meta.bump_waiting(connection)
         self._stop_waiting(done)
 
     def _report(self, connection: Connection, pending: Mapping[str, Pending]) -> None:
@@ -568,57 +579,98 @@ def _span_attributes(job: Job) -> dict[str, telemetry.Value]:
 # -- storing a version
 
 
-def store_version(
+@dataclass(frozen=True)
+class ReadVersion:
+    """A version with its job, and all that was read in it."""
+
+    job: Job
+    version: sa.Row[Any]
+    read: ReadDocument
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether a person has sent it."""
+        return bool(self.version.origin != "builtin")
+
+
+def store_versions(
+    connection: Connection, registry: HardwareRegistry, read: Sequence[ReadVersion]
+) -> list[dict[str, Any]]:
+    """Make versions of different documents current with all that was read in them, inside the
+    caller's transaction; returns the progress of their jobs."""
+    read = [_titled(own) for own in read]
+    earlier = [_checked(connection, own) if own.uploaded else None for own in read]
+    contents = [(own.version.id, own.read.content) for own in read]
+    stored = versions.activate(connection, contents)
+    both = list(zip(stored, read, strict=True))
+    current = [(version, own.read) for version, own in both if version.active]
+    for version, _ in current:
+        if not version.first:
+            withdraw_proposals(connection, version.document.id)
+    proposed = [_propose(connection, registry, *pair) for pair in both]
+    replace_document_moves(connection, [(v, own.moves) for v, own in current])
+    replace_document_validities(connection, [(v, own.validities) for v, own in current])
+    for version, own in current:
+        if own.recipes or not version.first:
+            replace_document_recipes(connection, version, own.recipes)
+    replace_version_symbols(connection, [(v, own.read.cards) for v, own in both])
+    replace_version_samples(connection, [(v, _kernels(own)) for v, own in both])
+    return [
+        _progress(own.read, _remarks(connection, registry, version, own, before, facts), facts)
+        for (version, own), before, facts in zip(both, earlier, proposed, strict=True)
+    ]
+
+
+def _titled(own: ReadVersion) -> ReadVersion:
+    """Without the title that was read, if its sender has given one."""
+    if not own.job.payload.get("title_given"):
+        return own
+    read = own.read
+    return replace(own, read=replace(read, content=replace(read.content, title=None)))
+
+
+def _checked(connection: Connection, own: ReadVersion) -> EarlierDocument:
+    """The state of a document before. Raises UnrelatedVersion."""
+    earlier = documents.earlier_document(connection, own.version.document_id)
+    if not own.job.payload.get(REPLACE):
+        content = own.read.content
+        title = content.title or own.version.declared["title"]
+        texts = (passage.text for passage in content.passages)
+        documents.check_replacement(connection, earlier, title, texts)
+    return earlier
+
+
+def _propose(
+    connection: Connection, registry: HardwareRegistry, version: StoredVersion, own: ReadVersion
+) -> int:
+    if not version.active:
+        return 0
+    return registry.propose(connection, _proposals(connection, registry, own.version, own.read))
+
+
+def _kernels(own: ReadVersion) -> Sequence[KernelSample]:
+    read = own.read
+    return read.kernels if own.uploaded else with_checks(read.kernels, read.front_matter)
+
+
+def _remarks(
     connection: Connection,
     registry: HardwareRegistry,
-    job: Job,
-    version: sa.Row[Any],
-    read: ReadDocument,
-) -> dict[str, Any]:
-    """Make a version current with all that was read in it, inside the caller's transaction;
-    returns the progress of its job."""
-    if job.payload.get("title_given"):  # by its sender, so it wins
-        read = replace(read, content=replace(read.content, title=None))
-    uploaded = version.origin != "builtin"
-    earlier = documents.earlier_document(connection, version.document_id) if uploaded else None
-    first = versions.is_first(connection, version.id)  # then there is nothing to replace
-    if earlier and not first and not job.payload.get(REPLACE):
-        texts = [passage.text for passage in read.content.passages]
-        title = read.content.title or version.declared["title"]
-        documents.check_replacement(connection, earlier, title, texts)
-    passages = versions.activate(connection, version.id, read.content)
-    current = versions.is_current(connection, version.id)
-    proposed = 0
-    if current:
-        if not first:
-            withdraw_proposals(connection, version.document_id)
-        proposed = registry.propose(connection, _proposals(connection, registry, version, read))
-        _store_statements(connection, version, read, first)
-        if read.recipes or not first:
-            replace_document_recipes(connection, version.id, read.recipes)
-    if read.cards or not first:
-        replace_version_symbols(connection, version.id, read.cards, current)
-    if read.kernels or not first:
-        kernels = read.kernels if uploaded else with_checks(read.kernels, read.front_matter)
-        replace_version_samples(connection, version.id, kernels, current)
-    remarks = documents.remarks(connection, version.id, earlier) if earlier and current else []
-    if current and uploaded and not proposed:
-        remarks += _about_other_chips(registry, version, read)
-    if current and not first:
-        remarks += corrections.remarks(corrections.unfit(connection, version.document_id))
-        remarks += outdated_remarks(outdated_facts(connection, document_id=version.document_id))
-    return _progress(read, remarks, passages, proposed)
-
-
-def _store_statements(
-    connection: Connection, version: sa.Row[Any], read: ReadDocument, first: bool
-) -> None:
-    """Replace the moves and validities of a document; `first`: it has none."""
-    if read.moves or not first:
-        hardware = sorted(version.declared["hardware"])
-        replace_document_moves(connection, version.document_id, read.moves, hardware)
-    if read.validities or not first:
-        replace_document_validities(connection, version.document_id, read.validities)
+    version: StoredVersion,
+    own: ReadVersion,
+    earlier: EarlierDocument | None,
+    proposed: int,
+) -> list[str]:
+    if not version.active:
+        return []
+    document_id = version.document.id
+    remarks = documents.remarks(connection, version.id, earlier) if earlier else []
+    if own.uploaded and not proposed:
+        remarks += _about_other_chips(registry, own.version, own.read)
+    if not version.first:
+        remarks += corrections.remarks(corrections.unfit(connection, document_id))
+        remarks += outdated_remarks(outdated_facts(connection, document_id=document_id))
+    return remarks
 
 
 def _proposals(
@@ -658,12 +710,10 @@ def _about_other_chips(
     ]
 
 
-def _progress(
-    read: ReadDocument, remarks: Sequence[str], passages: int, proposed: int
-) -> dict[str, Any]:
+def _progress(read: ReadDocument, remarks: Sequence[str], proposed: int) -> dict[str, Any]:
     """The progress of a job whose document was read and has to be embedded: its final state, the
     counts of the report, and the first rows of its lists."""
-    report = {**read.content.report, "passages": passages}
+    report = {**read.content.report, "passages": len(read.content.passages)}
     left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
     return {
         "stage": "embedding",
@@ -718,19 +768,21 @@ class _ShippedDocuments:
         with parts.catalog.write() as connection:
             queued = self._queued(connection, locked=True)
             by_id = _versions(connection, queued)
-            progress: dict[str, Mapping[str, Any]] = {}
+            found: dict[str, ReadVersion] = {}  # the first of each document
             for job in queued:
                 version = by_id.get(str(job.payload["version_id"]))
                 read = self._reading(job, version, specs)
                 if read is None or version is None:
                     self._skipped.add(job.id)
                 else:
-                    progress[job.id] = store_version(connection, parts.registry, job, version, read)
-            taken = [job for job in queued if job.id in progress]
-            if not taken:
+                    found.setdefault(version.document_id, ReadVersion(job, version, read))
+            if not found:
                 return []
+            taken = [own.job for own in found.values()]
+            progress = store_versions(connection, parts.registry, list(found.values()))
+            checkpoints = {str(job.id): own for job, own in zip(taken, progress, strict=True)}
             return parts.jobs.take_with_checkpoints(
-                connection, taken, progress, owner, lease_seconds
+                connection, taken, checkpoints, owner, lease_seconds
             )
 
     def _queued(self, connection: Connection, *, locked: bool) -> list[Job]:

@@ -33,12 +33,12 @@ def count_tokens(text: str) -> int:
 
     The sum over its lines is exact; for a text of cached lines it takes a sixth of encoding it.
     """
-    return count_once(text)
+    return sum(map(_tokens_of_line, _LINES.split(text)))
 
 
 def count_once(text: str) -> int:
-    """`count_tokens` without caching the text itself, for a text that is counted once."""
-    return sum(map(_tokens_of_line, _LINES.split(text)))
+    """`count_tokens` without the caches, for a text that is counted once: half the time."""
+    return len(_encoding().encode_ordinary(text))
 
 
 def fits(text: str, most: int) -> bool:
@@ -54,7 +54,7 @@ def least_tokens(text: str) -> int:
 
 @lru_cache(maxsize=CACHED_LINES)
 def _tokens_of_line(line: str) -> int:
-    return len(_encoding().encode_ordinary(line))
+    return count_once(line)
 
 
 @lru_cache(maxsize=1)

@@ -84,6 +84,7 @@ class CommandTarget:
         self._settings = settings
         self._service = None if url is None else _Service(url)
         self._cluster: ClusterReader | None = None
+        self._specs: int | None = None  # chips that were registered here
 
     def close(self) -> None:
         if self._service is not None:
@@ -144,7 +145,7 @@ class CommandTarget:
 
         services = open_services(self.settings)
         if not services.registry.all():
-            load_hardware(self.settings.knowledge_dir, services.registry)
+            self._specs = load_hardware(self.settings.knowledge_dir, services.registry)
             services.skills.sync_builtin(self.settings.skills_dir)
         return services
 
@@ -186,7 +187,7 @@ class CommandTarget:
     def _load_builtin(self, log: Callable[[str], None]) -> int:
         """Number of documents to read."""
         try:
-            return self.services.load_builtin().changed
+            return self.services.load_builtin(self._specs).changed
         except StoreAway as error:  # documents that were loaded before can still be found
             log(f"the built-in knowledge is as it was last loaded: {error.message}. {error.hint}")
             return 0

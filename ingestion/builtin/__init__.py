@@ -81,15 +81,17 @@ def load_builtin(
     specs = load_hardware(folder, registry) if specs is None else specs
     known = uploads.known_builtin()
     current: set[str] = set()
-    count = changed = 0
+    new = []
     for document in _documents(folder):
-        count += 1
         stored = uploads.stored_builtin(known, document.source_key, document.data)
         if stored is None:
-            submitted = uploads.submit(document.upload())
-            stored = submitted.document_id
-            changed += submitted.job_id is not None
-        current.add(stored)
+            new.append(document.upload())
+        else:
+            current.add(stored)
+    submitted = uploads.submit_all(new) if new else []
+    count = len(current) + len(new)
+    changed = sum(own.job_id is not None for own in submitted)
+    current.update(own.document_id for own in submitted)
     stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in current]
     for old in stale:
         documents.delete(old.id)
@@ -100,8 +102,7 @@ def load_hardware(folder: Path, registry: HardwareRegistry) -> int:
     """Register the built-in chips; returns their number. Raises as `load_builtin`."""
     check_knowledge_folder(folder)
     specs = builtin_hardware(folder)
-    for spec in specs:
-        registry.put(spec, "builtin")
+    registry.put_all(specs, "builtin")
     return len(specs)
 
 

@@ -134,38 +134,57 @@ class HardwareRegistry:
 
     def put(self, spec: HardwareSpec, origin: str) -> PutOutcome:
         """Register or replace a spec. Its own facts are replaced; other facts stay."""
-        self.check_change(spec)
-        known = dict(self._whole.all())
-        before = known.get(spec.id)
-        if before == spec:  # as with each start: no lock is taken
-            return "unchanged"
-        known[spec.id] = spec
-        self._check(spec, known, origin)
-        text = dump_hardware(spec)
+        return self.put_all([spec], origin)[0]
+
+    def put_all(self, specs: Sequence[HardwareSpec], origin: str) -> list[PutOutcome]:
+        """Register or replace specs, each after its parent, all or none."""
+        for spec in specs:
+            self.check_change(spec)
+        before = self._whole.all()
+        changed = [spec for spec in specs if before.get(spec.id) != spec]
+        if not changed:  # as with each start: no lock is taken
+            return ["unchanged" for _ in specs]
+        known = dict(before)
+        for spec in changed:
+            known[spec.id] = spec
+            self._check(spec, known, origin)
+        outcomes: dict[str, PutOutcome] = {}
         with self._catalog.write() as connection:
-            row = connection.execute(
-                sa.select(hardware.c.spec, hardware.c.origin).where(hardware.c.id == spec.id)
-            ).one_or_none()
-            stored = None if row is None or row.origin == REMOVED else row.spec
-            if stored is not None and (stored == text or self._spec(spec.id, stored) == spec):
-                return "unchanged"
-            values = _hardware_values(spec, text, origin)
-            if stored is None:
-                values["created_at"] = clock.now()
-            if row is None:
-                connection.execute(hardware.insert().values(**values))
-            else:
-                change = hardware.update().where(hardware.c.id == spec.id)
-                connection.execute(change.values(**values))
-            _replace_spec_facts(connection, spec)
-            _count_change(connection)
-            if spec.terms != (before.terms if before is not None else {}):
-                scopes = t.document_scopes.c
-                about = sa.select(scopes.document_id).where(
-                    scopes.kind == "hardware", scopes.value == spec.id
-                )
-                if documents := set(connection.scalars(about)):
-                    meta.bump_documents(connection, documents)
+            for spec in changed:
+                outcomes[spec.id] = self._store(connection, spec, origin, before.get(spec.id))
+            if set(outcomes.values()) != {"unchanged"}:
+                _count_change(connection)
+        return [outcomes.get(spec.id, "unchanged") for spec in specs]
+
+    def _store(
+        self,
+        connection: Connection,
+        spec: HardwareSpec,
+        origin: str,
+        before: HardwareSpec | None,
+    ) -> PutOutcome:
+        text = dump_hardware(spec)
+        row = connection.execute(
+            sa.select(hardware.c.spec, hardware.c.origin).where(hardware.c.id == spec.id)
+        ).one_or_none()
+        stored = None if row is None or row.origin == REMOVED else row.spec
+        if stored is not None and (stored == text or self._spec(spec.id, stored) == spec):
+            return "unchanged"
+        values = _hardware_values(spec, text, origin)
+        if stored is None:
+            values["created_at"] = clock.now()
+        if row is None:
+            connection.execute(hardware.insert().values(**values))
+        else:
+            connection.execute(hardware.update().where(hardware.c.id == spec.id).values(**values))
+        _replace_spec_facts(connection, spec)
+        if spec.terms != (before.terms if before is not None else {}):
+            scopes = t.document_scopes.c
+            about = sa.select(scopes.document_id).where(
+                scopes.kind == "hardware", scopes.value == spec.id
+            )
+            if documents := set(connection.scalars(about)):
+                meta.bump_documents(connection, documents)
         return "created" if before is None else "updated"
 
     def check_change(self, spec: HardwareSpec) -> None:

@@ -78,7 +78,7 @@ class Jobs(Work):
         payload: Mapping[str, Any],
         turn: Turn = FIRST_COME,
     ) -> JobId:
-        """Add a job inside the caller's transaction."""
+        """Add a job inside the caller's transaction, which then calls `bump_waiting`."""
         job_id = JobId(new_id("job"))
         self.add(
             connection,
@@ -89,7 +89,6 @@ class Jobs(Work):
             share=turn.share,
             behind=turn.behind,
         )
-        bump_waiting(connection)
         return job_id
 
     def join_group(self, connection: Connection, document_id: str, group: str) -> None:
@@ -224,11 +223,10 @@ class Jobs(Work):
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> None:
-        """End a job inside the caller's transaction. Raises Conflict if the caller no longer holds
-        it."""
+        """End a job inside the caller's transaction, which then calls `bump_waiting`. Raises
+        Conflict if the caller no longer holds it."""
         if not self.end(connection, job_id, owner, state, result, error):
             raise _lost(job_id, owner)
-        bump_waiting(connection)
 
     def _update_owned(
         self, connection: Connection, job_id: str, owner: str, values: Mapping[str, Any]

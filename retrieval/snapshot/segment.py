@@ -332,8 +332,8 @@ def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> S
     }
     terms = lexicon_of(arrays, ontology, own, [d.terms for d in documents])
     records = {
-        "passages": [json.dumps(p.record).encode() for _, p in passages],
-        "sections": [json.dumps(s.record).encode() for _, s in sections],
+        "passages": [orjson.dumps(p.record) for _, p in passages],
+        "sections": [orjson.dumps(s.record) for _, s in sections],
         "cards": [_CARDS.dump_json(list(d.cards)) for d in documents],
         "kernels": [_KERNELS.dump_json(list(d.kernels)) for d in documents],
         "terms": [_TERMS.dump_json(own_terms) for own_terms in terms],

@@ -36,7 +36,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import meta
 from kb.catalog import tables as t
-from kb.catalog.engine import Catalog, portions
+from kb.catalog.engine import Catalog, select_in
 from kb.catalog.knowledge import readings, samples, symbols
 from kb.catalog.knowledge.drafts import is_drafted, signal_of
 from kb.catalog.knowledge.passages import About
@@ -457,19 +457,15 @@ def _passages(
         passage = {**row._mapping, "hardware": [], "tags": []}
         rows[row.version_id].append(passage)
         by_id[row.id] = passage
-    for part in portions(list(by_id)):
-        for link in connection.execute(
-            sa.select(t.passage_hardware)
-            .where(t.passage_hardware.c.passage_id.in_(part))
-            .order_by(t.passage_hardware.c.hardware_id)
-        ):
-            by_id[link.passage_id]["hardware"].append(link.hardware_id)
-        for tag in connection.execute(
-            sa.select(t.passage_tags)
-            .where(t.passage_tags.c.passage_id.in_(part), t.passage_tags.c.kind == "signal")
-            .order_by(t.passage_tags.c.value)
-        ):
-            by_id[tag.passage_id]["tags"].append((tag.kind, tag.value))
+    about, tags = t.passage_hardware.c, t.passage_tags.c
+    of_passages = sa.select(about.passage_id, about.hardware_id).order_by(about.hardware_id)
+    of_signals = (
+        sa.select(tags.passage_id, tags.value).where(tags.kind == "signal").order_by(tags.value)
+    )
+    for passage_id, hardware_id in select_in(connection, of_passages, about.passage_id, by_id):
+        by_id[passage_id]["hardware"].append(hardware_id)
+    for passage_id, signal in select_in(connection, of_signals, tags.passage_id, by_id):
+        by_id[passage_id]["tags"].append(("signal", signal))
     return rows
 
 

@@ -47,7 +47,7 @@ def fill(store: Store, name: str, hardware: tuple[str, ...], texts: list[str]) -
     drafts = [PassageDraft(0, "text", text, "", None, (), 300, ()) for text in texts]
     with store.catalog.write() as connection:
         content = VersionContent([SectionDraft((name,), 1, None)], drafts)
-        versions.activate(connection, version, content)
+        versions.activate(connection, [(version, content)])
     embed(store)
     return submitted.document_id
 

@@ -84,9 +84,9 @@ def add(
         ],
     )
     with catalog.write() as connection:
-        registered = register(connection, source)
+        registered = register(connection, [source])[0]
         assert registered.version_id is not None
-        activate(connection, registered.version_id, content)
+        activate(connection, [(registered.version_id, content)])
     return registered.document_id
 
 

@@ -460,11 +460,13 @@ def count_erasures(connection: Connection) -> int:
     return int(meta.get(connection, _COUNT) or 0)
 
 
-def may_blob_be_gone(connection: Connection, blob_key: str, count_before: int) -> bool:
-    """Whether a file that was stored when the count was `count_before` may have been removed since.
-    In a transaction that writes, the answer holds until its end."""
+def blobs_maybe_gone(
+    connection: Connection, blob_keys: Collection[str], count_before: int
+) -> Collection[str]:
+    """Those files that were stored when the count was `count_before` and may have been removed
+    since. In a transaction that writes, the answer holds until its end."""
     owed = meta.get(connection, _OWED) or ()
-    return count_erasures(connection) != count_before or blob_key in owed
+    return blob_keys if count_erasures(connection) != count_before else {*blob_keys} & {*owed}
 
 
 def remove_orphan_facts(catalog: Catalog) -> int:

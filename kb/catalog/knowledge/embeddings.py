@@ -26,12 +26,13 @@ Vector = NDArray[np.float32]
 
 def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> None:
     """Store vectors by the SHA-256 of their text; one that exists already stays."""
+    now = clock.now()
     rows = [
         {
             "text_sha256": sha,
             "model_fingerprint": model,
             "vector": np.ascontiguousarray(vector, "<f4").tobytes(),
-            "created_at": clock.now(),
+            "created_at": now,
         }
         for sha, vector in vectors.items()
     ]

@@ -15,7 +15,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import record_of
-from kb.catalog.knowledge.versions import scopes_of
+from kb.catalog.knowledge.versions import StoredVersion
 from kb.ids import MoveId, derived_id
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -96,40 +96,36 @@ def _move(row: sa.Row[Any]) -> StoredMove:
 
 
 def replace_document_moves(
-    connection: Connection, document_id: str, moves: Sequence[DocumentMove], hardware: Sequence[str]
+    connection: Connection, stated: Sequence[tuple[StoredVersion, Sequence[DocumentMove]]]
 ) -> None:
-    """Replace the document's moves; ids depend on document and name, so references survive."""
-    connection.execute(t.moves.delete().where(t.moves.c.document_id == document_id))
-    document = connection.execute(
-        sa.select(t.documents).where(t.documents.c.id == document_id)
-    ).one()
-    languages = sorted(v for kind, v in scopes_of(connection, document_id) if kind == "language")
-    sections = connection.execute(
-        sa.select(t.sections.c.heading, t.sections.c.id)
-        .where(t.sections.c.version_id == document.current_version_id)
-        .order_by(t.sections.c.seq.desc())  # of equal headings, the first
-    )
-    by_heading = {heading: section_id for heading, section_id in sections}
-    builtin = document.origin == "builtin"
-    rows = [
-        {
-            "id": derived_id("mv", document_id, move.name),
-            "name": move.name,
-            "document_id": document_id,
-            "section_id": by_heading.get(move.section),
-            "hardware": list(hardware),
-            "languages": languages,
-            "signals": list(move.signals),
-            "predicate": move.when,
-            "change": dict(move.change),
-            "limit_fact": move.limit,
-            "why": move.why,
-            "status": "accepted" if builtin else "proposed",
-            "origin": "builtin" if builtin else "manual",
-            "created_at": clock.now(),
-            "access_scope": document.access_scope,
-        }
-        for move in moves
-    ]
+    """Replace the moves of documents; ids depend on document and name, so references survive."""
+    rows = []
+    for version, moves in stated:
+        document = version.document
+        if not version.first:
+            connection.execute(t.moves.delete().where(t.moves.c.document_id == document.id))
+        # Of equal headings, the first.
+        by_heading = {section.heading: section.id for section in reversed(version.sections)}
+        builtin = document.origin == "builtin"
+        rows += [
+            {
+                "id": derived_id("mv", document.id, move.name),
+                "name": move.name,
+                "document_id": document.id,
+                "section_id": by_heading.get(move.section),
+                "hardware": sorted(version.declared["hardware"]),
+                "languages": sorted(version.declared["languages"]),
+                "signals": list(move.signals),
+                "predicate": move.when,
+                "change": dict(move.change),
+                "limit_fact": move.limit,
+                "why": move.why,
+                "status": "accepted" if builtin else "proposed",
+                "origin": "builtin" if builtin else "manual",
+                "created_at": clock.now(),
+                "access_scope": document.access_scope,
+            }
+            for move in moves
+        ]
     if rows:
         connection.execute(t.moves.insert(), rows)

@@ -21,7 +21,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import record_of
-from kb.catalog.knowledge.versions import VersionRows, document_of
+from kb.catalog.knowledge.versions import StoredVersion, replace_rows
 from kb.catalog.meta import bump_revision
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
@@ -160,26 +160,23 @@ def _sample(row: sa.Row[Any]) -> Sample:
 
 
 def replace_version_samples(
-    connection: Connection, version_id: str, samples: Sequence[KernelSample], current: bool
-) -> int:
-    """Replace the kernels of a version. If it is `current`, those of the document's other versions
-    leave every answer. Returns their number."""
-    version = VersionRows(connection, version_id, current)
-    tried = _tried(connection, version.document.id)
-    version.remove(t.samples)
+    connection: Connection, samples: Sequence[tuple[StoredVersion, Sequence[KernelSample]]]
+) -> None:
+    """Replace the kernels of versions. Those of other versions of their documents leave every
+    answer."""
     rows = []
-    for n, sample in enumerate(samples):
-        digest = sha256(sample.code)
-        status, evidence = sample.status, sample.evidence
-        if status == "untried":
-            status, evidence = tried.get(digest, (status, evidence))
-        columns = version.columns(version.sections[sample.section])
-        judged = {"status": status, "evidence": evidence}
-        identity = derived_id("smp", version_id, n)
-        rows.append({**_values(sample, digest), **columns, **judged, "id": identity})
-    if rows:
-        connection.execute(t.samples.insert(), rows)
-    return len(rows)
+    for version, own in samples:
+        tried = {} if version.first else _tried(connection, version.document.id)
+        for n, sample in enumerate(own):
+            digest = sha256(sample.code)
+            status, evidence = sample.status, sample.evidence
+            if status == "untried":
+                status, evidence = tried.get(digest, (status, evidence))
+            columns = version.columns(version.sections[sample.section])
+            judged = {"status": status, "evidence": evidence}
+            identity = derived_id("smp", version.id, n)
+            rows.append({**_values(sample, digest), **columns, **judged, "id": identity})
+    replace_rows(connection, t.samples, (version for version, _ in samples), rows)
 
 
 def _tried(connection: Connection, document_id: str) -> dict[str, tuple[Status, str]]:
@@ -301,15 +298,15 @@ def list_recipes(
 
 
 def replace_document_recipes(
-    connection: Connection, version_id: str, recipes: Sequence[ProposedRecipe]
-) -> int:
-    """Replace the recipes that the document of this version proposes; returns their number."""
-    document = document_of(connection, version_id)
+    connection: Connection, version: StoredVersion, recipes: Sequence[ProposedRecipe]
+) -> None:
+    """Replace the recipes that the document of this version proposes."""
+    document = version.document
     mine = sa.and_(t.recipes.c.document_id == document.id, t.recipes.c.origin == RECIPE_ORIGIN)
     before = connection.execute(sa.select(t.recipes.c.id, t.recipes.c.status).where(mine)).all()
     decided = {row.id: row.status for row in before}
     connection.execute(t.recipes.delete().where(mine))
-    passages = _passages_by_path(connection, version_id, {recipe.section for recipe in recipes})
+    passages = _passages_by_path(connection, version.id, {recipe.section for recipe in recipes})
     seen: Counter[str] = Counter()
     for recipe in recipes:
         code = sha256(recipe.code)
@@ -331,7 +328,6 @@ def replace_document_recipes(
                 access_scope=document.access_scope,
             )
         )
-    return len(recipes)
 
 
 def _passages_by_path(

@@ -24,7 +24,13 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, record_of, select_in
 from kb.catalog.knowledge import corrections
-from kb.catalog.knowledge.versions import VersionRows, check_document
+from kb.catalog.knowledge.versions import (
+    StoredSection,
+    StoredVersion,
+    check_document,
+    current_version,
+    replace_rows,
+)
 from kb.catalog.meta import bump_documents
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
@@ -231,32 +237,35 @@ def _symbol(row: sa.Row[Any]) -> Symbol:
 
 
 def replace_version_symbols(
-    connection: Connection, version_id: str, cards: Sequence[Card], current: bool
-) -> int:
-    """Replace the cards of a version, including the proposals that its text still contains. If it
-    is `current`, those of the document's other versions leave every answer. Returns their number.
-    """
-    version = VersionRows(connection, version_id, current)
-    version.remove(t.symbols)
-    fixes = corrections.of_symbols(connection, version.document.id, "card")
-    placed: list[tuple[Card | ProposedCard, sa.Row[Any]]] = [
+    connection: Connection, cards: Sequence[tuple[StoredVersion, Sequence[Card]]]
+) -> None:
+    """Replace the cards of versions, including the proposals that their texts still contain. Those
+    of other versions of their documents leave every answer."""
+    rows = [row for version, own in cards for row in _rows(connection, version, own)]
+    replace_rows(connection, t.symbols, (version for version, _ in cards), rows)
+
+
+def _rows(
+    connection: Connection, version: StoredVersion, cards: Sequence[Card]
+) -> list[dict[str, Any]]:
+    placed: list[tuple[Card | ProposedCard, StoredSection]] = [
         (card, version.sections[card.section]) for card in cards
     ]
-    for proposal in _placed_proposals(connection, version, {card.name for card in cards}):
-        placed.append((proposal.card, version.sections[proposal.section]))
-    rows = [
+    fixes: Mapping[str, Any] = {}
+    if not version.first:  # else nobody can have corrected it
+        fixes = corrections.of_symbols(connection, version.document.id, "card")
+        for proposal in _placed_proposals(connection, version, {card.name for card in cards}):
+            placed.append((proposal.card, version.sections[proposal.section]))
+    return [
         _row(version, card, section, n, fixes.get(card.name, {}))
         for n, (card, section) in enumerate(placed)
     ]
-    if rows:
-        connection.execute(t.symbols.insert(), rows)
-    return len(rows)
 
 
 def _row(
-    version: VersionRows,
+    version: StoredVersion,
     card: Card | ProposedCard,
-    section: sa.Row[Any],
+    section: StoredSection,
     ordinal: int,
     fix: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -278,7 +287,7 @@ def _row(
     }
     return {
         **version.columns(section),
-        "id": derived_id("sym", version.version_id, *identity),
+        "id": derived_id("sym", version.id, *identity),
         "ordinal": ordinal,
         "name": card.name,
         "kind": card.kind,
@@ -300,23 +309,24 @@ def propose(
     of those that were new to the document. Raises Conflict if the section is no longer part of a
     current version."""
     with catalog.write() as connection:
-        section = connection.execute(
-            sa.select(t.sections)
+        version_id = connection.scalar(
+            sa.select(t.sections.c.version_id)
             .join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
             .where(t.sections.c.id == section_id, visible.documents(access_scope))
-        ).one_or_none()
-        if section is None:
+        )
+        if version_id is None:
             raise Conflict(
                 "the document was read again while the model answered",
                 hint="Run the same command again; stored answers are used where the text is the"
                 " same.",
             )
-        version = VersionRows(connection, section.version_id)
+        version = current_version(connection, version_id)
+        section = next(section for section in version.sections if section.id == section_id)
         document_id = version.document.id
         fixes = corrections.of_symbols(connection, document_id, "card")
         known = connection.execute(
             sa.select(t.symbols.c.name, t.symbols.c.ordinal).where(
-                t.symbols.c.version_id == section.version_id
+                t.symbols.c.version_id == version_id
             )
         ).all()
         ordinal = max((row.ordinal for row in known), default=-1)
@@ -520,7 +530,7 @@ class _PlacedProposal:
 
 
 def _placed_proposals(
-    connection: Connection, version: VersionRows, taken: Collection[str]
+    connection: Connection, version: StoredVersion, taken: Collection[str]
 ) -> list[_PlacedProposal]:
     """The proposals that a version contains, except those whose names are `taken` by cards of its
     structure. A card is searched in the section of its headings first, then in all others, in which
@@ -529,7 +539,7 @@ def _placed_proposals(
     cards = [card for name, card in proposals.items() if name not in taken]
     if not cards:
         return []
-    sections = _section_sources(connection, version.version_id)
+    sections = _section_sources(connection, version.id)
     places = (_place(card, sections) for card in cards)
     return [place for place in places if place is not None]
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog.engine import record_of
+from kb.catalog.knowledge.versions import StoredVersion
 from kb.catalog.meta import bump_revision
 from kb.ids import derived_id
 from kb.scope import ALL_ACCESS
@@ -44,32 +45,25 @@ class CheckedValidity:
 
 
 def replace_document_validities(
-    connection: Connection, document_id: str, stated: Sequence[StatedValidity]
+    connection: Connection, stated: Sequence[tuple[StoredVersion, Sequence[StatedValidity]]]
 ) -> None:
-    """Replace what a document states; results of checks are unchanged."""
+    """Replace what documents state; results of checks are unchanged."""
     v = t.validities
-    connection.execute(v.delete().where(v.c.document_id == document_id, v.c.origin == STATED))
-    document = connection.execute(
-        sa.select(t.documents).where(t.documents.c.id == document_id)
-    ).one()
-    sections = connection.scalars(
-        sa.select(t.sections.c.id)
-        .where(t.sections.c.version_id == document.current_version_id)
-        .order_by(t.sections.c.ordinal)
-    ).all()
-    rows = {
-        row["id"]: row
-        for row in (
-            _row(
-                document_id if entry.section is None else sections[entry.section],
+    rows = {}
+    for version, entries in stated:
+        document = version.document
+        if not version.first:
+            own = (v.c.document_id == document.id, v.c.origin == STATED)
+            connection.execute(v.delete().where(*own))
+        for entry in entries:
+            row = _row(
+                document.id if entry.section is None else version.sections[entry.section].id,
                 entry.validity,
-                document_id=document_id,
+                document_id=document.id,
                 origin=STATED,
                 access_scope=document.access_scope,
             )
-            for entry in stated
-        )
-    }
+            rows[row["id"]] = row
     if rows:
         connection.execute(v.insert(), list(rows.values()))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -27,6 +27,7 @@ from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 UploadOutcome = Literal["created", "new_version", "unchanged", "duplicate_of", "included"]
+_Rows = dict[sa.Table, list[dict[str, Any]]]  # to insert, by one statement for each table
 log = structlog.get_logger(__name__)
 
 
@@ -83,53 +84,71 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
     return replace(source, source_key=key if key.startswith(prefix) else f"{prefix}{key}")
 
 
-def register(connection: Connection, source: DocumentSource) -> Registered:
-    """Classify an upload; create its rows in state `staged` if it is new."""
-    document = connection.execute(
-        sa.select(t.documents).where(
-            t.documents.c.source_key == source.source_key,
-            t.documents.c.access_scope == source.access_scope.owner,
+def register(connection: Connection, sources: Sequence[DocumentSource]) -> list[Registered]:
+    """Classify uploads with different keys; create the rows of new ones in state `staged`."""
+    known = _known(connection, sources)
+    alike = _with_same_bytes(connection, sources)
+    rows: _Rows = {table: [] for table in (t.documents, t.document_scopes, t.document_versions)}
+    registered = []
+    for source in sources:
+        outcome: UploadOutcome = "new_version"
+        document_id = known.get((source.source_key, source.access_scope.owner))
+        if document_id is not None:
+            number = _next_number(connection, document_id, source)
+            if number is None:
+                registered.append(Registered(document_id, "unchanged", None))
+                continue
+        else:
+            duplicate = _duplicate(source, alike.get(source.sha256, ()))
+            if duplicate is not None:
+                registered.append(Registered(duplicate, "duplicate_of", None))
+                continue
+            outcome, number = "created", 1
+            document_id = DocumentId(
+                derived_id("doc", source.access_scope.owner, source.source_key)
+            )
+            rows[t.documents].append(_document_row(document_id, source))
+            rows[t.document_scopes] += _scope_rows(document_id, declared(source))
+        version = _version_row(document_id, source, number)
+        rows[t.document_versions].append(version)
+        registered.append(Registered(document_id, outcome, version["id"]))
+        alike.setdefault(source.sha256, []).append(
+            _SameBytes(document_id, source.origin, _compared(source))
         )
-    ).one_or_none()
-    if document is not None:
-        return _register_again(connection, DocumentId(document.id), source)
-    duplicate = _duplicate_of(connection, source)
-    if duplicate is not None:
-        return Registered(DocumentId(duplicate), "duplicate_of", None)
-    document_id = DocumentId(derived_id("doc", source.access_scope.owner, source.source_key))
-    connection.execute(
-        t.documents.insert().values(
-            id=document_id,
-            source_key=source.source_key,
-            title=source.title,
-            category=source.category,
-            origin=source.origin,
-            created_at=clock.now(),
-            updated_at=clock.now(),
-            access_scope=source.access_scope.owner,
-        )
+    _insert(connection, rows)
+    return registered
+
+
+def _known(
+    connection: Connection, sources: Sequence[DocumentSource]
+) -> dict[tuple[str, str], DocumentId]:
+    """The documents by source key and owner."""
+    d = t.documents.c
+    rows = select_in(
+        connection,
+        sa.select(d.source_key, d.access_scope, d.id),
+        d.source_key,
+        {source.source_key for source in sources},
     )
-    _set_scopes(connection, document_id, declared(source))
-    return Registered(document_id, "created", _stage(connection, document_id, source))
+    return {(key, owner): DocumentId(id_) for key, owner, id_ in rows}
 
 
-def _register_again(
-    connection: Connection, document_id: DocumentId, source: DocumentSource
-) -> Registered:
-    newest = connection.execute(
+def _next_number(connection: Connection, document_id: str, source: DocumentSource) -> int | None:
+    """The number of a new version of a document; None if the source is its newest one."""
+    versions = connection.execute(
         sa.select(t.document_versions)
-        .where(t.document_versions.c.document_id == document_id, _staged_or_current())
+        .where(t.document_versions.c.document_id == document_id)
         .order_by(t.document_versions.c.number.desc())
-        .limit(1)
-    ).one_or_none()
+    ).all()
+    newest = next((row for row in versions if row.state in ("staged", "current")), None)
     if (
         newest is not None
         and newest.sha256 == source.sha256
         and newest.pipeline == source.pipeline
         and _about(newest.declared) == _about(declared(source))
     ):
-        return Registered(document_id, "unchanged", None)
-    return Registered(document_id, "new_version", _stage(connection, document_id, source))
+        return None
+    return 1 + versions[0].number if versions else 1
 
 
 def _staged_or_current() -> sa.ColumnElement[bool]:
@@ -140,24 +159,43 @@ def _about(declaration: Mapping[str, Any]) -> list[Any]:
     return [declaration[key] for key in ("category", "hardware", "languages")]
 
 
-def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
-    """Another live document of the same scope and category with the same bytes. An upload is never
-    a duplicate of a built-in document: its sender may delete it."""
-    rows = connection.scalars(
-        sa.select(t.documents.c.id)
-        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
-        .where(
-            t.document_versions.c.sha256 == source.sha256,
-            _staged_or_current(),
-            t.documents.c.category == source.category,
-            t.documents.c.access_scope == source.access_scope.owner,
-            t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
-        )
-        .order_by(t.documents.c.created_at, t.documents.c.id)
+class _SameBytes(NamedTuple):
+    """A live document with the bytes of an upload; `compared` as by `_compared`."""
+
+    id: DocumentId
+    origin: str
+    compared: tuple[object, ...]
+
+
+def _compared(source: DocumentSource) -> tuple[object, ...]:
+    scopes = set(_declared_scopes(declared(source)))
+    return source.category, source.access_scope.owner, scopes
+
+
+def _duplicate(source: DocumentSource, alike: Sequence[_SameBytes]) -> DocumentId | None:
+    """The oldest document that an upload repeats: of the same category, owner and scopes. A
+    built-in document never repeats an upload, which its sender may delete."""
+    wanted, builtin = _compared(source), source.origin == "builtin"
+    found = (own for own in alike if own.origin == "builtin" or not builtin)
+    return next((own.id for own in found if own.compared == wanted), None)
+
+
+def _with_same_bytes(
+    connection: Connection, sources: Sequence[DocumentSource]
+) -> dict[str, list[_SameBytes]]:
+    """Live documents by the SHA-256 of their bytes, oldest first."""
+    d, sha = t.documents.c, t.document_versions.c.sha256
+    query = (
+        sa.select(sha, d.id, d.origin, d.category, d.access_scope)
+        .join(t.documents, d.id == t.document_versions.c.document_id)
+        .where(_staged_or_current())
+        .order_by(d.created_at, d.id)
     )
-    scopes = {("hardware", h) for h in source.hardware}
-    scopes |= {("language", language) for language in source.languages}
-    return next((str(id_) for id_ in rows if scopes_of(connection, id_) == scopes), None)
+    found: dict[str, list[_SameBytes]] = {}
+    for key, id_, origin, *about in select_in(connection, query, sha, {s.sha256 for s in sources}):
+        compared = (*about, scopes_of(connection, id_))
+        found.setdefault(key, []).append(_SameBytes(DocumentId(id_), origin, compared))
+    return found
 
 
 def declared(source: DocumentSource) -> dict[str, Any]:
@@ -170,28 +208,36 @@ def declared(source: DocumentSource) -> dict[str, Any]:
     }
 
 
-def _stage(connection: Connection, document_id: str, source: DocumentSource) -> VersionId:
-    versions = t.document_versions
-    last = sa.select(sa.func.max(versions.c.number)).where(versions.c.document_id == document_id)
-    version_id = VersionId(new_id("ver"))
-    connection.execute(
-        versions.insert().values(
-            id=version_id,
-            document_id=document_id,
-            number=1 + (connection.scalar(last) or 0),
-            sha256=source.sha256,
-            pipeline=source.pipeline,
-            state="staged",
-            file_name=source.file_name,
-            format=source.format,
-            size_bytes=source.size_bytes,
-            blob_key=source.blob_key,
-            declared=declared(source),
-            report={},
-            created_at=clock.now(),
-        )
-    )
-    return version_id
+def _document_row(document_id: str, source: DocumentSource) -> dict[str, Any]:
+    now = clock.now()
+    return {
+        "id": document_id,
+        "source_key": source.source_key,
+        "title": source.title,
+        "category": source.category,
+        "origin": source.origin,
+        "created_at": now,
+        "updated_at": now,
+        "access_scope": source.access_scope.owner,
+    }
+
+
+def _version_row(document_id: str, source: DocumentSource, number: int) -> dict[str, Any]:
+    return {
+        "id": VersionId(new_id("ver")),
+        "document_id": document_id,
+        "number": number,
+        "sha256": source.sha256,
+        "pipeline": source.pipeline,
+        "state": "staged",
+        "file_name": source.file_name,
+        "format": source.format,
+        "size_bytes": source.size_bytes,
+        "blob_key": source.blob_key,
+        "declared": declared(source),
+        "report": {},
+        "created_at": clock.now(),
+    }
 
 
 def newest_builtin(connection: Connection) -> Sequence[Any]:
@@ -232,17 +278,19 @@ def check_document(connection: Connection, document_id: str, access: AccessScope
     access.check_change(about, f"the document {document_id}")
 
 
-def _set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:
-    connection.execute(
-        t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
-    )
-    rows = [
-        {"document_id": document_id, "kind": kind, "value": value}
+def _declared_scopes(declaration: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (kind, value)
         for kind, key in (("hardware", "hardware"), ("language", "languages"))
         for value in sorted(declaration[key])
     ]
-    if rows:
-        connection.execute(t.document_scopes.insert(), rows)
+
+
+def _scope_rows(document_id: str, declaration: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"document_id": document_id, "kind": kind, "value": value}
+        for kind, value in _declared_scopes(declaration)
+    ]
 
 
 def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
@@ -254,40 +302,80 @@ def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
     ).one()
 
 
-class VersionRows:
-    """Common columns of the rows of a version in a table such as `symbols` or `samples`."""
+class StoredSection(NamedTuple):
+    """A section of the catalog. `hardware_scope` narrows the document's hardware, None inherits."""
 
-    def __init__(self, connection: Connection, version_id: str, active: bool = True) -> None:
-        self._connection = connection
-        self.version_id = version_id
-        self.document = document_of(connection, version_id)
-        self._hardware = document_hardware(connection, self.document.id)
-        self._active = active
-        self.sections: Sequence[Any] = connection.execute(
-            sa.select(t.sections.c.id, t.sections.c.hardware_scope)
-            .where(t.sections.c.version_id == version_id)
-            .order_by(t.sections.c.ordinal)
-        ).all()
+    id: str
+    path: Sequence[str]
+    hardware_scope: Sequence[str] | None
 
-    def remove(self, table: sa.Table) -> None:
-        """Remove the version's rows; if it is active, deactivate those of other versions."""
-        if self._active:
-            of_document = table.c.document_id == self.document.id
-            self._connection.execute(table.update().where(of_document).values(active=False))
-            at_once = self.document.origin != "builtin"
-            bump_documents(self._connection, [self.document.id], at_once=at_once)
-        self._connection.execute(table.delete().where(table.c.version_id == self.version_id))
+    @property
+    def heading(self) -> str:
+        """The innermost of its headings."""
+        return self.path[-1] if self.path else ""
 
-    def columns(self, section: sa.Row[Any]) -> dict[str, Any]:
-        """The columns of a row that belongs to one of `sections`."""
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """A version with its sections in order. `document` is the row of its document, `hardware` what
+    that is about, `any` if it names no chip. It is `active` as the current version of its document,
+    and `first` if nothing was stored for the document before."""
+
+    id: str
+    document: sa.Row[Any]
+    declared: Mapping[str, Any]
+    hardware: Sequence[str]
+    sections: Sequence[StoredSection]
+    active: bool = True
+    first: bool = False
+
+    def columns(self, section: StoredSection) -> dict[str, Any]:
+        """Common columns of the rows of one of its sections, in a table such as `symbols`."""
         return {
             "document_id": self.document.id,
-            "version_id": self.version_id,
+            "version_id": self.id,
             "section_id": section.id,
-            "hardware": section.hardware_scope or self._hardware,
-            "active": self._active,
+            "hardware": section.hardware_scope or self.hardware,
+            "active": self.active,
             "access_scope": self.document.access_scope,
         }
+
+
+def current_version(connection: Connection, version_id: str) -> StoredVersion:
+    """The current version of a document, read from the catalog."""
+    v, sections = t.document_versions.c, t.sections.c
+    document = document_of(connection, version_id)
+    rows = connection.execute(
+        sa.select(sections.id, sections.path, sections.hardware_scope)
+        .where(sections.version_id == version_id)
+        .order_by(sections.ordinal)
+    )
+    return StoredVersion(
+        version_id,
+        document,
+        connection.execute(sa.select(v.declared).where(v.id == version_id)).scalar_one(),
+        document_hardware(connection, document.id),
+        [StoredSection(*row) for row in rows],
+    )
+
+
+def replace_rows(
+    connection: Connection,
+    table: sa.Table,
+    versions: Iterable[StoredVersion],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Replace the rows of versions in a table such as `symbols`. Those of other versions of their
+    documents leave every answer."""
+    for version in versions:
+        if version.first:
+            continue
+        if version.active:
+            of_document = table.c.document_id == version.document.id
+            connection.execute(table.update().where(of_document).values(active=False))
+        connection.execute(table.delete().where(table.c.version_id == version.id))
+    if rows:
+        connection.execute(table.insert(), rows)
 
 
 # -- content
@@ -350,56 +438,91 @@ def fail_version(connection: Connection, version_id: str, report: Mapping[str, A
     )
 
 
-def activate(connection: Connection, version_id: str, content: VersionContent) -> int:
-    """Make a version current with all its content; returns the number of passages.
+def activate(
+    connection: Connection, contents: Sequence[tuple[str, VersionContent]]
+) -> list[StoredVersion]:
+    """Make versions of different documents current with all their content, by id.
 
     A version older than the current one (its job was retried late) is stored as superseded instead.
     Activating a version again replaces its stored content, so a retried job leaves no duplicates.
     """
-    version = connection.execute(
-        sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
-    ).one()
-    document = document_of(connection, version_id)
-    first = document.current_version_id is None and version.number == 1
-    newest = first or _is_newest(connection, version)
+    v, d, new = t.document_versions, t.documents, sa.bindparam
+    versions = _rows_by_id(connection, v, [version_id for version_id, _ in contents])
+    documents = _rows_by_id(connection, d, [row.document_id for row in versions.values()])
+    rows: _Rows = {
+        table: [] for table in (t.sections, t.passages, t.passage_tags, t.passage_hardware)
+    }
+    stored, states, current = [], [], []
+    for version_id, content in contents:
+        version = versions[version_id]
+        document = documents[version.document_id]
+        first = document.current_version_id is None and version.number == 1
+        newest = first or _is_newest(connection, version)
+        fixes = corrections.Corrections(()) if first else _replace(connection, version, newest)
+        old = () if newest else scopes_of(connection, document.id)
+        hardware = [value for kind, value in old if kind == "hardware"]
+        own = StoredVersion(
+            version_id,
+            document,
+            version.declared,
+            sorted(version.declared["hardware"] if newest else hardware) or [ANY],
+            _add_sections(rows, version_id, content.sections, fixes),
+            newest,
+            first,
+        )
+        _add_passages(rows, own, content.passages, fixes)
+        stored.append(own)
+        report = {**content.report, "corrections_unmatched": fixes.unmatched()}
+        state = "current" if newest else "superseded"
+        states.append({"version": version_id, "new_state": state, "new_report": report})
+        if newest:
+            title = " ".join((content.title or "").split()) or version.declared["title"]
+            about = {"new_title": title, "new_category": version.declared["category"]}
+            current.append({"document": document.id, "version": version_id, **about})
+    _insert(connection, rows)
+    change = v.update().where(v.c.id == new("version"))
+    connection.execute(change.values(state=new("new_state"), report=new("new_report")), states)
+    if current:
+        values = {"current_version_id": new("version"), "updated_at": clock.now()}
+        values |= {"title": new("new_title"), "category": new("new_category")}
+        connection.execute(d.update().where(d.c.id == new("document")).values(**values), current)
+        # Answers name built-in documents that are still to be read; uploads are found at once.
+        active = [own.document for own in stored if own.active]
+        at_once = any(document.origin != "builtin" for document in active)
+        bump_documents(connection, [document.id for document in active], at_once=at_once)
+    return stored
+
+
+def _insert(connection: Connection, rows: _Rows) -> None:
+    for table, own in rows.items():
+        if own:
+            connection.execute(table.insert(), own)
+
+
+def _rows_by_id(
+    connection: Connection, table: sa.Table, ids: Iterable[str]
+) -> dict[str, sa.Row[Any]]:
+    rows = select_in(connection, sa.select(table), table.c.id, ids)
+    return {row.id: row for row in rows}
+
+
+def _replace(connection: Connection, version: sa.Row[Any], newest: bool) -> corrections.Corrections:
+    """Make room for the content of a version that is not the first of its document; returns the
+    corrections of the document."""
+    of = t.document_versions.c
     if newest:
-        document = _declare(connection, version)
-    if newest and not first:
-        deactivate(connection, document.id)
+        deactivate(connection, version.document_id)
         connection.execute(
             t.document_versions.update()
-            .where(
-                t.document_versions.c.document_id == document.id,
-                t.document_versions.c.state == "current",
-            )
+            .where(of.document_id == version.document_id, of.state == "current")
             .values(state="superseded")
         )
-    if not first:
-        connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
-    fixes = corrections.load(connection, document.id)
-    narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
-    section_rows = _insert_sections(connection, version, content.sections, narrowed)
-    hardware = tuple(document_hardware(connection, document.id))
-    scopes = [own or hardware for own in narrowed]
-    passages = _insert_passages(connection, version, document, content, section_rows, scopes, fixes)
-    report = {**content.report, "corrections_unmatched": fixes.unmatched()}
-    connection.execute(
-        t.document_versions.update()
-        .where(t.document_versions.c.id == version_id)
-        .values(state="current" if newest else "superseded", report=report)
-    )
-    if not newest:
-        connection.execute(
-            t.passages.update().where(t.passages.c.version_id == version_id).values(active=False)
-        )
-        return passages
-    values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
-    if content.title:
-        values["title"] = " ".join(content.title.split())
-    connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
-    # Answers name built-in documents that are still to be read; uploads are found at once.
-    bump_documents(connection, [document.id], at_once=document.origin != "builtin")
-    return passages
+        scopes = t.document_scopes
+        connection.execute(scopes.delete().where(scopes.c.document_id == version.document_id))
+        if rows := _scope_rows(version.document_id, version.declared):
+            connection.execute(scopes.insert(), rows)
+    connection.execute(t.sections.delete().where(t.sections.c.version_id == version.id))
+    return corrections.load(connection, version.document_id)
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
@@ -412,17 +535,6 @@ def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
     return current is None or version.number >= current
 
 
-def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
-    """Apply the declaration of a new version to its document; returns the document's row."""
-    connection.execute(
-        t.documents.update()
-        .where(t.documents.c.id == version.document_id)
-        .values(title=version.declared["title"], category=version.declared["category"])
-    )
-    _set_scopes(connection, version.document_id, version.declared)
-    return document_of(connection, version.id)
-
-
 def deactivate(connection: Connection, document_id: str) -> None:
     """Take the document's passages out of every search; the rows stay."""
     connection.execute(
@@ -430,86 +542,69 @@ def deactivate(connection: Connection, document_id: str) -> None:
     )
 
 
-def _insert_sections(
-    connection: Connection,
-    version: sa.Row[Any],
+def _add_sections(
+    rows: _Rows,
+    version_id: str,
     drafts: Sequence[SectionDraft],
-    narrowed: Sequence[tuple[str, ...] | None],
-) -> list[tuple[int, SectionId]]:
-    """The numbers and ids of the new rows."""
-    ids = [SectionId(derived_id("sec", version.id, n)) for n in range(len(drafts))]
-    rows = [
-        {
-            "id": ids[n],
-            "version_id": version.id,
-            "parent_id": ids[draft.parent] if draft.parent is not None else None,
-            "ordinal": n,
-            "level": draft.level,
-            "heading": draft.path[-1] if draft.path else "",
-            "path": list(draft.path),
-            "page_index": draft.page_index,
-            "page_label": draft.page_label,
-            "hardware_scope": list(own) if own is not None else None,
-        }
-        for n, (draft, own) in enumerate(zip(drafts, narrowed, strict=True))
-    ]
-    if rows:
-        connection.execute(t.sections.insert(), rows)
-    return list(zip(_numbers(connection, t.sections, version.id), ids, strict=True))
-
-
-def _numbers(connection: Connection, table: sa.Table, version_id: str) -> Iterable[int]:
-    query = sa.select(table.c.seq).where(table.c.version_id == version_id)
-    return connection.scalars(query.order_by(table.c.ordinal))
-
-
-def _insert_passages(
-    connection: Connection,
-    version: sa.Row[Any],
-    document: sa.Row[Any],
-    content: VersionContent,
-    sections: Sequence[tuple[int, SectionId]],
-    scopes: Sequence[tuple[str, ...]],
     fixes: corrections.Corrections,
-) -> int:
-    rows, tag_rows, hardware_rows = [], [], []
-    for n, draft in enumerate(content.passages):
-        fix = fixes.passage(sha256(draft.text))
+) -> list[StoredSection]:
+    ids = [SectionId(derived_id("sec", version_id, n)) for n in range(len(drafts))]
+    sections = []
+    for n, draft in enumerate(drafts):
+        own = fixes.section_hardware(draft.path) or draft.hardware
+        section = StoredSection(ids[n], list(draft.path), list(own) if own is not None else None)
+        sections.append(section)
+        rows[t.sections].append(
+            {
+                **section._asdict(),
+                "version_id": version_id,
+                "parent_id": ids[draft.parent] if draft.parent is not None else None,
+                "ordinal": n,
+                "level": draft.level,
+                "heading": section.heading,
+                "page_index": draft.page_index,
+                "page_label": draft.page_label,
+            }
+        )
+    return sections
+
+
+def _add_passages(
+    rows: _Rows,
+    version: StoredVersion,
+    drafts: Sequence[PassageDraft],
+    fixes: corrections.Corrections,
+) -> None:
+    for n, draft in enumerate(drafts):
+        values = _draft_values(draft)
+        fix = fixes.passage(values["text_sha256"])
         text = fix.text if fix.text is not None else draft.text
-        hardware = scopes[draft.section]
+        section = version.sections[draft.section]
+        hardware = section.hardware_scope or version.hardware
         if fix.hardware is not None:
             hardware = fix.hardware or (ANY,)
         passage_id = PassageId(derived_id("psg", version.id, n))
-        path = content.sections[draft.section].path
-        rows.append(
+        rows[t.passages].append(
             {
                 "id": passage_id,
-                "document_id": document.id,
+                "document_id": version.document.id,
                 "version_id": version.id,
-                "section_id": sections[draft.section][1],
+                "section_id": section.id,
                 "ordinal": n,
                 "text": text,
-                "embed_sha256": sha256(embedding_text(path, draft.lead, text)),
+                "embed_sha256": sha256(embedding_text(section.path, draft.lead, text)),
                 "corrected": fix != corrections.PassageFix(),
-                "active": True,
-                "access_scope": document.access_scope,
-                **_draft_values(draft),
+                "active": version.active,
+                "access_scope": version.document.access_scope,
+                **values,
             }
         )
         origin = "person" if fix.tags is not None else "auto"
-        for kind, value in dict.fromkeys(fix.tags if fix.tags is not None else draft.tags):
-            tag_rows.append(
-                {"passage_id": passage_id, "kind": kind, "value": value, "origin": origin}
-            )
-        hardware_rows += [{"passage_id": passage_id, "hardware_id": h} for h in hardware]
-    for table, values in (
-        (t.passages, rows),
-        (t.passage_tags, tag_rows),
-        (t.passage_hardware, hardware_rows),
-    ):
-        if values:
-            connection.execute(table.insert(), values)
-    return len(rows)
+        rows[t.passage_tags] += [
+            {"passage_id": passage_id, "kind": kind, "value": value, "origin": origin}
+            for kind, value in dict.fromkeys(fix.tags if fix.tags is not None else draft.tags)
+        ]
+        rows[t.passage_hardware] += [{"passage_id": passage_id, "hardware_id": h} for h in hardware]
 
 
 def _draft_values(draft: PassageDraft) -> dict[str, Any]:
@@ -525,19 +620,6 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
         "page_label": first.get("page_label"),
         "prose": draft.prose,
     }
-
-
-def is_first(connection: Connection, version_id: str) -> bool:
-    """Whether no content was ever stored for the document of this version."""
-    number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
-    document = document_of(connection, version_id)
-    return document.current_version_id is None and connection.scalar(number) == 1
-
-
-def is_current(connection: Connection, version_id: str) -> bool:
-    """Whether the version is its document's current one."""
-    current = sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
-    return connection.scalar(current) is not None
 
 
 @dataclass(frozen=True)

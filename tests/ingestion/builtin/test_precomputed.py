@@ -201,19 +201,20 @@ def test_failed_transaction_leaves_documents_to_be_parsed(
     ship(store, folder)
     forget_documents(store)
     load(store, folder)
-    calls: list[int] = []
-    store_version = worker_module.store_version
+    calls: list[int] = []  # the documents of each transaction
+    store_versions = worker_module.store_versions
 
-    def fails_once_begun(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise RuntimeError("the third document of a batch")
-        return store_version(*arguments)
+    def fails_once(*arguments: Any) -> Any:
+        calls.append(len(arguments[2]))
+        progress = store_versions(*arguments)
+        if len(calls) == 1:
+            raise RuntimeError("after the first documents")
+        return progress
 
-    monkeypatch.setattr(worker_module, "store_version", fails_once_begun)
+    monkeypatch.setattr(worker_module, "store_versions", fails_once)
     worker_of(store, shipped_in(store, folder)).drain()
     documents = 3 + SHIPPED_AT_ONCE
-    assert len(stored(store)) == documents and len(calls) == 3 + documents
+    assert len(stored(store)) == documents and calls == [SHIPPED_AT_ONCE, *[1] * documents]
     with store.catalog.read() as connection:
         versions = connection.execute(t.document_versions.select()).all()
     assert {row.state for row in versions} == {"current"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kb.catalog.knowledge import corrections, symbols
+from kb.catalog.knowledge import corrections, symbols, versions
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidRequest, NotFound
 from kb.plain import plain
@@ -82,8 +82,9 @@ def test_rereading_version_adds_no_duplicates(store: Store) -> None:
     upload(store, MANUAL)
     before = cards(store)
     with store.catalog.write() as connection:
-        version = store.documents.version_id(connection, before[0].document_id, None, ALL_ACCESS)
-        assert symbols.replace_version_symbols(connection, version, [], current=True) == 0
+        own = store.documents.version_id(connection, before[0].document_id, None, ALL_ACCESS)
+        version = versions.current_version(connection, own)
+        symbols.replace_version_symbols(connection, [(version, [])])
     assert cards(store) == []
 
 

@@ -32,7 +32,7 @@ def staged(store: Store, body: str) -> tuple[str, VersionId]:
 
 def activate(store: Store, version_id: str, body: VersionContent) -> None:
     with store.catalog.write() as connection:
-        versions.activate(connection, version_id, body)
+        versions.activate(connection, [(version_id, body)])
 
 
 def found(store: Store, words: str) -> list[str]:

@@ -141,7 +141,7 @@ def test_probe_detects_damaged_graph(store: Store) -> None:
     drafts = [PassageDraft(0, "text", f"text {n}", "", None, (), 0, ()) for n in range(len(rows))]
     with store.catalog.write() as connection:
         content = VersionContent([SectionDraft(("Many",), 1, None)], drafts)
-        versions.activate(connection, version, content)
+        versions.activate(connection, [(version, content)])
         missing = all_missing(connection, store.embedder.fingerprint)
         vectors = {item.sha256: row for item, row in zip(missing, rows, strict=True)}
         put_vectors(connection, store.embedder.fingerprint, vectors)
