@@ -415,8 +415,13 @@ def _hex(code: str) -> str:
     return "0x" + code[2:].upper()
 
 
+_OF_MAKE = re.compile(r"\s*(?:g?make|ninja)(?:\[\d+\])?: ")
+
+
 def name_of_code(line: str) -> str:
     """The name of an error of which a line has only the number; empty without one."""
+    if _OF_MAKE.match(line):
+        return ""  # the number is the exit status of a step, whatever the paths are named
     for numbered, named, names in _apis():
         found = numbered.search(line)
         if found is not None and not named.search(line):

@@ -119,6 +119,27 @@ def test_named_cause_precedes_general_lines(log: str, signal: str, words: str) -
 
 
 @pytest.mark.parametrize(
+    ("log", "signal"),
+    [
+        (
+            "========= Invalid __global__ write of size 8 bytes\n=========     at fill+0x90\n"
+            "=========     Address 0x7f24 is misaligned",
+            "misaligned_access",
+        ),
+        ("========= Invalid __local__ read of size 4 bytes", "illegal_memory_access"),
+        ("RuntimeError: Out of scratch memory in the plan of the attention", "out_of_memory"),
+        ("error: workspace buffer too small: 1048576 given", "out_of_memory"),
+        ("insufficient workspace for split-K", "out_of_memory"),
+        ("make[1]: *** [Makefile:7: lib/my-cuda/CMakeFiles/all] Error 2", "compile_error"),
+        ("make: *** [hip/kernels.o] Error 2", "compile_error"),
+        ("make[3]: *** [cuda/gemm.o] Error 1", "compile_error"),
+    ],
+)
+def test_exact_line_or_status_decides(log: str, signal: str) -> None:
+    assert leading(log)[0] == signal
+
+
+@pytest.mark.parametrize(
     ("log", "vendor"),
     [
         (
