@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from kb.answers import Answer, ContextPart, Excerpt, Move
+from kb.hardware.lineage import names_written
 from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, signal_excerpts
@@ -299,7 +300,9 @@ def _ranking(
     signal; for a request in words, passages that define the names in it come first."""
     verdict, snapshot = conclusion.verdict, standings.snapshot
     signals = [load_signals().get(name) for name in verdict.signal_ids]
-    plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines))
+    specs = snapshot.knowledge.chips(request.access_scope).specs
+    chip = names_written(request.query or "", [specs[place] for place in scope.lineage])
+    plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines), chip)
     near = _near(snapshot, config)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else Cards()

@@ -190,6 +190,18 @@ def chips_named(text: str, registry: Registry) -> frozenset[str]:
     return index.find(text[:MAX_NAMED])
 
 
+def names_written(text: str, hardware: Iterable[HardwareSpec]) -> list[str]:
+    """The names of this hardware as a text writes them, also short ones such as M5."""
+    pattern = _names_of(tuple(n for h in hardware for n in (h.id, h.name, *h.aliases)))
+    return pattern.findall(text[:MAX_NAMED])
+
+
+@lru_cache(maxsize=64)
+def _names_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    spellings = sorted({_spelling(_parts(name)) for name in names}, key=len, reverse=True)
+    return re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(spellings)})(?=s?(?![A-Za-z0-9]))", re.I)
+
+
 @lru_cache(maxsize=8)
 def _index_of(names: tuple[tuple[str, ...], ...]) -> NameIndex:
     return NameIndex({known[0]: known for known in names})

@@ -62,8 +62,8 @@ class Cards(list[Symbol]):
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of everything but keywords, which are also ordinary words."""
-        return frozenset(card.name for card in self if card.kind != "keyword")
+        """Names of everything but keywords and directives that are ordinary words: `kernel`."""
+        return frozenset(card.name for card in self if not _is_ordinary(card))
 
     @cached_property
     def uncommon(self) -> Mapping[str, Sequence[Symbol]]:
@@ -91,6 +91,10 @@ class Cards(list[Symbol]):
         for card in self:
             by_section.setdefault(card.section_id, []).append(card)
         return by_section
+
+
+def _is_ordinary(card: Symbol) -> bool:
+    return card.kind == "keyword" or (card.kind == "directive" and card.name.isalpha())
 
 
 def names_in(text: str, symbols: Collection[str]) -> list[str]:

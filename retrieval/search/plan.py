@@ -31,6 +31,7 @@ SHORT_LOG = 2000  # characters
 MAX_SIGNALS = 3  # of a diagnosis that are searched for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases next to details; without details they weigh 1
 THESAURUS_WEIGHT = 0.4
+CHIP_WEIGHT = 0.3  # of words that name the requested chip
 # Topics of the language guides that readers of such contexts used.
 WRITING = (
     "write a {language} kernel: masks at the border, alignment and wide loads, warps and stages"
@@ -87,9 +88,10 @@ def make_plan(
     registry: MetricRegistry,
     signals: Sequence[Signal],
     op: str | None,
+    chip: Collection[str] = (),
 ) -> Plan:
     """`signals` are those of the diagnosis, the leading one first; `registry` maps metric names to
-    words."""
+    words. `chip` are the names of the requested chip in the query."""
     message = _message_of(log)
     detail = " ".join(filter(None, [query, message, op]))
     names = " ".join(_metric_words(metrics, registry))
@@ -98,7 +100,7 @@ def make_plan(
     subject = " ".join(filter(None, [detail, names]))
     tokens = _distinct(tokenize(subject))[:MAX_TOKENS]
     if tokens:
-        words.append(Words(1.0, tokens))
+        words += _by_subject(tokens, {token for name in chip for token in tokenize(name)})
         meaning = " ".join(filter(None, [query, _decisive(log, message), op]))
         phrases.append(Phrase(1.0, (meaning or names)[:MAX_DENSE_CHARS]))
     share = SIGNAL_WEIGHT if tokens else 1.0
@@ -114,6 +116,17 @@ def make_plan(
     bare = signals[:1] if not tokens else ()
     sentences = [text for signal in bare for text in sentences_of(signal)]
     return Plan(tuple(words), tuple(phrases), tuple(sentences), tuple(tokenize(query or "")))
+
+
+def _by_subject(tokens: tuple[str, ...], chip: Collection[str]) -> list[Words]:
+    """The tokens of a request in two groups, since those of the requested chip's names weigh less:
+    they are rare words, and would rank titles that contain them over passages about the subject,
+    while the scope is restricted to the chip already."""
+    names = tuple(token for token in tokens if token in chip)
+    subject = tuple(token for token in tokens if token not in chip)
+    if not subject or not names:
+        return [Words(1.0, tokens)]
+    return [Words(1.0, subject), Words(CHIP_WEIGHT, names)]
 
 
 def sentences_of(signal: Signal) -> tuple[str, ...]:
@@ -209,10 +222,11 @@ def plan_of(
     signals: Sequence[Signal],
     is_known: Callable[[str], bool],
     causes: str = "",
+    chip: Collection[str] = (),
 ) -> Plan:
     """The plan of a request. `signals` are those of the diagnosis; `is_known` is true for languages
     that models know; `causes` are words about the hot lines of a profile, which replace the names
-    of its counters."""
+    of its counters; `chip` are the names of the requested chip in the question."""
     happened = signals or request.log or request.metrics
     words = " ".join(filter(None, (request.query, causes))) or None
     if request.op and request.task in (None, "write") and not words and not happened:
@@ -226,4 +240,5 @@ def plan_of(
         registry=load_metrics(),
         signals=signals,
         op=request.op,
+        chip=chip,
     )

@@ -85,3 +85,20 @@ def test_question_with_long_log_is_encoded_whole() -> None:
     text = plan.phrases[0].text
     assert text.startswith("which targets were compiled? error")
     assert text.endswith(" softmax")
+
+
+def test_words_of_the_requested_chip_weigh_less() -> None:
+    """They are rare, so they would rank titles with the chip's name over the subject."""
+    plan = make_plan(
+        query="rows of a gather on the MI455X",
+        log=None,
+        metrics={},
+        registry=load_metrics(),
+        signals=(),
+        op=None,
+        chip=["MI455X"],
+    )
+    subject, chip = plan.words[:2]
+    assert "gather" in subject.tokens and "mi455x" in chip.tokens
+    assert chip.weight < subject.weight
+    assert "mi455x" not in subject.tokens

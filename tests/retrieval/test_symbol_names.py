@@ -13,6 +13,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Vectors
 from retrieval.compose.cards import symbol_blocks, symbol_line
 from retrieval.search.names import (
+    Cards,
     close_matches,
     names_in,
     nearest_names,
@@ -91,6 +92,11 @@ def test_common_word_is_not_a_directive() -> None:
     """`in` of a message is not `.in`; with the dot it is."""
     assert names_in("wrong place in the argument", {".in", ".argument"}) == [".argument"]
     assert names_in(".in x", {".in"}) == [".in"]
+
+
+def test_directive_that_is_a_word_is_no_name_in_a_question() -> None:
+    cards = Cards([symbol("threadgroup", kind="directive"), *CARDS])
+    assert names_in("why is the threadgroup with .tile slow", cards.names) == [".tile"]
 
 
 def test_name_is_found_exactly_by_misspelling_and_by_meaning() -> None:

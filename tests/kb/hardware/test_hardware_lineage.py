@@ -11,6 +11,7 @@ from kb.hardware.lineage import (
     effective_facts,
     find,
     lineage,
+    names_written,
     narrowest,
     registry_problems,
     resolve,
@@ -165,3 +166,13 @@ def test_two_spellings_of_one_name_are_both_found() -> None:
         index = NameIndex({"hopper": names})
         assert index.find("On sm_90 the copy engine") == {"hopper"}
         assert index.find("On sm90 the copy engine") == {"hopper"}
+
+
+def test_names_of_given_hardware_are_found_as_written() -> None:
+    """Short ones too, which are ambiguous in a text about any chip."""
+    specs = [chip("orbit-m5", None, "m5", "950pr"), chip("orbit", None, "sm_90")]
+    assert names_written("Which SM90 tile on an M5 or Orbit M5, not m55?", specs) == [
+        "SM90",
+        "M5",
+        "Orbit M5",
+    ]
