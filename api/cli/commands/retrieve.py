@@ -46,7 +46,7 @@ def retrieve(
         ),
     ] = None,
     query: Annotated[
-        str | None, typer.Option("--query", "--q", "-q", help=help_of("query"))
+        str | None, typer.Option("--query", "--question", "--q", "-q", help=help_of("query"))
     ] = None,
     log: Annotated[
         str | None, typer.Option(help="File with a compiler or run-time log; -: standard input.")
