@@ -92,8 +92,13 @@ class EvaluationSettings:
         return digest.hexdigest()[:16]
 
 
-def settings_of_search() -> EvaluationSettings:
-    """The settings of a search: the fastest candidates are sampled by line, except with brief
-    timing."""
+# One sample by line takes 10 to 20 s of an H200 (benchmarks/results/foreign_problems.md).
+MINUTES_WITH_LINES = 5.0
+
+
+def settings_of_search(minutes: float | None = None) -> EvaluationSettings:
+    """The settings of a search of at most `minutes`: the fastest candidates are sampled by line,
+    except with brief timing and in searches too short for it."""
     settings = EvaluationSettings()
-    return replace(settings, lines=not settings.brief)
+    short = minutes is not None and minutes < MINUTES_WITH_LINES
+    return replace(settings, lines=not settings.brief and not short)

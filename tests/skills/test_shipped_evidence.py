@@ -51,6 +51,8 @@ def trial(low: float, high: float, **changed: object) -> ShippedTrial:
         ((), "untested"),
         ((trial(1.2, 1.5), trial(1.1, 1.3)), "helps"),
         ((trial(1.2, 1.5),), "helps"),
+        ((trial(1.2, 1.5, placebo=Figure(1.0, 0.9, 1.1, 6)),), "helps"),
+        ((trial(1.2, 1.5, placebo=Figure(1.3, 1.2, 1.4, 6)),), "no effect"),
         ((trial(1.2, 1.5), trial(0.95, 1.1)), "no effect"),
         ((trial(0.95, 1.1), trial(0.97, 1.2)), "no effect"),
         ((trial(1.2, 1.5), trial(1.1, 1.3), trial(0.7, 0.9, place="edge")), "helps"),

@@ -76,8 +76,10 @@ class ShippedTrial:
 
     @property
     def helps(self) -> bool:
-        """Whether the search with the skill is certainly faster, and at its end not slower."""
-        return not self.harms and self.gain is not None and self.gain.low > 1.0
+        """Whether the search with the skill is certainly faster than without it and than with the
+        placebo, and at its end not slower."""
+        least = max(1.0, self.placebo.high) if self.placebo is not None else 1.0
+        return not self.harms and self.gain is not None and self.gain.low > least
 
     @property
     def harms(self) -> bool:

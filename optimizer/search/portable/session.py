@@ -206,7 +206,7 @@ def _search(
     problem = load_problem(folder / entry["path"])
     places = _places(session)
     target = next(iter(places.values())).target
-    settings = settings_of_search()
+    settings = settings_of_search(goal.minutes)
     level_for(settings.isolation, target.device or "cpu")  # refuse before anything is measured
     environment = {name: place.toolchain.version() for name, place in places.items()}
     if "run" in entry:

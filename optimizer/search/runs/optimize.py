@@ -139,7 +139,7 @@ def optimize(
     with (
         lock,
         telemetry.watched(work.enter),
-        _bench(base, problem, places, cluster, listener) as bench,
+        _bench(base, problem, places, cluster, listener, goal.minutes) as bench,
     ):
         if isinstance(bench, LocalBench) and bench.device == "cpu":
             work.threads = bench.settings.threads
@@ -231,10 +231,11 @@ def _bench(
     places: dict[str, TargetToolchain],
     cluster: ClusterPlaces | None,
     listener: Listener,
+    minutes: float | None,
 ) -> RunBench:
     if cluster is not None:
         return cluster.bench(base, problem, listener.log)
-    bench = bench_for(base, problem, places)
+    bench = bench_for(base, problem, places, minutes)
     on_processors = isinstance(bench, LocalBench) and bench.device == "cpu"
     if bench.settings.brief:
         listener.log(f"Kernels are {BRIEFLY}")

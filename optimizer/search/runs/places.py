@@ -60,11 +60,15 @@ SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
 
 
 def bench_for(
-    base: KnowledgeBase, problem: Problem, places: Mapping[str, TargetToolchain]
+    base: KnowledgeBase,
+    problem: Problem,
+    places: Mapping[str, TargetToolchain],
+    minutes: float | None = None,
 ) -> LocalBench | SimulatedBench:
-    """The bench of this machine's devices, or of a chip's own commands."""
+    """The bench of this machine's devices, or of a chip's own commands, for a search of at most
+    `minutes`."""
     target = target_of(places)
-    settings = settings_of_search()
+    settings = settings_of_search(minutes)
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     signatures = known_signatures(base, target.lineage)
     rules = known_rules(base, target.lineage)
