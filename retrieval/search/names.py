@@ -37,6 +37,7 @@ WORD = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _HYPHENED = re.compile(rf"{WORD.pattern}(?:-\w+)*")
 _MARKS = ".@%$#"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*[;#][^\n]*|[ \t];[^\n]*", re.S | re.M)
+_DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 _STATEMENT = re.compile(r"[;{}\n]")
 _STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 
@@ -234,7 +235,7 @@ def unknown_names(
     folded = {name.lstrip(".@%$#").lower() for name in known} | {n.lower() for n in known}
     pieces = {part.lower() for name in known for part in re.split(r"\W+", name) if part}
     leading = _leading_words(text)
-    elsewhere = _operands(text)
+    elsewhere = _operands(text) | set(_DEFINED.findall(draft))
     named = {word for part in texts for word in WORD.findall(part) if word in leading}
     unknown = []
     for word, line in leading.items():

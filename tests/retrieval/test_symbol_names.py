@@ -131,6 +131,7 @@ def test_too_few_cards_are_not_a_vocabulary() -> None:
         "size = 3\nloop: ldt t0, x\nname(t0, 3)\n",
         "ldt 'cp.async t0; foo t1', x\n",
         "LDT t0, x\nVSync all\n",
+        "#define INLINE static inline\n  # define FAST 1\nINLINE int first(int x)\nFAST int y;\n",
     ],
 )
 def test_names_defined_in_draft_are_not_unknown(draft: str) -> None:
