@@ -91,7 +91,7 @@ class NextArguments(StartArguments):
     )
     whole: bool = Field(
         False,
-        description="Repeat what the first briefing of the run had: problem, interface, chip.",
+        description="Repeat what the first briefings of the run have: problem, interface, chip.",
     )
 
 
@@ -119,7 +119,7 @@ class SubmitArguments(KernelArguments):
     nothing_more: bool = Field(
         False,
         description="In place of a kernel: you have no better one. The run measures its best once"
-        " more and ends.",
+        " more and ends, also where `step` is an earlier one.",
     )
     wait_seconds: Wait = WAIT
 
@@ -163,21 +163,13 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
     the interface, the kernel to start from with its verdict, and knowledge about both. Hand in a
     kernel by `submit_candidate`, then call this again with `run_id`. While `waiting` is false and
     the run starts or runs, call it again; at its end it has a `result`."""
-    started = given.run_id is None
     run_id = given.run_id or await _start(routes, given, "external", given.context_tokens)
-
-    async def state() -> Any:
-        return await routes.call("show_context", run_id=run_id)
-
-    async def settled() -> Any:
-        shown = await state()
-        return shown if shown["waiting"] or shown["state"] not in MEASURING else None
-
-    shown = await until(settled, given.wait_seconds) or await state()
+    shown = await _settled(routes, run_id, given.wait_seconds)
     run = await routes.call("show_run", run_id=run_id)
     context = shown["context"] or {}
     briefing = context.get("briefing") or {}
-    parts = [briefing.get("task", "")] if started or given.whole else []
+    # The call that started the run may have ended before there was a briefing.
+    parts = [briefing.get("task", "")] if briefing.get("first") or given.whole else []
     return results.NextContext(
         run_id=run_id,
         state=run["state"],
@@ -186,9 +178,20 @@ async def next_candidate_context(routes: Routes, given: NextArguments) -> result
         briefing="\n\n".join([*parts, briefing.get("step", "")]).strip(),
         knowledge_ids=list(briefing.get("shown", ())),
         best=context.get("best"),
+        work={} if shown["waiting"] else run.get("work") or {},
         ended=run.get("ended") or run.get("note", ""),
         result=run.get("result") or {},
     )
+
+
+async def _settled(routes: Routes, run_id: str, seconds: float) -> Any:
+    """The context of a run once it waits for a candidate or has ended, or after `seconds`."""
+
+    async def settled() -> Any:
+        shown = await routes.call("show_context", run_id=run_id)
+        return shown if shown["waiting"] or shown["state"] not in MEASURING else None
+
+    return await until(settled, seconds) or await routes.call("show_context", run_id=run_id)
 
 
 async def start_run(routes: Routes, given: StartArguments) -> results.ListedRun:
@@ -232,6 +235,9 @@ async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Su
     """Hand in the kernel that a run waits for, or `nothing_more`, and get its verdict and figures.
     Runs the code. If `state` is pending, call `next_candidate_context` with the run's id: the
     next briefing has the verdict."""
+    if given.nothing_more:  # `step` may be that of the last verdict
+        context = (await _settled(routes, given.run_id, given.wait_seconds))["context"] or {}
+        given = given.model_copy(update={"step": context.get("step", given.step)})
     body: dict[str, Any] = {"step": given.step, "plan": given.plan, "used": given.used}
     what = {"nothing_more": True} if given.nothing_more else {"candidate": _kernel(given)}
     await routes.call("propose_candidate", run_id=given.run_id, **body, **what)
@@ -338,5 +344,6 @@ def _submitted(
         step=given.step,
         run_state=run["state"],
         state=state,
+        work=(run.get("work") or {}) if state == "pending" else {},
         result=None if evaluation is None else results.KernelResult.model_validate(evaluation),
     )

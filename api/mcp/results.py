@@ -235,6 +235,7 @@ class NextContext(Result):
     )
     knowledge_ids: list[str] = Field(description="Ids that `used` of `submit_candidate` may name.")
     best: Best | None
+    work: Json = Field(default_factory=dict, description="While it does not wait: what it does.")
     ended: str = Field("", description="Why the run ended.")
     result: Json = Field(default_factory=dict, description="The confirmed result of the run.")
 
@@ -249,6 +250,7 @@ class SubmittedCandidate(Result):
         description="evaluated, duplicate or failed; pending while it is measured; none if"
         " no kernel was handed in."
     )
+    work: Json = Field(default_factory=dict, description="While pending: what the run does.")
     result: KernelResult | None
 
 

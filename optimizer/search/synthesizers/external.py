@@ -51,13 +51,14 @@ class ExternalSynthesizer:
     ) -> None:
         """`cancelled` is polled during the wait for a candidate and ends it. `context_tokens`
         bounds the packed knowledge. `brief` renders a context as text for the field `briefing` of
-        the JSON; without it the field is null."""
+        the JSON; without it the field is null. Its `first` is true until a candidate has come."""
         self._mailbox = mailbox
         self._cancelled = cancelled
         self.context_tokens = context_tokens
         self.reader: str | None = None  # unknown, so the caller gets the full context
         self._brief = brief
         self._has_more = True
+        self._first = True
 
     def propose(self, context: ProposalContext) -> Proposal | None:
         """Publish the context and wait for the candidate; None once the caller has ended its
@@ -65,7 +66,9 @@ class ExternalSynthesizer:
         cancelled run."""
         if not self._has_more:
             return None
-        briefing = self._brief(context) if self._brief is not None else None
+        briefing = None
+        if self._brief is not None:
+            briefing = {**self._brief(context), "first": self._first}
         self._mailbox.ask(context.step, {**context_as_json(context), "briefing": briefing})
         began = time.monotonic()
         while time.monotonic() - began < WAIT_SECONDS:
@@ -74,6 +77,7 @@ class ExternalSynthesizer:
                 self._has_more = False
                 return None
             if candidate is not None:
+                self._first = False
                 return _proposal(context, candidate, time.monotonic() - began)
             if self._cancelled():
                 self._mailbox.withdraw(context.step)

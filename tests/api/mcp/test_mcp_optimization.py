@@ -51,7 +51,7 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
         wait_seconds=0,
     )
     run_id = begun["run_id"]
-    first = settled(agent, run_id, whole=True)
+    first = settled(agent, run_id)
     assert first["step"] == 1 and first["best"] is None
     for part in ("return 2 * x", "# Interface", "kernlore_abi.h"):
         assert part in first["briefing"], part
@@ -89,9 +89,10 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
     assert third["step"] == 3 and (figure is None or third["best"]["number"] == 2)
     assert "conflict" in agent.refused("submit_candidate", **bad, main="a.cpp")
     ended = agent.call(
-        "submit_candidate", run_id=run_id, step=3, nothing_more=True, wait_seconds=LONG
+        "submit_candidate", run_id=run_id, step=2, nothing_more=True, wait_seconds=LONG
     )
     assert ended["state"] == "none" and ended["run_state"] == "finished"
+    assert ended["step"] == 3  # the run waited for it
     final = settled(agent, run_id)
     assert final["ended"] == "nothing is left to try" and final["result"]
     claimed = httpx.get(f"{service_url}/runs/{run_id}/candidates/2").json()["proposal"]["claimed"]
