@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
-from retrieval.diagnose.given_profile import advice_of, is_profile
+from retrieval.diagnose.given_profile import advice_of, is_profile, known_errors
 from retrieval.diagnose.linear_patterns import compile_pattern
-from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.operators import load_operators
 
 MAX_VALUE = 60  # characters of a metric; the messages of a log in JSON are longer
@@ -143,9 +141,4 @@ def _is_question(text: str) -> bool:
     """Whether a short text is a person's question, and not a line that a tool printed."""
     if text.endswith("?"):
         return True
-    return not _LOG.search(text) and not _signatures().match(text, 1)
-
-
-@cache
-def _signatures() -> SignatureIndex:
-    return SignatureIndex(load_signatures())
+    return not _LOG.search(text) and not known_errors().match(text, 1)

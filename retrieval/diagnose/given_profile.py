@@ -14,6 +14,7 @@ import re
 import tomllib
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from retrieval.diagnose.hot_lines import filled
 from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.own_rules import rules_of
 from retrieval.diagnose.signals import DATA
+from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.profiles.counters import counters, growths, rates, sweep
 from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
 from retrieval.profiles.reader import read_profile
@@ -61,10 +63,11 @@ def with_profile(
     request: RetrieveRequest, chips: KnownHardware
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
     """The request with the profile's metrics instead of its text, and a summary of the profile.
-    Metrics given by the caller take precedence. A text of no known profiler is added to the log.
+    Metrics given by the caller take precedence. A text of no known profiler is added to the log; a
+    profile with known errors is a log too, and a log that is a profile is read as one.
     Raises InvalidRequest for a profile without words, or without lines, times, and counters known
     to a rule or to the chip's own rules; and UnknownHardware."""
-    if request.profile is None or request.hardware is None:
+    if request.hardware is None or (request.profile is None and request.log is None):
         return with_known_counters(request)
     lineage = chips.lineage(chips.get(request.hardware).id)
     return with_known_counters(request, rules_of(chips.all(), lineage).counters)
@@ -74,9 +77,13 @@ def with_known_counters(
     request: RetrieveRequest, own_counters: Collection[str] = ()
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
     """Like `with_profile`, with the counters that the chip's own rules read."""
-    if request.profile is None:
-        return replace(request, advised=advice_of(request.log or "")), None
     text = request.profile
+    if text is None:
+        if request.log and is_profile(request.log):
+            with suppress(InvalidRequest):
+                as_profile = replace(request, profile=request.log, log=None)
+                return with_known_counters(as_profile, own_counters)
+        return replace(request, advised=advice_of(request.log or "")), None
     request = replace(request, advised=advice_of(text))
     try:
         profile = _read(text, own_counters)
@@ -98,7 +105,10 @@ def with_known_counters(
         functions=tuple(time_shares(profile.functions)[:MAX_KERNELS]),
         notes=(*said, *profile.notes, *_advice(profile, known)),
     )
-    without = replace(request, profile=None, lines=profile.lines, line_unit=profile.unit)
+    log = request.log
+    if known_errors().match(text, 1):
+        log = "\n".join(filter(None, (log, text)))
+    without = replace(request, profile=None, log=log, lines=profile.lines, line_unit=profile.unit)
     metrics = {**known, **(request.metrics or {})}
     return replace(without, metrics=metrics, notes=read.notes), read
 
@@ -114,6 +124,12 @@ def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRe
         kind="text", kernel="", metrics={}, unread=0, kernels=(), notes=(note.strip(),)
     )
     return replace(request, profile=None, log=log), read
+
+
+@lru_cache(maxsize=1)
+def known_errors() -> SignatureIndex:
+    """The signatures of all tools."""
+    return SignatureIndex(load_signatures())
 
 
 def _known(metrics: Mapping[str, Metric], own: Collection[str]) -> dict[str, Metric]:
