@@ -237,12 +237,16 @@ def moves_for(
 ) -> tuple[Move, ...]:
     """The moves that fit the diagnosis; those that shrink something have the factor of the leading
     error over its limit."""
+    problem = request.problem_values
+    language = language_named(request.log or "")
+    if problem["language"] is None and language in (*scope.runnable, *scope.chip_languages):
+        problem = {**problem, "language": language}
     moves = fitting_moves(
         standings.snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
         conclusion.remedied,
         conclusion.metrics,
         scope.facts,
-        request.problem_values,
+        problem,
         scope.lineage,
         request.roles,
         scope.runnable,

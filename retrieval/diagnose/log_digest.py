@@ -26,9 +26,11 @@ _PLACE = re.compile(
 )
 _LABEL = re.compile(
     r"\b(?:error|fatal|trap|exception|failed|failure|abort(?:ed)?|illegal|invalid|undefined"
-    r"|mismatch|overflow|timeout|fault)\b",
+    r"|mismatch|overflow|timeout|fault)\b|\w(?:error|exception)\b|\bout of \w",
     re.IGNORECASE,
 )
+_TRACEBACK = "Traceback (most recent call last)"
+_POINTERS = re.compile(r"[\s~^]*")  # a line that marks a part of the line before
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,29 @@ class LogMessage:
 
 
 def log_messages(log: str) -> list[LogMessage]:
-    """The distinct messages of a log: those that report a failure, then the others, each in the
-    order of their first lines."""
-    firsts: dict[str, tuple[int, str]] = {}
+    """The distinct messages of a log: those that report a failure, then the others, then lines that
+    point at a part of another, each in the order of their first lines."""
+    firsts: dict[str, tuple[int, str, bool]] = {}
     counts: dict[str, int] = {}
+    in_traceback = False
     for number, line in enumerate(log.splitlines()[:MAX_LINES], 1):
         if not line.strip():
             continue
+        raised = in_traceback and not line[0].isspace()  # the exception, of any name
+        in_traceback = _TRACEBACK in line or (in_traceback and not raised)
         shape = _shape(line)
-        firsts.setdefault(shape, (number, line))
+        firsts.setdefault(shape, (number, line, raised or bool(_LABEL.search(line))))
         counts[shape] = counts.get(shape, 0) + 1
     messages = [
-        LogMessage(
-            _shortened(line.rstrip()), number, counts[shape], bool(_LABEL.search(line)), shape
-        )
-        for shape, (number, line) in firsts.items()
+        LogMessage(_shortened(line.rstrip()), number, counts[shape], failure, shape)
+        for shape, (number, line, failure) in firsts.items()
     ]
-    return sorted(messages, key=lambda m: (not m.failure, m.line))[:MAX_MESSAGES]
+    return sorted(messages, key=_order)[:MAX_MESSAGES]
+
+
+def _order(message: LogMessage) -> tuple[bool, bool, int]:
+    pointers = _POINTERS.fullmatch(message.text) is not None
+    return not message.failure, pointers, message.line
 
 
 def _shortened(line: str) -> str:

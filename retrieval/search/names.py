@@ -344,6 +344,19 @@ _LANGUAGES = {
     "neuronxcc.nki": "nki",
 }
 _MODULE = re.compile(rf"(?:module|from) {_QUOTE}({'|'.join(map(re.escape, _LANGUAGES))})\b")
+# Places of a language's own modules and names of its compiler in a log, the special ones first.
+_SIGNS = tuple(
+    (language, re.compile(sign))
+    for language, sign in (
+        ("gluon", r"\btriton[./]experimental[./]gluon\b"),
+        ("triton", r"\btriton[./](?:runtime|compiler|backends|language)\b"),
+        ("cute", r"\bcutlass[./](?:cute|base_dsl)\b"),
+        ("pallas", r"\bjax[./](?:experimental|_src)[./]pallas\b"),
+        ("nki", r"\bneuronxcc[./]nki\b"),
+        ("hip", r"\bhipcc\b|-Rpass-analysis=kernel-resource-usage"),
+        ("cuda", r"\bnvcc\b|\.cuh?\(\d+\): (?:error|warning)"),
+    )
+)
 _CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
 
 
@@ -397,9 +410,12 @@ def _nearest(name: str, known: Mapping[str, Symbol]) -> tuple[str, ...]:
 
 
 def language_named(log: str) -> str | None:
-    """The language whose module a Python error is about, or None."""
-    module = _MODULE.search(log[:READ])
-    return _LANGUAGES.get(module[1]) if module else None
+    """The language whose module a Python error is about, else the one whose modules or compiler the
+    log has, or None."""
+    read = log[:READ]
+    if (module := _MODULE.search(read)) is not None:
+        return _LANGUAGES[module[1]]
+    return next((language for language, sign in _SIGNS if sign.search(read)), None)
 
 
 def sections_of_names(names: Sequence[UnknownName], cards: Sequence[Symbol]) -> dict[str, str]:

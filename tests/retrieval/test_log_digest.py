@@ -56,6 +56,14 @@ def test_failures_precede_other_messages_when_space_is_short() -> None:
     assert REPEATED[0] in text and text.count("loading") < 3
 
 
+def test_exception_of_any_name_precedes_its_traceback() -> None:
+    place = '  File "{0}.py", line 3, in f\n    g({0} + x)\n      ^^^^^\n'
+    frames = "".join(map(place.format, "bcde"))
+    raised = "pkg.errors.Exhausted: shared memory, required 9, limit 8"
+    log = f"Traceback (most recent call last):\n{frames}{raised}\nsetup\n"
+    assert raised in digest(log, 150) and "^^" not in digest(log, 200)
+
+
 def test_very_long_line_keeps_its_ends() -> None:
     [message] = log_messages("error: " + "x" * 5_000 + " the tile is too large")
     assert message.text.startswith("error: x") and message.text.endswith("the tile is too large")

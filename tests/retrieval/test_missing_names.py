@@ -113,6 +113,8 @@ def test_python_module_names_its_language() -> None:
     assert language_named("module 'triton.language' has no attribute 'foo'") == "triton"
     assert language_named("module 'cutlass.cute' has no attribute 'foo'") == "cute"
     assert language_named("module 'torch' has no attribute 'foo'") is None
+    assert language_named('File "/venv/triton/runtime/jit.py", line 345') == "triton"
+    assert language_named("remark: VGPRs: 63 [-Rpass-analysis=kernel-resource-usage]") == "hip"
 
 
 @pytest.mark.parametrize(

@@ -213,3 +213,20 @@ def kernels_of(text: str) -> object:
     read = with_known_counters(RetrieveRequest(profile=text))[1]
     assert read is not None
     return read.kernels
+
+
+@pytest.mark.parametrize("field", ["log", "profile"])
+def test_compilers_report_is_read_in_either_field(field: str) -> None:
+    """With its numbers, and as a log for the remedies of its lines."""
+    text = "\n".join(
+        f"a.hip:1:1: remark: {line} [-Rpass-analysis=kernel-resource-usage]"
+        for line in ("Function Name: k", "VGPRs: 63", "VGPRs Spill: 298")
+    )
+    request, read = with_known_counters(RetrieveRequest(**{field: text}))
+    assert read is not None and read.kind == "resources"
+    assert request.log == text and request.metrics == read.metrics
+
+
+def test_profile_without_known_errors_is_no_log() -> None:
+    text = "Function Name: k\nVGPRs: 63\nOccupancy [waves/SIMD]: 8\n"
+    assert with_known_counters(RetrieveRequest(log=text))[0].log is None
