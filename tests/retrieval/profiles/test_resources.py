@@ -215,16 +215,15 @@ def kernels_of(text: str) -> object:
     return read.kernels
 
 
-@pytest.mark.parametrize("field", ["log", "profile"])
-def test_compilers_report_is_read_in_either_field(field: str) -> None:
+SPILLED = "a.hip:1:1: remark: VGPRs: 63\na.hip:1:1: remark: VGPRs Spill: 298"
+
+
+@pytest.mark.parametrize("sent", [RetrieveRequest(log=SPILLED), RetrieveRequest(profile=SPILLED)])
+def test_compilers_report_is_read_in_either_field(sent: RetrieveRequest) -> None:
     """With its numbers, and as a log for the remedies of its lines."""
-    text = "\n".join(
-        f"a.hip:1:1: remark: {line} [-Rpass-analysis=kernel-resource-usage]"
-        for line in ("Function Name: k", "VGPRs: 63", "VGPRs Spill: 298")
-    )
-    request, read = with_known_counters(RetrieveRequest(**{field: text}))
+    request, read = with_known_counters(sent)
     assert read is not None and read.kind == "resources"
-    assert request.log == text and request.metrics == read.metrics
+    assert request.log == SPILLED and request.metrics == read.metrics
 
 
 def test_profile_without_known_errors_is_no_log() -> None:
