@@ -32,8 +32,8 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="URL of a service to use. Default: the service that runs on the data directory, or"
-        " none.",
+        help="URL of a service to use. Default: KERNLORE_URL from the environment, or the service"
+        " that runs on the data directory, or none.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as one line of JSON.")]

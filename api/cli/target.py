@@ -9,6 +9,7 @@ h100` knows the chip; `ingest --builtin` and `serve` load the built-in documents
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
+from urllib.request import urlopen
 
 from api.cli.output import Json, note
 from kb.errors import InvalidRequest, KernloreError, StoreAway, StoreError, Unavailable
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from retrieval.client import HttpBackend, KernloreClientError, Part
 
 P = ParamSpec("P")
+URL_VARIABLE = "KERNLORE_URL"  # a service for commands that name neither a URL nor a directory
 REQUEST_SECONDS = 120.0  # an upload of the largest file through a slow disk
 IDLE_SECONDS = 0.2  # between two checks of an empty queue
 STOP_SECONDS = 2.0  # for the readers of an interrupted command
@@ -43,9 +46,13 @@ STOP_SECONDS = 2.0  # for the readers of an interrupted command
 def open_target(data_dir: Path | None, url: str | None) -> Iterator[CommandTarget]:
     """The service at `url`, else the one that runs on the data directory, else this process."""
     service = service_at(data_dir, url)
+    settings = None
     if service is None:
         send_logs_to_stderr("warning")
-    target = CommandTarget(None if service else read_settings(data_dir), url=service)
+        settings = read_settings(data_dir)
+        if not settings.data_dir.exists() and "data_dir" not in settings.model_fields_set:
+            note(_new_data(settings))
+    target = CommandTarget(settings, url=service)
     try:
         yield target
     finally:
@@ -64,9 +71,12 @@ def opened(data_dir: Path | None) -> Iterator[CommandTarget]:
 
 
 def service_at(data_dir: Path | None, url: str | None) -> str | None:
-    """`url`, else the URL of the service that runs on the data directory, or None. Raises
-    InvalidRequest for both."""
+    """`url`, else without a data directory that of KERNLORE_URL, else the URL of the service that
+    runs on the data directory, or None. Raises InvalidRequest for both."""
     from kb.data_dir import running_service
+
+    if url is None and data_dir is None:
+        url = os.environ.get(URL_VARIABLE) or None
 
     if url is not None and data_dir is not None:
         raise InvalidRequest(
@@ -74,6 +84,22 @@ def service_at(data_dir: Path | None, url: str | None) -> str | None:
             hint="Give the URL of a service, or its data.",
         )
     return url or running_service(read_settings(data_dir).data_dir)
+
+
+def _new_data(settings: Settings) -> str:
+    """A remark about a data directory that the command makes in the current folder."""
+    said = (
+        f"No service runs on ./{settings.data_dir}: the command makes a new data directory there."
+    )
+    service = f"http://{settings.host}:{settings.port}"
+    try:
+        with urlopen(f"{service}/healthz", timeout=1) as answer:
+            alive = b'"alive"' in answer.read(1_000)
+    except (OSError, ValueError):
+        alive = False
+    if alive:
+        said += f" A service runs at {service}: --url {service}, or {URL_VARIABLE}, uses that one."
+    return said
 
 
 class CommandTarget:

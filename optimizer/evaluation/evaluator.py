@@ -426,6 +426,7 @@ class Attempt:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     undecided: Counter[str] = field(default_factory=Counter)  # elements by output
+    checking: Sequence[Case] | None = None  # the case that is checked, after those that passed
     loader: Loader | None = None
     processes: CandidateProcesses = field(init=False)
 
@@ -588,13 +589,23 @@ class Attempt:
             if kind == "incorrect":  # the reference's outputs would be too, if shapes are not fixed
                 for case in self.cases:
                     self.context.problem.case(case).expected(self.seeds[0])
-            self._end(kind, failed.message, failed.log)
+            self._end(kind, self._with_case(failed.message), failed.log)
         except RunnerHung as hung:
-            self._end("timed_out", str(hung), hung.log)
+            self._end("timed_out", self._with_case(str(hung)), hung.log)
         except RunnerForged as forged:
             self._reject_forged(forged)
         except RunnerDied as died:
-            self._end("crashed", str(died), died.log)
+            self._end("crashed", self._with_case(str(died)), died.log)
+
+    def _with_case(self, message: str) -> str:
+        """The message with the case that was checked, its arrays, and the cases before it."""
+        if self.checking is None:
+            return message
+        *passed, now = self.checking
+        tensors = self.context.problem.case(now).signature.of("input")
+        arrays = ", ".join(f"{t.dtype} {list(t.shape)}" for t in tensors)
+        before = ", ".join(case.name for case in passed)
+        return f"{message}, in case {now.name} ({arrays})" + (f" after {before}" if before else "")
 
     def _in_fresh_processes(self, loader: Loader) -> None:
         """Time both sides in fresh processes."""
@@ -640,6 +651,7 @@ class Attempt:
             return
         for case in sorted(checkable, key=lambda case: case.timed):
             prepared = self.context.problem.case(case)
+            self.checking = [*(self.checking or ()), case]
             kernel = self.processes.load(runner, loader, case)
             try:
                 result = check_case(prepared, kernel, self.seeds, self._settings)
@@ -654,6 +666,7 @@ class Attempt:
             if result.message:
                 self._end("rejected" if result.flags else "incorrect", result.message)
                 return
+        self.checking = None
         self.validity = "correct"
         left = {"checks": [asdict(check) for check in self.checks]}
         self.context.journal.stage(self.key, "correctness", left)
