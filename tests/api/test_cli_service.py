@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kb.data_dir import running_service
 from tests.api.cli_process import (
     COMMAND,
     ROOT,
@@ -99,6 +100,28 @@ def test_directory_of_a_service_is_not_written(service: Path) -> None:
     second = kernlore_process("serve", "--port", str(free_port()), data=service)
     assert second.code == 2
     assert "already runs" in second.err
+
+
+def test_command_in_another_folder_uses_the_service_of_the_environment(
+    service: Path, tmp_path: Path
+) -> None:
+    def ran(**given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, "documents", "list", "--json"],
+            cwd=tmp_path,
+            env={k: v for k, v in os.environ.items() if not k.startswith("KERNLORE_")}
+            | {"PYTHONPATH": str(ROOT)}
+            | given,
+            capture_output=True,
+            text=True,
+        )
+
+    known = ran(KERNLORE_URL=str(running_service(service)))
+    assert known.returncode == 0 and "Memory of the H100" in known.stdout
+    assert not (tmp_path / "data").exists()
+    alone = ran()
+    assert alone.returncode == 0 and "Memory of the H100" not in alone.stdout
+    assert "makes a new data directory" in alone.stderr and (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("state", ("gone", "empty"))

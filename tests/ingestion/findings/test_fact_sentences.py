@@ -106,6 +106,9 @@ def test_facts_of_a_sentence(sentence: str, facts: dict[str, float]) -> None:
         "The vector unit delivers 1 TFLOPS of FP32.",
         "The UltraServers deliver 314 TB/s of HBM bandwidth.",
         "There is an area of 256 KB of L1 space.",
+        "The QPU is a 16-way 32-bit SIMD processor.",
+        "Each core has a 4-wide 64 bit SIMD datapath.",
+        "The unit drives 8 lanes of a 32-bit vector processor.",
     ],
 )
 def test_sentences_without_facts(sentence: str) -> None:
