@@ -483,6 +483,7 @@ _DENIED = re.compile(
     r"\W{1,4}(?:[\w-]{1,20}\W{1,3}){0,2}$",
     re.IGNORECASE,
 )
+_ZERO_OF = re.compile(r"\b(?:0|zero|no)\s[\w-]+$", re.IGNORECASE)
 _NONE = re.compile(r"\W{0,4}[:=]\s{0,4}0\b(?!\.)")
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|\n\s*\n|\n(?=\s{0,4}[-*#|>])")
 BEFORE = 60  # characters in which a denial is searched for
@@ -522,7 +523,8 @@ def _is_denied(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - BEFORE) : match.start()]
     ended = [end.end() for end in _SENTENCE_END.finditer(before)]
     before = before[ended[-1] :] if ended else before
-    return _DENIED.search(before) is not None or _NONE.match(text, match.end()) is not None
+    denied = _DENIED.search(before) or _ZERO_OF.search(match[0]) or _NONE.match(text, match.end())
+    return denied is not None
 
 
 def _claimed(text: str, place: int, signal: Signal) -> SignatureMatch:

@@ -83,7 +83,8 @@ def with_known_counters(
             with suppress(InvalidRequest):
                 as_profile = replace(request, profile=request.log, log=None)
                 return with_known_counters(as_profile, own_counters)
-        return replace(request, advised=advice_of(request.log or "")), None
+        notes = readings(request.metrics) if request.metrics else request.notes
+        return replace(request, advised=advice_of(request.log or ""), notes=notes), None
     request = replace(request, advised=advice_of(text))
     try:
         profile = _read(text, own_counters)

@@ -96,7 +96,7 @@ def test_counts_are_those_of_kernel_alone() -> None:
             "hvx",
             "#include <hexagon_types.h>\n#include <hvx_hexagon_protos.h>\n"
             "HVX_Vector f(HVX_Vector a) { return Q6_Vsf_vadd_VsfVsf(a, a); }\n",
-            "no such intrinsic",
+            "not declared for this version",
         ),
         (
             "riscv-v",

@@ -404,9 +404,9 @@ def test_skills_beside_kernel_are_of_operator_and_not_shown_twice(base: Knowledg
     assert "triton-online-softmax-attention" not in hstu.context  # a kind with softmax
     ffn = ask(base, hardware="h200", language="triton", op="ffn", task="write")
     assert "Recipe triton-" not in ffn.context  # beside a sample those that have not helped
-    flash = ask(base, hardware="b200", language="triton", op="flash_attention", task="write")
-    assert "Recipe triton-online-softmax-attention" in flash.context
-    assert "- triton-online-softmax-attention (" not in flash.context
+    product = ask(base, hardware="b200", language="triton", op="bmm", task="write")
+    assert "Recipe triton-tiled-batched-matmul" in product.context
+    assert "- triton-tiled-batched-matmul (" not in product.context
 
 
 def test_guides_beside_kernel_name_no_unrelated_operator(base: KnowledgeBase) -> None:
