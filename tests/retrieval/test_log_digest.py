@@ -85,7 +85,7 @@ def test_digest_stays_within_its_limit(log: str, limit: int) -> None:
 
 
 def test_any_log_is_digested_in_bounded_time() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for line in ("a:" * 50_000, "'" * 100_000, "/" * 100_000 + ":1:1:", "(1," * 40_000):
         log_messages("\n".join([line, "error"] * 5))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

@@ -196,9 +196,9 @@ def test_arbitrary_code_raises_nothing(code: str) -> None:
     "piece", ["a()", "a(", "a(\n", "def a(", "a b ", ".a ", "a:\n", "<a(", "a[", "a()\n"]
 )
 def test_arbitrary_code_is_read_in_bounded_time(piece: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     entry_of(piece * (20_000 // len(piece)))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 ABI = """# Orbis ABI

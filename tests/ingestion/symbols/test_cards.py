@@ -357,9 +357,9 @@ def test_arbitrary_text_is_read_in_bounded_time(piece: str) -> None:
     elements.append(
         parse(f"| Instruction |\n|---|\n| {long[:5_000]} |".encode(), "a.md").elements[0]
     )
-    start = time.perf_counter()
+    start = time.process_time()
     cards_of([ParsedSection(("Instructions",), 1, None, tuple(elements), None)])
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 # name of a document, least number of cards, some of them
