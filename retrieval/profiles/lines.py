@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -176,6 +177,8 @@ _IS_AMD = re.compile(r"(?:s|v|ds|global|buffer|flat|scratch|tensor|image)_[a-z]"
 _MEMORY = re.compile(r"-?(?:0x[0-9a-f]+)?\((?:%\w+)?(?:,%\w+)?(?:,\d)?\)|\b(?:PTR )?\[[^\]]+\]")
 
 
+# Each row looks back over the ones before it, so an instruction is asked for some hundred times.
+@lru_cache(maxsize=16_384)
 def access_of(instruction: str) -> Access:
     """What an instruction does; `other` for an empty text and for one of an unknown processor."""
     text = _PREDICATE.sub("", instruction.strip(), count=1)
