@@ -235,7 +235,7 @@ def unknown_names(
     folded = {name.lstrip(".@%$#").lower() for name in known} | {n.lower() for n in known}
     pieces = {part.lower() for name in known for part in re.split(r"\W+", name) if part}
     leading = _leading_words(text)
-    elsewhere = _operands(text) | set(_DEFINED.findall(draft))
+    elsewhere = _operands(text) | set(_DEFINED.findall(draft[:MAX_DRAFT]))
     named = {word for part in texts for word in WORD.findall(part) if word in leading}
     unknown = []
     for word, line in leading.items():
