@@ -232,6 +232,6 @@ def test_search_is_bounded_in_time_and_finds_name() -> None:
     ):
         started = time.monotonic()
         found = search_symbols(query, [*cards, wanted], slowly, 20)
-        assert time.monotonic() - started < 30.0
+        assert time.monotonic() - started < 6.0  # most of it is reading the words of the cards
         assert not first or found[0].name == "needle_in_hay"
     assert 1 < len(embedded) < 400

@@ -145,7 +145,7 @@ def test_hang_ends_at_its_deadline(loaded: Calls) -> None:
     began = time.monotonic()
     with pytest.raises(RunnerHung):
         kernel.call(1)
-    assert time.monotonic() - began < 60  # of 300
+    assert time.monotonic() - began < 8
     assert runner.processes() == []
 
 

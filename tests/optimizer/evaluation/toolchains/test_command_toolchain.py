@@ -250,7 +250,7 @@ def test_hanging_program_is_stopped_with_its_children(tmp_path: Path) -> None:
     began = time.monotonic()
     result = ran(source, tmp_path, seconds=1.5)
     assert (result.failure, result.message) == ("timed_out", "the run was stopped after 1.5 s")
-    assert time.monotonic() - began < 40  # of 60
+    assert time.monotonic() - began < 8
     assert members(int((tmp_path / "run" / "group").read_text())) == ()
 
 

@@ -32,7 +32,7 @@ def test_deadline_ends_whole_group(tmp_path: Path) -> None:
     assert done.timed_out
     assert done.stdout == "started\n"
     assert done.survivors == ()
-    assert done.seconds < 30
+    assert done.seconds < 3
     assert not _lives(int((tmp_path / "grandchild").read_text()))
 
 
@@ -40,7 +40,7 @@ def test_processes_left_by_command_are_ended(tmp_path: Path) -> None:
     script = "sleep 60 & echo $! > left"
     done = run(["sh", "-c", script], cwd=tmp_path, limits=CommandLimits(seconds=20))
     assert done.ok
-    assert done.seconds < 18  # though the left-over process still holds the pipes open
+    assert done.seconds < 5  # though the left-over process still holds the pipes open
     assert not _lives(int((tmp_path / "left").read_text()))
 
 
