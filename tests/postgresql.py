@@ -171,7 +171,7 @@ def _started() -> Server:
             f"CREATE DATABASE {TEMPLATE} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
         )
         open_catalog(running.folder / "template", running.url_of(TEMPLATE)).close()
-    except BaseException:
+    except BaseException:  # also an interrupt leaves no server behind
         running.remove()
         raise
     return running

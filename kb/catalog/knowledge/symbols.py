@@ -252,7 +252,7 @@ def _rows(
         (card, version.sections[card.section]) for card in cards
     ]
     fixes: Mapping[str, Any] = {}
-    if not version.first:  # else nobody can have corrected it
+    if not version.first:  # a first version has no corrections
         fixes = corrections.of_symbols(connection, version.document.id, "card")
         for proposal in _placed_proposals(connection, version, {card.name for card in cards}):
             placed.append((proposal.card, version.sections[proposal.section]))
