@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,22 +138,43 @@ def test_stored_transcript_quotes_no_manual_of_a_built_in_chip(
         assert content.startswith("Before") and (manual in content) == (not chip)
 
 
-@pytest.mark.parametrize("cell", load_cells(CELLS), ids=lambda cell: cell.name)
-def test_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) -> None:
-    """Without a model; the chip is drawn again and its tools evaluate again."""
-    base = DrawnBase(tmp_path, model_cache)
-    try:
-        if cell.chip:
-            chip: Chip = emulated(cell.chip, cell.seed, tmp_path, tmp_path)
-            _skip_without_emulator(base, chip)
-        else:
-            chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
-            base.describe(chip)
-        nodes = replayed(base.local, chip, cell, CELLS)
-    finally:
+@pytest.fixture(scope="module")
+def chips(
+    tmp_path_factory: pytest.TempPathFactory, model_cache: Path
+) -> Iterator[Callable[[Cell], tuple[DrawnBase, Chip]]]:
+    """A store and the chip of a cell, the same for all cells of a chip."""
+    made: dict[tuple[str, str, int], tuple[DrawnBase, Chip]] = {}
+
+    def chip_of(cell: Cell) -> tuple[DrawnBase, Chip]:
+        key = (cell.chip, cell.family, cell.seed)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("chip")
+            base = DrawnBase(folder, model_cache)
+            if cell.chip:
+                made[key] = base, emulated(cell.chip, cell.seed, folder, folder)
+            else:
+                made[key] = base, draw(FAMILIES[cell.family], cell.seed, folder / "chips")
+                base.describe(made[key][1])
+        return made[key]
+
+    yield chip_of
+    for base, _ in made.values():
         base.local.close()
+
+
+@pytest.mark.parametrize("cell", load_cells(CELLS), ids=lambda cell: cell.name)
+def test_stored_cell_is_replayed(
+    cell: Cell, chips: Callable[[Cell], tuple[DrawnBase, Chip]]
+) -> None:
+    """Without a model; the chip is drawn again and its tools evaluate again."""
+    base, chip = chips(cell)
+    if cell.chip:
+        _skip_without_emulator(base, chip)
+    nodes = replayed(base.local, chip, cell, CELLS)
     results = [n.evaluation.validity if n.evaluation is not None else n.state for n in nodes]
     assert results == [attempt.validity for attempt in cell.attempts]
     for node, attempt in zip(nodes, cell.attempts, strict=True):
         timings = node.evaluation.timings if node.evaluation is not None else ()
-        assert cost_of(next(iter(timings), None)) == attempt.cost
+        cost = cost_of(next(iter(timings), None))
+        # The cycles of a Tensix core depend on the values, which each evaluation draws.
+        assert cost == pytest.approx(attempt.cost, rel=0.01 if chip.id == "tensix-wormhole" else 0)
