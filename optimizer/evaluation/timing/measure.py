@@ -458,7 +458,7 @@ def hidden_ns(pairs: Sequence[BlockPair], threads: int) -> float:
         return 0.0
     kinds = [(_unseen_ns, _preparing_ns), (_outside_ns, _outside_ns)]
     if threads == 1:
-        kinds.append((_all_threads_ns, _all_threads_ns))
+        kinds.append((_all_threads_ns, _preparing_threads_ns))
     most = max(min(ours(c) - theirs(b) for b, c in pairs) for ours, theirs in kinds)
     own = _median(c.mean_ns for _, c in pairs)
     charged = most if most > CHARGED_SHARE * own + CHARGED_NS else 0.0
@@ -478,9 +478,12 @@ def unreported_ns(pairs: Sequence[BlockPair]) -> float:
 
 
 def _unreported_ns(block: TimedBlock) -> float:
-    """The mean over its calls, without the longest: then the machine did something else."""
+    """The mean over its calls without the longest, or without known waits if that is less: then the
+    machine did something else."""
     missing = sorted(map(operator.sub, block.outer, block.times))
-    return statistics.fmean(missing[: max(1, round((1 - OUTER_LEFT) * len(missing)))])
+    usual = statistics.fmean(missing[: max(1, round((1 - OUTER_LEFT) * len(missing)))])
+    unwaited = statistics.fmean(missing) - _waits_between_ns(block) / len(missing)
+    return min(usual, max(missing[0], unwaited))
 
 
 def _hidden_work(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]) -> Iterator[Flag]:
@@ -495,7 +498,7 @@ def _hidden_work(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]
     if unseen > BUSY_SHARE * own + BUSY_NS + PAIR_NS / calls + SPAN_NS * spans:
         message = f"{unseen / 1e3:.0f} us a call of processor time are not in its times"
         yield Flag(Violation.HIDDEN_TIME, "reject", message)
-    hidden = min(map(_hidden_ns, candidate)) - max(map(_hidden_ns, baseline))
+    hidden = min(map(_hidden_ns, candidate)) - max(0, *map(_hidden_ns, baseline))
     if hidden > HIDDEN_SHARE * min(b.wall_ns for b in candidate) + HIDDEN_NS:
         message = f"{hidden / 1e6:.1f} ms of a block are missing from its own clock"
         yield Flag(Violation.HIDDEN_TIME, "reject", message)
@@ -540,13 +543,25 @@ def _hidden_ns(block: TimedBlock) -> int:
 
 
 def _wall_ns(block: TimedBlock) -> int:
-    """Without the machine's share: waiting for a processor on either side."""
-    return block.wall_ns - round(block.disturbed_ns) - block.delayed_ns
+    """Without the machine's share between its calls. Waits within them are in their times too."""
+    return block.wall_ns - _waits_between_ns(block)
+
+
+def _waits_between_ns(block: TimedBlock) -> int:
+    """For how long either side waited for a processor outside the calls."""
+    within = sum(waited for _, _, waited in block.spans)
+    return max(0, round(block.disturbed_ns) - within) + block.delayed_ns
 
 
 def _all_threads_ns(block: TimedBlock) -> float:
     """Processor time a call, of all threads, that the clock of the calls missed."""
     return (block.worked_ns - sum(block.times)) / len(block.times)
+
+
+def _preparing_threads_ns(reference: TimedBlock) -> float:
+    """The same of the reference, as in `_preparing_ns`."""
+    inside_ns = reference.inside_ns or sum(reference.times)
+    return (reference.worked_ns - inside_ns) / len(reference.times)
 
 
 def _unseen_ns(block: TimedBlock) -> float:

@@ -160,6 +160,31 @@ def test_waits_of_reference_are_not_charged() -> None:
     assert hidden_ns(late_pairs, 2) == pytest.approx(60_000, abs=6_000)
 
 
+@pytest.mark.parametrize("hidden", [0, 150_000])
+def test_waits_within_calls_of_reference_are_not_charged(hidden: int) -> None:
+    """Other work has the processor for 200 of the 300 us of its calls, and for 50 us between two,
+    and leaves cold caches; the kernel works for 20 us and does not wait, or hides 150 us more.
+    """
+    theirs = [
+        replace(
+            cpu_block(300_000, 225_000, 450_000, 200_000, seed),
+            spans=((CALLS, CALLS * 300_000, CALLS * 200_000),),
+            inside_ns=CALLS * 100_000,
+            waited_ns=CALLS * 250_000,
+            outer=(500_000,) * CALLS,
+        )
+        for seed in range(6)
+    ]
+    seen = 120_000 + hidden
+    ours = [
+        replace(cpu_block(20_000, seen, seen, seen, seed), outer=(seen + 50_000,) * CALLS)
+        for seed in range(6)
+    ]
+    charge = hidden_ns(list(zip(theirs, ours, strict=True)), 1)
+    assert charge == pytest.approx(hidden, abs=6_000)
+    assert bool(list(clock_flags(theirs, ours, Defences()))) == bool(hidden)
+
+
 def test_few_blocks_and_gpus_are_not_charged() -> None:
     pairs = [(block(300_000, 300_000, n), block(20_000, 300_000, n + 9)) for n in range(6)]
     assert hidden_ns(pairs, 1) == 0
