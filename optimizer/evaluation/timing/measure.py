@@ -480,7 +480,7 @@ def unreported_ns(pairs: Sequence[BlockPair]) -> float:
 def _unreported_ns(block: TimedBlock) -> float:
     """The mean over its calls without the longest, or without known waits if that is less: then the
     machine did something else."""
-    missing = sorted(map(operator.sub, block.outer, block.times))
+    missing: list[int] = sorted(map(operator.sub, block.outer, block.times))
     usual = statistics.fmean(missing[: max(1, round((1 - OUTER_LEFT) * len(missing)))])
     unwaited = statistics.fmean(missing) - _waits_between_ns(block) / len(missing)
     return min(usual, max(missing[0], unwaited))
