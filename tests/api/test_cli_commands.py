@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,26 +59,27 @@ def test_help_loads_no_heavy_modules() -> None:
         f"print(sorted({{m.partition('.')[0] for m in sys.modules}} & set({HEAVY!r})))\n"
         "sys.exit(code)"
     )
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "retrieve" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
-    assert time.monotonic() - started < 5
 
 
-def test_help_takes_less_than_300_ms() -> None:
+def test_help_takes_little_longer_than_start_of_python() -> None:
     """CPU time, the best of three; about 0.09 s, of which 0.03 s are Python's start."""
-    command = [sys.executable, "-m", "api.cli.main", "--help"]
+    assert processor_seconds("-m", "api.cli.main", "--help") < 10 * processor_seconds("-c", "")
+
+
+def processor_seconds(*arguments: str) -> float:
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.3
+    return min(seconds)
 
 
 def test_skills_list_loads_no_model_and_no_server(tmp_path: Path) -> None:

@@ -248,9 +248,9 @@ def test_hanging_program_is_stopped_with_its_children(tmp_path: Path) -> None:
     time.sleep(60)
     """
     began = time.monotonic()
-    result = ran(source, tmp_path, seconds=1.5)
-    assert (result.failure, result.message) == ("timed_out", "the run was stopped after 1.5 s")
-    assert time.monotonic() - began < 8
+    result = ran(source, tmp_path, seconds=5)
+    assert (result.failure, result.message) == ("timed_out", "the run was stopped after 5 s")
+    assert time.monotonic() - began < 40  # the program would sleep for 60
     assert members(int((tmp_path / "run" / "group").read_text())) == ()
 
 

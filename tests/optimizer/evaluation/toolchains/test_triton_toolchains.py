@@ -270,7 +270,7 @@ def test_endless_compilation_is_killed(tmp_path: Path) -> None:
     done = build(endless, tmp_path, seconds=3.0)
     assert not done.ok and done.timed_out
     assert "compilation of kernel matmul timed out" in done.log
-    assert done.seconds < 10
+    assert done.seconds < 40
     assert signals(done.log)[0][1] == "timeout"
 
 
