@@ -69,7 +69,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 200 packages, of which torch is the largest, from your package index."
 	@echo "This takes 2-4 minutes, once; nothing else is fetched, now or at run time."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
+		-e '.[all]' >$(VENV)/install.log 2>&1 & pip=$$!; trap "kill $$pip" INT TERM; said=; \
+	while kill -0 $$pip 2>/dev/null; do sleep 5; now=$$(tail -n 1 $(VENV)/install.log | cut -c 1-100); \
+		if [ "$$now" != "$$said" ]; then echo "  $$now"; said=$$now; fi; done; \
+	wait $$pip || { tail -n 20 $(VENV)/install.log; exit 1; }
 	@touch $@
 
 # For the tests of the web pages; without it they are skipped. A machine with another one needs none.

@@ -704,9 +704,9 @@ def _about_other_chips(
     named = ", ".join(others[:MAX_NAMED]) or "another chip"
     own = " and ".join(sorted(hardware))
     return [
-        f"{len(read.facts)} facts were read and none is proposed for {own}: the text names"
-        f" {named} as their subject. If it is the same chip, upload the file for that id, or make"
-        f" {own} its child (`parent` in hardware.toml), which inherits its facts."
+        f"Numbers were read as facts ({len(read.facts)}), and none is proposed for {own}: the text"
+        f" names {named} as their subject. If it is the same chip, upload the file for that id, or"
+        f" make {own} its child (`parent` in hardware.toml), which inherits its facts."
     ]
 
 

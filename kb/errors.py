@@ -86,9 +86,17 @@ class NotFound(KernloreError):
     code, status = "not_found", 404
 
 
+# Names that callers guess, with the fields that they mean.
+GUESSES = dict.fromkeys(("question", "prompt"), ("query", "q")) | dict.fromkeys(
+    ("chip", "device", "gpu"), ("hardware",)
+)
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names closest to a mistyped one, best first; may be empty."""
     candidates = sorted(set(known))
+    if meant := [guess for guess in GUESSES.get(name.lower(), ()) if guess in candidates]:
+        return meant[:count]
     lowered = {candidate.lower(): candidate for candidate in reversed(candidates)}
     close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.4)
     contained = [

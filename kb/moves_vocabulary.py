@@ -9,37 +9,36 @@ from typing import Literal
 
 Direction = Literal["increase", "decrease", "add", "remove", "set", "swap"]
 
-ROLES = frozenset(
-    {
-        "tile_m",
-        "tile_n",
-        "tile_k",
-        "block",
-        "stages",
-        "warps",
-        "vector",
-        "unroll",
-        "pad",
-        "swizzle",
-        "order",
-        "fuse",
-        "split",
-        "layout",
-        "prefetch",
-        "dtype",
-        "accumulate",
-        "mask",
-        "grid",
-        "threads",
-        "reuse",
-        "store",
-        "sync",
-        "precision",
-        "library",
-        "graph",
-        "occupancy_hint",
-    }
-)
+# Roles, and each as a person names it.
+ROLES = {
+    "tile_m": "tile height (tile_m)",
+    "tile_n": "tile width (tile_n)",
+    "tile_k": "tile depth (tile_k)",
+    "block": "block size",
+    "stages": "pipeline stages",
+    "warps": "warps per block",
+    "vector": "vector width",
+    "unroll": "unrolling",
+    "pad": "padding",
+    "swizzle": "swizzling",
+    "order": "order of the work",
+    "fuse": "fusion of operators",
+    "split": "splitting of the work",
+    "layout": "data layout",
+    "prefetch": "prefetching",
+    "dtype": "data type",
+    "accumulate": "accumulation",
+    "mask": "masking",
+    "grid": "grid size",
+    "threads": "threads",
+    "reuse": "reuse of loaded data",
+    "store": "kind of stores",
+    "sync": "synchronisation",
+    "precision": "precision",
+    "library": "library",
+    "graph": "graph of launches",
+    "occupancy_hint": "occupancy hint",
+}
 DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
 _SEPARATOR = "-and-"  # between simultaneous changes
 

@@ -415,4 +415,4 @@ def _manuals(documents: int, read: int, waiting: int) -> str:
 def _facts(proposed: int, accepted: int) -> str:
     if proposed:
         return f"{proposed:,} proposed {'fact waits' if proposed == 1 else 'facts wait'} for you"
-    return f"{accepted:,} hold" if accepted else "they are proposed from its manuals"
+    return f"{accepted:,} accepted" if accepted else "they are proposed from its manuals"

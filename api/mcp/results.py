@@ -209,6 +209,7 @@ class Evaluated(Result):
 
     id: str = Field(description="Give it as `evaluation_id` to wait on.")
     state: str = Field(description="queued, running, ready or failed.")
+    stage: str = Field("", description="What a running one does, and work that disturbs it.")
     result: KernelResult | None
     knowledge: Json | None = Field(None, description="Knowledge about the verdict.")
     error: Json | None = Field(description="Why it could not be evaluated.")

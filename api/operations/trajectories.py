@@ -175,7 +175,7 @@ def _shipped(sha256: str) -> ExternalProblem:
 
 def _place(problem: str | ProblemBody) -> ExternalProblem:
     if isinstance(problem, str):
-        from optimizer.evaluation.evaluate import problem_named
+        from optimizer.evaluation.problem.load import problem_named
 
         return ExternalProblem(name=problem_named(problem).path.parent.name)
     return ExternalProblem(None, problem.source, problem.toml)

@@ -100,6 +100,9 @@ def _environment() -> Environment:
     environment.filters["title_of"] = plain_title
     environment.filters["duration"] = duration
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
+    environment.filters["chip_label"] = lambda chip: (
+        chip.name if chip.name == chip.id else f"{chip.name} ({chip.id})"
+    )
     environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
     environment.globals["version"] = product_version()
     environment.globals["menu"] = SECTIONS

@@ -25,6 +25,7 @@ from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.lineage import chips_named
 from kb.scope import CATEGORIES
 from kb.validity import versions_in
+from retrieval.compose.moves import move_in_words
 from retrieval.diagnose.signals import load_signals
 from retrieval.pasted import metrics_of, with_text
 from retrieval.request import TASKS
@@ -100,7 +101,7 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
     shown = body.get("log") or body.get("profile") or body.get("draft") or ""
     values |= {
         "answer": answer.as_json(),
-        "changes": {move.id: _change(move.change) for move in answer.moves},
+        "changes": {move.id: move_in_words(move.name, move.change) for move in answer.moves},
         "kind": next((kind for kind in KINDS if body.get(kind)), "signal"),
         "named": named,
         "titles": {signal.id: signal.title for signal in load_signals()},
@@ -204,7 +205,7 @@ def _actions(answer: Answer) -> Iterator[ShownAction]:
     for move in sorted(answer.moves, key=lambda move: move.applies is None):
         if move.applies is None and move.missing:
             continue
-        yield ShownAction(_change(move.change), move.why, *_source(move.source))
+        yield ShownAction(move_in_words(move.name, move.change), move.why, *_source(move.source))
     for skill in answer.skills:
         measured = "measured here" if skill.evidence else "not measured here"
         what = skill.name.partition("-")[2].replace("-", " ").capitalize() + "."
@@ -213,50 +214,7 @@ def _actions(answer: Answer) -> Iterator[ShownAction]:
         if move.applies is None and move.missing:
             needed = ", ".join(name.partition(".")[2] or name for name in move.missing)
             why = f"{move.why} Whether it applies depends on {needed}, which was not given."
-            yield ShownAction(_change(move.change), why, *_source(move.source))
-
-
-# The tunable parts of a kernel, as a person names them.
-ROLES = {
-    "tile_m": "tile height (tile_m)",
-    "tile_n": "tile width (tile_n)",
-    "tile_k": "tile depth (tile_k)",
-    "block": "block size",
-    "stages": "pipeline stages",
-    "warps": "warps per block",
-    "vector": "vector width",
-    "unroll": "unrolling",
-    "pad": "padding",
-    "swizzle": "swizzling",
-    "order": "order of the work",
-    "fuse": "fusion of operators",
-    "split": "splitting of the work",
-    "layout": "data layout",
-    "prefetch": "prefetching",
-    "dtype": "data type",
-    "accumulate": "accumulation",
-    "mask": "masking",
-    "grid": "grid size",
-    "reuse": "reuse of loaded data",
-    "store": "kind of stores",
-    "sync": "synchronisation",
-    "graph": "graph of launches",
-    "occupancy_hint": "occupancy hint",
-}
-
-
-def _change(change: Mapping[str, Any]) -> str:
-    """A change of a parameter as a sentence."""
-    part = ROLES.get(str(change["role"]), str(change["role"]).replace("_", " "))
-    direction, value, factor = str(change["direction"]), change.get("to"), change.get("factor")
-    if value is not None and not isinstance(value, int | float):
-        return f"{part[0].upper()}{part[1:]}: {str(value).replace('_', ' ')}."
-    text = f"Use {part}" if direction == "add" else f"{direction.capitalize()} the {part}"
-    if value is not None:
-        text += f" to {value:g}"
-    elif factor:
-        text += f" by a factor of {max(factor, 1 / factor):.3g} or more"
-    return text + "."
+            yield ShownAction(move_in_words(move.name, move.change), why, *_source(move.source))
 
 
 def _advice(answer: Answer, named: str) -> Iterator[str]:

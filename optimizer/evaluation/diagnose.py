@@ -88,7 +88,7 @@ def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> Eval
         **vars(diagnosis),
         metrics=metrics,
         problem=quantities(work) if work else {},
-        case=timing.case if timing is not None else "",
+        case=timing.case if timing is not None else _failed_case(evaluation),
         op=work.op if work else "",
         kernels=tuple(_kernels(inputs.collected)),
         not_measured=refused,
@@ -96,6 +96,10 @@ def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> Eval
 
 
 # -- failures
+
+
+def _failed_case(evaluation: Evaluation) -> str:
+    return next((check.case for check in evaluation.checks if not check.ok), "")
 
 
 def _from_log(evaluation: Evaluation, inputs: DiagnosisInputs, log: str) -> Verdict:

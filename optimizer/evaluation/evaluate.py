@@ -15,7 +15,7 @@ from typing import Any
 
 from kb.answers import Move
 from kb.catalog.evaluations import Evaluations
-from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
+from kb.errors import InvalidRequest, UnknownHardware, nearest
 from kb.hardware.detection import DetectedDevice, Resolver, detect_devices
 from kb.hardware.spec import SignatureSpec
 from kb.plain import plain
@@ -25,7 +25,7 @@ from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import WANTED, Wanted
-from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
@@ -154,19 +154,6 @@ def _named_cases(problem: Problem, names: tuple[str, ...]) -> tuple[Case, ...] |
 
 
 # -- problems by name and from text
-
-
-def problem_named(name: str) -> Problem:
-    """A shipped problem. Unlike `load_problem`, does not accept paths."""
-    if name not in shipped_problems():
-        near = nearest(name, shipped_problems())
-        raise NotFound(
-            f"there is no shipped problem {name[:200]!r}",
-            hint=(f"Did you mean {', '.join(near)}? " if near else "")
-            + "Give a name of `kernlore problem list`, or the problem's source.",
-            details={"nearest": near},
-        )
-    return load_problem(SHIPPED / name)
 
 
 def problem_from_text(source: str, toml: str | None = None) -> Problem:

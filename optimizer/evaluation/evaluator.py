@@ -589,23 +589,27 @@ class Attempt:
             if kind == "incorrect":  # the reference's outputs would be too, if shapes are not fixed
                 for case in self.cases:
                     self.context.problem.case(case).expected(self.seeds[0])
-            self._end(kind, self._with_case(failed.message), failed.log)
+            self._end_in_case(kind, failed.message, failed.log)
         except RunnerHung as hung:
-            self._end("timed_out", self._with_case(str(hung)), hung.log)
+            self._end_in_case("timed_out", str(hung), hung.log)
         except RunnerForged as forged:
             self._reject_forged(forged)
         except RunnerDied as died:
-            self._end("crashed", self._with_case(str(died)), died.log)
+            self._end_in_case("crashed", str(died), died.log)
 
-    def _with_case(self, message: str) -> str:
-        """The message with the case that was checked, its arrays, and the cases before it."""
+    def _end_in_case(self, validity: Validity, message: str, log: str) -> None:
+        """End in the case that is checked, if any: the message names it, its arrays, and the cases
+        before it."""
         if self.checking is None:
-            return message
+            self._end(validity, message, log)
+            return
         *passed, now = self.checking
+        if validity != "not_run":
+            self.checks.append(CaseCheck(now.name, self.seeds[0], False, (), message))
         tensors = self.context.problem.case(now).signature.of("input")
         arrays = ", ".join(f"{t.dtype} {list(t.shape)}" for t in tensors)
-        before = ", ".join(case.name for case in passed)
-        return f"{message}, in case {now.name} ({arrays})" + (f" after {before}" if before else "")
+        before = f" after {', '.join(case.name for case in passed)}" if passed else ""
+        self._end(validity, f"{message}, in case {now.name} ({arrays}){before}", log)
 
     def _in_fresh_processes(self, loader: Loader) -> None:
         """Time both sides in fresh processes."""

@@ -411,7 +411,7 @@ def _run_and_compare(
     )
     timing = outcome.timing
     time = _time(timing.simulated_cost, timing.candidate_us) if timing is not None else ""
-    ran = outcome.validity == "correct" or bool(outcome.checks)
+    ran = outcome.validity == "correct" or any(check.errors for check in outcome.checks)
     correct = outcome.validity == "correct" if ran else None
     message = outcome.message if ran else _tail(f"{outcome.log}\n{outcome.message}")
     return SampleRun(True, ran, correct, message, outcome.metrics or {}, time)

@@ -44,6 +44,7 @@ SECONDS = 1800.0  # per evaluation; its own deadlines do not cover the problem's
 STOP_SECONDS = 10.0
 IDLE_SECONDS = 300.0  # until a prepared process, of 350 MiB, is ended
 CHECK_SECONDS = 180.0
+MAX_NOTED = 8_000  # bytes of its error output in which the stage of an evaluation is looked for
 
 EvaluationState = Literal["queued", "running", "ready", "failed"]
 
@@ -123,8 +124,8 @@ def check_submission(
         check_request,
         entry_for,
         problem_from_text,
-        problem_named,
     )
+    from optimizer.evaluation.problem.load import problem_named
 
     language, main = candidate["language"], candidate["main"]
     entry = candidate.get("entry") or entry_for(base, hardware, language) or default_entry(main)
@@ -146,7 +147,9 @@ class EvaluationJob:
 
     `result` is the output of `kernlore evaluate --json`. `error`, in the shape of all errors, says
     why the evaluation could not run; an incorrect candidate is a result, not an error. `review` is
-    a person's decision about the result's flags, which stay as they were measured.
+    a person's decision about the result's flags, which stay as they were measured. `stage` is what
+    an evaluation does that this service runs, such as "measuring its time", with the other work on
+    the machine.
     """
 
     id: str
@@ -157,6 +160,7 @@ class EvaluationJob:
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     review: Review | None = None
+    stage: str = ""
 
 
 class EvaluationQueue:
@@ -171,6 +175,7 @@ class EvaluationQueue:
         self._lease = base.settings.lease_seconds
         self._lock = threading.Lock()  # protects _child and _renewing
         self._child: RunningEvaluation | None = None
+        self._running = ""  # the job of the child
         self._renewing: ExitStack | None = None
         self._takes_over = False
         self._worker = WorkerThread("evaluation", self._work, self._lease)
@@ -206,7 +211,10 @@ class EvaluationQueue:
                 hint="Only the newest ids of POST /evaluations work. For an older one give the"
                 " `key` of the result, or send the candidate again: a finished result is known.",
             )
-        return _job(stored)
+        with self._lock:
+            child = self._child if self._running == job_id else None
+            stage = child.stage() if isinstance(child, _ForkedEvaluation) else ""
+        return replace(_job(stored), stage=stage)
 
     def find(self, job_id: str, access_scope: AccessScope = ALL_ACCESS) -> EvaluationJob:
         """A job by its id, or any finished evaluation of the catalog by its key; a result includes
@@ -259,6 +267,7 @@ class EvaluationQueue:
             self._fail(stored, _ended_services(stored.id))
             return True
         self._keep_leases()
+        self._running = stored.id
         try:
             result = self._evaluate(submission_from_json(stored.payload))
         except Exception as error:
@@ -454,6 +463,12 @@ class _ForkedEvaluation:
         if self._process.wait(seconds) is None:
             raise TimeoutError(f"no answer within {seconds:.0f} s")
         return _read(self._out), _read(self._err)
+
+    def stage(self) -> str:
+        """The last line that it noted."""
+        # Without a seek: the process writes at the same offset.
+        noted = os.pread(self._err.fileno(), MAX_NOTED, 0).decode("utf-8", "replace").splitlines()
+        return noted[-1] if noted else ""
 
     def end(self) -> None:
         """See `RunningEvaluation.end`."""

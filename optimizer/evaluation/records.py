@@ -25,6 +25,17 @@ BRIEFLY = f"timed briefly ({TIMING}): in four short pairs of blocks, on a machin
 TimingState = Literal["measured", "simulator", "repeat", "none"]
 
 
+# Spans of an evaluation, in words.
+EVALUATION_STAGES = {
+    "evaluate: parse": "reading the source",
+    "evaluate: compile": "compiling",
+    "evaluate: correctness": "checking its results",
+    "evaluate: benchmark": "measuring its time",
+    "evaluate: profile": "profiling",
+    "evaluate: diagnose": "diagnosing",
+}
+
+
 @dataclass(frozen=True)
 class OutputError:
     """The largest error of one output and its limit, in units of the output's own size; for a
@@ -175,7 +186,8 @@ class EvaluationVerdict(Verdict):
     """A diagnosis of an evaluation, and its input.
 
     `metrics` are measured and derived metrics of a correct kernel by raw names, `problem` the
-    quantities of the leading case, `case` its name and `op` its operator. `kernels` are rows of a
+    quantities of the leading case, `case` its name, or that of the first failed case, and `op` its
+    operator. `kernels` are rows of a
     profiler: name, calls, us, pct. `not_measured` maps a tool to the reason why it reported
     nothing. `EvaluationVerdict()` means none yet.
     """

@@ -156,8 +156,10 @@ def make_excerpts(
             elif len(chosen) >= shape.singles:
                 live.read_beside(batch[place : place + count - len(chosen)])
                 group = _grow(passage, live, by_seq, used, shape)
+            begun = _begun(group, chosen, live, used)
             used.update(member.seq for member in group)
-            chosen.append(group)
+            if begun is not None:
+                chosen.append(begun)
             if len(chosen) >= count:
                 return [mark(excerpt_of(g, by_seq), g[0].section_id) for g in chosen]
     return [mark(excerpt_of(g, by_seq), g[0].section_id) for g in chosen]
@@ -379,6 +381,21 @@ def _from_a_start(
         if last:
             break
     return begun
+
+
+def _begun(
+    group: list[Passage], chosen: Sequence[list[Passage]], live: _Neighbourhood, used: set[int]
+) -> list[Passage] | None:
+    """The passages of an excerpt from the beginning of their sentence on; None if an earlier
+    excerpt ends with that beginning, which then takes on the passages."""
+    if not group[0].text[:1].islower():  # it rarely continues a sentence
+        return group
+    begun = [*_from_a_start(group, live, used)]
+    earlier = next((g for g in chosen if g[-1].seq == group[0].seq - 1), None)
+    if earlier is not None and len(begun) > len(group):
+        earlier += group
+        return None
+    return group if used & {p.seq for p in begun} else begun
 
 
 def _continued_by(passage: Passage, live: _Neighbourhood) -> Passage | None:

@@ -13,6 +13,7 @@ from typing import Any
 from kb.answers import Move
 from kb.catalog.facts import Fact
 from kb.catalog.knowledge.moves import StoredMove
+from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, PredicateResult, Value, compile_predicate
 from retrieval.search.language_words import foreign_words, is_common
 
@@ -90,6 +91,21 @@ def shrunk(move: Move, factor: float) -> Move:
         return move
     least = 2 ** math.ceil(math.log2(factor)) if role in TILES else math.ceil(100 * factor) / 100
     return replace(move, change={**move.change, "factor": max(least, 1)})
+
+
+def move_in_words(name: str, change: Mapping[str, Any]) -> str:
+    """A move as a sentence for people: its name, then the change of a parameter."""
+    part, direction = ROLES[str(change["role"])], str(change["direction"])
+    value, factor = change.get("to"), change.get("factor")
+    if value is not None and not isinstance(value, int | float):
+        text = f"{part}: {str(value).replace('_', ' ')}"
+    else:
+        text = f"use {part}" if direction == "add" else f"{direction} the {part}"
+        if value is not None:
+            text += f" to {value:g}"
+        elif factor:
+            text += f" by a factor of {max(factor, 1 / factor):.3g} or more"
+    return f"{name.replace('-', ' ').capitalize()} ({text})."
 
 
 def _mends(

@@ -322,7 +322,7 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
     for signal in (data["signal"], data.get("cause", data["signal"])):
         if signal not in load_signals():
             raise _broken(origin, f"names unknown signal {signal!r}")
-    if unknown := sorted(set(data.get("roles", ())) - ROLES):
+    if unknown := sorted(set(data.get("roles", ())) - ROLES.keys()):
         raise _broken(origin, f"names unknown roles {unknown}")
     try:
         compiled = compile_linear(data["pattern"])

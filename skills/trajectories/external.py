@@ -231,7 +231,8 @@ def tree_of(
 def problem_of(problem: ExternalProblem) -> Problem:
     """Load the problem; none of its code runs. Raises NotFound or InvalidRequest."""
     # Imported here: it takes seconds, which a service without external trajectories saves.
-    from optimizer.evaluation.evaluate import problem_from_text, problem_named
+    from optimizer.evaluation.evaluate import problem_from_text
+    from optimizer.evaluation.problem.load import problem_named
 
     if problem.name is not None:
         return problem_named(problem.name)

@@ -92,6 +92,9 @@ def test_candidate_gets_its_verdict(client: TestClient, old: str, new: str, vali
     assert (result["validity"], result["problem"]) == (validity, "doubled")
     assert result["correct"] == (validity == "correct")
     assert result["timing"] == "none" and result["speedup"] is None
+    failed = [check["case"] for check in result["checks"] if not check["ok"]]
+    assert failed == ([] if result["correct"] else ["small"])
+    assert result["verdict"]["case"] == "".join(failed)
     assert run["created_at"] <= run["started_at"] <= run["finished_at"]
 
 
@@ -114,6 +117,14 @@ def test_answer_equals_that_of_command(
     assert known["signals"] == also["signals"] != []
     assert sorted(known) == sorted(also)
     assert [e["id"] for e in known["excerpts"]] == [e["id"] for e in also["excerpts"]]
+
+
+def test_problems_show_their_cases(client: TestClient) -> None:
+    assert "softmax" in [row["name"] for row in client.get("/problems").json()["problems"]]
+    shown = client.get("/problems/softmax").json()
+    dtypes = {case["name"]: case["dtype"] for case in shown["cases"]}
+    assert dtypes["bf16"] == "bfloat16" and not any(case["held_out"] for case in shown["cases"])
+    assert_error(client.get("/problems/..%2Fsoftmax"), 404, "not_found")
 
 
 def test_result_is_stored_under_its_key(client: TestClient) -> None:

@@ -117,7 +117,7 @@ def test_unknown_fields_have_suggestion(client: TestClient) -> None:
     body = assert_error(client.post("/retrieve", json=request), 400)
     assert {p["path"] for p in body["details"]["problems"]} == {"k", "metrics.dram"}
     assert any(path in body["message"] for path in ("k: ", "metrics.dram: "))
-    for wrong, right in (("hardwear", "hardware"), ("q", "query")):
+    for wrong, right in (("hardwear", "hardware"), ("q", "query"), ("question", "query")):
         request = {"signal": "memory_bound", wrong: "h100"}
         body = assert_error(client.post("/retrieve", json=request), 400)
         assert body["message"] == f"{wrong}: unknown field; did you mean {right}?"

@@ -59,6 +59,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "revise_skill": {"body": "Another.", **SIGNED},
     "narrow_skill": {"key": "op", "value": "softmax", **SIGNED},
     "merge_skill": {"into": "unknown_skill", **SIGNED},
+    "show_problem": {"problem_name": "map_id"},
     "evaluate_candidate": {"problem": "map_id", "candidate": KERNEL},
     "start_run": {"problem": "map_id"},
     "propose_candidate": {"step": 1, "candidate": KERNEL},

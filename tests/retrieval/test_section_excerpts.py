@@ -52,8 +52,22 @@ def test_excerpt_starts_with_sentence_and_lists_its_passages(store: Store) -> No
         (excerpt,) = signal_excerpts(snapshot, ranked, scope, 1, "bank_conflict")
         assert excerpt.text.startswith("Rule ") and excerpt.id == live[seq].id
         assert live[seq].text in excerpt.text
+        (worded,) = make_excerpts(snapshot, ranked, scope, 1)
+        assert (worded.id, worded.text) == (excerpt.id, excerpt.text)
         first, *others = [by_id[i].text for i in excerpt.passages]
         assert first.endswith(excerpt.text.removesuffix("\n".join(["", *others])))
+
+
+def test_excerpt_takes_on_the_end_of_its_sentence(store: Store) -> None:
+    clauses = "; ".join(f"bank {n} serves one read of the tile per cycle" for n in range(20))
+    store.ingest("banks.md", f"# Manual\n\n## Banks\n\nThe rule: {clauses}.\n", hardware=("h100",))
+    scope = ScopeFilter(("h100",), ("hardware",))
+    snapshot = store.snapshots.current()
+    live = snapshot.load(range(500), scope)
+    assert len(live) > 1
+    ranked = [Ranked(seq, 9.0 - seq, 1.0, 0.0, "hardware") for seq in sorted(live)]
+    (excerpt,) = make_excerpts(snapshot, ranked, scope, 9)
+    assert excerpt.passages == tuple(live[seq].id for seq in sorted(live))
 
 
 def test_shipped_kernel_has_one_excerpt(store: Store) -> None:

@@ -82,11 +82,18 @@ def show_hardware(target: CommandTarget, hardware_id: HardwareId, as_json: AsJso
     return {**shown, "with_sources": target.call(hardware.list_facts, hardware_id)}
 
 
+NO_FACTS = (
+    "a table with the columns key, value and unit gives facts under any name, and a description"
+    " (`kernlore hardware new`, `add`) states them directly; `kernlore jobs show` lists the rows of"
+    " a document that gave none"
+)
+
+
 def _facts_text(answer: Json) -> str:
     """A few lines for each fact: the value, its source, how it was derived."""
     left = answer.get("left") or ()
     if not answer["facts"] and not left:
-        return "no facts"
+        return f"no facts; {NO_FACTS}"
     lines = [line for fact in answer["facts"] for line in _fact_lines(fact)]
     others = answer.get("other_kinds") or ()
     if others:

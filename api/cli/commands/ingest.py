@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.command import AsJson, DataDir, Ray, Url
-from api.cli.commands.hardware import coverage_text, reading_text
+from api.cli.commands.hardware import NO_FACTS, coverage_text, reading_text
 from api.cli.commands.jobs import UploadedFile, counts_of, file_text, wait_for_jobs
 from api.cli.output import Json, note, show
 from api.cli.target import CommandTarget, cluster_at, open_target, opened
@@ -301,6 +301,7 @@ def _report(
         for chip, count in waiting.items()
         if count
     ]
-    if not any(waiting.values()):
+    if coverage and not any(waiting.values()):
+        lines.append(f"\nno proposed facts; {NO_FACTS}")
         lines += [f'\nask: kernlore retrieve "QUESTION" --hardware {chip}' for chip in coverage]
     return "\n".join(lines)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.command import AsJson, DeviceHardware, ProblemPath, Wait, command, wait_for_processors
 from api.cli.output import Json, columns, note, pairs, show
+from kb import telemetry
 from kb.errors import InvalidRequest, KernloreError, NotFound, nearest
 from kb.plain import plain
 from kb.problem_terms import canonical_op
@@ -83,19 +84,10 @@ def aten(
 @command(app, "list", text=columns("name", "op", "cases", "timed", "summary"))
 def list_problems() -> list[Json]:
     """List the built-in problems."""
-    from optimizer.evaluation.problem.load import load_problem, shipped_problems
+    from api.operations.evaluations import listed_problem
+    from optimizer.evaluation.problem.load import problem_named, shipped_problems
 
-    return [_summary(load_problem(Path(name))) for name in shipped_problems()]
-
-
-def _summary(problem: Problem) -> dict[str, Any]:
-    return {
-        "name": problem.name,
-        "op": problem.op,
-        "cases": len(problem.cases),
-        "timed": sum(case.timed for case in problem.cases),
-        "summary": problem.summary,
-    }
+    return [asdict(listed_problem(problem_named(name))) for name in shipped_problems()]
 
 
 def _problem_text(problem: Json) -> str:
@@ -111,11 +103,12 @@ def _problem_text(problem: Json) -> str:
 @command(app, "show", text=_problem_text)
 def show_problem(problem: ProblemPath) -> Json:
     """Show one problem with its cases. Runs nothing of it."""
+    from api.operations.evaluations import listed_problem
     from optimizer.evaluation.problem.load import load_problem
 
     loaded = load_problem(Path(problem))
     return {
-        **_summary(loaded),
+        **asdict(listed_problem(loaded)),
         "path": str(loaded.path),
         "sha256": loaded.sha256,
         "declared": loaded.declared,
@@ -347,20 +340,27 @@ def evaluate(
     from optimizer.evaluation.evaluate import evaluate_files, knowledge_about
 
     wait_for_processors(wait)
-    evaluation = evaluate_files(
-        services,
-        Path(problem),
-        candidate,
-        hardware=hardware,
-        language=language,
-        entry=entry,
-        cases=tuple(case or ()),
-        isolation=isolation,
-    )
-    if any(timing.state == "repeat" for timing in evaluation.timings):
-        from optimizer.evaluation.isolation.machine import too_busy, usable_processors
-
-        if busy := too_busy(usable_processors()):
-            note(busy)
+    with telemetry.watched(_note_stage):
+        evaluation = evaluate_files(
+            services,
+            Path(problem),
+            candidate,
+            hardware=hardware,
+            language=language,
+            entry=entry,
+            cases=tuple(case or ()),
+            isolation=isolation,
+        )
     known = knowledge_about(services, evaluation) if knowledge else {}
     return {**evaluation.as_json(), "knowledge": known}
+
+
+def _note_stage(span: str, _: object) -> None:
+    """Note a stage of an evaluation, and work that disturbs its timing."""
+    from optimizer.evaluation.isolation.machine import MIN_SECONDS, other_work, usable_processors
+    from optimizer.evaluation.records import EVALUATION_STAGES
+
+    if stage := EVALUATION_STAGES.get(span):
+        timed = span == "evaluate: benchmark"
+        busy = other_work(usable_processors(), MIN_SECONDS) if timed else ""
+        note(f"{stage}; {busy}" if busy else stage)

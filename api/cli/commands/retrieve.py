@@ -20,8 +20,10 @@ from api.operations import hardware as chips
 from api.operations import retrieve as asking
 from kb.answers import ANSWER_FIELDS, KNOWLEDGE_LOADING
 from kb.errors import InvalidRequest
+from kb.hardware.facts import readable
 from kb.tokens import below_title
 from kb.validity import versions_in
+from retrieval.compose.moves import move_in_words
 from retrieval.pasted import with_text
 from retrieval.profiles.nsight import SQLITE, summary_of_database
 from retrieval.request import help_of
@@ -296,16 +298,12 @@ def _answer_text(answer: Json) -> str:
         *_unknown(answer),
         _facts(answer),
     ]
+    parts += [_move(move) for move in answer.get("moves") or ()]
+    parts += [
+        f"skill {skill['name']} ({skill['tier']}): {skill['summary']}"
+        for skill in answer.get("skills") or ()
+    ]
     parts += [_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1)]
-    for move in answer.get("moves") or ():
-        change = move.get("change") or {}
-        state = {True: "applies", False: "does not apply"}.get(move.get("applies"), "undecided")
-        parts.append(
-            f"move {move['name']} ({state}): {change.get('direction', '')} {change.get('role', '')}"
-            f" when {move['when']}\n    {shortened(move['why'], TEXT_SHOWN)}"
-        )
-    for skill in answer.get("skills") or ():
-        parts.append(f"skill {skill['name']} ({skill['tier']}): {skill['summary']}")
     parts += [_uplift(row) for row in answer.get("uplift") or ()]
     parts += [f"hint: {in_commands(hint)}" for hint in answer.get("hints") or ()]
     parts.append(f"retrieval {answer['retrieval_id']}; `--context` prints the text for a prompt")
@@ -369,6 +367,16 @@ def _unknown(answer: Json) -> list[str]:
         + (f"; near it: {', '.join(name['nearest'])}" if name["nearest"] else "")
         for name in answer.get("unknown_names") or ()
     ]
+
+
+def _move(move: Json) -> str:
+    """A change with its reason, its bound, and the values that it depends on."""
+    lines = [f"move: {move_in_words(move['name'], move['change'])}", move["why"]]
+    if (bound := move.get("limit") or {}).get("value") is not None:
+        lines.append(f"at most {readable(bound['value'], bound['unit'])} ({bound['fact']})")
+    if not move["applies"]:
+        lines.append(f"applies depending on {', '.join(move['missing'])}, which was not given")
+    return "\n    ".join([*lines, move["id"]])
 
 
 def _uplift(row: Json) -> str:

@@ -174,9 +174,10 @@ def run_simulated(
         tensors = list(case.values(seed).tensors)
         outcome = toolchain.run(compiled, tensors, signature, workdir, seconds, numbers)
         if not outcome.ok:
-            return SimulatedCase(
-                tuple(checks), _VALIDITY[outcome.failure], message=outcome.message, log=outcome.log
-            )
+            checks.append(CaseCheck(case.name, seed, False, (), outcome.message))
+            message = f"case {case.name}: {outcome.message}"
+            validity = _VALIDITY[outcome.failure]
+            return SimulatedCase(tuple(checks), validity, message=message, log=outcome.log)
         errors = tuple(case.errors(outcome.outputs, seed))
         wrong = [error for error in errors if not error.ok]
         message = wrong[0].in_words() if wrong else ""

@@ -37,6 +37,19 @@ def shipped_problems() -> list[str]:
     return sorted(path.parent.name for path in SHIPPED.glob(f"*/{SOURCE_NAME}"))
 
 
+def problem_named(name: str) -> Problem:
+    """A shipped problem. Unlike `load_problem`, does not accept paths."""
+    if name not in shipped_problems():
+        near = nearest(name, shipped_problems())
+        raise NotFound(
+            f"there is no shipped problem {name[:200]!r}",
+            hint=(f"Did you mean {', '.join(near)}? " if near else "")
+            + "Give a name of `kernlore problem list`, or the problem's source.",
+            details={"nearest": near},
+        )
+    return load_problem(SHIPPED / name)
+
+
 def load_problem(path: Path) -> Problem:
     """The problem at a `.py` file, in a folder with a `problem.py`, or built in under this name.
     Raises NotFound, or InvalidRequest for a file that is no problem."""

@@ -25,7 +25,7 @@ from optimizer.evaluation.isolation.machine import MIN_SECONDS, other_work, too_
 from optimizer.evaluation.problem.check import distrust
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import BRIEFLY, Evaluation
+from optimizer.evaluation.records import BRIEFLY, EVALUATION_STAGES, Evaluation
 from optimizer.search.bench.cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
@@ -74,12 +74,7 @@ CONFIRM = "run: confirm"
 STAGES = {
     "node: propose": "choosing a change",
     "node: evaluate": "in the queue of the device",
-    "evaluate: parse": "reading the source",
-    "evaluate: compile": "compiling",
-    "evaluate: correctness": "checking its results",
-    "evaluate: benchmark": "measuring its time",
-    "evaluate: profile": "profiling",
-    "evaluate: diagnose": "diagnosing",
+    **EVALUATION_STAGES,
     CONFIRM: "measuring the best again",
 }
 RunBench = LocalBench | SimulatedBench | ClusterBench

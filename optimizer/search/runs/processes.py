@@ -71,7 +71,8 @@ class SubmittedProblem:
 def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
     """Check the name of a shipped problem, or {source, toml, name} where the last two are optional,
     without running it. Raises NotFound and InvalidRequest."""
-    from optimizer.evaluation.evaluate import problem_from_text, problem_named
+    from optimizer.evaluation.evaluate import problem_from_text
+    from optimizer.evaluation.problem.load import problem_named
 
     if isinstance(problem, str):
         return SubmittedProblem(str(problem_named(problem).path))

@@ -489,10 +489,11 @@ def _checks(evaluation: Evaluation) -> list[str]:
         return []
     passed = dict.fromkeys(check.case for check in evaluation.checks if check.ok)
     failed = {check.case: check.message for check in evaluation.checks if not check.ok}
-    lines = [
-        f"case {case}: {_cut(message, MAX_EVIDENCE)}" for case, message in failed.items() if message
+    new = [
+        f"case {case}: {_cut(message, MAX_EVIDENCE)}"
+        for case, message in failed.items()
+        if message not in evaluation.message
     ]
-    new = [line for line in lines if line.removeprefix("case ") not in evaluation.message]
     right = [case for case in passed if case not in failed]
     return [*new[:MAX_CHECKS], *([f"right in case {', '.join(right)}"] if right else [])]
 
