@@ -185,7 +185,9 @@ def _evidence(answer: Answer) -> Iterator[str]:
     for finding in answer.diagnosis.signals[:1]:
         seen: set[str] = set()
         for item in finding.evidence:
-            name = str(item.get("raw") or item.get("name") or "")
+            name = str(item.get("raw") or "")
+            if not name or " " in name or name == "derived":  # no name of a counter
+                name = str(item.get("name") or "")
             if name and name not in seen and "value" in item:
                 seen.add(name)
                 rule = f" (rule: {item['test']})" if item.get("test") else ""

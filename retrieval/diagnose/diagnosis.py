@@ -125,7 +125,9 @@ class Diagnoser:
         for finding in _of_advice(request.advised):
             if finding.id not in refuted_signals:
                 findings.setdefault(finding.id, finding)
-        for match in matches:  # measurements precede words
+        for n, match in enumerate(matches):  # measurements precede words, and confirm them
+            if match.signature.origin == OF_WORDS and match.signature.signal in findings:
+                matches[n] = replace(match, signature=replace(match.signature, remedy=""))
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         verdict = Verdict(
             lines=lines,
