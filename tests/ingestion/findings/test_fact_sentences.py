@@ -19,6 +19,10 @@ def stated(sentence: str) -> dict[str, float | int]:
     [
         ("Each core has 1464 KiB of L1.", {"l1_size": 1464 * KB}),
         ("Each tile has 624 KB of scratchpad RAM.", {"shared_memory_per_unit": 624 * KB}),
+        (
+            "Each core has a scratchpad of 256 KiB, of which one workgroup may take 192 KiB.",
+            {"shared_memory_per_unit": 256 * KB, "shared_memory_per_block": 192 * KB},
+        ),
         ("The X9 ASIC contains 80 tiles.", {"compute_units": 80}),
         ("The X90 has 132 SMs and 80 GB of HBM3.", {"compute_units": 132, "memory_size": 80 * GB}),
         ("The chip runs at 1.85 GHz.", {"clock_boost": 1.85e9}),
