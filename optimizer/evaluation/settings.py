@@ -16,7 +16,7 @@ from optimizer.evaluation.records import TIMING
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.timing.policy import TimingPolicy
 
-HARNESS = "21"  # raised whenever the same candidate could get another verdict
+HARNESS = "22"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 # Four short pairs of blocks, whose threads may have waited for a processor half of the time: with

@@ -567,21 +567,23 @@ def _preparing_threads_ns(reference: TimedBlock) -> float:
 def _unseen_ns(block: TimedBlock) -> float:
     """Processor time a call that the clock of the calls missed: on both sides the preparation of a
     call. Other processes do not add to it. On a GPU the clock is another one."""
-    return _beyond_ns(block, sum(block.times))
+    if block.walls != block.times:
+        return 0.0
+    return (block.busy_ns - _refill_ns(block) - sum(block.times)) / len(block.times)
 
 
 def _preparing_ns(reference: TimedBlock) -> float:
     """Processor time that prepares a call. The reference's process reports the share of its calls
-    that had a processor; for a candidate's the maximum is assumed, the whole call."""
-    return _beyond_ns(reference, reference.inside_ns or sum(reference.times))
+    that had a processor, with what waits within them cost; for a candidate's the maximum is
+    assumed, the whole call."""
+    if reference.inside_ns == 0:
+        return _unseen_ns(reference)
+    return (reference.busy_ns - reference.inside_ns) / len(reference.times)
 
 
-def _beyond_ns(block: TimedBlock, inside_ns: float) -> float:
-    if block.walls != block.times:
-        return 0.0
-    # A process that lost its processor finds cold caches when it comes back.
-    refill = REFILL_SHARE * (block.disturbed_ns + block.delayed_ns)
-    return (block.busy_ns - refill - inside_ns) / len(block.times)
+def _refill_ns(block: TimedBlock) -> float:
+    """A process that lost its processor finds cold caches when it comes back."""
+    return REFILL_SHARE * (block.disturbed_ns + block.delayed_ns)
 
 
 def _outside_ns(block: TimedBlock) -> float:

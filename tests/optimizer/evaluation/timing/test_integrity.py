@@ -185,6 +185,24 @@ def test_waits_within_calls_of_reference_are_not_charged(hidden: int) -> None:
     assert bool(list(clock_flags(theirs, ours, Defences()))) == bool(hidden)
 
 
+@pytest.mark.parametrize("hidden", [0, 1_000_000])
+def test_cold_caches_of_long_calls_of_reference_are_not_hidden_work(hidden: int) -> None:
+    """Its calls take 30 ms, for 25 ms of which other work has the processor."""
+    theirs = [
+        replace(
+            cpu_block(30_000_000, 5_300_000, 30_300_000, 5_300_000, seed),
+            spans=((CALLS, CALLS * 30_000_000, CALLS * 25_000_000),),
+            inside_ns=CALLS * 5_000_000,
+            waited_ns=CALLS * 25_000_000,
+        )
+        for seed in range(6)
+    ]
+    seen = 600_000 + hidden
+    ours = [cpu_block(300_000, seen, seen, seen, seed) for seed in range(6)]
+    flagged = list(clock_flags(theirs, ours, Defences()))
+    assert [flag.severity for flag in flagged[:1]] == ["reject"] * bool(hidden)
+
+
 def test_few_blocks_and_gpus_are_not_charged() -> None:
     pairs = [(block(300_000, 300_000, n), block(20_000, 300_000, n + 9)) for n in range(6)]
     assert hidden_ns(pairs, 1) == 0
