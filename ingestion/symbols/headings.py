@@ -135,6 +135,7 @@ def _heading_mentions(title: str, place: Surroundings) -> tuple[list[Mention], s
         names = [mention for mention in spans if mention]
         if bare.strip().startswith("("):
             names = names[:1]
+            rest = rest or without_ticks(name_part.partition("(")[2]).removesuffix(")")
         return (names, rest, True) if names else None
     words = [w for w in name_part.split() if w.lower().rstrip(":") not in KIND_WORDS]
     bare = " ".join(words)
@@ -194,11 +195,12 @@ def _stated_signature(parts: Sequence[ParsedSection], name: str) -> str:
 
 
 def _description(text: str) -> str:
-    """A paragraph that describes; empty for a signature, a field list or a lead-in."""
-    plain = text.strip()
+    """A paragraph that describes, without a label such as Summary; empty for a signature, another
+    field or a lead-in."""
+    plain = _SAID.sub("", text, count=1).strip()
     if signature_name(plain) or plain.startswith((":", ".. ")) or plain.endswith(":"):
         return ""
-    if _is_labelled(plain):
+    if _is_labelled(plain) or _BOLD_FIELD.match(plain):
         return ""
     words = len(plain.split())
     return plain if words > 1 and words > plain.count("\n") + 1 else ""
@@ -341,6 +343,8 @@ _SAID = re.compile(
     rf"^\s*{_MARK}(?:description|meaning|operation|semantics|effect|summary){_MARK}\s*:{_MARK}\s*",
     re.I,
 )
+# A field in bold, such as the unit that executes an instruction.
+_BOLD_FIELD = re.compile(r"^\s*\*\*[A-Z][\w /-]{2,40}(?::\*\*|\*\*:)")
 _LABEL_NUMBER = re.compile(r"^(?:[A-Z]?\d{1,3}\.)*[A-Z]?\d{0,3}[.:)]?\s+")
 _HEAD_NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _SENTENCE = re.compile(r"(?:\b[a-z]{2,}\s+){3}[a-z]{2,}")

@@ -33,6 +33,8 @@ _TYPE_WORDS = word_set(
     "macro classmethod staticmethod abstract kernel half half2 public proc fn func"
 )
 _OPERATOR = re.compile(r"\s+[-+*/<>=&|?^!:]{1,3}\s|\s*[=]")
+_COMPARED = re.compile(r"\)\s*(?:[<>!=]=|[\u2264\u2265\u2260]|[<>](?![<>]))[^()]*\Z")
+_PHRASE = re.compile(r"(?:\b[a-z]{2,}\s+){2}[a-z]{2,}")
 _JOINING = word_set(
     "and or the instruction instructions intrinsic function functions directive keyword qualifier "
     "operator op register type macro api method statement attribute optional etc new deprecated"
@@ -180,7 +182,8 @@ def _mention(span: str, marked: bool) -> Mention | None:
     name = (words[-1] if bracket and words else text.split(" ")[0]).rstrip(":")
     name = name.partition("<")[0].partition("[")[0].partition("{")[0]
     suffixed = _SUFFIXED.fullmatch(name) and _has_operands(text)
-    if not (is_name(name) or suffixed) or _OPERATOR.match(text, len(name)):
+    condition = bracket and _COMPARED.search(text)  # abs(x) <= 31
+    if not (is_name(name) or suffixed) or _OPERATOR.match(text, len(name)) or condition:
         return None
     if not bracket and (is_type_name(name) or name in _TYPE_WORDS) and " " in text:
         return None  # the declaration of a variable
@@ -215,7 +218,11 @@ def _is_unmarked(text: str) -> bool:
 def _has_operands(signature: str) -> bool:
     """`MNEM dst, src1, imm` rather than a phrase of words."""
     rest = signature.partition(" ")[2]
-    return bool(rest) and ("," in rest or rest[0] in "%$<[{#@" or any(c.isdigit() for c in rest))
+    return (
+        bool(rest)
+        and not _PHRASE.search(rest)
+        and ("," in rest or rest[0] in "%$<[{#@" or any(c.isdigit() for c in rest))
+    )
 
 
 def _marked(text: str, loose: bool, mnemonics: bool) -> list[Mention]:

@@ -64,6 +64,7 @@ _SUBJECTS = word_set(
 )
 _QUANTITY = word_set("number count of per size total max maximum min minimum unit units")
 _PLAIN = re.compile(r"[^\w\s/-]+")
+_INDEXED = re.compile(r"(\w+)\[\w+\]")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _columns(
         for n, naming in enumerate(named)
     ]
     best = max(range(len(heads)), key=lambda n: (shares[n], -n))
-    if shares[best] < _NAMING_SHARE:
+    if shares[best] < _NAMING_SHARE or _are_elements([row[0] for row in rows]):
         return None
     rest = [n for n in range(len(heads)) if n != best]
     signature = next(
@@ -134,6 +135,12 @@ def _columns(
         message = None
     further = tuple(n for n in rest if n not in (meaning, message, *limits))
     return _Columns(best, kind, signature, operands, meaning, limits, further, message)
+
+
+def _are_elements(cells: Sequence[str]) -> bool:
+    """Whether cells are `X[0]`, `X[1]`, ...: the other columns are what the elements hold."""
+    matches = [_INDEXED.fullmatch(without_ticks(cell)) for cell in cells]
+    return len(cells) > 1 and len({match[1] if match else "" for match in matches} - {""}) == 1
 
 
 def _repeats_names(rows: Sequence[tuple[str, ...]], names: int, column: int) -> bool:
@@ -229,6 +236,8 @@ def _row_definitions(
         meaning = message_and(row[columns.message], meaning)
     further = [_headed(header, row, n) for n in columns.further if row[n] and n < len(header)]
     for mention in mentions:
+        if _is_written_out(mention.name, without_ticks(meaning)) and not further:
+            continue
         own = len(mentions) == 1 or mention.name in syntax
         yield definition(
             mention.name,
@@ -240,6 +249,12 @@ def _row_definitions(
             limits=[row[n] for n in columns.limits],
             further=further,
         )
+
+
+def _is_written_out(name: str, meaning: str) -> bool:
+    """Whether a meaning is only the name with an index or arguments: a table of shorthands."""
+    rest = meaning.removeprefix(name)
+    return rest != meaning and (rest[:1], rest[-1:]) in (("[", "]"), ("(", ")"))
 
 
 def _after_names(cell: str) -> str:

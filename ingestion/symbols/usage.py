@@ -40,6 +40,7 @@ _TICKED = re.compile(r"`{1,2}([^`\n]{1,120})`{1,2}")
 _COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;|--|%%)")
 _BLOCK = re.compile(r"/\*.*?\*/", re.S)
 _MACRO = re.compile(r"^\s*#\s*define\s+(\w+)(?:\(|\s+[A-Za-z_])")
+_VALUE = re.compile(r"^(\s*#\s*define\s+)\w+\s+(?=\()", re.M)  # a macro whose value is in brackets
 _IMPORT = re.compile(
     r"^\s*(?:import ([\w.]{1,80}) as (\w{1,20})"
     r"|from ([\w.]{1,80}) import (\w{1,40}) as (\w{1,20}))",
@@ -140,7 +141,7 @@ class CodeLines:
         for match in _IMPORT.finditer(code):
             whole = match[1] or f"{match[3]}.{match[4]}"
             self._aliases[whole].add(match[2] or match[5])
-        self.called.update(_CALLED.findall(code))
+        self.called.update(_CALLED.findall(_VALUE.sub(r"\1", code)))
         self.leading.update(_OPENED.findall(code))
         self.leading.update(_LEADING.findall(code))
         lines = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), code).split("\n")

@@ -310,6 +310,31 @@ def test_text_outside_language_gives_no_cards(text: str) -> None:
     assert cards_in(text) == {}
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "| | Pattern 0 | Pattern 1 |\n|---|---|---|\n| **`Cfg[0]`** | Not used | `OuterCount` |\n"
+        "| **`Cfg[1]`** | `Flags` | `InnerCount` |",
+        "| Syntax | Shorthand for |\n|---|---|\n| `LaneFlags` | `LaneFlags[Lane]` |\n"
+        "| `step` | `step(Lane)` |",
+        "| | value |\n|---|---|\n| `abs(SrcA) \u2264 31` | one phase |\n"
+        "| `abs(SrcA) \u2264 255` | two phases |",
+    ],
+    ids=["elements of an array", "shorthands", "conditions"],
+)
+def test_table_of_a_model_defines_no_names(table: str) -> None:
+    text = f"# Instructions\n\n{table}\n\n```c\nif (LaneFlags && OuterCount) step(1);\n```\n"
+    assert cards_in(text) == {}
+
+
+def test_macro_with_value_in_brackets_is_no_function() -> None:
+    text = (
+        "# Debugging\n\n## `DBG_CNTL_0`\n\nControls the debugger.\n\n"
+        "```c\n#define DBG_CNTL_0 (BASE + 4)\n#define WAIT(x) (x)\n```\n"
+    )
+    assert cards_in(text)["DBG_CNTL_0"].kind != "function"
+
+
 def test_names_and_signatures_have_no_backticks() -> None:
     text = (
         "## Functions\n\n| Function | Meaning |\n|---|---|\n| [`__dot(a, b)`](x.md) | `a` by `b` |"

@@ -110,3 +110,15 @@ def test_heading_next_to_headings_with_cards_is_reported() -> None:
     sections = split_sections([Element("title", "Chip", level=1), *headings])
     assert headings_without_card(sections, {"vld", "vst"}) == ["vmix"]
     assert headings_without_card(sections, set()) == []
+
+
+def test_fields_in_bold_are_no_meaning() -> None:
+    text = (
+        "## `VSUM` (Sum of a row)\n\n**Summary:** Adds the lanes of a row.\n\n"
+        "**Execution unit:** [Vector unit](v.md)\n\n## `VMAX` (Largest of a row)\n\n"
+        "**Summary:**\n\n**Execution unit:** [Vector unit](v.md)\n\n"
+        "```c\nVSUM(1);\nVMAX(1);\n```\n"
+    )
+    read = cards(text.encode(), "a.md")
+    assert read["VSUM"].meaning == "Adds the lanes of a row."
+    assert read["VMAX"].meaning == "Largest of a row"
