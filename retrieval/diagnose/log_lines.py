@@ -56,7 +56,7 @@ _SKIPPED = re.compile(
 )
 _PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\s{1,4})?(?:\[?rank\s?\d{1,4}\]?:\s?"
-    r"|\(\w{1,40} pid=\d{1,9}\)\s|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]{1,80}\]\s?"
+    r"|\(\w{1,40}(?: \w{1,20}=\d{1,6}){0,3} pid=\d{1,9}\)\s|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]{1,80}\]\s?"
     r"|E\d{4} \S{1,24} \d{1,9} [^\s\]]{1,200}\]\s(?:\[[\d/_]{1,12}\]\s)?|E {2,12}){0,3}"
 )
 # Source quoted by a compiler, a traceback or a report, and settings: the message is on another

@@ -264,6 +264,8 @@ class SignatureMatch:
         case = case or (self.meaning if self._is_general and self._has_a_rule else "")
         if not case and self.meaning and self.signature.id in _more_of()["meaning"]:
             return f"{self.meaning} {self.signature.remedy}"
+        if self.signature.id in _more_of()["meaning_alone"]:
+            case = case or self.meaning
         return case or ("" if self.advice and self._is_general else self.signature.remedy)
 
     @property

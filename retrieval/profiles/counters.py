@@ -37,7 +37,7 @@ def counters(text: str, columns: bool = True) -> dict[str, str]:
     if _DECIMAL_COMMA.search(text):
         text = re.sub(r"(#\s*-?\d+),(\d)", r"\1.\2", text)
     found: dict[str, str] = {}
-    for name, value in (*(_of_columns(text) if columns else ()), *_of_lines(text)):
+    for name, value in (*(of_columns(text) if columns else ()), *_of_lines(text)):
         for form in _forms(name):
             found.setdefault(form, value)
     return found
@@ -234,15 +234,16 @@ def _of_line(line: str) -> Iterator[tuple[str, str]]:
         yield rate[3].strip(), f"{_plain(rate[1])}{' %' if rate[2] else ''}"
 
 
-def _of_columns(text: str) -> Iterator[tuple[str, str]]:
-    """The counters of CSV with a row for each case: of the row with the largest numbers."""
+def of_columns(text: str) -> Iterator[tuple[str, str]]:
+    """The counters of CSV, or of a table with bars, with a row for each case: of the row with the
+    largest numbers."""
     rows = [
         [cell.strip() for cell in next(csv.reader([line]), [])]
         for line in text.splitlines()
         if line.count(",") >= 2 and len(line) <= MAX_LINE
-    ]
+    ] + [*_table(text)]
     for place, header in enumerate(rows):
-        words = [cell for cell in header if re.fullmatch(r"[A-Za-z][\w .:%()/-]*", cell)]
+        words = [cell for cell in header if re.fullmatch(r"[A-Za-z%#][\w .:%()/-]*", cell)]
         if len(words) < len(header) or len(header) < 3:
             continue
         body = [row for row in rows[place + 1 :] if len(row) == len(header)]

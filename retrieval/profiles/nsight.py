@@ -48,7 +48,7 @@ _OF_ACCESSES = frozenset(
         "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
     )
 )
-_LONG = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
+_LONG = ("Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _WIDE = ("ID", "Kernel Name")
 _IDENTITY = frozenset(
     (
@@ -140,6 +140,8 @@ def _csv_header(lines: Sequence[str]) -> int | None:
     for place, line in enumerate(lines):
         if line.startswith(('"ID"', "ID,")) and "Kernel Name" in line:
             return place
+        if line.startswith(('"Kernel Name"', "Kernel Name,")) and "Metric Name" in line:
+            return place  # some columns of the page, kept by a person
     return None
 
 
@@ -147,8 +149,11 @@ def _long_launches(rows: Iterator[Mapping[str, str]]) -> list[Launch]:
     metrics: dict[str, dict[str, Metric]] = {}
     kernels: dict[str, str] = {}
     for row in rows:
-        kernels.setdefault(row["ID"], row["Kernel Name"])
-        _add(metrics.setdefault(row["ID"], {}), *(row[column] for column in _LONG[2:]))
+        kernels.setdefault(row.get("ID", row["Kernel Name"]), row["Kernel Name"])
+        _add(
+            metrics.setdefault(row.get("ID", row["Kernel Name"]), {}),
+            *(row[column] for column in _LONG[1:]),
+        )
     return [_launch(kernels[launch], metrics[launch]) for launch in metrics]
 
 

@@ -263,9 +263,9 @@ def _of_functions(host: Sequence[Kernel], metrics: Mapping[str, Metric]) -> str:
     others = [row.name for row in host if _kind_of(row.name) is None]
     parts += [(shares[name], f"{name[:NAMED]} {shares[name]:g} %") for name in others[:MANY]]
     listed = [text for share, text in sorted(parts, key=lambda part: -part[0]) if share >= 1]
-    calls = float(metrics.get("launch_api_calls", 0.0))
-    launched = f"; {calls:,.0f} launches" if calls else ""
-    return f"of the host's time: {'; '.join(listed[: MANY + 1])}{launched}"
+    if calls := float(metrics.get("launch_api_calls", 0.0)):
+        listed = [*listed[: MANY + 1], f"{calls:,.0f} launches"]
+    return f"of the host's time: {'; '.join(listed[: MANY + 2])}"
 
 
 def _kind_of(name: str) -> re.Pattern[str] | None:

@@ -57,7 +57,7 @@ _EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
 _COUNT = re.compile(
     r"\[?(?:num(?:ber)?[ _.]?(?:of[ _])?|#[ _]?(?:of[ _])?|n[ _]?)?"
     r"(?:calls?|counts?|instances?|invocations?|launches|occurrences|hits|runs|times called"
-    r"|computed)(?:/step)?\]?",
+    r"|computed|operations)(?:/step)?\]?",
     re.IGNORECASE,
 )
 _TIME = re.compile(r"time|duration|total|sum|self|elapsed|latency|device|cuda|gpu|xpu|/step", re.I)
@@ -277,7 +277,10 @@ def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kern
     return [
         Kernel(_TIMES_BEFORE.sub("", row.name), row.calls, row.us, row.pct)
         for row in rows
-        if (row.us or row.pct) and row.name not in repeated and not _IDLE.search(row.name)
+        if (row.us or row.pct)
+        and row.name not in repeated
+        and not _IDLE.search(row.name)
+        and not (row.host and not row.beside and is_host(row.name))
     ]
 
 
@@ -403,8 +406,11 @@ def metric_of(head: str) -> str:
 class _TableColumns:
     """The places of a table's columns in the cells of its rows, which may lack the last ones."""
 
-    def __init__(self, heads: Sequence[str], name: int, times: Sequence[int]) -> None:
+    def __init__(
+        self, heads: Sequence[str], name: int, times: Sequence[int], unit: str = ""
+    ) -> None:
         self._heads = heads
+        self._unit = unit  # of times whose column names none
         self.name = name
         self.count = len(heads)
         self.times = bool(times)
@@ -448,15 +454,18 @@ class _TableColumns:
             return None
         name = cells[self.name].strip(" `*:")
         us, pct, host = self._us(cells, self._time), self._pct(cells), self._us(cells, self._host)
+        counted = 1.0
         if not name or _ALL.match(name) or number(name.rstrip("%")) is not None:
             return None
         if us is None and self._host is None and self._mean is not None:
             mean, calls = self._us(cells, self._mean), number(_cell(cells, self._calls))
             us = mean * (calls or 1.0) if mean is not None else None
+        elif us and self._calls is None and self._mean is not None:
+            counted = us / (self._us(cells, self._mean) or us)
         counters = self._counters(cells)
         if us is None and pct is None and host is None and not (self.times is False and counters):
             return None
-        calls = number(_cell(cells, self._calls)) or 1.0
+        calls = number(_cell(cells, self._calls)) or max(1.0, round(counted))
         rounded = not us and not pct and not host and us is not None
         return TableRow(name, calls, us or 0.0, pct or 0.0, host, rounded, counters=counters)
 
@@ -481,7 +490,10 @@ class _TableColumns:
         match = _CELL.fullmatch(_cell(cells, place))
         if match is None or match["share"] or place is None:
             return None
-        value, unit = number(match["number"]), match["unit"] or _unit(self._heads[place])
+        value, unit = (
+            number(match["number"]),
+            match["unit"] or _unit(self._heads[place]) or self._unit,
+        )
         return max(0.0, value * UNITS[unit]) if value is not None and unit else None
 
     def _pct(self, cells: Sequence[str]) -> float | None:
@@ -531,7 +543,12 @@ def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | No
         for i, head in enumerate(heads)
         if i != name and _is_time(head) and not _COUNT.fullmatch(head)
     ]
-    return _TableColumns(heads, name, times)
+    titled = _TITLE_UNIT.search(before)
+    return _TableColumns(heads, name, times, _TITLED[titled[1]] if titled else "")
+
+
+_TITLE_UNIT = re.compile(r"\((nano|micro|milli)seconds\)")
+_TITLED = {"nano": "ns", "micro": "us", "milli": "ms"}
 
 
 def _joined(before: str, line: str, heads: Sequence[str]) -> list[str]:
@@ -564,14 +581,32 @@ def _cells(line: str, columns: _TableColumns | None) -> list[str]:
     """The cells of a line by its separator; by single blanks where these give as many as the header
     has, or where a header has several units in brackets."""
     cells, words = _separated(line), line.split()
-    if columns is not None and len(cells) != columns.count == len(words):
+    if columns is None and len(cells) < len(words) and all(map(_HEAD.fullmatch, words)):
         return words
+    if columns is not None and len(cells) != columns.count <= len(words):
+        last = columns.count - 1
+        if len(words) == columns.count:
+            return words
+        if columns.name == last and all(map(_CELL.fullmatch, words[:last])):
+            return [*words[:last], " ".join(words[last:])]
     return words if len(cells) < len(words) and len(_WITH_UNIT.findall(line)) > 2 else cells
+
+
+_HEAD = re.compile(
+    r"(?:time|calls|count|instances|total|avg|average|mean|med|median|min(?:imum)?|max(?:imum)?"
+    r"|stddev|name|kernel|operation|function|percentage|%)(?:\(\w+|\(%)?\)?",
+    re.IGNORECASE,
+)
+
+
+_BRACKETED = re.compile(r"\[([^\[\]]*\|[^\[\]]*\|[^\[\]]*)\] (\S.*)")
 
 
 def _separated(line: str) -> list[str]:
     if _BARS.search(line):
         text = line.strip()
+        if bracketed := _BRACKETED.fullmatch(text):  # Taichi's trace
+            text = f"{bracketed[1]}|{bracketed[2]}"
         bars = re.compile(r"\|") if text.count("|") > 1 else _BARS  # next to a drawn tree
         edges = (text[:1] in "│┃|", text[-1:] in "│┃|")
         cells = [cell.strip(_DRAWN) for cell in bars.split(text)]
@@ -620,6 +655,7 @@ _JOINT = re.compile(
 )
 _CLOCK = re.compile(r"\b0:(\d\d):(\d\d\.\d+)")
 _STRIP = "()[],;:|│┃*"
+_SHARE_FIRST = re.compile(r"^\s*\[\s*([\d.]+ ?%)\] (\S+)(?=\s.*\btotal\b)")
 _BOTH = re.compile(
     r"\s*(?P<name>.*?)\s*CPU:\s*(?P<host>[\d.]+)\s?(?P<host_unit>[nuµm]?s)\b.*?"
     r"GPU(?:-0)?:\s*(?P<device>[\d.]+)\s?(?P<device_unit>[nuµm]?s)\b.*"
@@ -632,6 +668,7 @@ def _free(line: str) -> _Free | None:
         times = (float(both[unit]) * UNITS[both[f"{unit}_unit"]] for unit in ("device", "host"))
         return _Free(both["name"].strip(" :-"), tuple(_Quantity("both", us) for us in times))
     line = _CLOCK.sub(lambda m: f"{60 * int(m[1]) + float(m[2])}s ", line)
+    line = _SHARE_FIRST.sub(r"\2 \1", line)
     tokens = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+", line)]
     classes = [_class(text) for _, _, text in tokens]
     for place in range(1, len(tokens)):  # "1.83 ms", "18 %"
@@ -734,8 +771,8 @@ def _quantities(
             yield _Quantity("share", value)
         elif per:
             of_one = "/" in unit or bool(re.search(r"avg|average|mean|\bper\b", beside, re.I))
-            yield _Quantity("time", value * UNITS[per["unit"]], of_one)
-        elif not unit or unit == "b":
+            yield _Quantity("time", value * UNITS[per["unit"]], of_one, label)
+        elif unit in ("", "b", "x"):
             yield _Quantity("number", value, label=label)
         else:
             rate = _RATE.fullmatch(unit)
@@ -882,7 +919,8 @@ def _roles(group: Sequence[_Free], unit: float) -> _Roles | None:
         calls_at = next((i for i in numbers if _whole(group, i)), None)
         if len(of_one) == len(times):
             return _Roles(None, calls_at, of_one[0], share, None, 1.0)
-        total = next(i for i in times if i not in of_one)
+        named = [i for i in times if group[0].quantities[i].label == "total"]
+        total = next(i for i in (*named, *times) if i not in of_one)
         return _Roles(total, calls_at, next(iter(of_one), None), share, None, 1.0)
     return _Roles(None, None, None, share, None, 1.0) if share is not None else None
 
