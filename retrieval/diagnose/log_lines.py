@@ -56,8 +56,13 @@ _SKIPPED = re.compile(
 )
 _PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\s{1,4})?(?:\[?rank\s?\d{1,4}\]?:\s?"
-    r"|\(\w{1,40}(?: \w{1,20}=\d{1,6}){0,3} pid=\d{1,9}\)\s|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]{1,80}\]\s?"
+    r"|\(\w{1,40}(?: \w{1,20}=\d{1,6}){0,3} pid=\d{1,9}\)\s"
+    r"|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]{1,80}\]\s?"
     r"|E\d{4} \S{1,24} \d{1,9} [^\s\]]{1,200}\]\s(?:\[[\d/_]{1,12}\]\s)?|E {2,12}){0,3}"
+)
+_NUMBER_ALONE = re.compile(
+    r"\s*(?:err(?:or|no)?|status|ret(?:urned)?|code|result)(?: ?code)?\s{0,3}[=:]\s{0,3}-?\d{1,4}$",
+    re.IGNORECASE,
 )
 # Source quoted by a compiler, a traceback or a report, and settings: the message is on another
 # line. A source line has no message: it is a directive, a definition, a comment, a call that is
@@ -185,6 +190,12 @@ class LogIndex:
         full = [i for i, raw in enumerate(self._raw) if raw.strip()]
         for i in full[-count:]:
             yield Line(self._numbers[i] + 1, self._cut(i, []))
+
+    def with_number_below(self, line: Line) -> str:
+        """A line and the number of its error that is alone on the next line ("Error = -54")."""
+        below = self.after(line)
+        alone = below is not None and _NUMBER_ALONE.match(below.text.rstrip())
+        return f"{line.text.rstrip(' .:')} {alone[0].strip()}" if alone else ""
 
     def after(self, line: Line) -> Line | None:
         """The line after one of this index, None after the last."""

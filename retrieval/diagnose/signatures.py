@@ -443,7 +443,8 @@ class SignatureIndex:
         self, line: Line, keywords: frozenset[str], index: LogIndex
     ) -> list[SignatureMatch]:
         coded = not keywords.isdisjoint(message_words()["code_keywords"])
-        name = name_of_code(line.text) if coded else ""
+        numbered = (line.text, index.with_number_below(line)) if coded else ()
+        name = next(filter(None, map(name_of_code, numbered)), "")
         known = keywords | self._keywords_in(name)
         candidates = {s.id: s for k in known for s in self._by_keyword.get(k, ())}
         matches = (_match(s, line.number, line.text, name) for s in candidates.values())

@@ -581,7 +581,7 @@ def _cells(line: str, columns: _TableColumns | None) -> list[str]:
     """The cells of a line by its separator; by single blanks where these give as many as the header
     has, or where a header has several units in brackets."""
     cells, words = _separated(line), line.split()
-    if columns is None and len(cells) < len(words) and all(map(_HEAD.fullmatch, words)):
+    if columns is None and len(cells) == 1 < len(words) and all(map(_HEAD.fullmatch, words)):
         return words
     if columns is not None and len(cells) != columns.count <= len(words):
         last = columns.count - 1
@@ -599,7 +599,7 @@ _HEAD = re.compile(
 )
 
 
-_BRACKETED = re.compile(r"\[([^\[\]]*\|[^\[\]]*\|[^\[\]]*)\] (\S.*)")
+_BRACKETED = re.compile(r"\[([^\[\]|]*(?:\|[^\[\]|]*)+)\] (\S.*)")
 
 
 def _separated(line: str) -> list[str]:
