@@ -589,7 +589,8 @@ def _cells(line: str, columns: _TableColumns | None) -> list[str]:
             return words
         if columns.name == last and all(map(_CELL.fullmatch, words[:last])):
             return [*words[:last], " ".join(words[last:])]
-    return words if len(cells) < len(words) and len(_WITH_UNIT.findall(line)) > 2 else cells
+    several = len(_WITH_UNIT.findall(line)) > 2 and not _BARS.search(line)
+    return words if several and len(cells) < len(words) else cells
 
 
 _HEAD = re.compile(

@@ -60,6 +60,14 @@ COMPILERS = [
         "of clang and hipcc",
     ),
     ("clang: error: unknown argument: '-gencode'", "of nvcc"),
+    # rules of shading languages and of SYCL
+    ("Shader validation error:\n  Store of [7] into [5] doesn't have matching types", "explicitly"),
+    ("Entry point blur at Compute is invalid\n  Uses operations forbidden at this stage", "level"),
+    (
+        "k.cpp:9:3: error: SYCL kernel cannot call an undefined function without SYCL_EXTERNAL attribute",
+        "link both files",
+    ),
+    ("ERROR: Compilation to machine code failed; see below for details.", ""),
 ]
 
 
@@ -78,6 +86,11 @@ RUN_TIMES = [
     ),
     ("clEnqueueNDRangeKernel failed.\n  status = -54\n", "launch_error", "reqd_work_group_size"),
     ("cuLaunchKernel failed:\n  error code: 701\n", "register_limit", "fewer threads"),
+    (
+        "Error: unimplemented function(s) used:\n__svml_exp8 is undefined\n -17 (CL_LINK_PROGRAM_FAILURE)",
+        "link_error",
+        "vector library",
+    ),
     (
         "Local size {16, 1, 1} doesn't match the required work-group size {8, 1, 1} of the kernel",
         "launch_error",

@@ -1,4 +1,4 @@
-"""Kernel tables whose units, counts or separators are unusual, and pages of ncu with some columns."""
+"""Kernel tables of unusual units, counts or separators, and pages of ncu with some columns."""
 
 import pytest
 
@@ -49,11 +49,18 @@ Time(%) Total Time (ns) Instances Avg (ns) Name
 60.0 600000 3 200000 gemm_tile(float*, int)
 40.0 400000 2 200000 softmax_rows(float*, int)
 """
+UNITS_AND_BARS = """
+                          DEVICE STATISTICS
+| Kernel      |  Calls | Total(s) | Max(s)   | Min(s)   |
+| gather_rows |   2000 | 4.500000 | 0.003000 | 0.002000 |
+| scan_block  |    100 | 0.010000 | 0.000200 | 0.000050 |
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "name", "calls", "us"),
     [
+        (UNITS_AND_BARS, "gather_rows", 2000, 4_500_000),
         (TAICHI_COUNT, "advect_c8_0_kernel", 100, 300_000),
         (TITLE_UNIT, "conv_rows", 100, 8_000),
         (SINGLE_BLANKS, "gemm_tile(float*, int)", 3, 600),
