@@ -2,17 +2,17 @@
 
 import pytest
 
+from kb.answers import ProfileRead
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.given_profile import with_known_counters
 from retrieval.diagnose.signals import load_signals
-from retrieval.profiles.profile import Profile
 from retrieval.profiles.reader import read_profile
 from retrieval.request import RetrieveRequest
 
 DIAGNOSER = Diagnoser(load_signals())
 
 
-def read(text: str) -> tuple[tuple[str, ...], Profile]:
+def read(text: str) -> tuple[tuple[str, ...], ProfileRead]:
     """The signals of a profile and what was read of it."""
     request, profile = with_known_counters(RetrieveRequest(profile=text))
     assert profile is not None
