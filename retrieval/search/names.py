@@ -216,6 +216,7 @@ def _by_meaning(
 # Words of C and its compilers, which no manual of a chip defines.
 _RESERVED = re.compile(
     r"asm|__\w+__|int|long|short|char|float|double|(?:un)?signed|struct|union|enum|typedef|goto"
+    r"|u?int(?:_fast|_least)?\d+_t|u?int(?:ptr|max)_t|s?size_t|ptrdiff_t"
 )
 
 

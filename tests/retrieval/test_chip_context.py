@@ -355,7 +355,7 @@ def test_unknown_names_of_a_draft_have_nearest_names(bases: Bases, family: str) 
     assert name in unknown["nearest"] and draft.splitlines()[unknown["line"] - 1].split()[0] == slip
     text = situation(answer).partition("## The names in question")[2]
     assert f"`{slip}`" in text and f"near it: {unknown['nearest'][0]}" in text
-    compiler = f'{kernel}\n__asm__ volatile("");\nint total = 0;\n'
+    compiler = f'{kernel}\n__asm__ volatile("");\nint total = 0;\nint64_t wide = 0;\n'
     clean = bases.ask(family, draft=compiler, log=log, max_tokens=6_000)
     assert clean.unknown_names == ()
 
