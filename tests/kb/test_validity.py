@@ -166,6 +166,7 @@ def test_tool_names_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize(
     "piece",
     ["\n", " \n", "gcc (", "GNU ld ", "NVRM version: ", "Nsight Compute ", ".version ", "torch ==",

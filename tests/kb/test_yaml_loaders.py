@@ -53,7 +53,9 @@ def test_aliases_are_expanded_within_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: 2024-02-30", "a: " + "9" * 5000, "a: 0x" + "f" * 9000, "[" * 5000]
+    "text",
+    ["a: 2024-02-30", "a: " + "9" * 5000, "a: 0x" + "f" * 9000, "[" * 5000],
+    ids=["date", "decimal", "hexadecimal", "depth"],
 )
 def test_impossible_or_deep_value_is_a_yaml_error(text: str) -> None:
     with pytest.raises(yaml.YAMLError):

@@ -108,6 +108,7 @@ def test_answer_sends_no_sql_statement(
     assert answer(fresh(snapshot), request_, config) == answered
 
 
+@pytest.mark.slow(seconds=8)
 def test_cache_of_one_request_does_not_affect_another(
     snapshot: Snapshot, config: AnswerConfig
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from ingestion.elements import Element, ParsedDocument
 from ingestion.formats import Format, detect, parse
 from ingestion.formats.asciidoc import MAX_EXPANDED, parse_asciidoc
@@ -152,6 +154,7 @@ def test_a_table_of_delimited_text() -> None:
     assert table is not None and table.rows == (("A", "B"), ("1,2", long))
 
 
+@pytest.mark.slow(seconds=5)
 def test_attribute_bombs_are_bounded() -> None:
     attributes = ":a0: " + "x" * 100 + "\n"
     attributes += "".join(f":a{n}: {{a{n - 1}}}{{a{n - 1}}}\n" for n in range(1, 60))

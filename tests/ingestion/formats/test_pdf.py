@@ -194,6 +194,7 @@ def test_listings_side_by_side_are_read_one_after_the_other() -> None:
     assert [e.kind for e in document.elements if e.kind != "code"] == ["text"]
 
 
+@pytest.mark.slow(seconds=9)
 def test_scanned_page_is_read_by_ocr_with_confidence() -> None:
     pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
     lines = ["Memory banks of the accelerator", "Each of 32 banks holds 8 KiB, with one port."]

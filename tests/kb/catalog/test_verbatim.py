@@ -48,6 +48,7 @@ def test_part_of_a_name_is_not_found(name: str) -> None:
     assert not Source(TEXT).names(name)
 
 
+@pytest.mark.slow(seconds=5)
 @given(st.text(max_size=60), st.text(max_size=200))
 def test_verbatim_text_is_a_substring_of_source(words: str, text: str) -> None:
     quoted = Source(text).verbatim(words)

@@ -79,6 +79,7 @@ def full_snapshot(store: Store) -> Snapshot:
     return SnapshotStore(store.catalog, store.embedder.fingerprint).rebuild()
 
 
+@pytest.mark.slow(seconds=5)
 def test_incremental_snapshot_equals_full_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
