@@ -25,21 +25,23 @@ from numpy.typing import NDArray
 INPUTS = ("input_ids", "attention_mask")  # (batch, tokens), int64
 OUTPUT = "embedding"  # (batch, dimension) float32, the mean over the tokens, of unit length
 OPSET, IR = 17, 8
-# A smaller weight stays in the ONNX file.
-LEAST_MAPPED_BYTES = "1024"
+LEAST_MAPPED = 1024  # bytes; a smaller weight stays in the ONNX file
 
 
 def prepare_model(folder: Path, target: Path) -> None:
-    """Write `target` and its weights from the model in `folder`; takes 2 s for a BERT model, 9 s
+    """Write `target` and its weights from the model in `folder`; takes 1 s for a BERT model, 9 s
     with an import of torch for others."""
     gc.disable()  # there is hardly any garbage
     scratch = _scratch(target)
     scratch.mkdir()
     try:
-        exported = scratch / "exported.onnx"
-        if not export_bert(folder, exported):
+        bert = read_bert(folder)
+        if bert is None:
+            exported = scratch / "exported.onnx"
             export_by_torch(folder, exported)
-        _pack(exported, scratch / target.name)
+            _pack(str(exported), {}, scratch / target.name)
+        else:
+            _pack(bert.model(), bert.weights, scratch / target.name)
         # The model names its weights, so they are in place before it.
         for name in (_weights_of(target), target.name):
             (scratch / name).replace(target.with_name(name))
@@ -47,7 +49,9 @@ def prepare_model(folder: Path, target: Path) -> None:
         shutil.rmtree(scratch)
 
 
-def _pack(exported: Path, target: Path) -> None:
+def _pack(model: bytes | str, weights: Mapping[str, NDArray[Any]], target: Path) -> None:
+    """Write the optimised form of a model, given as its bytes or path. `weights` are the arrays
+    that the model refers to, which saves three copies of them."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -55,46 +59,57 @@ def _pack(exported: Path, target: Path) -> None:
     options.optimized_model_filepath = str(target)
     for name, value in (
         ("session.optimized_model_external_initializers_file_name", _weights_of(target)),
-        ("session.optimized_model_external_initializers_min_size_in_bytes", LEAST_MAPPED_BYTES),
+        (
+            "session.optimized_model_external_initializers_min_size_in_bytes",
+            str(LEAST_MAPPED),
+        ),
         ("session.save_external_prepacked_constant_initializers", "1"),
     ):
         options.add_session_config_entry(name, value)
-    onnxruntime.InferenceSession(str(exported), options, providers=["CPUExecutionProvider"])
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+    options.add_external_initializers(list(weights), values)
+    onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 # -- BERT, from its configuration and weights
 
 
-def export_bert(folder: Path, target: Path) -> bool:
-    """Write the model if it is a BERT in float32; whether it is."""
+def read_bert(folder: Path) -> Bert | None:
+    """The model if it is a BERT in float32."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     expected = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
     if {name: config.get(name, expected[name]) for name in expected} != expected:
-        return False
+        return None
     try:
-        weights = load_file(folder / "model.safetensors")
-        graph = _Bert(config, weights).graph()
+        return Bert(config, load_file(folder / "model.safetensors"))
     except (OSError, SafetensorError, KeyError):  # weights in another form or by other names
-        return False
-    import onnx
-
-    opset = onnx.helper.make_opsetid("", OPSET)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=IR), str(target))
-    return True
+        return None
 
 
-class _Bert:
-    """Builds the graph, with the operations of torch's export in the same order."""
+class Bert:
+    """Builds the graph, with the operations of torch's export in the same order. `weights` are the
+    arrays that it refers to by name. Raises KeyError for weights by other names."""
 
-    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, NDArray[Any]]) -> None:
-        self._config, self._weights = config, weights
+    def __init__(self, config: Mapping[str, Any], stored: Mapping[str, NDArray[Any]]) -> None:
+        self._config, self._stored = config, stored
         self._nodes: list[Any] = []
-        self._constants: dict[str, Any] = {}
+        self._constants: list[Any] = []
+        self.weights: dict[str, NDArray[Any]] = {}
+        self._graph = self._built()
 
-    def graph(self) -> Any:
+    def model(self) -> bytes:
+        """The model without its weights, serialised."""
+        from onnx import helper
+
+        opset = helper.make_opsetid("", OPSET)
+        model = helper.make_model(self._graph, opset_imports=[opset], ir_version=IR)
+        serialised: bytes = model.SerializeToString()
+        return serialised
+
+    def _built(self) -> Any:
         from onnx import TensorProto, helper
 
         hidden = self._embedded()
@@ -109,14 +124,13 @@ class _Bert:
         inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, axes) for n in INPUTS]
         shape = ["batch", self._config["hidden_size"]]
         output = helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, shape)
-        constants = list(self._constants.values())
-        return helper.make_graph(self._nodes, "bert", inputs, [output], constants)
+        return helper.make_graph(self._nodes, "bert", inputs, [output], self._constants)
 
     def _embedded(self) -> str:
         name = "embeddings"
         tokens = self._of("Shape", INPUTS[0], start=1, end=2)
         words = self._of("Gather", self._weight(f"{name}.word_embeddings.weight"), INPUTS[0])
-        kinds = self._constant(self._weights[f"{name}.token_type_embeddings.weight"][0])
+        kinds = self._constant(self._stored[f"{name}.token_type_embeddings.weight"][0])
         places = self._of(
             "Slice",
             self._weight(f"{name}.position_embeddings.weight"),
@@ -168,7 +182,7 @@ class _Bert:
         self._of("Div", mean, self._of("Clip", length, self._float(1e-12)), out=OUTPUT)
 
     def _dense(self, hidden: str, name: str) -> str:
-        weight = np.ascontiguousarray(self._weights[f"{name}.weight"].T)
+        weight = np.ascontiguousarray(self._stored[f"{name}.weight"].T)
         product = self._of("MatMul", hidden, self._constant(weight))
         return self._of("Add", self._weight(f"{name}.bias"), product)
 
@@ -186,7 +200,7 @@ class _Bert:
         return out
 
     def _weight(self, name: str) -> str:
-        return self._constant(self._weights[name])
+        return self._constant(self._stored[name])
 
     def _float(self, value: float) -> str:
         return self._constant(np.array(value, np.float32))
@@ -195,12 +209,21 @@ class _Bert:
         return self._constant(np.array(values, np.int64))
 
     def _constant(self, value: NDArray[Any]) -> str:
-        from onnx import numpy_helper
+        from onnx import TensorProto, helper, numpy_helper
 
         if value.dtype not in (np.float32, np.int64):
             raise KeyError(value.dtype)
-        name = f"constant{len(self._constants)}"
-        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        name, value = f"constant{len(self._constants)}", np.ascontiguousarray(value)
+        if value.nbytes < LEAST_MAPPED:
+            self._constants.append(numpy_helper.from_array(value, name))
+            return name
+        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+        constant = TensorProto(name=name, data_type=kind, dims=value.shape)
+        constant.data_location = TensorProto.EXTERNAL
+        for key, text in {"location": "memory", "length": str(value.nbytes)}.items():
+            constant.external_data.add(key=key, value=text)
+        self._constants.append(constant)
+        self.weights[name] = value
         return name
 
 
