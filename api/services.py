@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from kb.cluster import Cluster
     from optimizer.evaluation.queue import EvaluationQueue
     from optimizer.search.runs.processes import ServiceRuns
+    from skills.importing import ShippedSync
     from skills.trajectories.queue import TrajectoryQueue
 
 FOLLOW_SECONDS = 0.5  # between checks whether the catalog has changed
@@ -273,10 +274,12 @@ class Services(KnowledgeBase):
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
-    def load_builtin(self, specs: int | None = None) -> BuiltinReport:
-        """Queue the built-in documents that changed, and bring built-in skills up to date. A worker
-        reads the queued documents. Knowledge that a newer Kernlore has loaded into the same catalog
-        stays. `specs` as in `ingestion.builtin`."""
+    def load_builtin(
+        self, specs: int | None = None, skills: ShippedSync | None = None
+    ) -> BuiltinReport:
+        """Queue the built-in documents that changed, and bring built-in skills up to date, unless
+        `skills` says that they are. A worker reads the queued documents. Knowledge that a newer
+        Kernlore has loaded into the same catalog stays. `specs` as in `ingestion.builtin`."""
         newer = loaded_by_newer(self.catalog, product_version())
         if newer is not None:
             log.warning("the built-in knowledge of a newer Kernlore stays", version=newer)
@@ -286,7 +289,7 @@ class Services(KnowledgeBase):
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents, specs
         )
         self.finish_deletions()
-        skills = self.skills.sync_builtin(self.settings.skills_dir)
+        skills = skills or self.skills.sync_builtin(self.settings.skills_dir)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report
 
@@ -465,8 +468,10 @@ class Background:
 
     def _warm(self) -> None:
         services = self._services
+        settings = services.settings
         services.embedder.prepare()
-        services.retriever.warm(services.settings.models_dir)
+        services.retriever.warm(settings.models_dir, settings.knowledge_dir)
+        services.embedder.wait()
 
     def _load_builtin(self) -> bool:
         """Queue the built-in documents that have changed; return whether that succeeded. While the

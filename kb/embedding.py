@@ -250,6 +250,12 @@ class LocalEmbedder:
             if self._session is None and not self.onnx_file.exists():
                 self._begin_export()
 
+    def wait(self) -> None:
+        """Wait for the export that `prepare` has started. Raises Unavailable if it fails."""
+        with self._lock:
+            if self._exporting is not None:
+                self._await_export()
+
     def _begin_export(self) -> subprocess.Popen[bytes]:
         if self._exporting is None:
             private_folder(self.onnx_file.parent)

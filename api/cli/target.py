@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kb.cluster import Cluster
     from kb.settings import Settings
     from retrieval.client import HttpBackend, KernloreClientError, Part
+    from skills.importing import ShippedSync
 
 P = ParamSpec("P")
 URL_VARIABLE = "KERNLORE_URL"  # a service for commands that name neither a URL nor a directory
@@ -111,6 +112,7 @@ class CommandTarget:
         self._service = None if url is None else _Service(url)
         self._cluster: ClusterReader | None = None
         self._specs: int | None = None  # chips that were registered here
+        self._skills: ShippedSync | None = None  # the shipped skills, where they were loaded here
 
     def close(self) -> None:
         if self._service is not None:
@@ -172,7 +174,7 @@ class CommandTarget:
         services = open_services(self.settings)
         if not services.registry.all():
             self._specs = load_hardware(self.settings.knowledge_dir, services.registry)
-            services.skills.sync_builtin(self.settings.skills_dir)
+            self._skills = services.skills.sync_builtin(self.settings.skills_dir)
         return services
 
     def ensure_documents(self) -> None:
@@ -213,7 +215,7 @@ class CommandTarget:
     def _load_builtin(self, log: Callable[[str], None]) -> int:
         """Number of documents to read."""
         try:
-            return self.services.load_builtin(self._specs).changed
+            return self.services.load_builtin(self._specs, self._skills).changed
         except StoreAway as error:  # documents that were loaded before can still be found
             log(f"the built-in knowledge is as it was last loaded: {error.message}. {error.hint}")
             return 0

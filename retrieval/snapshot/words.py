@@ -47,12 +47,21 @@ def word_number(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
+class _Places(dict[str, int]):
+    """A place for each word, in the order in which they are asked for."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = len(self)
+        return self[word]
+
+
 def index_words(
     level: Level, rows: Sequence[LevelRow], heading_weight: float
 ) -> dict[str, NDArray[Any]]:
     """The arrays of a level."""
-    words: dict[str, int] = {}
-    word_of, row_of, count_of = array("i"), array("i"), array("f")
+    words = _Places()
+    word_of, count_of = array("i"), array("f")
+    sizes = np.empty(len(rows), np.int64)
     lengths = np.empty(len(rows), np.int32)
     for place, row in enumerate(rows):
         heading, body = row.heading.split(), row.body.split()
@@ -60,15 +69,14 @@ def index_words(
         counts: dict[str, float] = dict(Counter(body))
         for word in heading:
             counts[word] = counts.get(word, 0.0) + heading_weight
-        for word, count in counts.items():
-            word_of.append(words.setdefault(word, len(words)))
-            row_of.append(place)
-            count_of.append(count)
+        word_of.extend(map(words.__getitem__, counts))
+        count_of.extend(counts.values())
+        sizes[place] = len(counts)
     numbers = np.fromiter(map(word_number, words), np.uint64, len(words))
     return _arrays(
         level,
         numbers[np.array(word_of, np.int32)],
-        np.array(row_of, np.int32),
+        np.repeat(np.arange(len(rows), dtype=np.int32), sizes),
         np.array(count_of, np.float32),
         lengths,
     )

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import select_in
+from kb.catalog.engine import insert_texts, select_in
 from kb.catalog.knowledge import corrections
 from kb.catalog.meta import bump_documents
 from kb.embedding import embedding_text
@@ -495,7 +495,9 @@ def activate(
 
 def _insert(connection: Connection, rows: _Rows) -> None:
     for table, own in rows.items():
-        if own:
+        if own and table in (t.passage_tags, t.passage_hardware):
+            insert_texts(connection, table, own)
+        elif own:
             connection.execute(table.insert(), own)
 
 
