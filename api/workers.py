@@ -197,7 +197,7 @@ async def worker_lifespan(app: FastAPI) -> AsyncIterator[None]:
     periodic = [asyncio.create_task(flush_uses(services))]
     periodic.append(asyncio.create_task(exchange_counts(services, app.state.limits)))
     services.embedder.prepare()
-    services.retriever.warm(settings.models_dir)
+    services.retriever.warm(settings.models_dir, settings.knowledge_dir)
     follower = Follower(services)
     follower.start()
     try:

@@ -59,6 +59,7 @@ from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.search.plan import sentences_of
 from retrieval.snapshot.store import SnapshotStore
+from retrieval.snapshot.text_values import FILE as TEXTS_FILE
 from retrieval.stages import describe_answer, stage
 
 REMEMBERED = 4_096  # cached vectors of queries and names, of 1.5 KB
@@ -102,7 +103,8 @@ class KnowledgeBase:
     @cached_property
     def snapshots(self) -> SnapshotStore:
         """Source of the snapshots that answers are computed from."""
-        return SnapshotStore(self.catalog, self.embedder.fingerprint)
+        shipped = self.settings.knowledge_dir / TEXTS_FILE
+        return SnapshotStore(self.catalog, self.embedder.fingerprint, shipped=shipped)
 
     near: NearIndex | None = None  # set by a service with Chroma
     knowledge_loaded: bool = True  # False while a service loads the built-in knowledge
@@ -222,11 +224,9 @@ class Retriever:
         """The stored request of an answer. See `Journal.request_of`."""
         return self._journal.request_of(retrieval_id, access_scope=access_scope)
 
-    def warm(self, folder: Path) -> None:
-        """Load the vectors of the signals' sentences; the first time takes seconds per data
-        directory."""
-        phrases = [text for signal in load_signals() for text in sentences_of(signal)]
-        self._phrases = phrase_vectors(self._embedder, phrases, folder)
+    def warm(self, folder: Path, shipped: Path) -> None:
+        """Load the vectors of the signals' sentences from `shipped`; `folder` caches others."""
+        self._phrases = phrase_vectors(self._embedder, signal_phrases(), folder, shipped)
 
     def close(self) -> None:
         """Write the queued rows of the journal."""
@@ -248,19 +248,38 @@ class Retriever:
         return self._embedder.encode_query(text) if known is None else known
 
 
-# -- vectors of the signals' sentences: equal in every process, and seconds to encode, so a file of
-# the data directory caches them
+# -- vectors of the signals' sentences: equal in every process, and seconds to encode, so they ship
+# for the default model, and a file of the data directory caches those of another one
 
 
-def phrase_vectors(embedder: Embedder, phrases: Sequence[str], folder: Path) -> dict[str, Vectors]:
-    """The `encode_query` vector of each phrase."""
-    path = folder / f"{embedder.fingerprint}.phrases.npz"
-    cached = _read_phrases(path)
-    if cached.keys() >= set(phrases):
-        return {phrase: cached[phrase] for phrase in phrases}
-    vectors = {phrase: embedder.encode_query(phrase) for phrase in phrases}
-    _write_phrases(path, vectors)
+def signal_phrases() -> list[str]:
+    """The sentences and phrases of all signals."""
+    return [text for signal in load_signals() for text in sentences_of(signal)]
+
+
+def phrase_vectors(
+    embedder: Embedder, phrases: Sequence[str], folder: Path, shipped: Path | None = None
+) -> dict[str, Vectors]:
+    """The `encode_query` vector of each phrase. Those in neither folder are encoded, and `folder`
+    gets a file of all."""
+    name = _phrases_file(embedder)
+    known = {} if shipped is None else _read_phrases(shipped / name)
+    if not known.keys() >= set(phrases):
+        known |= _read_phrases(folder / name)
+    vectors = {p: known[p] if p in known else embedder.encode_query(p) for p in phrases}
+    if not known.keys() >= set(phrases):
+        _write_phrases(folder / name, vectors)
     return vectors
+
+
+def ship_phrases(embedder: Embedder, folder: Path) -> None:
+    """Write the file of `folder` for all phrases of signals; only new ones are encoded."""
+    vectors = phrase_vectors(embedder, signal_phrases(), folder)
+    _write_phrases(folder / _phrases_file(embedder), vectors)
+
+
+def _phrases_file(embedder: Embedder) -> str:
+    return f"{embedder.fingerprint}.phrases.npz"
 
 
 def _read_phrases(path: Path) -> dict[str, Vectors]:

@@ -24,7 +24,7 @@ import secrets
 import shutil
 import threading
 import tomllib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,12 +46,10 @@ from kb.catalog.knowledge.section_texts import Piece, section_text
 from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import State
 from kb.data_dir import private_folder
-from kb.prompt_tokens import count_once
 from kb.scope import ANY
-from kb.tokens import shadow
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
-from retrieval.snapshot.lexicon import SectionTexts, corrected, terms_of
+from retrieval.snapshot.lexicon import SectionTexts, corrected
 from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.segment import (
     DocumentRows,
@@ -65,6 +63,7 @@ from retrieval.snapshot.segment import (
     write_segment,
 )
 from retrieval.snapshot.snapshot import Snapshot
+from retrieval.snapshot.text_values import FILE, TextValues
 from retrieval.snapshot.words import HEADING_WEIGHT
 
 FORMAT = 5  # version of segments and of values computed from texts
@@ -85,13 +84,16 @@ class SnapshotStore:
         model: str,
         heading_weight: float = HEADING_WEIGHT,
         folder: Path | None = None,
+        shipped: Path | None = None,
     ) -> None:
         """`model` is the fingerprint of the embedding model; `heading_weight` is the weight of a
-        word in a heading; `folder` defaults to that of the catalog's data directory."""
+        word in a heading; `folder` defaults to that of the catalog's data directory; `shipped` is
+        the file with values of the texts of built-in documents."""
         self._catalog = catalog
         self._model = model
         self._heading_weight = heading_weight
         self._folder = folder or catalog.data_dir / FOLDER
+        self._shipped = TextValues(shipped)
         self._names = itertools.count()
         self._descriptions = Descriptions()
         self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot
@@ -187,7 +189,7 @@ class SnapshotStore:
         ]
         fresh = [
             SegmentPart(self._written(build_segment(rows, self._heading_weight)))
-            for rows in _portions(read_documents(connection, changed, self._model))
+            for rows in _portions(read_documents(connection, changed, self._model, self._shipped))
         ]
         rewritten = [
             self._compacted(part) if gone or _dead_share(part) > MOST_DEAD else part
@@ -356,16 +358,29 @@ def document_stamps(connection: Connection) -> dict[str, int]:
 
 
 def read_documents(
-    connection: Connection, stamps: Mapping[str, int], model: str
+    connection: Connection, stamps: Mapping[str, int], model: str, shipped: TextValues
 ) -> Iterator[DocumentRows]:
-    """These documents with the rows that answers may quote; vectors are of this model."""
+    """These documents with the rows that answers may quote; vectors are of this model. `shipped`
+    has values of built-in texts."""
     ids = sorted(stamps)
     for start in range(0, len(ids), PORTION):
-        yield from _read(connection, ids[start : start + PORTION], stamps, model)
+        yield from _read(connection, ids[start : start + PORTION], stamps, model, shipped)
+
+
+def write_text_values(catalog: Catalog, folder: Path) -> None:
+    """Write the values of all texts of a catalog that has read only this folder."""
+    values = TextValues()
+    with catalog.read() as connection:
+        deque(read_documents(connection, document_stamps(connection), "", values), maxlen=0)
+    values.write(folder / FILE)
 
 
 def _read(
-    connection: Connection, ids: Sequence[str], stamps: Mapping[str, int], model: str
+    connection: Connection,
+    ids: Sequence[str],
+    stamps: Mapping[str, int],
+    model: str,
+    shipped: TextValues,
 ) -> list[DocumentRows]:
     documents = connection.execute(
         sa.select(
@@ -374,6 +389,7 @@ def _read(
             t.documents.c.category,
             t.documents.c.access_scope,
             t.documents.c.source_key,
+            t.documents.c.origin,
             t.document_versions.c.number,
             t.document_versions.c.id.label("version_id"),
         )
@@ -411,6 +427,7 @@ def _read(
             kernels[row.id],
             read,
             {term: c for chip in scopes[row.id, "hardware"] for term, c in decided(chip).items()},
+            shipped if row.origin == "builtin" else TextValues(),
         )
         for row in documents
     ]
@@ -480,11 +497,12 @@ def _document(
     kernels: Sequence[Sample],
     read: Mapping[tuple[str, str], Reading],
     decided: Mapping[str, str],
+    values: TextValues,
 ) -> DocumentRows:
     used = {passage["section_id"] for passage in passages}
     shown = [section for section in sections if section.id in used]
     place = {section.id: n for n, section in enumerate(shown)}
-    headings = {section.id: shadow(" ".join(section.path[-3:])) for section in shown}
+    headings = {section.id: values.words(" ".join(section.path[-3:])) for section in shown}
     chips = tuple(sorted({chip for card in cards for chip in card.hardware}))
 
     def about(scope: Sequence[str]) -> About:
@@ -520,7 +538,7 @@ def _document(
             section.id,
             about(section.hardware_scope or hardware or (ANY,)),
             (section.parent_id, section.ordinal, section.level, section.path),
-            count_once(texts[section.id]),
+            values.tokens(texts[section.id]),
             lines.get(section.id),
         )
         for section in shown
@@ -538,16 +556,16 @@ def _document(
                 *(p[name] for name in ("ordinal", "kind", "lead", "text", "language")),
                 *(p[name] for name in ("page_index", "page_label", "boxes", "corrected", "tags")),
             ],
-            words=(headings[p["section_id"]], shadow(f"{p['lead']}\n{p['text']}")),
+            words=(headings[p["section_id"]], values.words(f"{p['lead']}\n{p['text']}")),
             vector=p["vector"],
         )
         for p in passages
     ]
-    in_order = (
+    in_order = [
         SectionTexts(section.id, section.path, [piece.text for piece in pieces[section.id]])
         for section in shown
-    )
-    terms = corrected(terms_of(in_order, load_ontology()), decided)
+    ]
+    terms = corrected(values.terms(in_order), decided)
     return DocumentRows(document, section_rows, passage_rows, terms, cards, kernels)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of phrases are encoded once per data directory."""
+"""Vectors of phrases are encoded once per data directory, and those that ship are not encoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kb.embedding import LocalEmbedder, Vectors
-from retrieval.knowledge_base import phrase_vectors
+from retrieval.knowledge_base import phrase_vectors, signal_phrases
+from tests.shared import BUILTIN
 
 pytestmark = pytest.mark.slow(seconds=3)
 PHRASES = ("the kernel waits for memory", "too few warps are resident")
@@ -50,12 +51,30 @@ def test_new_phrase_or_damaged_file_is_encoded_again(
     phrase_vectors(embedder, PHRASES[:1], tmp_path)
     again = Counted(embedder)
     assert phrase_vectors(again, PHRASES, tmp_path).keys() == set(PHRASES)  # type: ignore[arg-type]
-    assert again.asked == Counter(PHRASES)
+    assert again.asked == Counter(PHRASES[1:])
     [path] = tmp_path.iterdir()
     path.write_bytes(damage)
     again = Counted(embedder)
     phrase_vectors(again, PHRASES, tmp_path)  # type: ignore[arg-type]
     assert again.asked == Counter(PHRASES)
+
+
+def test_shipped_phrases_are_not_encoded(embedder: LocalEmbedder, tmp_path: Path) -> None:
+    ship, data = tmp_path / "shipped", tmp_path / "models"
+    expected = phrase_vectors(embedder, PHRASES[:1], ship)
+    counted = Counted(embedder)
+    found = phrase_vectors(counted, PHRASES[:1], data, ship)  # type: ignore[arg-type]
+    assert not counted.asked and not data.exists()
+    assert np.array_equal(found[PHRASES[0]], expected[PHRASES[0]])
+    phrase_vectors(counted, PHRASES, data, ship)  # type: ignore[arg-type]
+    assert counted.asked == Counter(PHRASES[1:])
+
+
+def test_phrases_of_signals_ship(embedder: LocalEmbedder) -> None:
+    """Run `kernlore knowledge vectors` where too many are missing. Few only cost their time."""
+    phrases = set(signal_phrases())
+    with np.load(BUILTIN / f"{embedder.fingerprint}.phrases.npz") as shipped:
+        assert len(phrases & set(shipped["phrases"].tolist())) > 0.9 * len(phrases)
 
 
 def test_read_only_folder_costs_only_time(embedder: LocalEmbedder, tmp_path: Path) -> None:

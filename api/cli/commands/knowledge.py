@@ -435,13 +435,15 @@ def vectors(
         typer.Argument(help="A folder of knowledge. Default: the built-in one."),
     ] = None,
 ) -> Json:
-    """Write the readings and vectors that ship with a folder.
+    """Write what ships with a folder: readings, vectors, values of its texts.
 
     Run it after a change of the documents. A new data directory takes both from there; documents
     without them are read and embedded as any other document is.
     """
     from api.services import open_services
     from ingestion.builtin.precomputed import RecordingReader, embed_folder, write_readings
+    from retrieval.knowledge_base import ship_phrases
+    from retrieval.snapshot.store import write_text_values
 
     send_logs_to_stderr("warning")
     folder = folder or read_settings().knowledge_dir
@@ -455,6 +457,8 @@ def vectors(
             write_readings(folder, reader.readings)
             path = embed_folder(services.catalog, folder, services.embedder.fingerprint)
             count = services.vectors()[0]
+            ship_phrases(services.embedder, folder)
+            write_text_values(services.catalog, folder)
         finally:
             services.close()
     return {"path": str(path), "passages": count, "bytes": path.stat().st_size}
