@@ -17,6 +17,7 @@ MAX_VALUE = 60  # characters of a metric; the messages of a log in JSON are long
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
 # Patterns with several repetitions are compiled by RE2: a paste may have any text.
 _METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
+_PAIR_END = re.compile(r"\s*\n\s*|[,;]\s+")  # between metrics
 # Words and places that compilers, runtimes and tools print.
 _LOG = re.compile(
     r"\b(?:error|warning|fatal|failed|failure|exception|traceback|abort(?:ed)?|segmentation fault"
@@ -42,10 +43,9 @@ def pasted(text: str) -> tuple[str, Any]:
     lines = [line for line in stripped.splitlines() if line.strip()]
     if is_profile(stripped):
         return "profile", text
-    metrics = _json_metrics(stripped)
-    if metrics is not None:
+    if (metrics := _json_metrics(stripped)) is not None:
         return "metrics", metrics
-    if len(lines) >= 1 and all(_METRIC.fullmatch(line.strip()) for line in lines):
+    if lines and all(_METRIC.fullmatch(pair.strip()) for pair in _PAIR_END.split(stripped)):
         return "metrics", metrics_of(stripped)
     if advice_of(stripped):
         return "log", text
@@ -108,9 +108,9 @@ def _about_code(code: str) -> dict[str, str]:
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Metrics from lines of a name and a value. Raises InvalidRequest for a name alone."""
+    """Metrics from pairs of a name and a value. Raises InvalidRequest for a name alone."""
     metrics: dict[str, Any] = {}
-    for line in filter(None, (line.strip() for line in text.splitlines())):
+    for line in filter(None, (line.strip() for line in _PAIR_END.split(text))):
         match = re.match(r"(\S+?)\s*(?:[=,:]\s*|\s+)(\S.*)", line)
         if match is None:
             raise InvalidRequest(

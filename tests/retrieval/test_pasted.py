@@ -33,8 +33,9 @@ def test_kind_of_a_pasted_text(field: str, text: str) -> None:
     assert pasted(text)[0] == field
 
 
-def test_metrics_are_read_from_lines() -> None:
-    assert pasted("a.pct 91\nb: 20 %") == ("metrics", {"a.pct": "91", "b": "20"})
+def test_metrics_are_read_from_pairs() -> None:
+    for text in ("a.pct 91\nb: 20 %", "a.pct 91, b: 20 %"):
+        assert pasted(text) == ("metrics", {"a.pct": "91", "b": "20"})
 
 
 def test_code_alone_becomes_a_draft() -> None:
