@@ -32,6 +32,7 @@ MAX_SIGNALS = 3  # of a diagnosis that are searched for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases next to details; without details they weigh 1
 THESAURUS_WEIGHT = 0.4
 CHIP_WEIGHT = 0.3  # of words that name the requested chip
+CHIP_SHARE = 0.5  # of the question with these names, beside 1 of the one without
 # Topics of the language guides that readers of such contexts used.
 WRITING = (
     "write a {language} kernel: masks at the border, alignment and wide loads, warps and stages"
@@ -101,8 +102,9 @@ def make_plan(
     tokens = _distinct(tokenize(subject))[:MAX_TOKENS]
     if tokens:
         words += _by_subject(tokens, {token for name in chip for token in tokenize(name)})
-        meaning = " ".join(filter(None, [query, _decisive(log, message), op]))
-        phrases.append(Phrase(1.0, (meaning or names)[:MAX_DENSE_CHARS]))
+        for weight, asked in _questions(query, chip):
+            meaning = " ".join(filter(None, [asked, _decisive(log, message), op]))
+            phrases.append(Phrase(weight, (meaning or names)[:MAX_DENSE_CHARS]))
     share = SIGNAL_WEIGHT if tokens else 1.0
     for rank, signal in enumerate(signals[:MAX_SIGNALS]):
         weight = share / (1 + rank)
@@ -116,6 +118,17 @@ def make_plan(
     bare = signals[:1] if not tokens else ()
     sentences = [text for signal in bare for text in sentences_of(signal)]
     return Plan(tuple(words), tuple(phrases), tuple(sentences), tuple(tokenize(query or "")))
+
+
+def _questions(query: str | None, chip: Collection[str]) -> list[tuple[float, str | None]]:
+    """The question with and without the names of the requested chip, with weights: a passage that
+    repeats the name is near a question that contains it, whatever is asked."""
+    bare = query or ""
+    for name in sorted(chip, key=len, reverse=True):
+        bare = " ".join(bare.replace(name, " ").split())
+    if not chip or len(tokenize(bare)) < 2:
+        return [(1.0, query)]
+    return [(1.0, bare), (CHIP_SHARE, query)]
 
 
 def _by_subject(tokens: tuple[str, ...], chip: Collection[str]) -> list[Words]:
