@@ -17,7 +17,7 @@ MAX_VALUE = 60  # characters of a metric; the messages of a log in JSON are long
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
 # Patterns with several repetitions are compiled by RE2: a paste may have any text.
 _METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
-_PAIR_END = re.compile(r"\s*\n\s*|[,;]\s+")  # between metrics
+_PAIR_END = re.compile(r"\n|[,;]\s+")  # between metrics
 # Words and places that compilers, runtimes and tools print.
 _LOG = re.compile(
     r"\b(?:error|warning|fatal|failed|failure|exception|traceback|abort(?:ed)?|segmentation fault"
@@ -45,7 +45,7 @@ def pasted(text: str) -> tuple[str, Any]:
         return "profile", text
     if (metrics := _json_metrics(stripped)) is not None:
         return "metrics", metrics
-    if lines and all(_METRIC.fullmatch(pair.strip()) for pair in _PAIR_END.split(stripped)):
+    if lines and all(map(_METRIC.fullmatch, _pairs(stripped))):
         return "metrics", metrics_of(stripped)
     if advice_of(stripped):
         return "log", text
@@ -56,6 +56,11 @@ def pasted(text: str) -> tuple[str, Any]:
     if len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped):
         return "query", stripped
     return "log", text
+
+
+def _pairs(text: str) -> list[str]:
+    """The parts of a text that may each be a name and a value."""
+    return [part.strip() for part in _PAIR_END.split(text) if part.strip()]
 
 
 # Signs of the language of code, the special ones first.
@@ -110,7 +115,7 @@ def _about_code(code: str) -> dict[str, str]:
 def metrics_of(text: str) -> dict[str, Any]:
     """Metrics from pairs of a name and a value. Raises InvalidRequest for a name alone."""
     metrics: dict[str, Any] = {}
-    for line in filter(None, (line.strip() for line in _PAIR_END.split(text))):
+    for line in _pairs(text):
         match = re.match(r"(\S+?)\s*(?:[=,:]\s*|\s+)(\S.*)", line)
         if match is None:
             raise InvalidRequest(

@@ -435,9 +435,9 @@ def vectors(
         typer.Argument(help="A folder of knowledge. Default: the built-in one."),
     ] = None,
 ) -> Json:
-    """Write what ships with a folder: readings, vectors, values of its texts.
+    """Write the readings, vectors and text values of a folder.
 
-    Run it after a change of the documents. A new data directory takes both from there; documents
+    Run it after a change of the documents. A new data directory takes them from there; documents
     without them are read and embedded as any other document is.
     """
     from api.services import open_services
