@@ -36,7 +36,7 @@ from retrieval.request import RetrieveRequest
 from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
 from retrieval.search.by_names import by_words, code_matches
 from retrieval.search.by_signal import by_sections
-from retrieval.search.names import Cards, language_named
+from retrieval.search.names import Cards, language_named, language_of_kernel
 from retrieval.search.plan import make_plan, plan_of
 from retrieval.search.ranking import EmbedQuery, Near, Ranked, rank
 from retrieval.search.titles import Titles
@@ -98,7 +98,7 @@ def answer(
 
     conclusion = conclude(standings, request, resolved, vendor_hint)
     verdict = conclusion.verdict
-    moves = moves_for(standings, request, conclusion, scope)
+    moves = moves_for(standings, request, conclusion, scope, profile.kernel if profile else "")
     choice = skills_for(standings, request, conclusion, scope, config)
 
     ranking = _ranking(standings, request, conclusion, scope, moves, config)
@@ -174,7 +174,9 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
     standings = standings_of(snapshot, versions_of(request))
     resolved = resolve_hardware(standings.snapshot, request, load_layout())
     conclusion = conclude(standings, request, resolved, vendor_hint)
-    moves = moves_for(standings, request, conclusion, resolved.scope)
+    moves = moves_for(
+        standings, request, conclusion, resolved.scope, profile.kernel if profile else ""
+    )
     choice = skills_for(standings, request, conclusion, resolved.scope, config)
     result = Answer(
         retrieval_id="",
@@ -233,12 +235,16 @@ def conclude(
 
 @stage("moves and skills")
 def moves_for(
-    standings: Standings, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
+    standings: Standings,
+    request: RetrieveRequest,
+    conclusion: Conclusion,
+    scope: RequestScope,
+    kernel: str,
 ) -> tuple[Move, ...]:
     """The moves that fit the diagnosis; those that shrink something have the factor of the leading
-    error over its limit."""
+    error over its limit. `kernel` is the one that a profile is about."""
     problem = request.problem_values
-    language = language_named(request.log or "")
+    language = language_named(request.log or "") or language_of_kernel(kernel, scope.chip_languages)
     if problem["language"] is None and language in (*scope.runnable, *scope.chip_languages):
         problem = {**problem, "language": language}
     moves = fitting_moves(

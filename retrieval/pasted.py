@@ -1,4 +1,4 @@
-"""A pasted text whose kind is not given: a profile, metrics, code, a question or a log."""
+"""The kind of a pasted text: a profile, metrics, code, a question, a signal or a log."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
 from retrieval.diagnose.given_profile import advice_of, is_profile, known_errors
 from retrieval.diagnose.linear_patterns import compile_pattern
+from retrieval.diagnose.signals import load_signals
 from retrieval.operators import load_operators
 
 MAX_VALUE = 60  # characters of a metric; the messages of a log in JSON are longer
@@ -38,8 +39,10 @@ _CODE = compile_pattern(
 
 def pasted(text: str) -> tuple[str, Any]:
     """The field of a request that a text belongs to, and its value there: `profile`, `metrics`,
-    `draft`, `query` or `log`."""
+    `draft`, `query`, `log`, or the id of a `signal`."""
     stripped = text.strip()
+    if stripped in load_signals():
+        return "signal", stripped
     lines = [line for line in stripped.splitlines() if line.strip()]
     if is_profile(stripped):
         return "profile", text

@@ -238,6 +238,9 @@ async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Su
     if given.nothing_more:  # `step` may be that of the last verdict
         context = (await _settled(routes, given.run_id, given.wait_seconds))["context"] or {}
         given = given.model_copy(update={"step": context.get("step", given.step)})
+    elif given.language is None:
+        run = await routes.call("show_run", run_id=given.run_id)
+        given = given.model_copy(update={"language": (run.get("goal") or {}).get("language")})
     body: dict[str, Any] = {"step": given.step, "plan": given.plan, "used": given.used}
     what = {"nothing_more": True} if given.nothing_more else {"candidate": _kernel(given)}
     await routes.call("propose_candidate", run_id=given.run_id, **body, **what)
@@ -344,6 +347,7 @@ def _submitted(
         step=given.step,
         run_state=run["state"],
         state=state,
+        ended=run.get("ended") or run.get("note", ""),
         work=(run.get("work") or {}) if state == "pending" else {},
         result=None if evaluation is None else results.KernelResult.model_validate(evaluation),
     )

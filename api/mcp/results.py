@@ -251,6 +251,7 @@ class SubmittedCandidate(Result):
         description="evaluated, duplicate or failed; pending while it is measured; none if"
         " no kernel was handed in."
     )
+    ended: str = Field("", description="Why the run ended.")
     work: Json = Field(default_factory=dict, description="While pending: what the run does.")
     result: KernelResult | None
 

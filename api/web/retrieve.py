@@ -199,11 +199,18 @@ def _evidence(answer: Answer) -> Iterator[str]:
 
 
 def _actions(answer: Answer) -> Iterator[ShownAction]:
-    """The remedy of the error, then the moves that apply, then skills, then undecided moves."""
+    """The remedy of the error, what a profile of a whole program shows, then the moves that apply,
+    then skills, then undecided moves."""
     for signature in answer.diagnosis.signatures[:1]:
         if signature.get("remedy"):
             what, _, why = str(signature["remedy"]).partition(". ")
             yield ShownAction(what.rstrip(".") + ".", why)
+    if answer.profile is not None and answer.profile.functions:
+        for note in answer.profile.notes:
+            finding, _, advice = note.partition(": ")
+            yield ShownAction(
+                f"{finding[:1].upper()}{finding[1:]}.", f"{advice[:1].upper()}{advice[1:]}"
+            )
     for move in sorted(answer.moves, key=lambda move: move.applies is None):
         if move.applies is None and move.missing:
             continue

@@ -6,9 +6,10 @@ in linear time (see `linear_patterns`).
 
 Order of matches: failures before reports; then by level, so that a named cause precedes the kind of
 failure, and both precede what only wraps a failure or ends a process; then the first line. On one
-line: the chip's own signature, then one that knows the raising frame, then a signal other than
-the two that any failure has (compile_error, launch_error), then the longer match. A line labelled
-as a warning, a note or a remark can only be a report.
+line: the chip's own signature or one that names a cause of its signal, then one that knows the
+raising frame, then a signal other than the two that any failure has (compile_error, launch_error),
+then the longer match. A line labelled as a warning, a note or a remark can only be a
+report.
 """
 
 from __future__ import annotations
@@ -314,7 +315,8 @@ class SignatureMatch:
         of = self.signature
         advisory = of.failure_class == WARNING_ONLY or is_advisory(self.line)
         between = (advisory, LEVELS.index(of.level), self.line_number)
-        special = (of.origin == BUILTIN, of.frames is None, of.signal in ANY_FAILURE)
+        own = of.origin != BUILTIN or of.cause is not None
+        special = (not own, of.frames is None, of.signal in ANY_FAILURE)
         return (*between, *special, -self.width, of.id)
 
 

@@ -419,6 +419,17 @@ def language_named(log: str) -> str | None:
     return next((language for language, sign in _SIGNS if sign.search(read)), None)
 
 
+# A function of C++ with its types, in no namespace: kernels of libraries are in one.
+_OF_CPP = re.compile(r"(?:void )?\w+(?:<[^:]*>)?\([^:]*\)")
+
+
+def language_of_kernel(kernel: str, languages: Sequence[str]) -> str | None:
+    """The language of C++ among those of the chip, for a kernel that a profiler prints with types;
+    compilers of Python print a name alone."""
+    known = [name for name in languages if name in ("cuda", "hip")]
+    return known[0] if len(known) == 1 and _OF_CPP.fullmatch(kernel) else None
+
+
 def sections_of_names(names: Sequence[UnknownName], cards: Sequence[Symbol]) -> dict[str, str]:
     """The sections that describe the nearest names, with the name."""
     near = [entry.nearest[0] for entry in names if entry.nearest]

@@ -15,6 +15,7 @@ from retrieval.compose.moves import MAX_MOVES, fitting_moves, shrunk
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
+from retrieval.search.names import language_of_kernel
 
 
 def move(
@@ -131,6 +132,30 @@ def test_moves_follow_recognised_error(log: str, listed: list[str]) -> None:
     conclusion = Diagnoser(load_signals()).conclude(request, {}, (), (own,))
     moves = fitting_moves(OF_ERRORS, conclusion.remedied, {}, {}, {}, (), mending=conclusion.roles)
     assert [item.name for item in moves] == listed
+
+
+@pytest.mark.parametrize("reason", ["insufficient register resources for the wgmma pipeline", ""])
+def test_reason_in_message_precedes_advice_of_chip(reason: str) -> None:
+    own = SignatureSpec("wgmma.mma_async instructions are serialized", TENSOR, "Serial", "Move it.")
+    request = RetrieveRequest(log=f"ptxas info : {C7510}{reason}")
+    first = Diagnoser(load_signals()).conclude(request, {}, (), (own,)).verdict.signatures[0]
+    assert ("Shrink the accumulator" in first["remedy"]) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "languages", "language"),
+    [
+        ("transpose_naive(const float *, float *, int)", ("cuda", "cute"), "cuda"),
+        ("void k<float, 32>(float*, int)", ("hip",), "hip"),
+        ("void at::native::copy<float>(float *)", ("cuda",), None),
+        ("matmul_kernel", ("cuda",), None),
+        ("k(float *)", (), None),
+    ],
+)
+def test_language_of_kernel_with_types(
+    kernel: str, languages: tuple[str, ...], language: str | None
+) -> None:
+    assert language_of_kernel(kernel, languages) == language
 
 
 def test_named_signal_has_all_its_moves() -> None:

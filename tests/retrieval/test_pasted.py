@@ -18,6 +18,8 @@ TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3\nRuntimeError
         ("query", "Why is my kernel slow on an H100?"),
         ("query", "overlap global loads with matrix instructions"),
         ("query", "What does the error C7514 mean?"),
+        ("query", "bank conflict"),
+        ("signal", " bank_conflict\n"),
         ("metrics", "dram__throughput.avg.pct 91\nsm__throughput.avg.pct = 20 %"),
         ("metrics", '{"dram_throughput_pct": 91}'),
         ("log", "ptxas error : Entry function uses too much shared data (0x41000 bytes)"),

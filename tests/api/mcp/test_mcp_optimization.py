@@ -60,7 +60,6 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
         "submit_candidate",
         run_id=run_id,
         step=1,
-        language="cpp",
         source=KERNEL.replace("2 * x", "3 * x"),
         plan="three times",
         wait_seconds=LONG,
@@ -93,6 +92,7 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
     )
     assert ended["state"] == "none" and ended["run_state"] == "finished"
     assert ended["step"] == 3  # the run waited for it
+    assert ended["ended"] == "nothing is left to try"
     final = settled(agent, run_id)
     assert final["ended"] == "nothing is left to try" and final["result"]
     claimed = httpx.get(f"{service_url}/runs/{run_id}/candidates/2").json()["proposal"]["claimed"]

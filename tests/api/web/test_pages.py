@@ -190,6 +190,19 @@ def test_chip_of_a_log_is_used(filled: Filled) -> None:
     assert hints[0].startswith("The log names h100.")
 
 
+def test_notes_of_program_profile_precede_moves(filled: Filled) -> None:
+    times = "Time (%)  Total Time (ns)  Num Calls  Name\n"
+    text = (
+        f" ** CUDA API Summary (cuda_api_sum):\n\n {times} ---  ---  ---  ---\n"
+        " 100.0  4,812,330,118  400  cudaMemcpy\n"
+    )
+    page = soup(filled.client.get("/ui/retrieve", params={"text": text, "hardware": "h100"}))
+    first = page.select_one(".actions-list li")
+    assert first is not None and "Copies take 100 % of the host's time" in first.text
+    named = soup(filled.client.get("/ui/retrieve", params={"text": "bank_conflict"}))
+    assert "The closest passages" not in named.text
+
+
 def test_internal_error_page_has_log_entry_id() -> None:
     router = page_router("/ui/broken")
     router.get("")(lambda: [][0])
