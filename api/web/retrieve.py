@@ -205,12 +205,11 @@ def _actions(answer: Answer) -> Iterator[ShownAction]:
         if signature.get("remedy"):
             what, _, why = str(signature["remedy"]).partition(". ")
             yield ShownAction(what.rstrip(".") + ".", why)
-    if answer.profile is not None and answer.profile.functions:
-        for note in answer.profile.notes:
-            finding, _, advice = note.partition(": ")
-            yield ShownAction(
-                f"{finding[:1].upper()}{finding[1:]}.", f"{advice[:1].upper()}{advice[1:]}"
-            )
+    notes = answer.profile.notes if answer.profile and answer.profile.functions else ()
+    for finding, _, advice in (note.partition(": ") for note in notes if ": " in note):
+        yield ShownAction(
+            f"{finding[:1].upper()}{finding[1:]}.", f"{advice[:1].upper()}{advice[1:]}"
+        )
     for move in sorted(answer.moves, key=lambda move: move.applies is None):
         if move.applies is None and move.missing:
             continue
