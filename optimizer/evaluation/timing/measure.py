@@ -576,7 +576,7 @@ def _preparing_ns(reference: TimedBlock) -> float:
     """Processor time that prepares a call. The reference's process reports the share of its calls
     that had a processor, with what waits within them cost; for a candidate's the maximum is
     assumed, the whole call."""
-    if reference.inside_ns == 0:
+    if reference.inside_ns == 0 or reference.walls != reference.times:
         return _unseen_ns(reference)
     return (reference.busy_ns - reference.inside_ns) / len(reference.times)
 

@@ -203,6 +203,15 @@ def test_cold_caches_of_long_calls_of_reference_are_not_hidden_work(hidden: int)
     assert [flag.severity for flag in flagged[:1]] == ["reject"] * bool(hidden)
 
 
+def test_processor_time_of_a_gpu_reference_is_not_compared() -> None:
+    """Its calls wait for the device with a processor, which is more than the thread worked."""
+    theirs = [
+        replace(block(300_000, 300_000, seed), inside_ns=CALLS * 5_000_000) for seed in range(4)
+    ]
+    ours = [block(300_000, 300_000, seed + 100) for seed in range(4)]
+    assert list(clock_flags(theirs, ours, Defences())) == []
+
+
 def test_few_blocks_and_gpus_are_not_charged() -> None:
     pairs = [(block(300_000, 300_000, n), block(20_000, 300_000, n + 9)) for n in range(6)]
     assert hidden_ns(pairs, 1) == 0
