@@ -140,7 +140,7 @@ def _columns(
 def _are_elements(cells: Sequence[str]) -> bool:
     """Whether cells are `X[0]`, `X[1]`, ...: the other columns are what the elements hold."""
     matches = [_INDEXED.fullmatch(without_ticks(cell)) for cell in cells]
-    return len(cells) > 1 and len({match[1] if match else "" for match in matches} - {""}) == 1
+    return len(cells) > 1 and all(matches) and len({match[1] for match in matches if match}) == 1
 
 
 def _repeats_names(rows: Sequence[tuple[str, ...]], names: int, column: int) -> bool:
