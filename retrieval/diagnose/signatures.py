@@ -8,8 +8,7 @@ Order of matches: failures before reports; then by level, so that a named cause 
 failure, and both precede what only wraps a failure or ends a process; then the first line. On one
 line: the chip's own signature or one that names a cause of its signal, then one that knows the
 raising frame, then a signal other than the two that any failure has (compile_error, launch_error),
-then the longer match. A line labelled as a warning, a note or a remark can only be a
-report.
+then the longer match. A line labelled as a warning, a note or a remark can only be a report.
 """
 
 from __future__ import annotations

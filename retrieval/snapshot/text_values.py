@@ -32,12 +32,13 @@ log = structlog.get_logger(__name__)
 
 
 class TextValues:
-    """The values of a file, and those that were computed because it lacks them."""
+    """The values of a file; those that it lacks are computed. Without a file, `computed` keeps all
+    values for `write`."""
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is the file; without one all values are computed."""
         self._path = path
-        self.used: dict[str, Any] = {}
+        self.computed: dict[str, Any] = {}
 
     def words(self, text: str) -> str:
         """The search tokens of a text, as `kb.tokens.shadow` gives them."""
@@ -60,15 +61,16 @@ class TextValues:
         return [Term(term, of, how, quote, ids[at]) for term, of, how, quote, at in found]
 
     def write(self, path: Path) -> None:
-        """Write the values that were used."""
-        path.write_bytes(zlib.compress(orjson.dumps(self.used, option=orjson.OPT_SORT_KEYS), 9))
+        """Write the computed values."""
+        path.write_bytes(zlib.compress(orjson.dumps(self.computed, option=orjson.OPT_SORT_KEYS), 9))
 
     def _value(self, kind: str, text: str, computed: Callable[[], Any]) -> Any:
         key = blake2b(f"{kind}\n{text}".encode(), digest_size=12, key=_code()).hexdigest()
         value = self._shipped.get(key)
         if value is None:
             value = computed()
-        self.used[key] = value
+            if self._path is None:
+                self.computed[key] = value
         return value
 
     @cached_property

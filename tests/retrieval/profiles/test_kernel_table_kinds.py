@@ -13,7 +13,7 @@ DIAGNOSER = Diagnoser(load_signals())
 
 
 def read(text: str) -> tuple[tuple[str, ...], ProfileRead]:
-    """The signals of a profile and what was read of it."""
+    """The signals of a profile, and the profile."""
     request, profile = with_known_counters(RetrieveRequest(profile=text))
     assert profile is not None
     return DIAGNOSER.conclude(request, {}, [], []).verdict.signal_ids, profile

@@ -37,7 +37,7 @@ def planted(tmp_path: Path) -> Path:
     values = TextValues()
     values_of(values)
     wrong = {str: "planted", int: 1, list: [["RAM", "scratchpad", "name", "", 1]]}
-    values.used = {key: wrong[type(value)] for key, value in values.used.items()}
+    values.computed = {key: wrong[type(value)] for key, value in values.computed.items()}
     values.write(tmp_path / FILE)
     return tmp_path / FILE
 
