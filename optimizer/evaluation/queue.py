@@ -211,10 +211,12 @@ class EvaluationQueue:
                 hint="Only the newest ids of POST /evaluations work. For an older one give the"
                 " `key` of the result, or send the candidate again: a finished result is known.",
             )
+        job, stage = _job(stored), ""
         with self._lock:
-            child = self._child if self._running == job_id else None
-            stage = child.stage() if isinstance(child, _ForkedEvaluation) else ""
-        return replace(_job(stored), stage=stage)
+            child = self._child if self._running == job_id and job.state == "running" else None
+            if isinstance(child, _ForkedEvaluation):
+                stage = child.stage()
+        return replace(job, stage=stage)
 
     def find(self, job_id: str, access_scope: AccessScope = ALL_ACCESS) -> EvaluationJob:
         """A job by its id, or any finished evaluation of the catalog by its key; a result includes

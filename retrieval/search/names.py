@@ -22,6 +22,7 @@ import numpy as np
 from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Vectors
 from kb.tokens import STOP_WORDS, tokenize
+from retrieval.diagnose.linear_patterns import compile_pattern
 
 NEAREST = 3
 SPELLING_SECONDS, MEANING_SECONDS = 0.5, 0.5  # of a search among cards
@@ -420,7 +421,7 @@ def language_named(log: str) -> str | None:
 
 
 # A function of C++ with its types, in no namespace: kernels of libraries are in one.
-_OF_CPP = re.compile(r"(?:void )?\w+(?:<[^:]*>)?\([^:]*\)")
+_OF_CPP = compile_pattern(r"(?:void )?\w+(?:<[^:]*>)?\([^:]*\)")
 
 
 def language_of_kernel(kernel: str, languages: Sequence[str]) -> str | None:

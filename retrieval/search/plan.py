@@ -8,6 +8,7 @@ indexes.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,7 +126,7 @@ def _questions(query: str | None, chip: Collection[str]) -> list[tuple[float, st
     repeats the name is near a question that contains it, whatever is asked."""
     bare = query or ""
     for name in sorted(chip, key=len, reverse=True):
-        bare = " ".join(bare.replace(name, " ").split())
+        bare = " ".join(re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", " ", bare).split())
     if not chip or len(tokenize(bare)) < 2:
         return [(1.0, query)]
     return [(1.0, bare), (CHIP_SHARE, query)]

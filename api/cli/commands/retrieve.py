@@ -353,11 +353,13 @@ def _hot_lines(answer: Json) -> list[str]:
 def _log_lines(answer: Json) -> list[str]:
     """The lines of the log that are known errors, each with its title and remedy."""
     signatures = (answer.get("diagnosis") or {}).get("signatures") or ()
-    told = {(known["title"], known["remedy"]): known for known in reversed(signatures)}
+    shown: dict[tuple[str, str], Json] = {}  # the first line of each
+    for known in signatures:
+        shown.setdefault((known["title"], known["remedy"]), known)
     return [
         f"log line {known['line_number']}: {known['line'].strip()}\n"
         f"    {known['title']}" + (f": {known['remedy']}" if known["remedy"] else "")
-        for known in reversed(told.values())
+        for known in shown.values()
     ]
 
 
