@@ -304,7 +304,7 @@ def minutes_are_over(goal: Goal, ended: str) -> bool:
 
 
 def _over(goal: Goal) -> str:
-    return f"{goal.minutes:g} minutes are over"
+    return "1 minute is over" if goal.minutes == 1 else f"{goal.minutes:g} minutes are over"
 
 
 def _number(node: Node, name: str) -> float | None:
