@@ -74,6 +74,8 @@ $(STAMP): pyproject.toml constraints.txt
 	while kill -0 $$pip 2>/dev/null; do sleep 5; now=$$(tail -n 1 $(VENV)/install.log | cut -c 1-100); \
 		if [ "$$now" != "$$said" ]; then echo "  $$now"; said=$$now; fi; done; \
 	wait $$pip || { tail -n 20 $(VENV)/install.log; exit 1; }
+	@echo "Preparing the built-in knowledge, so that a first start copies it."
+	@$(BIN)/kernlore knowledge prepare
 	@touch $@
 
 # For the tests of the web pages; without it they are skipped. A machine with another one needs none.

@@ -65,9 +65,8 @@ _EXCLUDED = (
     f"{CATALOG}-shm",
 )
 # Settings of the machine rather than of the store. URLs may contain passwords.
-_MACHINE_SETTINGS = frozenset(
-    ["data_dir", "catalog", "chroma_url", "blob_url", "host", "port", "allowed_hosts"]
-)
+_URLS = ("catalog", "chroma_url", "blob_url")
+_MACHINE_SETTINGS = {"data_dir", "prepared_dir", *_URLS, "host", "port", "allowed_hosts"}
 _ATTEMPTS = 5
 _BUSY_SECONDS = 15.0
 _MAX_TEXT_BYTES = 1 << 28  # of the manifest or the checksums, which is enough for two million files

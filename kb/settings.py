@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         Path(__file__).resolve().parent.parent / "skills" / "library",
         description="Folder of the built-in skills.",
     )
+    prepared_dir: Path | None = Field(
+        None,
+        description="Folder of the prepared store, which `kernlore knowledge prepare` makes and new"
+        " data directories are copied from. Default: share/kernlore in the Python environment.",
+    )
     catalog: str | None = Field(
         None,
         repr=False,

@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Most tests are not about time. By default a candidate is timed for two seconds, and three
     # times as long on a busy machine. Tests about time set their policy, or `full`.
     os.environ.setdefault("KERNLORE_TIMING", "brief")
+    # A first start is the same on every machine.
+    os.environ.setdefault("KERNLORE_PREPARED_DIR", str(SHARED / "no prepared store"))
     # Importing litellm would request prices over the network, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     if worker is None or not hasattr(os, "sched_setaffinity"):

@@ -168,9 +168,11 @@ class CommandTarget:
     @cached_property
     def services(self) -> Services:
         """The services of the data directory, opened at the first use."""
+        from api.prepared import copy_prepared
         from api.services import open_services
         from ingestion.builtin import load_hardware
 
+        copy_prepared(self.settings)
         services = open_services(self.settings)
         if not services.registry.all():
             self._specs = load_hardware(self.settings.knowledge_dir, services.registry)

@@ -428,6 +428,21 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(load_signals().ids, names, signature_problem)
 
 
+@command(app, text=lambda row: f"{row['path']}: {row['bytes']:,} bytes")
+def prepare() -> Json:
+    """Prepare the store from which this version makes new data directories.
+
+    A first start then copies the built-in knowledge instead of reading it. `make setup` runs this
+    command; KERNLORE_PREPARED_DIR names another folder than that of the installation.
+    """
+    from api.prepared import prepare
+
+    send_logs_to_stderr("warning")
+    path = prepare(read_settings())
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return {"path": str(path), "bytes": size}
+
+
 @command(app, text=lambda row: f"{row['path']}: {row['passages']} passages, {row['bytes']:,} bytes")
 def vectors(
     folder: Annotated[

@@ -119,6 +119,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, and InvalidKnowledge without
     built-in knowledge or skills, before anything heavy is loaded."""
+    from api.prepared import copy_prepared
     from ingestion.builtin import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
@@ -126,6 +127,7 @@ def _check(settings: Settings) -> bool:
 
     check_knowledge_folder(settings.knowledge_dir)
     shipped_folders(settings.skills_dir)
+    copy_prepared(settings)
     catalog = open_catalog(settings.data_dir, settings.catalog)
     try:
         catalog.check()
