@@ -430,10 +430,11 @@ def vocabulary() -> Vocabulary:
 
 @command(app, text=lambda row: f"{row['path']}: {row['bytes']:,} bytes")
 def prepare() -> Json:
-    """Prepare the store from which this version makes new data directories.
+    """Prepare the store for new data directories.
 
-    A first start then copies the built-in knowledge instead of reading it. `make setup` runs this
-    command; KERNLORE_PREPARED_DIR names another folder than that of the installation.
+    The first start on a new directory then copies the built-in knowledge instead of reading it.
+    `make setup` runs this command; KERNLORE_PREPARED_DIR names another folder than that of the
+    installation.
     """
     from api.prepared import prepare
 
