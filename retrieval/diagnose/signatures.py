@@ -102,6 +102,13 @@ FAILURE_CLASSES = {
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _OPTIONAL_PART = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # left out without its values
+# After a name of failures: there were none. An exception's name has a message instead.
+_NONE_OF_THEM = re.compile(
+    r"(?:s|es|ed|(?<!error)(?<!exception))(?:[ _](?:events|counts?|steps)[\s:=]{1,3}"
+    r"|(?:[ _](?:errors|values|elements))?\s?[:=]\s*)"
+    r"(?:0(?:\.0+)?%?|false|none)\s*(?:$|[,;)\]])",
+    re.IGNORECASE,
+)
 _TEXTS = ("pattern", "signal", "title", "remedy")
 _OPTIONAL = (
     *("id", "toolchain", "level", "extract", "when", "class", "frames"),
@@ -530,7 +537,7 @@ def _match(
     """The match of a signature on a line, or on the `name` of the error whose number it has."""
     pattern = compile_linear(signature.pattern)
     found = pattern.search(without_prefix(line)) or (pattern.search(name) if name else None)
-    if found is None:
+    if found is None or _NONE_OF_THEM.match(found.string, found.end()):
         return None
     groups = found.groupdict()
     extracted: dict[str, float] = {}
