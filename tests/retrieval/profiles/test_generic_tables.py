@@ -147,7 +147,8 @@ def test_times_of_two_long_kernels_give_no_diagnosis() -> None:
 
 
 def test_zero_conflict_count_rules_out_bank_conflicts() -> None:
-    text = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum: 0\n"
+    of_loads = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum: 0\n"
+    text = of_loads + of_loads.replace("op_ld", "op_st")
     request, _ = with_known_counters(RetrieveRequest(profile=text))
     verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
     assert [row["signal"] for row in verdict.ruled_out] == ["bank_conflict"]
