@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,17 @@ from kb.embedding import Embedder, header_text
 MAX_HEADING = 300  # characters; a longer title is a paragraph that a parser took for a heading
 MAX_CHARS = 400
 MAX_CODE_CHARS = PASSAGE_CHARS
+MAX_CAPTION = 240  # characters of a paragraph that is the caption of the table below it
+MAX_LABEL = 120  # characters of a caption without a colon
 
 _FENCE = re.compile(r"^```[\w.+-]*$", re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?:;])[\"')\]]*\s+(?=[\"'(\[`*\w])|\n[ \t]*\n+|\n(?=[ \t]*(?:[-*+•]|\d+[.)])\s)"
 )
+_LAST_SENTENCE = re.compile(r"(?:.*[.!?][\"')\]]*\s+)?(?P<last>\S.*)", re.DOTALL)
+_POINTS_BELOW = re.compile(r"\b(?:tables?|below|following)\b", re.IGNORECASE)
+_NUMBERED = re.compile(r"\W*(?:Table|Tab\.) [A-Z]?\d", re.IGNORECASE)
+_TERM = re.compile(r"\s*(?:\*\*|__)[^*\n]{1,80}(?:\*\*|__):?\s*")  # a paragraph in bold type
 _LINE_END = re.compile(r"\n+")
 _WORD_END = re.compile(r"\s+")
 
@@ -92,6 +98,61 @@ def split_sections(elements: Sequence[Element]) -> list[ParsedSection]:
             heading, body = element, []
     close()
     return sections
+
+
+def with_captions(elements: Sequence[Element]) -> tuple[Element, ...]:
+    """The elements, where a paragraph that introduces a table is its caption: otherwise it would be
+    joined to the table before. Of a long paragraph only the last sentence is."""
+    captioned: list[Element] = []
+    below = _numbered_below(elements)
+    for element in elements:
+        last = captioned[-1] if captioned else None
+        table = element.table
+        if table is not None and table.caption is None and last is not None:
+            before, caption = _caption_of(last, below)
+            if caption:
+                captioned[-1:] = [replace(last, text=before)] if before else []
+                element = _captioned(element, table, caption, last)
+        elif below and last is not None and last.table and _NUMBERED.match(element.text):
+            element = _captioned(last, last.table, element.text, element)
+            captioned.pop()
+        captioned.append(element)
+    return tuple(captioned)
+
+
+def _numbered_below(elements: Sequence[Element]) -> bool:
+    """Whether "Table 1: ..." follows its table, as it does where no table follows it."""
+    tables = [element.table is not None for element in elements]
+    above = under = 0
+    for n, element in enumerate(elements):
+        if element.kind in ("text", "caption") and _NUMBERED.match(element.text):
+            before, after = n > 0 and tables[n - 1], n + 1 < len(tables) and tables[n + 1]
+            above += after and not before
+            under += before and not after
+    return under > above
+
+
+def _caption_of(element: Element, numbered_below: bool) -> tuple[str, str]:
+    """A paragraph as the text before the caption of the table below it, and the caption."""
+    text = element.text.strip()
+    if element.kind not in ("text", "caption") or (numbered_below and _NUMBERED.match(text)):
+        return text, ""
+    match = _LAST_SENTENCE.fullmatch(text)
+    last = match["last"] if match else text
+    plain = text.rstrip("*_` ")
+    label = len(text) <= MAX_LABEL and not plain.endswith((".", "!", "?"))
+    if not (plain.endswith(":") or label or _POINTS_BELOW.search(last)):
+        return text, ""
+    if len(text) <= MAX_CAPTION:
+        return "", text
+    return (text[: -len(last)].rstrip(), last) if len(last) <= MAX_CAPTION else (text, "")
+
+
+def _captioned(element: Element, table: Table, caption: str, source: Element) -> Element:
+    caption = " ".join(caption.split())
+    boxes = tuple(dict.fromkeys((*source.boxes, *element.boxes)))
+    text = f"{caption}\n\n{element.text}"
+    return replace(element, text=text, table=replace(table, caption=caption), boxes=boxes)
 
 
 def cut_passages(
@@ -153,14 +214,45 @@ def _cut_table(
     base = replace(base, lead=render_table(replace(table, rows=())))
     rows: list[tuple[str, ...]] = []
     size = 0
+
+    def fitting(*added: tuple[str, ...]) -> bool:
+        return fits(f"{base.lead}\n{render_table(Table((), (*rows, *added)))}")
+
     for row in table.rows:
         width = sum(len(cell) + 3 for cell in row)
-        if rows and size + width > MAX_CHARS:
+        if rows and (size + width > MAX_CHARS or not fitting(row)):
             yield replace(base, text=render_table(Table((), tuple(rows))))
             rows, size = [], 0
+        if not rows and not fitting(row):
+            yield from _cut_row(base, table, row, fits)
+            continue
         rows.append(row)
         size += width
-    yield replace(base, text=render_table(Table((), tuple(rows))))
+    if rows:
+        yield replace(base, text=render_table(Table((), tuple(rows))))
+
+
+def _cut_row(
+    base: PassageDraft, table: Table, row: tuple[str, ...], fits: Fits
+) -> Iterator[PassageDraft]:
+    """A row over the window in pieces of whole cells, each with the headers of its columns and,
+    but for the first, the first cell of the row."""
+
+    def piece(start: int, end: int) -> PassageDraft:
+        header = tuple(cells[start:end] for cells in table.header)
+        names = [table.caption or "", row[0] if start else ""]
+        lead = render_table(Table(header, (), ", ".join(filter(None, names)) or None))
+        cells = render_table(Table((), (row[start:end],)))
+        text = cells[: None if end == len(row) else -2]  # the last bar is that of the next piece
+        return replace(base, lead=lead, text=text)
+
+    start = 0
+    while start < len(row):
+        end = start + 1
+        while end < len(row) and fits(piece(start, end + 1).shown):
+            end += 1
+        yield piece(start, end)
+        start = end
 
 
 def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
@@ -203,16 +295,20 @@ def _whole_or_finer(part: str, limit: int, separators: Sequence[re.Pattern[str]]
 
 
 def _merge(pieces: Sequence[PassageDraft], fits: Fits) -> list[PassageDraft]:
-    """Join short neighbours of a section; a code block joins the sentence that introduces it."""
+    """Join short neighbours of a section; a code block joins the sentence that introduces it, and
+    a term in bold type stays with its definition."""
     merged: list[PassageDraft] = []
-    for piece in pieces:
+    for piece, following in zip_longest(pieces, pieces[1:]):
         last = merged[-1] if merged else None
         if last is None or last.lead or piece.lead:
             merged.append(piece)
             continue
         kind = last.kind if last.kind == piece.kind else "text"
         text = f"{_within(kind, last)}\n{_within(kind, piece)}"
-        if len(text) > MAX_CHARS or not fits(text):
+        term = _TERM.fullmatch(last.text) is not None
+        is_term = following is not None and not following.lead and _TERM.fullmatch(piece.text)
+        needed = len(text) + (len(following.text) if is_term and following else 0)
+        if needed > MAX_CHARS + (len(last.text) if term else 0) or not fits(text):
             merged.append(piece)
             continue
         boxes = last.boxes + tuple(box for box in piece.boxes if box not in last.boxes)

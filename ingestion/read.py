@@ -36,6 +36,7 @@ from ingestion.passages import (
     cut_passages,
     encode_whole,
     split_sections,
+    with_captions,
     words_of,
 )
 from ingestion.samples.kernels import fragments_of, kernels_of
@@ -52,7 +53,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
-PIPELINE = 13
+PIPELINE = 14
 # The prose of passages of a reference page, in per mille: it halves their rank among passages that
 # answer a question (retrieval/search/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300
@@ -177,13 +178,15 @@ def read_document(
     elements, cut = bounded(parsed.elements)
     sections = split_sections(elements)
     limits.check_passages(len(sections), "sections")
-    passages = cut_passages(sections, embedder.count_tokens, embedder.window, limits)
-    lost = lost_sections(sections, passages)
+    # Cards are read from paragraphs as they are: many name the symbol of the table below.
+    captioned = split_sections(with_captions(elements))
+    passages = cut_passages(captioned, embedder.count_tokens, embedder.window, limits)
+    lost = lost_sections(captioned, passages)
     passages = passages or _headings_only(sections)
     report = _report(parsed, sections, passages, lost, cut)
     facts: tuple[ProposedFact, ...] = ()
     if file.with_facts:
-        facts, unread = facts_in(sections)
+        facts, unread = facts_in(captioned)
         report["rows_not_read"] = unread[:MAX_ROWS]
     scopes = SectionScopes(file.hardware, registry)
     samples = SampleScopes(scopes, file.hardware, registry)

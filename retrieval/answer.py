@@ -316,7 +316,9 @@ def _ranking(
     near = _near(snapshot, config)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else Cards()
-        in_order = by_words(snapshot, request, cards, titles(), verdict.signal_ids)
+        own = [specs[place] for place in scope.lineage[:1]]
+        names = [name for spec in own for name in (spec.id, spec.name, *spec.aliases)]
+        in_order = by_words(snapshot, request, cards, titles(), verdict.signal_ids, names)
     elif signals:
 
         def in_order(ranked: list[Ranked]) -> list[Ranked]:

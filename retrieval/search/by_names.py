@@ -23,6 +23,7 @@ from retrieval.request import RetrieveRequest
 from retrieval.search.names import MAX_DRAFT, Cards, missing_names, names_in, sections_of_names
 from retrieval.search.ranking import Ranked
 from retrieval.search.titles import Titles
+from retrieval.search.values import by_values
 from retrieval.snapshot.snapshot import Snapshot
 
 MOST_NAMES = 8  # names of a text, the first ones
@@ -172,10 +173,13 @@ def by_words(
     cards: Cards,
     titles: Titles,
     signals: Sequence[str],
+    chip: Sequence[str] = (),
 ) -> Callable[[list[Ranked]], list[Ranked]]:
     """The order for a request in words: first sections that define a name in its log or question,
-    or the most similar known name, and those that quote its message. `cards` are the candidates for
+    or the most similar known name, those that quote its message, and those that state the value
+    that a question asks for. `cards` are the candidates for
     names. Sections titled for a signal other than `signals` of the diagnosis are lowered a little.
+    `chip` are the id and the names of the requested chip.
     """
     log = without_boilerplate(request.log or "")
     text = "\n".join(filter(None, (request.query, log)))
@@ -186,7 +190,8 @@ def by_words(
     def order(ranked: list[Ranked]) -> list[Ranked]:
         fitting = _others_later(snapshot, ranked, titles, signals)
         quoted = by_quotations(snapshot, fitting, log)
-        return by_names(snapshot, quoted, text, cards, meant=meant)
+        stated = by_values(snapshot, quoted, request.query or "", chip)
+        return by_names(snapshot, stated, text, cards, meant=meant)
 
     return order
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingestion.elements import Box, Element, Table, make_table, render_table, table_element
+from ingestion.formats import parse
 from ingestion.limits import LINE_CHARS
 from ingestion.passages import (
     MAX_CHARS,
@@ -24,6 +25,7 @@ from ingestion.passages import (
     cut_to_window,
     split_sections,
     split_text,
+    with_captions,
     words_of,
 )
 from ingestion.read import lost_sections
@@ -161,6 +163,31 @@ def test_each_table_piece_has_caption_and_header_rows(embedder: LocalEmbedder) -
         assert piece.shown == f"{piece.lead}\n{piece.text}"
 
 
+def test_paragraph_that_introduces_a_table_is_its_caption(embedder: LocalEmbedder) -> None:
+    text = "Matrix units of X1:\n| t | rate |\n|--|--|\n| fp16 | 1024 |\n\n"
+    text += "The X1 has a vector unit. Its rates are in the table below.\n"
+    text += "| t | rate |\n|--|--|\n| fp16 | 128 |\n\n**Slab**\n\nMemory of a core.\n"
+    elements = with_captions(parse(text.encode(), "x.md").elements)
+    captions = [element.table.caption for element in elements if element.table]
+    assert captions == [
+        "Matrix units of X1:",
+        "The X1 has a vector unit. Its rates are in the table below.",
+    ]
+    shown = "\n".join(piece.shown for piece in cut(embedder, *elements))
+    assert "table below.\n\n| t | rate |" in shown
+    split = cut(embedder, Element("text", "It is fast. " * 32), *elements[-2:])
+    assert split[-1].text.startswith("**Slab**"), "a term stays with its definition"
+
+
+def test_numbered_captions_below_their_tables_stay_there() -> None:
+    text = "".join(
+        f"| t | rate |\n|--|--|\n| fp16 | {n} |\n\nTable {n}: rates of X{n}\n\n" for n in (1, 2)
+    )
+    elements = with_captions(parse(text.encode(), "x.md").elements)
+    captions = [element.table and element.table.caption for element in elements]
+    assert captions == ["Table 1: rates of X1", "Table 2: rates of X2"]
+
+
 def test_dense_table_below_size_limit_keeps_its_header(embedder: LocalEmbedder) -> None:
     """800 characters of digits are more tokens than the window."""
     rows = [["1", "2", "3", "4", "5", "6", "7", "8"] for _ in range(20)]
@@ -182,14 +209,17 @@ def test_tokens_of_foreign_scripts_are_counted(embedder: LocalEmbedder) -> None:
         assert embedder.count_tokens(read) <= embedder.window
 
 
-def test_header_row_wider_than_window_leaves_room_for_rows(
+def test_row_wider_than_window_is_cut_between_cells_with_its_columns(
     embedder: LocalEmbedder,
 ) -> None:
     header = [[f"column {n} 0x{n:08x}" for n in range(80)]]
     element = table_element(make_table(header, [[str(n)] * 80 for n in range(4)]))
     assert element is not None
     pieces = cut(embedder, element)
-    assert all(piece.lead.endswith("...") for piece in pieces)
+    for piece in pieces:
+        columns = piece.lead.split("\n| ---")[0].rpartition("\n")[2].count("column")
+        assert columns == len(piece.text.strip("| ").split("|"))
+    assert pieces[1].lead.startswith("0\n"), "the first cell names the row"
     assert compact("".join(p.text for p in pieces)) == compact(
         render_table(Table((), element.table.rows)) if element.table else ""
     )
