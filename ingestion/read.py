@@ -22,6 +22,7 @@ from ingestion.findings.front_matter import moves_of, stated_languages, stated_t
 from ingestion.findings.scopes import (
     SampleScopes,
     SectionScopes,
+    host_labels,
     sole_languages,
     template_languages,
 )
@@ -42,6 +43,7 @@ from ingestion.passages import (
 from ingestion.samples.kernels import fragments_of, kernels_of
 from ingestion.samples.recipes import UnusedSample, propose_recipes
 from ingestion.symbols.cards import cards_of
+from ingestion.symbols.definitions import HOSTS
 from ingestion.symbols.headings import headings_without_card
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.catalog.knowledge.samples import KernelSample, ProposedRecipe
@@ -196,7 +198,13 @@ def read_document(
     if headings := headings_without_card(sections, {card.name.lower() for card in cards}):
         report["headings_without_card"] = headings[:MAX_HEADINGS]
     own = compiled or sole_languages(file.hardware, registry)
-    kernels = kernels_of(sections, cards, file.languages, own if file.with_facts else ())
+    kernels = kernels_of(
+        sections,
+        cards,
+        file.languages,
+        own if file.with_facts else (),
+        host_labels(file.hardware, registry) or HOSTS,
+    )
     if file.with_facts:
         left_out += _without_recipe(sections, kernels, samples)
         fragments = fragments_of(sections, cards, kernels, own)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ingestion.formats.detect import code_language
 from kb.hardware import lineage
 from kb.hardware.lineage import NameIndex, Registry
 from kb.hardware.spec import HardwareSpec
@@ -107,6 +108,16 @@ def template_languages(
     chains = (registry[place].toolchains.items() for line in lines for place in line)
     names = [name for rows in chains for name, chain in rows if not chain.builtin]
     return tuple(dict.fromkeys(names))
+
+
+def host_labels(hardware: Sequence[str], registry: Mapping[str, HardwareSpec]) -> frozenset[str]:
+    """The labels of code in files that command templates of these chips compile; empty if they do
+    not state a suffix."""
+    lines = [lineage.lineage(chip, registry) for chip in hardware if chip in registry]
+    chains = [c for line in lines for place in line for c in registry[place].toolchains.values()]
+    suffixes = {chain.suffix for chain in chains if chain.suffix and not chain.builtin}
+    labels = {label for s in suffixes for label in (s[1:], code_language(f"kernel{s}"))}
+    return frozenset(labels | {""}) if suffixes else frozenset()
 
 
 def sole_languages(

@@ -74,6 +74,7 @@ CODE_LANGUAGES = {
     "jl": "julia",
     "metal": "metal",
     "sh": "bash",
+    "cmake": "cmake",
 }
 # Files that hold no text; a short one would look like text.
 _BINARY_EXTENSIONS = frozenset(
@@ -175,7 +176,8 @@ def extension_format(name: str) -> Format | None:
 
 def code_language(name: str) -> str:
     """The language of a code file by its name, empty for any other file."""
-    return CODE_LANGUAGES.get(_extension(name), "")
+    is_cmake = PurePath(name).name == "CMakeLists.txt"
+    return "cmake" if is_cmake else CODE_LANGUAGES.get(_extension(name), "")
 
 
 def _extension(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestion.passages import ParsedSection
-from ingestion.symbols.definitions import FOREIGN_FENCES, word_set
+from ingestion.symbols.definitions import FOREIGN_FENCES, HOSTS, word_set
 from ingestion.symbols.names import tokens_in
 from kb.catalog.knowledge.samples import KernelSample
 from kb.catalog.knowledge.symbols import Card
@@ -32,6 +32,10 @@ _NO_LANGUAGE = word_set("text none plain plaintext default code txt pseudocode p
 
 _DECORATED = re.compile(r"^[ \t]*@[\w.]{0,40}(?:jit|kernel|autotune|heuristics|compile)\b", re.M)
 _PYTHON = re.compile(r"^[ \t]*(?:async )?def[ \t]+(\w++)[ \t]*\(", re.M)
+_OTHER_LANGUAGE = re.compile(
+    r"^[ \t]*(?:@|import |from )(?:triton|numba|cutlass|jax|taichi|warp)\b", re.M
+)
+_TAKES = re.compile(r"\bdef[ \t]+\w+[ \t]*\([ \t\n]*[^)\s]")
 _MARKED_ENTRY = re.compile(
     r"(?:__global__|\b__kernel\b|\[\[kernel\]\]|\bextern \"C\"|\bkernel_entry\b|__aicore__)", re.M
 )
@@ -95,12 +99,15 @@ def kernels_of(
     cards: Sequence[Card],
     languages: Collection[str] = (),
     own: Collection[str] = (),
+    hosts: Collection[str] = HOSTS,
 ) -> list[KernelSample]:
     """The whole kernels of one document in reading order. `languages` are those that it is about,
-    `own` those of its chips alone, whose names another manual may define."""
+    `own` those of its chips alone, whose names another manual may define, `hosts` labels of code
+    that can be in a language of the document's own."""
     names = {card.name: card for card in cards}
     by_last = _by_last_part(names)
-    only = next(iter(languages)) if len(languages) == 1 else ""
+    stated = languages or own
+    only = next(iter(stated)) if len(stated) == 1 else ""
     chip_languages = {language.lower() for language in languages}
     chips = {language.lower() for language in own}
     kernels: list[KernelSample] = []
@@ -122,11 +129,12 @@ def kernels_of(
                 return kernels
             seen.add(code)
             text += len(code)
+            is_own = not fence or (fence in hosts and _is_own(code, entry, symbols))
             kernels.append(
                 KernelSample(
                     operator=operator_of(entry.name, section.path),
                     title=section.title,
-                    language=fence or only,
+                    language=only if only and is_own else fence,
                     shapes=entry.shapes,
                     section=number,
                     code=code,
@@ -134,6 +142,11 @@ def kernels_of(
                 )
             )
     return kernels
+
+
+def _is_own(code: str, entry: KernelEntry, symbols: Sequence[str]) -> bool:
+    """Whether a kernel is in the language of the document, not in one that its host embeds too."""
+    return (entry.marked or len(symbols) >= _SYMBOLS) and not _OTHER_LANGUAGE.search(code)
 
 
 def fragments_of(
@@ -205,7 +218,10 @@ def entry_of(code: str) -> KernelEntry | None:
     """The entry of a block of code, or None."""
     if len(code) > MAX_KERNEL:
         return None
-    marked = bool(_DECORATED.search(code) or _MARKED_ENTRY.search(code))
+    decorated = _DECORATED.search(code)
+    marked = bool(decorated or _MARKED_ENTRY.search(code))
+    if decorated and (head := _PYTHON.search(code, decorated.end())):
+        return KernelEntry(head[1], _shapes(code, head.start()), True)
     for pattern in (_NAMED_ENTRY, _PYTHON, _FUNCTION, _DIRECTIVE, _LABEL):
         for match in pattern.finditer(code):
             name = match[1] or ""
@@ -214,6 +230,7 @@ def entry_of(code: str) -> KernelEntry | None:
             kernel = marked or "kernel" in match[0].lower() or pattern is _DIRECTIVE
             declared = pattern is _NAMED_ENTRY and bool(_DECLARED.match(match[0]))
             scalar = pattern is _FUNCTION and _takes_scalars(match[0], name)
+            scalar |= pattern is _PYTHON and not _TAKES.search(code)
             return KernelEntry(name, _shapes(code, match.start()), kernel, declared, scalar)
     return KernelEntry("", (), True) if marked else None
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from ingestion.elements import Element
 from ingestion.passages import ParsedSection
 from ingestion.symbols.definitions import (
+    HOSTS,
     MAX_FURTHER,
     MAX_LIMIT,
     MAX_LIMITS,
@@ -44,6 +45,7 @@ from ingestion.symbols.headings import (
     signed_definitions,
 )
 from ingestion.symbols.names import (
+    CODE,
     has_prefix,
     is_error_code,
     is_hyphened,
@@ -77,6 +79,8 @@ _INTRODUCED = re.compile(
     r"^(?:and |the |a )?(`{1,2}[^`]{1,80}`{1,2})"
     r"(?: (?:keyword|statement|directive|loop))? (\w{2,20}s)\b"
 )
+# "annotated by `lib.compute` or `lib.move` decorators"
+_DECORATORS = re.compile(r"(?:`@?[\w.]{1,80}`(?:,|,? (?:and|or))? ){1,4}decorators?\b")
 _CLAUSE = re.compile(r"[,;]\s+(?:and\s+)?(?=`)|\s+and\s+(?=`)")
 _NO_VERBS = word_set("is was has as this its does operands arguments values types")
 
@@ -136,12 +140,14 @@ def _items(text: str, around: Sequence[str], place: Surroundings) -> Iterator[De
 
 def introduced_definitions(section: ParsedSection, place: Surroundings) -> Iterator[Definition]:
     """Keywords that a sentence introduces, in a section about the language: `tile` reserves ..."""
-    if not speaks_of_language(place.around[:2]):
-        return
+    is_about = speaks_of_language(place.around[:2])
     for element in section.elements:
         if element.kind not in ("text", "list") or "`" not in element.text:
             continue
         for sentence in sentences_of(element.text):
+            yield from _decorators(sentence, place)
+            if not is_about:
+                continue
             for clause in _CLAUSE.split(sentence):
                 match = _INTRODUCED.match(clause)
                 mention = mention_of(match[1].strip("`"), marked=True) if match else None
@@ -155,6 +161,13 @@ def introduced_definitions(section: ParsedSection, place: Surroundings) -> Itera
                     meaning=clause,
                     sure=mention.name in place.in_code,
                 )
+
+
+def _decorators(sentence: str, place: Surroundings) -> Iterator[Definition]:
+    for names in _DECORATORS.finditer(sentence):
+        for name in CODE.findall(names[0]):
+            if has_prefix(name) and is_name(name):
+                yield definition(name.lstrip("@"), place.section, "directive", meaning=sentence)
 
 
 # -- error codes
@@ -375,7 +388,6 @@ def _shape(operands: str) -> str:
 MAX_CARDS = 2_000  # of one document
 MAX_DEFINITIONS = 10_000
 TITLE_LENGTH = 50  # characters; a shorter meaning is a title
-_HOSTS = ("", "python", "py", "c", "cpp", "c++")  # languages that embed others
 
 
 def cards_of(sections: Sequence[ParsedSection], languages: Collection[str] = ()) -> list[Card]:
@@ -447,7 +459,7 @@ def _merged(
         meaning=_meaning(ranked),
         limits=bounded([*stated, *bounds, *limits], MAX_LIMITS, MAX_LIMIT),
         example=example,
-        language=only if only and language in _HOSTS else language,
+        language=only if only and language in HOSTS else language,
         section=best.section,
         further=bounded((f for d in ranked for f in d.further), MAX_FURTHER, MAX_LIMIT),
     )

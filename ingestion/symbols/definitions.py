@@ -219,6 +219,8 @@ def speaks_of_language(texts: Iterable[str]) -> bool:
     )
 
 
+HOSTS = ("", "python", "py", "c", "cpp", "c++")  # languages that embed others
+
 # Fences of commands, configuration and output, which are not in a language of the chip.
 FOREIGN_FENCES = word_set(
     "bash sh shell console shell-session zsh powershell bat cmd json yaml yml toml ini cfg xml "

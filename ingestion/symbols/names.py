@@ -50,13 +50,15 @@ _ERROR = re.compile(
 )
 _TYPED = re.compile(r"(?:[iu]|f|fp|bf|tf|int|uint|float|bfloat|s|b)\d{1,3}\w{0,8}|\w{2,30}_t")
 _CAMEL = re.compile(r"[a-z][a-z0-9]*[A-Z]\w*|[A-Z][a-z0-9]+[A-Z]\w*")
-# A module of two letters is no folder of logs: `tl.log`, `np.log`.
+# A module of two letters is no folder of logs: `tl.log`, `np.log`, `ttl.math.log`.
 _FILE = re.compile(
-    r"(?![a-z]{2}\.log$).*\.(?:md|rst|txt|py|pyi|c|cc|cpp|cxx|h|hpp|cu|cuh|hip|ipynb|json|ya?ml|toml|ini|cfg|conf|sh"
+    r"(?!(?:[a-z]{2}|[a-z]\w*\.[a-z]\w*)\.log$).*\.(?:md|rst|txt|py|pyi|c|cc|cpp|cxx|h|hpp|cu|cuh|hip|ipynb|json|ya?ml|toml|ini|cfg|conf|sh"
     r"|so|a|o|exe|dll|log|csv|html?|pdf|png|svg|zip|gz|tar|whl|deb|rpm|bin|pt|onnx|js|css|com|org"
     r"|io|net|db|neff|ntff|proto|cmake)",
     re.I,
 )
+_CALL = re.compile(r"[\w.:]+\(")
+_PARAMETER = re.compile(r"\[\w+(?:, ?\w+)*\](?=\.[A-Za-z_])")  # `Net[T].send` is `Net.send`
 # `tmul.h td, ts1` is an instruction, its suffix a type; `math.h` is a file.
 _SUFFIXED = re.compile(r"[A-Za-z_]\w*+(?:\.\w++)*\.[a-zA-Z]", re.ASCII)
 _VERSION = re.compile(r"v?\d+(?:[._]\w+)*", re.I)
@@ -166,11 +168,10 @@ def _mention(span: str, marked: bool) -> Mention | None:
     if is_name(text):
         return Mention(text, "", marked)
     left, equals, right = text.partition(" = ")
-    if equals and " = " in right:
-        return None
     if equals and "(" not in left:
-        assigned = _mention(right, marked)
-        return replace(assigned, signature=cut(text, MAX_SIGNATURE)) if assigned else None
+        return _assigned(left, right, text, marked)
+    if " = " in right and left.count("(") == left.count(")"):  # no defaults of arguments
+        return None
     before, bracket, _ = text.partition("(")
     if "," in before and "<" not in before:
         bracket = ""  # of an address, as in `tld td, (rs1)`
@@ -180,7 +181,7 @@ def _mention(span: str, marked: bool) -> Mention | None:
     if before.endswith(" ") and not marked and len(words) == 1:
         return Mention(words[0], "", marked) if is_name(words[0]) else None  # an aside
     name = (words[-1] if bracket and words else text.split(" ")[0]).rstrip(":")
-    name = name.partition("<")[0].partition("[")[0].partition("{")[0]
+    name = _PARAMETER.sub("", name).partition("<")[0].partition("[")[0].partition("{")[0]
     suffixed = _SUFFIXED.fullmatch(name) and _has_operands(text)
     condition = bracket and _COMPARED.search(text)  # abs(x) <= 31
     if not (is_name(name) or suffixed) or _OPERATOR.match(text, len(name)) or condition:
@@ -188,6 +189,16 @@ def _mention(span: str, marked: bool) -> Mention | None:
     if not bracket and (is_type_name(name) or name in _TYPE_WORDS) and " " in text:
         return None  # the declaration of a variable
     return Mention(name, cut(text, MAX_SIGNATURE), marked)
+
+
+def _assigned(left: str, right: str, text: str, marked: bool) -> Mention | None:
+    """The name in `x = name(...)`; that of a type in `lib.Index = lib.Size | Tuple[lib.Size]`."""
+    if " = " in right:
+        return None
+    if is_name(left) and "." in left and not _CALL.match(right):
+        return Mention(left, cut(text, MAX_SIGNATURE), marked)
+    mention = _mention(right, marked)
+    return replace(mention, signature=cut(text, MAX_SIGNATURE)) if mention else None
 
 
 def mentions_in(

@@ -131,6 +131,11 @@ class ToolchainSpec:
     arguments: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     scalars: Mapping[str, ScalarSpec] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def called(self) -> str:
+        """The name of a kernel for command templates; empty for a built-in toolchain."""
+        return self.entry or ("" if self.builtin else "kernlore_run")
+
 
 @dataclass(frozen=True)
 class HardwareSpec:

@@ -291,7 +291,7 @@ def entry_for(base: KnowledgeBase, hardware: str, language: str) -> str:
     registry = base.registry
     lineage = registry.lineage(registry.resolve(hardware))
     toolchain = command_toolchains(registry.all(), lineage).get(language)
-    return toolchain.entry if toolchain is not None else ""
+    return toolchain.called if toolchain is not None else ""
 
 
 def _cuda() -> bool:

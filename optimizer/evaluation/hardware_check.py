@@ -20,7 +20,7 @@ from kb.errors import KernloreError
 from kb.hardware.spec import SampleArgument, ToolchainSpec
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.abi import Signature, TensorSpec
-from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.correctness.check import run_simulated
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.evaluate import choose_target, problem_from_text
@@ -347,9 +347,7 @@ def run_sample(language: str, toolchain: ToolchainSpec, target: EvaluationTarget
     """Compile the sample, run it if it has arguments, and compare if it has a reference."""
     chain = CommandToolchain(language, toolchain)
     main = "sample" + (toolchain.suffix or ".txt")
-    bundle = Bundle(
-        {main: toolchain.sample}, main, language, toolchain.entry or default_entry(main)
-    )
+    bundle = Bundle({main: toolchain.sample}, main, language, toolchain.called)
     with tempfile.TemporaryDirectory(prefix="kernlore-sample-") as folder:
         workdir = Path(folder)
         signature = signature_of(toolchain.sample_arguments)

@@ -8,6 +8,7 @@ context of a run starts with the same text, so prompt caches can hold it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,11 @@ WHOLE = "## The documents of this chip, whole"
 WHOLE_OF_LANGUAGE = "## The documents of this chip that are about its language, whole"
 ERROR = "error"  # kind of the cards of error codes, which kernels do not contain
 
+NEAR = 0.7  # share of equal lines
+# `add_error.py` shows an error; `squared_error.py` computes one.
+_FAULTY = re.compile(
+    r"(?:\b|_)(?<!squared_)(?<!absolute_)(?:invalid|broken|faulty|wrong|error)(?=\.\w+$|$)", re.I
+)
 Search = Callable[[str, ScopeFilter], list[Ranked]]  # (question, scope) -> ranked passages
 
 
@@ -85,12 +91,13 @@ def target_blocks(
     own = own_scope(target, scope)
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
-    verified = [s for s in _samples(snapshot, target) if s.document_id is None]
-    whole = _whole_documents(snapshot, target, own, int(budget * layout.whole), about, without)
+    samples = _samples(snapshot, target)
+    room = int(budget * layout.whole) - used
+    whole = _whole_documents(snapshot, target, own, room, about, samples, without)
     if whole is not None:
         room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
         shown = _plain("\n".join(block.text for block in whole))
-        fresh = [s for s in verified if _plain(s.code) not in shown]
+        fresh = [s for s in samples if _plain(s.code) not in shown]
         if _plain(target.toolchain_sample) in shown:
             target = replace(target, toolchain=replace(target.toolchain, sample=""))
         blocks = [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
@@ -149,14 +156,20 @@ def _whole_documents(
     own: ScopeFilter,
     room: int,
     about: Mapping[str, float],
+    samples: Sequence[Sample],
     without: frozenset[str],
 ) -> list[Block] | None:
-    """The chip's documents in order or, if they are too long, those about the language; None if
-    these are too long too or do not exist."""
+    """The chip's documents in order or, if they are too long, those about the language, those with
+    kernels or names of it (no instructions for building), those with names; None if these are too
+    long too or do not exist."""
     about_chip = snapshot.documents_about((target.hardware.id,), own)
     every = [document for document in about_chip if document.id not in without]
     of_language = [d for d in every if about.get(d.id, 0.0) >= ABOUT_LANGUAGE]
-    for documents in (every, of_language):
+    symbols = own_symbols(snapshot, target.lineage, target.language, target.access_scope)
+    naming = {symbol.document_id for symbol in symbols if symbol.kind != ERROR}
+    coded = naming | {sample.document_id for sample in samples}
+    chosen = [[d for d in of_language if d.id in ids] for ids in (coded, naming)]
+    for documents in (every, of_language, *chosen):
         if documents and sum(d.characters for d in documents) <= room * CHARS_PER_TOKEN:
             title = WHOLE if documents == every else WHOLE_OF_LANGUAGE
             blocks = _documents(snapshot, documents, own, title, without)
@@ -408,7 +421,9 @@ def _samples(snapshot: Snapshot, target: Target) -> list[Sample]:
         quality = sample_rows.STATUSES.index(sample.status)
         stated = sample.language == target.language
         own = target.hardware.id in sample.hardware
-        return (sample.status == "refused", not same, -relation, -quality, not own, not stated)
+        titles = f"{sample.title} {sample.document_title}"
+        faulty = sample.status == "refused" or _FAULTY.search(titles) is not None
+        return (faulty, not same, -relation, -quality, not own, not stated)
 
     return sorted(by_code.values(), key=lambda s: (place(s), len(s.code), s.id))
 
@@ -433,10 +448,18 @@ def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: i
     same = [s for s in samples if stated and _one_in_other(_plain(s.code), stated)]
     first = [_sample(s, target) for s in same[:1]] or _stated_sample(target)
     for block in [*first, *(_sample(s, target) for s in samples if s not in same)]:
-        if len(blocks) < count and block.tokens <= left:
+        if len(blocks) == count:
+            break
+        if block.tokens <= left and not any(_is_near(block.text, b.text) for b in blocks):
             blocks.append(block)
             left -= block.tokens
     return [head, *blocks] if blocks else []
+
+
+def _is_near(code: str, other: str) -> bool:
+    """Whether most lines of two kernels are the same: versions of one example."""
+    one, two = ({line for line in t.splitlines() if line.strip()} for t in (code, other))
+    return len(one & two) > NEAR * max(len(one), len(two))
 
 
 def _stated_sample(target: Target) -> list[Block]:

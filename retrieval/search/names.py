@@ -40,7 +40,8 @@ _MARKS = ".@%$#"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*[;#][^\n]*|[ \t];[^\n]*", re.S | re.M)
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 _STATEMENT = re.compile(r"[;{}\n]")
-_STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+_STRING = re.compile(r"\"\"\".*?\"\"\"|\"[^\"\n]*\"|'[^'\n]*'", re.S)
+_DOTTED_CALL = re.compile(r"(?<![\w.])(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?=[ \t]*\()")
 
 Embed = Callable[[str], Vectors]
 
@@ -227,17 +228,18 @@ def unknown_names(
     embed: Embed | None = None,
     texts: Iterable[str] = (),
 ) -> list[UnknownName]:
-    """Names in instruction position in a draft that have no card, by line. Empty if there are too
-    few cards to judge. `texts` are those of the chip's documents: a name that occurs in them is
-    known even without a card."""
+    """Names in instruction position in a draft, and dotted calls, that have no card, by line. Empty
+    if there are too few cards to judge. `texts` are those of the chip's documents: a name that
+    occurs in them is known even without a card."""
     known = {symbol.name for symbol in symbols}
     if len(known) < LEAST_CARDS:
         return []
     text = _without_comments(draft[:MAX_DRAFT])
     folded = {name.lstrip(".@%$#").lower() for name in known} | {n.lower() for n in known}
     pieces = {part.lower() for name in known for part in re.split(r"\W+", name) if part}
-    leading = _leading_words(text)
-    elsewhere = _operands(text) | set(_DEFINED.findall(draft[:MAX_DRAFT]))
+    calls = _unknown_calls(text, known)
+    leading = {**_leading_words(text), **calls}
+    elsewhere = (_operands(text) - set(calls)) | set(_DEFINED.findall(draft[:MAX_DRAFT]))
     named = {word for part in texts for word in WORD.findall(part) if word in leading}
     unknown = []
     for word, line in leading.items():
@@ -273,11 +275,22 @@ def _leading_words(text: str) -> dict[str, int]:
         match = WORD.match(statement)
         if match is not None:
             after = statement[match.end() :].lstrip()
-            if after[:1] and after[0] not in "=:+-*/<>([.":
+            if after[:1] and after[0] not in "=:+-*/<>([.,":
                 words.setdefault(match[0], line)
         line += mark == "\n"
         start = end + 1
     return words
+
+
+def _unknown_calls(text: str, known: Collection[str]) -> dict[str, int]:
+    """Calls of dotted names that are no cards, of modules that have cards, with their first line:
+    `lib.math.sigmod(x)` where `lib.math.exp` and others are known."""
+    modules = Counter(name.rpartition(".")[0] for name in known)
+    calls: dict[str, int] = {}
+    for match in _DOTTED_CALL.finditer(text):
+        if match[0] not in known and modules[match[0].rpartition(".")[0]] > 1:
+            calls.setdefault(match[0], text.count("\n", 0, match.start()) + 1)
+    return calls
 
 
 def _operands(text: str) -> frozenset[str]:

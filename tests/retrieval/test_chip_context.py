@@ -238,7 +238,7 @@ def test_documents_about_language_are_included_whole_among_others(bases: Bases) 
     assert bases.among.id.replace("-", " ").lower() in manual[1].lower()
 
 
-@pytest.mark.parametrize("budget", [1_500, 2_500, 4_000])
+@pytest.mark.parametrize("budget", [1_500, 2_500, 3_000])
 def test_documents_about_other_languages_give_no_cards_or_sections(
     bases: Bases, budget: int
 ) -> None:

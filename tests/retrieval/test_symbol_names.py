@@ -119,6 +119,16 @@ def test_unknown_names_of_a_draft_with_nearest_known_ones() -> None:
     assert unknown[0].as_json() == {"name": "mulac", "line": 5, "nearest": unknown[0].nearest}
 
 
+def test_dotted_calls_are_held_against_cards_of_their_module() -> None:
+    names = ("lib.math.exp", "lib.math.sigmoid", "lib.copy", "lib.core")
+    cards = [*CARDS, *map(symbol, names)]
+    draft = '"""\nThis kernel adds.\n"""\nrows, columns = lib.core()\n'
+    draft += "y.store(lib.math.sigmod(a))\nlib.copy(other.made.up(a), y)\n"
+    unknown = unknown_names(draft, cards)
+    assert [(u.name, u.line) for u in unknown] == [("lib.math.sigmod", 5)]
+    assert unknown[0].nearest[0] == "lib.math.sigmoid"
+
+
 def test_too_few_cards_are_not_a_vocabulary() -> None:
     assert unknown_names(DRAFT, CARDS[:7]) == [] and unknown_names("", CARDS) == []
 

@@ -20,7 +20,7 @@ import torch
 from kb.errors import KernloreError
 from kb.hardware.spec import SampleArgument, ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
-from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 
@@ -70,7 +70,7 @@ class ProbedTool:
 
     def _compile(self, source: str, signature: Signature) -> tuple[Compiled, Path]:
         main = "sample" + (self.template.suffix or ".txt")
-        entry = self.template.entry or default_entry(main)
+        entry = self.template.called
         bundle = Bundle({main: source}, main, self.language, entry)
         folder = Path(tempfile.mkdtemp(prefix="try-", dir=self.folder))
         self.compiled += 1

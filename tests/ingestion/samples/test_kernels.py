@@ -95,6 +95,27 @@ def test_fence_without_language_has_only_declared_one() -> None:
     assert [k.language for k in kernels_in(fenced(CUDA, "text"), ["quill"])] == ["quill"]
 
 
+def test_kernel_in_a_host_language_is_in_the_chips() -> None:
+    code = """
+def from_torch(tensor):
+    return lib.wrap(tensor)
+
+@lib.kernel(
+    grid="auto",
+)
+def matmul(a, b, out):
+    @lib.compute()
+    def work():
+        out.store(a.wait() @ b.wait())
+"""
+    [kernel] = kernels_in(fenced(code, "python"), ["quill"])
+    assert (kernel.language, kernel.operator) == ("quill", "matmul")
+    [other] = kernels_in(fenced(TRITON, "python"), ["quill"])
+    assert other.language == "python"
+    threads = code[code.index("    @lib.compute") :].replace("\n    ", "\n")
+    assert kernels_in(fenced(threads * 3, "python"), ["quill"]) == []
+
+
 def test_kernel_over_two_blocks_is_joined_if_bracket_is_open() -> None:
     head, tail = CUDA[: CUDA.index("  float")], CUDA[CUDA.index("  float") :]
     text = f"{fenced(head, 'cpp')}\nThen scale and store:\n\n```cpp\n{tail}```\n"

@@ -464,3 +464,23 @@ def test_host_code_has_language_of_its_document() -> None:
         "tl.log": "triton",  # not a file with that ending
     }
     assert cards_in(text, languages=["triton", "cuda"])["tl.load"].language == "python"
+
+
+def test_types_generic_methods_defaults_and_decorators() -> None:
+    text = """# Net
+
+A kernel is annotated by `lib.kernel` or `lib.compute` decorators.
+
+| Type alias/Function | Description |
+| --- | --- |
+| `lib.Size = Annotated[int, Gt(0)]` | A size. |
+| `lib.Range = Tuple[lib.Size, ...]` | A range of cores. |
+| `lib.Net[T].send(self, to: T, hops: int = 1, wait: bool = True) -> None` | Send a block. |
+| `lib.math.log(x: lib.Block) -> lib.Block` | Natural logarithm. |
+"""
+    cards = cards_in(text)
+    assert set(cards) == {
+        *("lib.kernel", "lib.compute", "lib.Size", "lib.Range", "lib.Net.send", "lib.math.log")
+    }
+    assert "wait: bool = True" in cards["lib.Net.send"].signature
+    assert cards["lib.kernel"].kind == "directive"

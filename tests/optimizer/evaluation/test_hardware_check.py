@@ -137,7 +137,8 @@ def test_missing_or_failing_part_has_line_to_add(
 
 
 def test_toolchain_without_entry_is_complete(local: CommandTarget) -> None:
-    check = checked(local, entry=None, sample=KERNEL.replace(NAMED, ""))
+    called = NAMED.replace('"main"', '"kernlore_run"')  # also in a file of Python
+    check = checked(local, entry=None, sample=KERNEL.replace(NAMED, called))
     found = part(check.languages[0], "entry")
     one = check.languages[0]
     rows = (*one.tools, *one.sample, *one.prompt)

@@ -120,7 +120,7 @@ def own_entry(language: str, main: str, context: ProposalContext) -> str:
     """The entry of a candidate that names none: that of the chip's toolchain, else of its kind of
     file."""
     own = context.hardware.toolchains.get(language)
-    return own.entry if own is not None and own.entry else default_entry(main)
+    return own.called if own is not None and own.called else default_entry(main)
 
 
 def rule(context: ProposalContext) -> str:
