@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 from threadpoolctl import threadpool_limits
 
+from api.prepared import files_key
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
 from ingestion.builtin.precomputed import ShippedReadings, put_shipped
 from ingestion.findings.tags import SignalWords, Tagger
@@ -31,6 +32,7 @@ from ingestion.uploads import Uploads, read_again
 from ingestion.worker import READS_AT_ONCE, Worker, WorkerParts
 from kb.audit import AuditLog
 from kb.blobs import Blobs
+from kb.catalog import meta
 from kb.catalog.database import FREE
 from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
@@ -38,7 +40,6 @@ from kb.catalog.knowledge.documents import erase_deleted, remove_orphan_facts
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.hardware.spec import HardwareSpec
-from kb.index.chroma import parse_address
 from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 FOLLOW_SECONDS = 0.5  # between checks whether the catalog has changed
 LOADING_SECONDS = 2.0  # the same while the built-in knowledge is loaded
 AWAY_SECONDS, LOOK_SECONDS = 5.0, 20.0  # between checks: while a store is away, otherwise
+CONFIRM_SECONDS = 3.0  # from the first complete answers to the comparison of built-in files
 STOP_SECONDS = 10.0  # for the current batch; reading a document can take longer
 
 # Notes on readiness, by the state of the catalog's schema.
@@ -75,6 +77,7 @@ _NOTES = {
     " Start the newer one instead.",
 }
 
+_FILES = "builtin_files"  # of the catalog's named values: `files_key` of the last load
 log = structlog.get_logger(__name__)
 
 
@@ -290,8 +293,17 @@ class Services(KnowledgeBase):
         )
         self.finish_deletions()
         skills = skills or self.skills.sync_builtin(self.settings.skills_dir)
+        if not self.loaded_before():
+            with self.catalog.write() as connection:
+                meta.put(connection, _FILES, files_key(self.settings))
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report
+
+    def loaded_before(self) -> bool:
+        """Whether these built-in files were the last that were loaded into the catalog, by their
+        sizes and times."""
+        with self.catalog.read() as connection:
+            return bool(meta.get(connection, _FILES) == files_key(self.settings))
 
     def finish_deletions(self) -> None:
         """Remove files of deleted documents, including deletions that a killed process left
@@ -378,7 +390,9 @@ class Background:
         self._queued = threading.Event()  # set once changed built-in documents are queued
         self._worker: Worker | None = None
         services.knowledge_loaded = False
-        self._specs = 0  # chips that are built in
+        # Chips that were registered by `start`; None where an earlier start did.
+        self._specs: int | None = 0
+        self._loaded_before = False
         self._index = "exact"
         self._threads = [
             threading.Thread(target=self._ingest, name="ingestion", daemon=True),
@@ -394,9 +408,14 @@ class Background:
         services = self._services
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
-        if loaded_by_newer(services.catalog, product_version()) is None:
+        self._loaded_before = services.loaded_before()
+        if self._loaded_before:
+            self._specs = None
+        elif loaded_by_newer(services.catalog, product_version()) is None:
             self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
         if services.settings.chroma_url:
+            from kb.index.chroma import parse_address
+
             parse_address(services.settings.chroma_url)
         self._follower.start()
         for thread in self._threads:
@@ -457,13 +476,18 @@ class Background:
         with ThreadPoolExecutor(1) as pool, services.local_reader() as reader:
             warming = pool.submit(self._warm)
             worker = self._worker = services.worker(reader, self._on_vectors)
-            self._load_builtin()
+            if self._loaded_before:
+                self._queued.set()
+            else:
+                self._load_builtin()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
                 warming.result()
                 services.dense_ready = True
                 self._note_complete(services.snapshots.current())
+                if self._loaded_before:
+                    pool.submit(self._confirm_builtin)
                 worker.run(self._stop)
 
     def _warm(self) -> None:
@@ -473,12 +497,22 @@ class Background:
         services.retriever.warm(settings.models_dir, settings.knowledge_dir)
         services.embedder.wait()
 
+    def _confirm_builtin(self) -> None:
+        """Compare the built-in files with the catalog, because files can change without a new time
+        and documents can be deleted. Later, because it takes half a second of a processor."""
+        try:
+            if not self._stop.wait(CONFIRM_SECONDS):
+                self._load_builtin()
+        except Exception:  # the thread's boundary: what was loaded before is complete
+            log.exception("the built-in knowledge cannot be compared")
+
     def _load_builtin(self) -> bool:
         """Queue the built-in documents that have changed; return whether that succeeded. While the
         store of files is away, knowledge of an earlier start is used."""
         services = self._services
         try:
-            services.load_builtin(self._specs)
+            if services.load_builtin(self._specs).changed:
+                services.knowledge_loaded = False
         except StoreAway as error:
             log.warning("built-in knowledge is loaded later", reason=error.message)
             self._watch.lose_files(error)

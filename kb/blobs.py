@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import fsspec
 
 from kb.addresses import without_password
 from kb.data_dir import private_folder
@@ -44,7 +43,7 @@ class Blobs:
         """Does not connect. Raises InvalidRequest for a URL that does not name a store, Unavailable
         if its package is not installed."""
         self.name = without_password(url)
-        protocol = fsspec.core.split_protocol(url)[0] or "file"
+        protocol = url.partition("://")[0] if "://" in url else "file"
         if "@" in url and protocol in _S3:
             raise InvalidRequest(
                 f"the URL of the blob store contains credentials: {self.name}",
@@ -53,8 +52,21 @@ class Blobs:
             )
         self.is_local = protocol in ("file", "local", "memory")  # fast to query, always available
         self._atomic = protocol in _OBJECT_STORES
-        self._fs: Any
-        self._fs, self._root = _open_file_system(url, self.name, protocol)
+        self._url, self._protocol = url, protocol
+        if not self.is_local:
+            self._opened  # noqa: B018  raises
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        return _open_file_system(self._url, self.name, self._protocol)
+
+    @property
+    def _fs(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
 
     def _path(self, key: str) -> str:
         """The place of a blob. Raises NotFound for a key that is no hash: it may be a path."""
@@ -186,6 +198,8 @@ class Blobs:
 
 def _open_file_system(url: str, name: str, protocol: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it."""
+    import fsspec  # 60 ms, which a first answer does not need
+
     options: dict[str, Any] = {}
     if protocol in _S3:
         options = {

@@ -251,10 +251,12 @@ class LocalEmbedder:
                 self._begin_export()
 
     def wait(self) -> None:
-        """Wait for the export that `prepare` has started. Raises Unavailable if it fails."""
+        """Load the query model, after the export that `prepare` has started. Raises Unavailable if
+        that fails."""
+        self._tokenizer  # noqa: B018  loaded once
         with self._lock:
-            if self._exporting is not None:
-                self._await_export()
+            if self._session is None:
+                self._session = self._open_session()
 
     def _begin_export(self) -> subprocess.Popen[bytes]:
         if self._exporting is None:

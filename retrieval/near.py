@@ -10,14 +10,17 @@ back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
 from kb.embedding import Vectors
 from kb.errors import StoreAway
-from kb.index.chroma import ChromaIndex, IndexSyncReport
 from kb.scope import AccessScope
 from retrieval.snapshot.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from kb.index.chroma import ChromaIndex, IndexSyncReport
 
 EXACT_UP_TO = 200_000  # passages about the hardware of a request
 SPARE = 50  # entries requested in excess, since some may belong to deleted passages

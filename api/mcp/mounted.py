@@ -11,16 +11,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import anyio
-import httpx
 import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.mcp.routes import Open, Opening, Routes, client_of
 from kb.errors import Unavailable
 from kb.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx
+
+    from api.mcp.routes import Open, Opening
 
 PATH = "/mcp"
 
@@ -90,6 +94,7 @@ class Mounted:
             await asyncio.to_thread(import_module, "api.mcp.server")
             from mcp.server.transport_security import TransportSecuritySettings
 
+            from api.mcp.routes import Routes, client_of
             from api.mcp.server import build
 
             async with client_of(app) as client:
@@ -131,6 +136,7 @@ def serve(opened: Open) -> None:
 
 
 async def _serve(opened: Open) -> None:
+    from api.mcp.routes import Opening, Routes
     from api.mcp.server import build
 
     opening = Opening()

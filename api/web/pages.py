@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import structlog
@@ -23,14 +23,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup, escape
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
 from sqlalchemy.exc import DBAPIError
 
 from api.http.admission import with_place
@@ -45,6 +38,12 @@ from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
 from kb.settings import product_version
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+    from pygments.formatters import HtmlFormatter
 
 log = structlog.get_logger(__name__)
 R = TypeVar("R")
@@ -83,6 +82,8 @@ TONES = {
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # 0.1 s, for pages alone
+
     environment = Environment(
         loader=PackageLoader("api.web"),
         autoescape=True,
@@ -353,6 +354,10 @@ def code(text: str, language: str = "") -> Markup:
     name = LEXERS.get(language.lower(), language.lower())
     if not name or len(text) > MAX_TEXT:
         return escape(text)
+    from pygments import highlight
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
     try:
         lexer = get_lexer_by_name(name, stripnl=False, ensurenl=False)
     except ClassNotFound:
@@ -367,11 +372,15 @@ def plain_title(text: str) -> str:
 
 @cache
 def _formatter() -> HtmlFormatter[str]:
+    from pygments.formatters import HtmlFormatter
+
     return HtmlFormatter(nowrap=True, classprefix="k-")
 
 
 @cache
 def _renderer() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
     parser = MarkdownIt("commonmark", {"html": False, "highlight": _fenced})
     parser.enable("table").disable("image")
     setattr(parser, "validateLink", _is_web_address)  # noqa: B010  a hook of the library

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import TYPE_CHECKING, Annotated, Any, Required
 
 from typing_extensions import TypedDict
 
@@ -27,7 +27,6 @@ from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external import (
@@ -43,6 +42,9 @@ from skills.trajectories.records import (
     steps_of,
     trajectory_from_json,
 )
+
+if TYPE_CHECKING:
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 
 ReviewsByKey = Mapping[str, Review]  # key of the evaluation -> the newest decision about its flags
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.services import Services
+from ingestion.builtin import BuiltinReport
 from ingestion.worker import Worker
 from kb.settings import Settings
 from tests.api.conftest import URL, small_knowledge, wait_until_ready
@@ -50,3 +54,42 @@ def test_answers_report_unread_built_in_knowledge(
         answer = client.post("/retrieve", json=REQUEST).json()
         assert answer["excerpts"]
         assert not [hint for hint in answer["hints"] if "built-in knowledge" in hint]
+
+
+def test_second_start_answers_before_it_compares_the_files(
+    tmp_path: Path, model_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(
+        data_dir=store_ceilings(place_models(tmp_path / "data", model_cache)),
+        knowledge_dir=small_knowledge(tmp_path / "knowledge"),
+    )
+    with TestClient(create_app(settings), URL) as client:
+        wait_until_ready(client)
+        passages = client.get("/readyz").json()["passages"]
+    compared = threading.Event()
+    load_builtin = Services.load_builtin
+
+    def delayed(self: Services, specs: int | None = None) -> BuiltinReport:
+        assert compared.wait(60)
+        return load_builtin(self, specs)
+
+    monkeypatch.setattr(Services, "load_builtin", delayed)
+    monkeypatch.setattr("api.services.CONFIRM_SECONDS", 0.0)
+    path = next((settings.knowledge_dir / "guidance").glob("*.md"))
+    before, text = path.stat(), path.read_bytes()
+    path.write_bytes(text[:-2] + b"!\n")  # as long as before
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with TestClient(create_app(settings), URL) as client:
+        wait_until_ready(client)
+        answer = client.post("/retrieve", json=REQUEST).json()
+        assert answer["excerpts"] and not answer["hints"]
+        compared.set()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            documents = client.get("/documents").json()["documents"]
+            if any(document["version"]["number"] == 2 for document in documents):
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("the changed file is not read")
+        assert wait_until_ready(client)["passages"] == passages

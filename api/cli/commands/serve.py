@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -86,16 +87,14 @@ def serve(
     configure_logs(settings.log_level)
     with _listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
-        with private_files(), ServiceLock(settings.data_dir, own_url):
-            keys = _check(settings)
-            address = f"{from_elsewhere(settings.host)}:{settings.port}"
-            print(_greeting(address, settings.data_dir, keys), flush=True)
-            if (wide := access_of_others(settings.data_dir)) is not None:
-                note(f"Warning: {wide}.")
-            if not is_loopback(settings.host):
-                warning = WITH_KEYS if keys else WITHOUT_KEYS
-                note(warning.format(host=settings.host or "every address"))
-            _run(settings, listening)
+        with (
+            private_files(),
+            ServiceLock(settings.data_dir, own_url),
+            ThreadPoolExecutor(1) as pool,
+        ):
+            checked = pool.submit(_check, settings)  # while the application is imported
+            pool.submit(_load_model, settings)
+            _run(settings, listening, checked)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -118,7 +117,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, and InvalidKnowledge without
-    built-in knowledge or skills, before anything heavy is loaded."""
+    built-in knowledge or skills."""
     from api.prepared import copy_prepared
     from ingestion.builtin import check_knowledge_folder
     from kb.catalog import open_catalog
@@ -134,6 +133,15 @@ def _check(settings: Settings) -> bool:
         return Keys(catalog).any()
     finally:
         catalog.close()
+
+
+def _load_model(settings: Settings) -> None:
+    """Load the query model if it exists. An error is raised again, and reported, at its use."""
+    from kb.embedding import open_embedder
+
+    embedder = open_embedder(settings.embedder, settings.models_dir)
+    if embedder.onnx_file.exists():
+        embedder.wait()
 
 
 def _greeting(address: str, data_dir: Path, keys: bool) -> str:
@@ -160,21 +168,35 @@ def _greeting(address: str, data_dir: Path, keys: bool) -> str:
     )
 
 
-def _run(settings: Settings, listening: socket.socket) -> None:
+def _greet(settings: Settings, keys: bool) -> None:
+    address = f"{from_elsewhere(settings.host)}:{settings.port}"
+    print(_greeting(address, settings.data_dir, keys), flush=True)
+    if (wide := access_of_others(settings.data_dir)) is not None:
+        note(f"Warning: {wide}.")
+    if not is_loopback(settings.host):
+        warning = WITH_KEYS if keys else WITHOUT_KEYS
+        note(warning.format(host=settings.host or "every address"))
+
+
+def _run(settings: Settings, listening: socket.socket, checked: Future[bool]) -> None:
+    """Run the service. Raises the error of the check, which returns whether there are keys."""
     sockets = [listening]
     if settings.workers == 1:
-        _run_service(settings, sockets)
+        _run_service(settings, sockets, checked)
         return
     from api.workers import Workers, listen_for_workers
 
     sockets.append(listen_for_workers(settings))
     with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
-        _run_service(settings, sockets, Workers(settings, listening))
+        _run_service(settings, sockets, checked, Workers(settings, listening))
 
 
 def _run_service(
-    settings: Settings, sockets: list[socket.socket], workers: Workers | None = None
+    settings: Settings,
+    sockets: list[socket.socket],
+    checked: Future[bool],
+    workers: Workers | None = None,
 ) -> None:
     import uvicorn
 
@@ -183,6 +205,7 @@ def _run_service(
     # uvicorn hands a caught signal on when it has shut down; being stopped is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     app = create_app(settings)
+    _greet(settings, checked.result())
     config = uvicorn.Config(
         app,
         log_config=None,  # its own would write the access log to standard output
