@@ -20,32 +20,17 @@ from pathlib import Path
 
 import structlog
 
+from ingestion.builtin import files_key
 from kb.catalog import meta, open_catalog
 from kb.catalog.database import NAME
 from kb.data_dir import private_files, private_folder
 from kb.errors import Unavailable
-from kb.ids import sha256
-from kb.settings import Settings, product_version
+from kb.settings import Settings
 from retrieval.snapshot.store import FOLDER, MANIFEST
 
 PARTS = ("blobs", "models", "snapshot", NAME)  # in the order in which a copy gets them
-CODE = ("ingestion", "kb", "retrieval", "skills")
 COPY = ".prepared"  # folder of a data directory: a copy that is not complete
 log = structlog.get_logger(__name__)
-
-
-def files_key(settings: Settings) -> str:
-    """A digest of the names, sizes and times of the built-in files and of the code that reads them.
-    It takes 25 ms."""
-    root = Path(__file__).resolve().parent.parent
-    folders = [*(root / name for name in CODE), settings.knowledge_dir, settings.skills_dir]
-    states = [
-        f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if "__pycache__" not in path.parts and path.is_file()
-    ]
-    return sha256("\n".join((product_version(), settings.embedder, *states)))
 
 
 def prepared_store(settings: Settings) -> Path:

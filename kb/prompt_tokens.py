@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ ENCODING = "cl100k_base"
 CACHED_TEXTS, CACHED_LINES = 5_000, 100_000
 # The encoding splits a text into words before it merges bytes. A newline ends a word, so no token
 # reaches from one line into the next one that is not blank.
-_LINES = re.compile(r"(?<=\n)(?=[ \t]*[!-~])")
+_BEGIN = re.compile(r"[ \t]*[!-~]")  # of a line that can be counted alone
+_LINES = re.compile(rf"(?<=\n)(?={_BEGIN.pattern})")
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -39,6 +41,26 @@ def count_tokens(text: str) -> int:
 def count_once(text: str) -> int:
     """`count_tokens` without the caches, for a text that is counted once: half the time."""
     return len(_encoding().encode_ordinary(text))
+
+
+def joined_tokens(parts: Sequence[tuple[str, int]], joint: str, end: str) -> int:
+    """Number of tokens of texts joined by line breaks, with `end` behind the last. Each is given
+    with its own number, so that only its last line, which the break extends, is counted again."""
+    if not all(_BEGIN.match(text) for text, _ in parts):
+        return count_once(joint.join(text for text, _ in parts) + end)
+    total = 0
+    for n, (text, tokens) in enumerate(parts, 1):
+        last = _last_line(text)
+        longer = last + (joint if n < len(parts) else end)
+        total += tokens + _tokens_of_line(longer) - _tokens_of_line(last)
+    return total
+
+
+def _last_line(text: str) -> str:
+    start = text.rfind("\n") + 1
+    while start and not _BEGIN.match(text, start):
+        start = text.rfind("\n", 0, start - 1) + 1
+    return text[start:]
 
 
 def fits(text: str, most: int) -> bool:
@@ -74,4 +96,6 @@ def _encoding() -> tiktoken.Encoding:
     tables = Path(core.submodule_search_locations[0]) / "_static" / "tiktoken_cache"
     # Unless the user has configured another directory of tables.
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(tables))
-    return tiktoken.get_encoding(ENCODING)
+    encoding = tiktoken.get_encoding(ENCODING)
+    encoding._mergeable_ranks.clear()  # 16 MiB; only pickling reads them
+    return encoding

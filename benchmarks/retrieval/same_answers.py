@@ -254,7 +254,9 @@ def capture(data_dir: Path, gold: Path, output: Path) -> None:
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with tempfile.TemporaryDirectory(prefix="same-answers-") as folder:
-        settings = Settings(data_dir=Path(shutil.copytree(data_dir, Path(folder) / "data")))
+        running = shutil.ignore_patterns("service.*")
+        copied = shutil.copytree(data_dir, Path(folder) / "data", ignore=running)
+        settings = Settings(data_dir=Path(copied))
         app = create_app(settings, open_services(settings))
         # The address that the service listens on: it refuses requests by other names.
         address = f"http://{settings.host}:{settings.port}"

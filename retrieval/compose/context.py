@@ -27,7 +27,7 @@ from kb.catalog.facts import Fact
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.errors import InvalidKnowledge
-from kb.prompt_tokens import count_once, count_tokens
+from kb.prompt_tokens import count_tokens, joined_tokens
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
 from retrieval.compose.cards import symbol_blocks
@@ -139,7 +139,8 @@ def pack(
     blocks = [*before, *tail]
     text = JOIN.join(block.text for block in blocks) + "\n"
     stable_chars = len(stable_text) if target else 0
-    return Context(text, count_once(text), stable_chars, actions, tuple(blocks))
+    tokens = joined_tokens([(block.text, block.tokens) for block in blocks], JOIN, "\n")
+    return Context(text, tokens, stable_chars, actions, tuple(blocks))
 
 
 def _cost(block: Block) -> int:
