@@ -584,12 +584,13 @@ def lessons(context: ProposalContext, fence: Fence) -> str:
 
 def _refusals(node: Node) -> list[LogMessage]:
     """The messages with the reason of a failure: errors, or all messages of a compiler that only
-    prints codes."""
+    prints codes. The other messages of a compiler that did not fail give no reason."""
     evaluation = node.evaluation
     if evaluation is None or evaluation.correct:
         return []
     messages = [m for m in log_messages(evaluation.log) if not _COUNT.match(m.text)]
-    return [message for message in messages if message.failure] or messages
+    failures = [message for message in messages if message.failure]
+    return messages if not failures and evaluation.validity == "not_compiled" else failures
 
 
 def _refused(tried: Sequence[Node], read: set[str]) -> list[str]:

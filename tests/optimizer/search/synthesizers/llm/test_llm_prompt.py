@@ -503,6 +503,19 @@ def test_lessons_have_each_refusal_once_without_last_log() -> None:
     assert lessons.count("vload") == 1 and "1 error" not in lessons
 
 
+def test_lesson_of_wrong_kernel_is_its_outcome_not_compiler_report() -> None:
+    node = refused(1, "ptxas info    : Used 36 registers, used 1 barriers")
+    assert node.evaluation is not None
+    wrong = replace(node.evaluation, validity="incorrect", message="output0 is off by 3.72")
+    tried = (replace(node, evaluation=wrong), refused(2, "VL528 line 9: label"))
+    first = Node(0, None, "evaluated", None, None, problem="nothing was run")
+    given = context(parent=first, seen=tried[1:], tried=tried)
+    text = compose(given, Fence(), budget=6_000, tools=False).user
+    lessons = text.partition("Lessons of this run:")[2].partition("END ---")[0]
+    assert "node 1: wrong results: output0 is off by 3.72" in lessons
+    assert "ptxas info" not in lessons
+
+
 def test_lessons_from_error_codes_alone_and_none_without_memory() -> None:
     tried = (
         refused(1, "VL504 line 3: name instead of register"),
