@@ -238,7 +238,7 @@ def facts_in(sections: Sequence[ParsedSection]) -> tuple[tuple[ProposedFact, ...
     for section in sections:
         proposed = propose_facts(section.elements, names, section.path)
         facts += proposed
-        unread += unread_rows(section.elements, proposed)
+        unread += unread_rows(section.elements, proposed, section.path)
     return tuple(facts), unread
 
 

@@ -583,19 +583,36 @@ def _without_contradictions(facts: Sequence[ProposedFact]) -> list[ProposedFact]
     return sorted(agreed, key=lambda fact: fact.cell or (0, 0))
 
 
-def unread_rows(elements: Sequence[Element], facts: Sequence[ProposedFact]) -> list[str]:
+_LIMITS = re.compile(
+    r"\b(?:limit(?:s|ations?)?|(?:specification|feature|resource|propert(?:y|ie)|data ?sheet)s?)\b",
+    re.IGNORECASE,
+)
+_WORDED = re.compile(r"[A-Z][^_`\[\]]*$")  # a label in words, no name in code
+_LISTED = re.compile(r"(?P<label>[^:=]{3,60}?)(?: ?[:=]| is| are)[ \t]+(?P<value>[^:=]{1,60})")
+
+
+def unread_rows(
+    elements: Sequence[Element], facts: Sequence[ProposedFact], path: Sequence[str] = ()
+) -> list[str]:
     """Label and cells of rows with a number from which no fact was proposed, in tables with a
-    property per row. `facts` are those of the same elements. A table without a column of units and
-    without any fact may list anything, and is skipped."""
+    property per row, and such items of lists under headings about limits. `facts` are those of the
+    same elements, `path` their headings. A table without a column of units, without any fact and
+    without a word like limit or feature may list anything, and is skipped."""
     unread = []
+    limits = any(_LIMITS.search(title) for title in path[-2:])
     for index, element in enumerate(elements):
         table = element.table
         if table is None or not table.rows:
+            if limits and element.kind in ("text", "list"):
+                stated = {fact.sentence for fact in facts if fact.element == index}
+                unread += _unread_items(element.text[:MAX_TEXT], stated)
             continue
         read = {fact.cell[0] for fact in facts if fact.element == index and fact.cell}
         columns = {fact.cell[1] for fact in facts if fact.element == index and fact.cell}
         heads = _headers(table)
-        of_values = len(columns) == 1 and len(heads) <= 3
+        of_limits = limits or _LIMITS.search(heads[0]) is not None
+        named = of_limits and all(_WORDED.match(row[0]) for row in table.rows if row)
+        of_values = (len(columns) == 1 or named) and len(heads) <= 3
         if not of_values and not any(_UNIT_HEAD.fullmatch(head) for head in heads):
             continue
         for r, row in enumerate(table.rows):
@@ -604,6 +621,14 @@ def unread_rows(elements: Sequence[Element], facts: Sequence[ProposedFact]) -> l
                 shown = textwrap.shorten(shown, MAX_ROW, placeholder=" ...")
                 unread.append(f"{shown}{_why_unread(row[0])}")
     return unread
+
+
+def _unread_items(text: str, stated: Collection[str]) -> Iterator[str]:
+    for block in _ITEM.split(text):
+        item = " ".join(_sentences(block)[:1])
+        listed = _LISTED.match(item) if _BULLET.match(block) and item not in stated else None
+        if listed and _NUMBERED.match(listed["value"]):
+            yield textwrap.shorten(item, MAX_ROW, placeholder=" ...")
 
 
 def _why_unread(label: str) -> str:

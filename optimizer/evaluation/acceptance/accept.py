@@ -109,7 +109,8 @@ class ManualTrial:
 @dataclass(frozen=True)
 class Witness:
     """A line of a host whose name the tool knows: `unknown` is the kind of the message for an
-    invalid name instead, `counted` those for one operand less or more."""
+    invalid name instead, `counted` those for one operand less or more. `named`: the message for an
+    invalid name has it, so it is no other error of syntax."""
 
     host: Host
     place: int
@@ -119,6 +120,12 @@ class Witness:
     counted: frozenset[str]
     plain_ok: bool = False
     in_place: bool = False
+    named: bool = False
+
+    @property
+    def worth(self) -> tuple[bool, bool, bool]:
+        """A larger one shows invalid names more clearly."""
+        return self.named, not self.in_place, bool(self.counted)
 
 
 def finding(
@@ -207,14 +214,14 @@ def witnesses_of(trial: ManualTrial) -> dict[str, Witness]:
             name = next((n for n in known if _uses(statement, n)), "")
             mark = mark_of(name)
             called = mark or known[name].kind in CALLED if name else False
-            if not called or (mark in found and found[mark].counted):
+            before = found.get(mark)
+            if not called or (before is not None and before.counted and before.named):
                 continue
             in_place = not mark and place not in host.places
-            if in_place and mark in found:
+            if in_place and before is not None and before.named:
                 continue
             witness = _witness(trial, host, place, statement, name, in_place)
-            better = mark not in found or found[mark].in_place or (witness and witness.counted)
-            if witness is not None and better:
+            if witness is not None and (before is None or witness.worth > before.worth):
                 found[mark] = witness
     return found
 
@@ -236,7 +243,13 @@ def _witness(
             if tried is not None and not tried.ok:
                 counted.add(tried.kind)
     counted -= {unknown.kind}
-    return replace(bare, unknown=unknown.kind, counted=frozenset(counted), plain_ok=plain.ok)
+    return replace(
+        bare,
+        unknown=unknown.kind,
+        counted=frozenset(counted),
+        plain_ok=plain.ok,
+        named=NONSENSE in unknown.message,
+    )
 
 
 def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
@@ -267,6 +280,10 @@ def _check_name(
         yield finding("name", "unchecked", card, "no kernel here has a line to try it in")
         return
     stated = [example for each in same for example in examples_of(each)]
+    is_call = f"{witness.name}(" in witness.statement and "(" not in card.signature
+    if is_call and card.kind == "instruction" and not stated:
+        yield finding("name", "unchecked", card, "an instruction; the kernels here call functions")
+        return
     tries = stated or [renamed(witness.statement, witness.name, card.name)]
     results = [(statement, trial.insert(witness, statement)) for statement in tries]
     for statement, tried in results:

@@ -402,6 +402,36 @@ def test_qualified_labels_custom_names_and_unread_rows() -> None:
     ]
 
 
+def test_limits_without_a_fact_are_named() -> None:
+    text = """# Guide
+
+## Appendix C. Limits
+
+| Limit | Value |
+| --- | --- |
+| L1 memory per core | 1,464 KB |
+| Grid | 8 x 9 |
+
+- Maximum number of buffers: 32
+- The kernel is Python: no classes
+
+## Macros and their features
+
+| Macro | Value |
+| --- | --- |
+| `__CORE_ARCH` | 7 |
+
+- Version: 3
+"""
+    _, unread = facts_in(split_sections(parse(text.encode(), "a.md").elements))
+    assert unread == [
+        "L1 memory per core: 1,464 KB",
+        "Grid: 8 x 9",
+        "Maximum number of buffers: 32",
+        "Version: 3",
+    ]
+
+
 LIMITS = """# Orbis-3
 
 | Property | Value |
