@@ -598,7 +598,7 @@ def unread_rows(
     property per row, and such items of lists under headings about limits. `facts` are those of the
     same elements, `path` their headings. A table without a column of units, without any fact and
     without a word like limit or feature may list anything, and is skipped."""
-    unread = []
+    unread: list[str] = []
     limits = any(_LIMITS.search(title) for title in path[-2:])
     for index, element in enumerate(elements):
         table = element.table
