@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestion.elements import ParsedDocument, Table, render_table
-from ingestion.findings.facts import ProposedFact, propose_facts, scratchpad_names, unread_rows
+from ingestion.findings.facts import (
+    ProposedFact,
+    propose_facts,
+    scratchpad_names,
+    unread_rows,
+    unread_sentences,
+)
 from ingestion.findings.front_matter import moves_of, stated_languages, stated_tags, validities_of
 from ingestion.findings.scopes import (
     SampleScopes,
@@ -55,12 +61,13 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
-PIPELINE = 14
+PIPELINE = 15
 # The prose of passages of a reference page, in per mille: it halves their rank among passages that
 # answer a question (retrieval/search/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300
 MAX_HEADINGS = 40  # without a card, in a report
 MAX_ROWS = 50  # of data sheets that were not read, in a report
+MAX_SENTENCES = 8  # that name a fact and were not read, in a report
 _PARSERS = (
     *("beautifulsoup4", "docutils", "lxml", "markdown-it-py", "pdfplumber", "pypdfium2"),
     *("python-docx", "rapidocr", "unstructured"),
@@ -230,16 +237,18 @@ def read_document(
 
 
 def facts_in(sections: Sequence[ParsedSection]) -> tuple[tuple[ProposedFact, ...], list[str]]:
-    """The facts of a document, and the rows of its data sheets without a fact."""
+    """The facts of a document, and the rows of its data sheets and sentences without a fact."""
     prose = (e.text for section in sections for e in section.elements if e.table is None)
     names = scratchpad_names(prose)
     facts: list[ProposedFact] = []
     unread: list[str] = []
+    sentences: list[str] = []
     for section in sections:
         proposed = propose_facts(section.elements, names, section.path)
         facts += proposed
         unread += unread_rows(section.elements, proposed, section.path)
-    return tuple(facts), unread
+        sentences += unread_sentences(section.elements, proposed)
+    return tuple(facts), [*unread, *[s for s in sentences if s not in unread][:MAX_SENTENCES]]
 
 
 def _without_recipe(

@@ -153,7 +153,11 @@ _SEVERAL = re.compile(
     re.IGNORECASE,
 )
 _BRACKET = re.compile(r"\([^()]*\)")
-_TOTAL = re.compile(r"\b(?:in total|a total(?: of)?)\s*$", re.IGNORECASE)
+_TOTAL = re.compile(
+    r"\b(?:in total|a total(?: of)?"
+    r"|total (?:[\w-]+ ){1,4}of(?: [\d.,]+ ?\w+ and (?:[\w-]+ ){1,3}of)?)\s*$",
+    re.IGNORECASE,
+)
 _SUMMED = re.compile(r"\b(?:stacks?|dies|channels|controllers)\b", re.IGNORECASE)
 _PER_OTHER = re.compile(
     r"\s*\(?(?:per|for each|in each|/) ?(?!(?:the )?(?:gpu|chip|device|accelerator|asic|processor"
@@ -179,7 +183,7 @@ _BULLET = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+")
 @dataclass(frozen=True)
 class Statement:
     """One number of a sentence. `quantity` is the number with its unit as written, `sentence` is
-    without markup, `confidence` between 0 and 1."""
+    without markup, `confidence` between 0 and 1, `place` that of the number in the sentence."""
 
     key: str
     value: float | int
@@ -187,6 +191,7 @@ class Statement:
     quantity: str
     sentence: str
     confidence: float
+    place: int = 0
 
 
 def statements(text: str, lead: str = "") -> list[Statement]:
@@ -283,7 +288,10 @@ def _read_key(
                 value, assumed = reading
                 confidence = round(CONFIDENCE - (0.05 if assumed else 0.0), 2)
                 quantity = plain[match.start("number") : _end(match)]
-                stated = Statement(known.key, value, known.unit, quantity, sentence, confidence)
+                place = match.start("number")
+                stated = Statement(
+                    known.key, value, known.unit, quantity, sentence, confidence, place
+                )
                 yield match.span("number"), stated
 
 
@@ -406,8 +414,9 @@ class ProposedFact:
 
     `confidence` is between 0 and 1. `subject` is the chip or variant that the row or column of a
     table names, empty for a table about one chip and for sentences. `cell` is (row, column) in the
-    body of the table; `sentence` is the source of a fact outside of tables. `element` is the index
-    of either among the elements that were read, `section` the heading path of these elements.
+    body of the table; `sentence` is the source of a fact in words, `place` that of the number in
+    it. `element` is the index of either among the elements that were read, `section` the heading
+    path of these elements.
     """
 
     key: str
@@ -421,6 +430,7 @@ class ProposedFact:
     column_label: str = ""
     cell: tuple[int, int] | None = None
     sentence: str = ""
+    place: int = 0
     element: int = 0
     section: tuple[str, ...] = ()
     page_index: int | None = None
@@ -431,12 +441,21 @@ class ProposedFact:
         """The place of the fact for a reader: page, table, row, column, or sentence."""
         page = self.page_label or (str(self.page_index + 1) if self.page_index is not None else "")
         if self.sentence:
-            quoted = textwrap.shorten(self.sentence, MAX_QUOTED, placeholder=" ...")
+            quoted = _quoted(self.sentence, self.place)
             return f"p. {page}, {quoted!r}" if page else repr(quoted)
         parts = [f"p. {page}" if page else "", self.caption or "table"]
         parts += [f"row {self.row_label!r}" if self.row_label else ""]
         parts += [f"column {self.column_label!r}" if self.column_label else ""]
         return ", ".join(part for part in parts if part)
+
+
+def _quoted(sentence: str, place: int) -> str:
+    """A sentence, of a long one the part with the number at this place."""
+    start = max(0, min(place - MAX_QUOTED // 2, len(sentence) - MAX_QUOTED))
+    if start:
+        start = sentence.find(" ", start) + 1
+    shown = textwrap.shorten(sentence[start:], MAX_QUOTED, placeholder=" ...")
+    return f"... {shown}" if start else shown
 
 
 def propose_facts(
@@ -466,16 +485,40 @@ def _facts_of(element: Element, lead: str, names: Names) -> Iterable[ProposedFac
     from ingestion.findings.facts import statements
 
     return (
-        ProposedFact(s.key, s.value, s.unit, s.quantity, s.confidence, sentence=s.sentence)
+        ProposedFact(
+            s.key, s.value, s.unit, s.quantity, s.confidence, sentence=s.sentence, place=s.place
+        )
         for s in statements(element.text, lead)
     )
 
 
 def _table_facts(table: Table, names: Names) -> list[ProposedFact]:
     """Read a table by rows or by columns, depending on which has more labels of known facts; a
-    table with equally many has only keyed facts."""
+    table with equally many has only keyed facts. Cells in words are read as sentences."""
     if not table.rows:
         return []
+    labelled = _labelled_facts(table, names)
+    known = {(fact.key, fact.cell[0]) for fact in labelled if fact.cell}
+    worded = [f for f in _worded_facts(table) if f.cell and (f.key, f.cell[0]) not in known]
+    return [*labelled, *_without_contradictions(worded)]
+
+
+def _worded_facts(table: Table) -> Iterator[ProposedFact]:
+    """The facts of cells such as "32 GiB of device memory, with 820 GB/s of bandwidth", in tables
+    of one column of values."""
+    if len(table.rows[0]) > 2:
+        return
+    heads = _headers(table)
+    for r, row in enumerate(table.rows):
+        cell = tidy(row[-1])
+        if cell.count(" ") < _MIN_WORDS:
+            continue
+        for s in statements(cell):
+            fact = ProposedFact(s.key, s.value, s.unit, s.quantity, s.confidence)
+            yield _located(fact, table, (r, len(row) - 1), "", (row[0], heads[-1]))
+
+
+def _labelled_facts(table: Table, names: Names) -> list[ProposedFact]:
     heads = _headers(table)
     columns = _without_doubles([read_label(head, names) for head in heads])
     rows = _without_doubles([read_label(row[0] if row else "", names) for row in table.rows])
@@ -629,6 +672,38 @@ def _unread_items(text: str, stated: Collection[str]) -> Iterator[str]:
         listed = _LISTED.match(item) if _BULLET.match(block) and item not in stated else None
         if listed and _NUMBERED.match(listed["value"]):
             yield textwrap.shorten(item, MAX_ROW, placeholder=" ...")
+
+
+def unread_sentences(elements: Sequence[Element], facts: Sequence[ProposedFact]) -> list[str]:
+    """Sentences that name a known fact and a number in its unit, and from which no fact was
+    proposed. Those that compare, measure or give an example are left out."""
+    read = " ".join(fact.sentence for fact in facts)
+    unread = []
+    for element in elements:
+        blocks = _ITEM.split(element.text[:MAX_TEXT]) if element.kind in ("text", "list") else []
+        for sentence in (s for block in blocks for s in _sentences(block)):
+            if len(sentence) > MAX_SENTENCE or _skip().search(sentence) or _CODE.search(sentence):
+                continue
+            key = _named_key(sentence)
+            if key and sentence not in read:
+                shown = _quoted(sentence, 0)
+                unread.append(f"{shown} (perhaps {key}, but not clearly)")
+    return unread
+
+
+def _named_key(sentence: str) -> str:
+    """The first known fact of the chip that a sentence names, with a number in its unit."""
+    if not _ANY_NUMBER.search(sentence):
+        return ""
+    for known in fact_keys().values():
+        if known.per is None or (known.unless is not None and known.unless.search(sentence)):
+            continue
+        units = _UNITS.get(known.unit)
+        if units is None or not re.search(rf"\d ?(?:{units})(?![\w/])", sentence, re.IGNORECASE):
+            continue
+        if any(re.search(rf"(?<!\w){noun}(?!\w)", sentence, re.IGNORECASE) for noun in known.nouns):
+            return known.key
+    return ""
 
 
 def _why_unread(label: str) -> str:

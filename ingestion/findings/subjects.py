@@ -19,7 +19,7 @@ from typing import Any
 
 from ingestion.findings.facts import ProposedFact
 from kb.catalog.facts import Fact
-from kb.hardware.facts import SubjectKind
+from kb.hardware.facts import SubjectKind, fact_keys
 from kb.hardware.lineage import NameIndex, Registry, find, lineage
 from kb.hardware.spec import HardwareSpec
 from kb.ids import derived_id
@@ -39,6 +39,9 @@ _FORM = re.compile(
     r"\b(?:SXM\d?|NVL\d*|PCIe?(?= (?:card|board|version|variant|module|model|form)))\b",
     re.IGNORECASE,
 )
+# Parts that programs may see as devices: a total of them is not that of a device.
+_PER_DEVICE = re.compile(r"\bper (?:gcd|die|tile|chiplet)s?\b", re.IGNORECASE)
+_ENGINE = re.compile(r"\b(?:engine|processor|interface|link|port)s?\s*$", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:series|family|generation|class|products)\b", re.IGNORECASE)
 # "PCIe Gen 4" does not name a chip, even if a registered chip is called Gen 4.
 _NO_NAME = re.compile(r"\bPCIe?[ -]*(?:Gen)? ?\d(?:\.\d)?\b|\bGen ?\d\b", re.IGNORECASE)
@@ -270,14 +273,23 @@ def proposals(
 
 
 def _own_rows(facts: Sequence[ProposedFact], subjects: DocumentSubjects) -> list[ProposedFact]:
-    """Drop rows and columns about other chips from tables that have some for the document's own."""
+    """Drop rows and columns about other chips from tables that have some for the document's own,
+    and rows of products from a document with such a row for its own."""
     named = [subjects.names_own(fact.subject) for fact in facts]
     own = {_table(fact) for fact, is_own in zip(facts, named, strict=True) if is_own}
+    has_row = any(is_own and _is_row(fact) for fact, is_own in zip(facts, named, strict=True))
     return [
         fact
         for fact, is_own in zip(facts, named, strict=True)
-        if is_own or not fact.subject or _table(fact) not in own
+        if is_own
+        or not fact.subject
+        or (_table(fact) not in own and not (has_row and _is_row(fact)))
     ]
+
+
+def _is_row(fact: ProposedFact) -> bool:
+    """Whether the fact is of a table with a product per row."""
+    return bool(fact.subject) and fact.subject == fact.row_label
 
 
 def _table(fact: ProposedFact) -> tuple[tuple[str, ...], int, str | None]:
@@ -286,7 +298,16 @@ def _table(fact: ProposedFact) -> tuple[tuple[str, ...], int, str | None]:
 
 def _subject(fact: ProposedFact, subjects: DocumentSubjects) -> FactSubject | None:
     labels = (fact.row_label, fact.column_label, fact.caption or "")
-    return subjects.of(fact.subject, fact.sentence, labels, fact.section)
+    subject = subjects.of(fact.subject, fact.sentence, labels, fact.section)
+    if subject is None or subject.kind != "chip":
+        return subject
+    known = fact_keys().get(fact.key)
+    if known and known.per == "chip" and _PER_DEVICE.search(f"{fact.text_value} {fact.sentence}"):
+        return FactSubject(subject.hardware_id, f"the whole card: {fact.text_value}", "unclear")
+    heading = fact.section[-1] if fact.section else ""
+    if fact.sentence and known and known.per != "chip" and _ENGINE.search(heading):
+        return FactSubject(subject.hardware_id, heading[:MAX_SHOWN], "unclear")
+    return subject
 
 
 def _agreeing(

@@ -36,9 +36,9 @@ def fitting_moves(
     mending: Mapping[str, Collection[str]] = NO_ROLES,
 ) -> tuple[Move, ...]:
     """The moves for a diagnosis: first those that hold, then those for which a value is missing;
-    within these by the rank of their signal, and the chip's own before general ones. Moves that
-    depend on the problem (its operator, dtype or rules) are listed only if there are no others, at
-    most MAX_FOR_PROBLEMS.
+    within these by the rank of their signal, the chip's own before general ones, and those with a
+    condition on a measured value before others. Moves that depend on the problem (its operator,
+    dtype or rules) are listed only if there are no others, at most MAX_FOR_PROBLEMS.
 
     Of several moves with the same change (role, direction and value) the first is listed. At most
     MAX_MOVES of any role are followed by at most MAX_MOVES further ones of `roles`, so that moves
@@ -67,7 +67,8 @@ def fitting_moves(
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
-        key = (_certainty(outcome), leading, nearness, order)
+        measured = outcome.value is True and _reads(move.predicate, metrics)
+        key = (_certainty(outcome), leading, nearness, not measured, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
     if chip_languages and not is_common(chip_languages):
         decided = _own_if_any(decided, len(lineage))
@@ -137,7 +138,7 @@ def _without_superseded(
     generation knows its banks better than its vendor's or a general guide. `general` as in
     `_own_if_any`."""
     nearest: dict[tuple[int, object], int] = {}
-    for (_, leading, nearness, _), move in decided:
+    for (_, leading, nearness, *_), move in decided:
         if move.change.get("direction") == "set" and nearness < general:
             key = (leading, _remedy(move))
             nearest[key] = min(nearest.get(key, nearness), nearness)
@@ -151,6 +152,11 @@ def _without_superseded(
 def _remedy(move: Move) -> object:
     role = move.change.get("role")
     return ALTERNATIVES.get(str(role), role)
+
+
+def _reads(predicate: str, metrics: Collection[str]) -> bool:
+    """Whether a predicate reads a measured value, not only a signal."""
+    return any(name in metrics for name in compile_predicate(predicate).names().metrics)
 
 
 def _certainty(outcome: PredicateResult) -> int:

@@ -52,6 +52,13 @@ def test_best_of_equal_changes_is_listed() -> None:
     assert names([twin, sure, other], {}) == ["sure", "other"]
 
 
+def test_move_with_a_measured_condition_precedes_a_general_one() -> None:
+    general = move("general", "prefetch", "signals.memory_bound")
+    pages = move("pages", "layout", "signals.memory_bound and metrics.dtlb_miss_pct >= 2")
+    assert names([general, pages], {"dtlb_miss_pct": 31.6}) == ["pages", "general"]
+    assert names([general, pages], {"dtlb_miss_pct": 0.1}) == ["general"]
+
+
 def test_operator_moves_without_operator_are_listed_only_alone() -> None:
     asking = "signals.memory_bound and known(problem.op) and problem.op == '{}'"
     operators = ("attention", "softmax", "matmul", "scan")

@@ -285,7 +285,7 @@ class _JobWatch:
 # -- text about files
 
 ROWS_SHOWN = 6
-UNREAD_ROWS = "rows with a number that were not read as facts"
+UNREAD_ROWS = "rows and sentences with a number that were not read as facts"
 WHY_UNREAD = (
     "a row without a reason is named like no known fact; a table with columns key, value and unit"
     " gives facts under any name"

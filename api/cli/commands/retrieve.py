@@ -292,6 +292,7 @@ def _answer_text(answer: Json) -> str:
     """An answer for people: the diagnosis, then knowledge about it, each part with its source."""
     parts = [
         _diagnosis(answer),
+        _evidence(answer),
         *_profile(answer),
         *_hot_lines(answer),
         *_log_lines(answer),
@@ -321,6 +322,17 @@ def _diagnosis(answer: Json) -> str:
             "unrecognised": diagnosis.get("unrecognised"),
             "measure next": diagnosis.get("measure_next"),
         }
+    )
+
+
+def _evidence(answer: Json) -> str:
+    """The measured values from which the signals follow, with the rule."""
+    signals = (answer.get("diagnosis") or {}).get("signals") or ()
+    return "\n".join(
+        f"{signal['id']}: {item['name']} is {item['value']:g} (rule: {item['test']})"
+        for signal in signals
+        for item in signal["evidence"]
+        if isinstance(item.get("value"), int | float) and item.get("test")
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingestion.findings.facts import propose_facts, read_sentence, statements
+from ingestion.findings.facts import propose_facts, read_sentence, statements, unread_sentences
 from ingestion.formats import parse
 
 KB, MB, GB = 2**10, 2**20, 2**30
@@ -22,6 +22,14 @@ def stated(sentence: str) -> dict[str, float | int]:
         (
             "Each core has a scratchpad of 256 KiB, of which one workgroup may take 192 KiB.",
             {"shared_memory_per_unit": 256 * KB, "shared_memory_per_block": 192 * KB},
+        ),
+        (
+            "2 HBM stacks with a total device memory capacity of 32GiB and bandwidth of 820 GB/s.",
+            {"memory_size": 32 * GB, "memory_bandwidth": 820e9},
+        ),
+        (
+            "A NeuronCore-v2 consists of two memories, a 24MiB SBUF for data and a 2MiB PSUM.",
+            {"shared_memory_per_unit": 24 * MB},
         ),
         ("The X9 ASIC contains 80 tiles.", {"compute_units": 80}),
         ("The X90 has 132 SMs and 80 GB of HBM3.", {"compute_units": 132, "memory_size": 80 * GB}),
@@ -146,3 +154,26 @@ def test_markup_line_breaks_and_code_do_not_interfere() -> None:
 def test_number_claimed_by_two_facts_is_dropped() -> None:
     assert stated("Each SM has 128 KB of L1 and shared memory.") == {}
     assert stated("The L2 cache is 40 MB, so the L2 cache size is 50 MB.") == {}
+
+
+def test_cell_in_words_states_its_facts() -> None:
+    table = "| Compute | two cores |\n|---|---|\n"
+    table += (
+        "| Device Memory | 32 GiB of device memory (for state), with 820 GB/s of bandwidth. |\n"
+    )
+    facts = {f.key: f.value for f in propose_facts(parse(table.encode(), "x.md").elements)}
+    assert facts == {"memory_size": 32 * GB, "memory_bandwidth": 820e9}
+
+
+def test_quotation_of_a_long_sentence_has_the_number() -> None:
+    sentence = "On the read side, " + "once a request is there, " * 12 + "the vlen is 512 bits."
+    [fact] = propose_facts(parse(sentence.encode(), "x.md").elements)
+    assert fact.key == "vector_bits"
+    assert "the vlen is 512 bits" in fact.locator and "On the read side" not in fact.locator
+
+
+def test_sentence_that_names_a_fact_and_gives_none_is_listed() -> None:
+    text = "Each X2 engine delivers over 90 TFLOPS of dense BF16 performance. It is 2 MB if full."
+    elements = parse(text.encode(), "x.md").elements
+    [listed] = unread_sentences(elements, propose_facts(elements))
+    assert listed.endswith("(perhaps peak_matrix_bf16, but not clearly)")

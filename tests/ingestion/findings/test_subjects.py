@@ -124,6 +124,20 @@ def test_only_own_row_of_a_chip_table_is_proposed() -> None:
     ]
 
 
+def test_rows_of_products_in_other_tables_are_left_out() -> None:
+    text = "# Cards\n\n| Model | LDS (KiB) |\n|--|--|\n| MI250X | 64 |\n\n"
+    text += "# Consumer cards\n\n| Model | LDS (KiB) |\n|--|--|\n| Granola VII | 32 |\n"
+    assert [fact.number for fact in rows(text)] == [64 * 1024]
+
+
+def test_total_of_parts_that_are_devices_is_unclear() -> None:
+    text = "| Model | Compute Units | L2 cache (MiB) |\n|--|--|--|\n"
+    text += "| MI250X | 220 (110 per GCD) | 16 |\n"
+    kinds = {fact.key: (fact.subject_kind, fact.subject) for fact in rows(text)}
+    assert kinds["compute_units"] == ("unclear", "the whole card: 220 (110 per GCD)")
+    assert kinds["l2_size"][0] == "chip"
+
+
 def test_document_about_another_chip_proposes_nothing() -> None:
     text = "# Acme MI100\n\n| Property | Value |\n|---|---|\n| L2 cache | 8 MB |\n"
     assert rows(text, "Acme MI100") == []
