@@ -1,16 +1,19 @@
 """Start, memory, publication and exact search on a large store and on a new one.
 
-    python -m benchmarks.retrieval.large_store --data-dir GROWN
+    python -m benchmarks.retrieval.large_store --data-dir GROWN --gold GOLD.jsonl
 
 Start: seconds from `kernlore serve` to the first answer without a hint on missing knowledge, on a
 new directory and again on the same one. Memory: of the service and of each further process, shared
 pages counted in equal parts (PSS), after requests. Publication: seconds until an uploaded document
-of 500 passages that has been read is in the snapshot of a copy of the store.
+of 500 passages that has been read is in the snapshot of a copy of the store. With gold rows also
+the latency of each kind of request over HTTP, the requests per second of eight clients with one and
+with two processes, and the latency beside other retrievers (`benchmarks.retrieval.peers`).
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import shutil
 import statistics
 import subprocess
@@ -30,6 +33,9 @@ from api.cli.target import read_settings
 from api.services import open_services
 from benchmarks.processes import descendants
 from benchmarks.report import ended, say, table, write_result
+from benchmarks.retrieval.latency import HEADER, measure
+from benchmarks.retrieval.peers import CHIPS, KINDS, Requests, compared, gold_rows
+from benchmarks.retrieval.scoring import Request
 from benchmarks.service import ROOT, free_port
 from ingestion.uploads import FileUpload
 from kb.errors import Unavailable
@@ -187,6 +193,35 @@ def exact_search(data_dir: Path) -> list[list[str]]:
     return rows
 
 
+def served(given: argparse.Namespace) -> list[list[str]]:
+    """Rows of one client for each kind and of eight clients for all kinds; no two requests are
+    equal."""
+    rows = []
+    for processes in (1, 2):
+        with serving(given.data_dir, "--workers", str(processes)) as (http, _, started):
+            ready_after(http, started)
+            time.sleep(5)
+
+            def send(body: Request, http: HttpBackend = http) -> None:
+                status, answer = http.send("POST", "/retrieve", json=dict(body))
+                if status != 200:
+                    raise Unavailable(f"{status}: {answer}", hint="Read the service's log.")
+
+            known = http.send("GET", "/hardware")[1]["hardware"]
+            chips = sorted(row["id"] for row in known if row["kind"] == "accelerator")
+            requests = Requests(gold_rows(given), random.Random(0).sample(chips, CHIPS), processes)
+            bodies = {kind: requests.of(kind, 2 * given.requests) for kind in KINDS}
+            mixed = [body for kind in KINDS for body in bodies[kind][given.requests :]]
+            random.Random(1).shuffle(mixed)
+            warm_up = len(mixed) // 6
+            measure("warm-up", send, mixed[:warm_up], 1)
+            one = [measure(kind, send, bodies[kind][: given.requests], 1) for kind in KINDS]
+            for timing in (*one, measure("all, 8 clients", send, mixed[warm_up:], 8)):
+                rows.append([str(processes), *timing.row()])
+                say("  ".join(rows[-1]))
+    return rows
+
+
 def run(given: argparse.Namespace) -> None:
     parts = [
         table(["start", "first complete answer, s", "ready, s"], starts()),
@@ -196,12 +231,17 @@ def run(given: argparse.Namespace) -> None:
             ["passages of the scope", "exact search, ms", "MiB read"], exact_search(given.data_dir)
         ),
     ]
+    if given.gold is not None:
+        parts += [table(["processes", *HEADER], served(given)), *compared(given)]
     write_result(given.results, TITLE, parts)
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieval.large_store")
     parser.add_argument("--data-dir", type=Path, required=True, help="A large store.")
+    parser.add_argument("--gold", type=Path, help="Gold rows, JSON lines.")
+    parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
+    parser.add_argument("--requests", type=int, default=100, help="Of each kind; default 100.")
     parser.add_argument("--results", type=Path, help="Also write the result as Markdown.")
     return parser.parse_args(arguments)
 

@@ -47,6 +47,7 @@ TITLE = "Retrieval beside other retrievers"
 TOP = 20
 CHIPS = 4  # that the requests are about: a peer may need an index for each
 WARM_UP = 10
+KINDS = ("signal", "question", "log")
 HEADER = ("kind", "retriever", "n", "p50 ms", "p99 ms", "mean ms of CPU")
 Send = Callable[[Request], object]
 
@@ -260,7 +261,16 @@ class Requests:
 
 
 def run(given: argparse.Namespace) -> None:
-    rows = list(Scorer(given.scorer or scorer_beside(given.gold), given.gold).requests().values())
+    write_result(given.results, TITLE, compared(given))
+
+
+def gold_rows(given: argparse.Namespace) -> list[Request]:
+    return list(Scorer(given.scorer or scorer_beside(given.gold), given.gold).requests().values())
+
+
+def compared(given: argparse.Namespace) -> list[str]:
+    """The parts of the result, in Markdown."""
+    rows = gold_rows(given)
     services = open_services(read_settings(given.data_dir))
     with ExitStack() as stack:
         stack.callback(services.close)
@@ -283,19 +293,15 @@ def run(given: argparse.Namespace) -> None:
             retrievers[name] = make()
             say(f"{name}: index made in {time.perf_counter() - started:.0f} s")
         timed = []
-        for kind in ("signal", "question", "log"):
+        for kind in KINDS:
             for name, send in retrievers.items():
                 bodies = requests.of(kind, given.requests + WARM_UP)
                 timed.append([kind, name, *_measured(send, bodies)])
                 say("  ".join(timed[-1]))
-    write_result(
-        given.results,
-        TITLE,
-        [
-            f"{len(store.passages):,} passages; requests about {', '.join(chosen)}; one thread.",
-            table(HEADER, timed),
-        ],
-    )
+    return [
+        f"{len(store.passages):,} passages; requests about {', '.join(chosen)}; one thread.",
+        table(HEADER, timed),
+    ]
 
 
 def _made(folder: Path) -> Path:
