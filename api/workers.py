@@ -1,6 +1,8 @@
 """Worker processes of a service, which answer retrievals in parallel.
 
-All processes accept connections of one socket. A worker answers `/retrieve` from the snapshot that
+All processes accept connections of one socket. A worker is forked from the service before that
+starts threads, so that both share the memory of what is imported and read by then; one that ended
+is replaced by a new process. A worker answers `/retrieve` from the snapshot that
 it maps, like the service, and forwards other requests to the service over a socket in the data
 directory. The service restarts workers that end, and stops them when it stops.
 """
@@ -8,6 +10,9 @@ directory. The service restarts workers that end, and stops them when it stops.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
+import io
 import logging
 import os
 import signal
@@ -19,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 SOCKET = "service.sock"
+NAME = "kernlore-worker"  # of a forked process, at most 15 bytes
+_PR_SET_NAME = 15
 RESTART_SECONDS = 1.0  # between the end of a worker and its restart
 ORPHAN_SECONDS = 1.0  # for the answers of a worker whose service was killed
 log = structlog.get_logger(__name__)
@@ -62,6 +69,35 @@ def listen_for_workers(settings: Settings) -> socket.socket:
     return listening
 
 
+class _Forked:
+    """A forked worker, with the part of the interface of `subprocess.Popen` that `Workers` uses."""
+
+    def __init__(self, pid: int, stdin: IO[bytes]) -> None:
+        self.pid, self.stdin, self.returncode = pid, stdin, 0
+        self._ended = False
+
+    def poll(self) -> int | None:
+        """The exit status of the process, or None while it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> None:
+        """Wait for the end of the process."""
+        self._wait(0)
+
+    def _wait(self, options: int) -> int | None:
+        if not self._ended:
+            pid, status = os.waitpid(self.pid, options)
+            if not pid:
+                return None
+            self._ended, self.returncode = True, os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        if not self._ended:
+            os.kill(self.pid, signal.SIGTERM)
+
+
 class Workers:
     """The worker processes of a service between `start` and `stop`."""
 
@@ -74,6 +110,30 @@ class Workers:
             for n in range(1, settings.workers)
         ]
         self._complete: Callable[[], bool] = lambda: True
+        self._forked: list[_Forked] = []
+
+    def fork(self, close: Callable[[], None]) -> None:
+        """Fork the workers, which wait for `start`. No other thread may run. `close` closes in a
+        worker what belongs to the service alone."""
+        import onnxruntime  # noqa: F401
+
+        from kb.embedding import open_embedder
+        from kb.prompt_tokens import count_tokens
+
+        count_tokens("")  # reads the table
+        open_embedder(self._settings.embedder, self._settings.models_dir).count_tokens("")
+        gc.collect()
+        gc.freeze()  # a collection would copy the pages of all objects
+        for _ in self._threads:
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(writing)
+                for other in self._forked:
+                    other.stdin.close()
+                _run_forked(reading, self._listening, close)
+            os.close(reading)
+            self._forked.append(_Forked(pid, os.fdopen(writing, "wb")))
 
     def start(self, complete: Callable[[], bool]) -> None:
         """Start the workers in the background, once `complete` returns true: the service answers
@@ -91,13 +151,8 @@ class Workers:
     def _run(self) -> None:
         while not self._complete() and not self._stop.wait(0.1):
             pass
-        while not self._stop.is_set():
-            descriptor = self._listening.fileno()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "api.workers", str(descriptor)],
-                stdin=subprocess.PIPE,
-                pass_fds=(descriptor,),
-            )
+        while True:
+            process = self._forked.pop() if self._forked else self._started()
             assert process.stdin is not None
             # The worker reads the pipe to its end, which is the end of the service.
             with suppress(BrokenPipeError):  # a worker that was killed at its start
@@ -110,7 +165,35 @@ class Workers:
                 process.wait()
                 return
             log.error("a worker has ended and is restarted", status=process.returncode)
-            self._stop.wait(RESTART_SECONDS)
+            if self._stop.wait(RESTART_SECONDS):
+                return
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        descriptor = self._listening.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "api.workers", str(descriptor)],
+            stdin=subprocess.PIPE,
+            pass_fds=(descriptor,),
+        )
+
+
+def _run_forked(reading: int, listening: socket.socket, close: Callable[[], None]) -> NoReturn:
+    """Run a worker in this forked process, which gets its settings from `reading`."""
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends its workers
+        close()
+        os.dup2(reading, 0)
+        os.close(reading)
+        sys.stdin = io.TextIOWrapper(os.fdopen(0, "rb", closefd=False))
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode())
+        _main(os.dup(listening.fileno()))
+        status = 0
+    except BaseException:  # the end of the process: its stack is that of the service
+        log.exception("a worker has failed")
+    finally:
+        os._exit(status)
 
 
 _SERVICE_GONE = Unavailable(
@@ -231,7 +314,10 @@ def configure_logs(level: str) -> None:
 
 
 def _main(descriptor: int) -> None:
-    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    given = sys.stdin.buffer.readline()
+    if not given:  # the service has ended before it was complete
+        return
+    settings = Settings.model_validate_json(given)
     servers: list[Any] = []  # the imports below take seconds on a busy machine
     threading.Thread(target=_end_with_the_service, args=(servers,), daemon=True).start()
     import uvicorn

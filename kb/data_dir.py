@@ -115,6 +115,10 @@ class ServiceLock:
         trace: TracebackType | None,
     ) -> None:
         os.ftruncate(self._fd, 0)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. In a forked process, the lock stays with the other one."""
         os.close(self._fd)
 
 

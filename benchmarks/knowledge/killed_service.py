@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 
 from api.cli.target import CommandTarget
+from api.workers import NAME
 from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.service import free_port
@@ -287,7 +288,7 @@ class Service:
             self.process.wait(60)
 
 
-MODULES = {"a parser": b"ingestion.parse_process", "a worker": b"api.workers"}
+MODULES = {"a parser": b"ingestion.parse_process", "a worker": NAME.encode()}
 
 
 def _kill_child(service: int, target: str) -> None:
@@ -304,7 +305,8 @@ def _kill_child(service: int, target: str) -> None:
 
 def _runs(pid: int, module: bytes) -> bool:
     try:
-        return module in Path(f"/proc/{pid}/cmdline").read_bytes()
+        folder = Path(f"/proc/{pid}")
+        return module in (folder / "cmdline").read_bytes() + (folder / "comm").read_bytes()
     except OSError:
         return False
 

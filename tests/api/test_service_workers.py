@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.workers import Forward
+from api.workers import NAME, Forward
 from benchmarks.processes import descendants
 from kb.settings import Settings
 from tests.api.cli_process import free_port, kernlore_process, serving
@@ -62,7 +62,9 @@ def pid_of(url: str) -> int:
     [pid] = [
         int(folder.name)
         for folder in Path("/proc").glob("[0-9]*")
-        if f"\0{url.rpartition(':')[2]}\0" in command_of(folder) and "serve" in command_of(folder)
+        if f"\0{url.rpartition(':')[2]}\0" in command_of(folder)
+        and "serve" in command_of(folder)
+        and not is_worker(folder)
     ]
     return pid
 
@@ -74,10 +76,17 @@ def command_of(folder: Path) -> str:
         return ""
 
 
+def is_worker(folder: Path) -> bool:
+    """Whether a process is a worker, forked or started anew."""
+    try:
+        forked = (folder / "comm").read_text().strip() == NAME
+    except OSError:
+        return False
+    return forked or "api.workers" in command_of(folder)
+
+
 def workers_of(url: str) -> list[int]:
-    return [
-        pid for pid in descendants(pid_of(url)) if "api.workers" in command_of(Path(f"/proc/{pid}"))
-    ]
+    return [pid for pid in descendants(pid_of(url)) if is_worker(Path(f"/proc/{pid}"))]
 
 
 def processor_ticks(pid: int) -> int:

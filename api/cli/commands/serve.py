@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from api.services import Services
     from api.workers import Workers
+    from kb.data_dir import ServiceLock
     from kb.settings import Settings
 
 QUEUE = 2048
@@ -89,12 +90,15 @@ def serve(
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
         with (
             private_files(),
-            ServiceLock(settings.data_dir, own_url),
+            ServiceLock(settings.data_dir, own_url) as lock,
             ThreadPoolExecutor(1) as pool,
         ):
             checked = pool.submit(_check, settings)  # while the application is imported
-            pool.submit(_load_model, settings)
-            _run(settings, listening, checked)
+            if settings.workers == 1:
+                pool.submit(_load_model, settings)
+                _run_service(settings, [listening], checked)
+            else:
+                _run_workers(settings, listening, checked, lock)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -178,18 +182,21 @@ def _greet(settings: Settings, keys: bool) -> None:
         note(warning.format(host=settings.host or "every address"))
 
 
-def _run(settings: Settings, listening: socket.socket, checked: Future[bool]) -> None:
-    """Run the service. Raises the error of the check, which returns whether there are keys."""
-    sockets = [listening]
-    if settings.workers == 1:
-        _run_service(settings, sockets, checked)
-        return
+def _run_workers(
+    settings: Settings, listening: socket.socket, checked: Future[bool], lock: ServiceLock
+) -> None:
     from api.workers import Workers, listen_for_workers
 
-    sockets.append(listen_for_workers(settings))
+    forwarded = listen_for_workers(settings)
+
+    def close() -> None:
+        forwarded.close()
+        lock.close()
+
     with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
-        _run_service(settings, sockets, checked, Workers(settings, listening))
+        workers = Workers(settings, listening)
+        _run_service(settings, [listening, forwarded], checked, workers, close)
 
 
 def _run_service(
@@ -197,7 +204,10 @@ def _run_service(
     sockets: list[socket.socket],
     checked: Future[bool],
     workers: Workers | None = None,
+    close: Callable[[], None] = lambda: None,
 ) -> None:
+    """Run the service. Raises the error of the check, which returns whether there are keys. `close`
+    closes in a forked process what belongs to the service alone."""
     import uvicorn
 
     from api.app import create_app
@@ -217,6 +227,8 @@ def _run_service(
         services: Services | None = app.state.services  # None until the application has started
         return services is not None and services.knowledge_loaded
 
+    if workers is not None and sys.platform == "linux":  # elsewhere, libraries may not be forked
+        workers.fork(close)
     try:
         if workers is not None:
             workers.start(complete)
