@@ -20,6 +20,9 @@ from retrieval.search.names import hint_of_name
 from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
+MOST_WORDS = 40  # words of a question that are looked up
+MOST_ABSENT = 3
+_WORD = re.compile(r"\b[A-Za-z]\w*(?:(?:::|[.-])\w+)*", re.ASCII)
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
@@ -55,6 +58,7 @@ def hints_of(
         *_unknown_term_hints(request),
         *missing,
         general,
+        absent_words_hint(snapshot, material, excerpts),
         exclusion_hint(snapshot, request),
         *remarks,
         unread_documents_hint(snapshot, material.scope),
@@ -108,6 +112,31 @@ def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequenc
         f"No document about {name} has a section on {signal}; what is shown is general or only"
         f" related. To add a manual: kernlore ingest --hardware {chip} FILE. What to look for:"
         f" kernlore hardware coverage {chip}"
+    )
+
+
+def absent_words_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """A hint about words of a question for a chip that no passage in the scope has. An identifier
+    (`a_b`, `n::a_b`) counts as a whole, another word by any of its parts."""
+    request = material.request
+    if material.spec is None or not request.query or request.log or request.draft:
+        return ""
+    shown = {token for excerpt in excerpts for token in tokenize(excerpt.text)}
+    absent = []
+    for word in list(dict.fromkeys(_WORD.findall(request.query)))[:MOST_WORDS]:
+        tokens = tokenize(word)
+        if "_" in word or "::" in word:
+            tokens = [token for token in tokens if "_" in token] or tokens
+        if not tokens or shown.intersection(tokens):
+            continue
+        if not snapshot.search("passage", tokens, material.scope, 1):
+            absent.append(word)
+    if not absent:
+        return ""
+    named = " and ".join(map(repr, absent[:MOST_ABSENT]))
+    return (
+        f"Nothing stored about {one_line(material.spec.name)} contains {named}: what is shown may"
+        " be about something near it."
     )
 
 

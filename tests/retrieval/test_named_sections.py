@@ -114,3 +114,15 @@ def test_common_word_is_not_a_name(name: str, kind: str, distinct: bool) -> None
         "sym_1", name, kind, "", "", (), "", (), "", (), (), "doc_1", "t", 1, "sec_1", (), 0
     )
     assert is_distinct(name, [card]) is distinct
+
+
+def test_words_of_a_question_that_nothing_stored_has_are_named(retriever: Retriever) -> None:
+    def hints(query: str, hardware: str | None = None) -> str:
+        request = RetrieveRequest(query=query, hardware=hardware)
+        return " ".join(retriever.retrieve(request).hints)
+
+    question = "Does frobnicate_tile of Zanzilib drain a queue twice?"
+    said = hints(question, "h100")
+    assert "contains 'frobnicate_tile' and 'Zanzilib'" in said and "queue" not in said
+    assert "contains" not in hints("Why is a queue drained twice?", "h100")
+    assert "contains" not in hints(question)  # no chip: its documents are not all that is stored
