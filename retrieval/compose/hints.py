@@ -127,10 +127,8 @@ def absent_words_hint(snapshot: Snapshot, material: Material, excerpts: Sequence
         tokens = tokenize(word)
         if "_" in word or "::" in word:
             tokens = [token for token in tokens if "_" in token] or tokens
-        if not tokens or shown.intersection(tokens):
-            continue
-        if not snapshot.search("passage", tokens, material.scope, 1):
-            absent.append(word)
+        if tokens and not shown.intersection(tokens):
+            absent += [] if snapshot.search("passage", tokens, material.scope, 1) else [word]
     if not absent:
         return ""
     named = " and ".join(map(repr, absent[:MOST_ABSENT]))
