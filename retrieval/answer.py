@@ -278,11 +278,14 @@ def skills_for(
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
         request = replace(request, op=None)
+    within, language = scope.filter, language_named(request.log or "")
+    if request.language is None and language in scope.chip_languages:
+        within = replace(within, languages=(language,))
     chosen = choose_skills(
         standings.snapshot.knowledge,
         request,
         signals,
-        scope.filter,
+        within,
         conclusion.metrics,
         scope.facts,
         config.withheld_share,

@@ -35,10 +35,11 @@ def fitting_moves(
     chip_languages: tuple[str, ...] = (),
     mending: Mapping[str, Collection[str]] = NO_ROLES,
 ) -> tuple[Move, ...]:
-    """The moves for a diagnosis: first those that hold, then those for which a value is missing;
-    within these by the rank of their signal, the chip's own before general ones, and those with a
-    condition on a measured value before others. Moves that depend on the problem (its operator,
-    dtype or rules) are listed only if there are no others, at most MAX_FOR_PROBLEMS.
+    """The moves for a diagnosis: first those that hold or need only the language, then those for
+    which a value is missing; within these by the rank of their signal, those with a condition on a
+    measured value before others, and the chip's own before general ones. Moves that depend on the
+    problem (its operator, dtype or rules) are listed only if there are no others, at most
+    MAX_FOR_PROBLEMS.
 
     Of several moves with the same change (role, direction and value) the first is listed. At most
     MAX_MOVES of any role are followed by at most MAX_MOVES further ones of `roles`, so that moves
@@ -68,7 +69,9 @@ def fitting_moves(
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         measured = outcome.value is True and _reads(move.predicate, metrics)
-        key = (_certainty(outcome), leading, nearness, not measured, order)
+        # A reader knows the language, so a move that needs it stays with its signal.
+        certain = 0 if set(outcome.missing) <= {LANGUAGE} else _certainty(outcome)
+        key = (certain, leading, _certainty(outcome), not measured, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
     if chip_languages and not is_common(chip_languages):
         decided = _own_if_any(decided, len(lineage))
@@ -121,9 +124,9 @@ def _mends(
 def _own_if_any(
     decided: list[tuple[tuple[Any, ...], Move]], general: int
 ) -> list[tuple[tuple[Any, ...], Move]]:
-    """The moves of the chip and its families, or else all moves. `general` is the nearness, third
+    """The moves of the chip and its families, or else all moves. `general` is the nearness, fifth
     in a key, of moves that are about no chip."""
-    own = [pair for pair in decided if pair[0][2] < general]
+    own = [pair for pair in decided if pair[0][4] < general]
     return own or decided
 
 
@@ -138,14 +141,14 @@ def _without_superseded(
     generation knows its banks better than its vendor's or a general guide. `general` as in
     `_own_if_any`."""
     nearest: dict[tuple[int, object], int] = {}
-    for (_, leading, nearness, *_), move in decided:
+    for (_, leading, _, _, nearness, _), move in decided:
         if move.change.get("direction") == "set" and nearness < general:
             key = (leading, _remedy(move))
             nearest[key] = min(nearest.get(key, nearness), nearness)
     return [
         (key, move)
         for key, move in decided
-        if key[2] <= nearest.get((key[1], _remedy(move)), key[2])
+        if key[4] <= nearest.get((key[1], _remedy(move)), key[4])
     ]
 
 

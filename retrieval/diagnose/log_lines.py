@@ -442,6 +442,26 @@ MAX_TEXT = (
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
+# Frames of Python, and Triton's listing of the kernel up to the caret: lines of the program, not of
+# the message below them.
+_TRACED = re.compile(
+    r'^ {2}File "[^"\n]{1,300}", line \d{1,7}, in [^\n]{1,200}\n(?: {4}[^\n]*\n)?', re.MULTILINE
+)
+LISTED = re.compile(r"\bat \d{1,5}:\d{1,5}:\s*$")
+_LISTING = re.compile(
+    r"(\bat \d{1,5}:\d{1,5}:)[ \t]*\n(?:[^\n]*\n){1,14}?[ \t]*\^[ \t]*$", re.MULTILINE
+)
+
+
+def without_program(text: str) -> str:
+    """The text without lines of the program in tracebacks and listings; unchanged if hardly
+    anything else remains or the text is long."""
+    if len(text) > MAX_TEXT:
+        return text
+    left = _LISTING.sub(r"\1", _TRACED.sub("", text))
+    return left if len(left.split()) > 4 else text
+
+
 def without_boilerplate(text: str) -> str:
     """The text without these sentences; unchanged if nothing else remains or the text is long."""
     if len(text) > MAX_TEXT:

@@ -21,7 +21,7 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from retrieval.diagnose.log_lines import is_excerpt, without_boilerplate, without_prefix
+from retrieval.diagnose.log_lines import LISTED, is_excerpt, without_boilerplate, without_prefix
 from retrieval.diagnose.metrics import parse_quantity
 from retrieval.diagnose.signals import DATA
 
@@ -122,6 +122,8 @@ def message_at(lines: Sequence[str], number: int) -> list[str]:
     source and without lines of other messages."""
     message = [without_prefix(lines[number - 1])[:MAX_LINE]]
     after = [without_prefix(line)[:MAX_LINE] for line in lines[number : number + 2 * MAX_LINES]]
+    if LISTED.search(message[0]):  # of the listing below it only what follows the caret is a text
+        after = after[next((n for n, line in enumerate(after) if _CARET.match(line)), 0) :]
     for i, line in enumerate(after):
         following = after[i + 1] if i + 1 < len(after) else ""
         if len(message) == MAX_LINES:

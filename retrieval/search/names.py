@@ -368,7 +368,7 @@ _SIGNS = tuple(
         ("cute", r"\bcutlass[./](?:cute|base_dsl)\b"),
         ("pallas", r"\bjax[./](?:experimental|_src)[./]pallas\b"),
         ("nki", r"\bneuronxcc[./]nki\b"),
-        ("hip", r"\bhipcc\b|-Rpass-analysis=kernel-resource-usage"),
+        ("hip", r"\bhipcc\b|-Rpass-analysis=kernel-resource-usage|\.hip(?:\.cpp)?:\d+:\d+: "),
         ("cuda", r"\bnvcc\b|\.cuh?\(\d+\): (?:error|warning)"),
     )
 )

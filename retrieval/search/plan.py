@@ -17,7 +17,7 @@ from itertools import islice
 
 from kb.problem_terms import guide_words
 from kb.tokens import tokenize
-from retrieval.diagnose.log_lines import query_lines, without_boilerplate
+from retrieval.diagnose.log_lines import query_lines, without_boilerplate, without_program
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.signals import DATA, Signal
 from retrieval.request import RetrieveRequest
@@ -150,10 +150,12 @@ def sentences_of(signal: Signal) -> tuple[str, ...]:
 
 def _message_of(log: str | None) -> str:
     """A short log in full; the lines with the message of a long one. Lines that a framework prints
-    below every error are left out."""
+    below every error, and those of the program in a traceback, are left out."""
     if not log:
         return ""
-    return without_boilerplate(log if len(log) <= SHORT_LOG else "\n".join(query_lines(log)))
+    if len(log) <= SHORT_LOG:
+        return without_boilerplate(without_program(log))
+    return without_boilerplate("\n".join(query_lines(log)))
 
 
 def _decisive(log: str | None, message: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval.diagnose.log_lines import without_boilerplate
+from retrieval.diagnose.log_lines import without_boilerplate, without_program
+from retrieval.diagnose.message import message_at
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.search.plan import DENSE_LOG, Plan, make_plan
 
@@ -102,3 +103,21 @@ def test_words_of_the_requested_chip_weigh_less() -> None:
     assert "gather" in subject.tokens and "mi455x" in chip.tokens
     assert chip.weight < subject.weight
     assert "mi455x" not in subject.tokens
+
+
+def test_listing_and_frames_are_no_part_of_a_message() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/attn.py", line 88, in <module>\n'
+        "    _fwd[grid](q, k, v, o, HEAD_DIM=80)\n"
+        "triton.compiler.errors.CompilationError: at 2:13:\n"
+        "def _fwd(Q, HEAD_DIM: tl.constexpr):\n"
+        "    offs_d = tl.arange(0, HEAD_DIM)\n"
+        "             ^\n"
+        "arange's range must be a power of 2\n"
+    )
+    assert without_program(log).splitlines()[1:] == [
+        "triton.compiler.errors.CompilationError: at 2:13:",
+        "arange's range must be a power of 2",
+    ]
+    assert message_at(log.splitlines(), 4)[1:] == ["arange's range must be a power of 2"]

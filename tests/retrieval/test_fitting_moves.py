@@ -59,6 +59,15 @@ def test_move_with_a_measured_condition_precedes_a_general_one() -> None:
     assert names([general, pages], {"dtlb_miss_pct": 0.1}) == ["general"]
 
 
+def test_move_that_needs_only_the_language_stays_with_its_signal() -> None:
+    padded = move("padded", "pad", "signals.bank_conflict and problem.language == 'hip'")
+    padded = replace(padded, signals=("bank_conflict",))
+    other = replace(move("other", "unroll", "signals.latency_bound"), signals=("latency_bound",))
+    signals = ["bank_conflict", "latency_bound"]
+    listed = fitting_moves([other, padded], signals, {}, {}, {}, (), (), ("hip", "triton"))
+    assert [item.name for item in listed] == ["padded", "other"]
+
+
 def test_operator_moves_without_operator_are_listed_only_alone() -> None:
     asking = "signals.memory_bound and known(problem.op) and problem.op == '{}'"
     operators = ("attention", "softmax", "matmul", "scan")

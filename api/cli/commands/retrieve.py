@@ -326,14 +326,16 @@ def _diagnosis(answer: Json) -> str:
 
 
 def _evidence(answer: Json) -> str:
-    """The measured values from which the signals follow, with the rule."""
-    signals = (answer.get("diagnosis") or {}).get("signals") or ()
-    return "\n".join(
-        f"{signal['id']}: {item['name']} is {item['value']:g} (rule: {item['test']})"
-        for signal in signals
-        for item in signal["evidence"]
-        if isinstance(item.get("value"), int | float) and item.get("test")
-    )
+    """The measured values from which the signals follow."""
+    lines = []
+    for signal in (answer.get("diagnosis") or {}).get("signals") or ():
+        values: dict[str, str] = {}  # the first rule of each
+        for item in signal["evidence"]:
+            if isinstance(item.get("value"), int | float) and item.get("test"):
+                shown = f"{item['name']} is {item['value']:g} (rule: {item['test']})"
+                values.setdefault(item["name"], shown)
+        lines += [f"{signal['id']}: {', '.join(values.values())}"] if values else []
+    return "\n".join(lines)
 
 
 def _facts(answer: Json) -> str:
