@@ -1,178 +1,230 @@
 """Weighted sums of gathered rows by sorted destination: a sparse matrix times a dense one, with
-segments of any length. Two kernels: borders and sums of whole blocks, then slices of columns.
+segments of any length, without atomics. Two kernels: where the edges of each destination lie, with
+sums of whole chunks, in Triton; then four destinations and 32 columns a warp, in Gluon.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
-BLOCK = 128
-NODES = 8
-LANES = 4
-
-
-@triton.jit
-def into_range(index, count):
-    index = index % count
-    return tl.where(index < 0, index + count, index)
+CHUNK = 256  # edges that are summed at once where all have one destination
+BLOCK = 2048  # edges of a program that looks for the ends of runs
+HELPERS = 1056  # programs that look for whole chunks, eight a multiprocessor of 132
 
 
 @triton.jit
-def find_borders(
-    features_ptr,
-    source_ptr,
-    destination_ptr,
-    weight_ptr,
-    begin_ptr,
-    scratch_ptr,
-    count,
-    edges,
-    width,
+def into_range(value, COUNT: tl.constexpr):
+    rest = value % COUNT
+    return tl.where(rest < 0, rest + COUNT, rest)
+
+
+@triton.jit
+def find_runs(
+    features,
+    source,
+    destination,
+    weight,
+    bounds,
+    partial,
+    EDGES: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HELPERS: tl.constexpr,
+    TESTS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):
-    block = tl.program_id(0)
-    edge = block * BLOCK + tl.arange(0, BLOCK)
-    known = edge < edges
-    here = into_range(tl.load(destination_ptr + edge, mask=known, other=0), count)
-    inner = known & (edge > 0)
-    previous = into_range(tl.load(destination_ptr + edge - 1, mask=inner, other=0), count)
-    previous = tl.where(edge > 0, previous, -1)
-    # Every destination after the previous edge's, up to this edge's, begins at this edge.
-    gap = tl.where(known, here - previous, 0)
-    widest = tl.max(gap, axis=0)
-    for step in range(widest):
-        tl.store(begin_ptr + previous + 1 + step, edge, mask=step < gap)
-    # The program with the last edge closes all destinations behind it.
-    behind = tl.sum(tl.where(edge == edges - 1, here + 1, 0), axis=0)
-    if behind > 0:
-        for base in range(behind, count + 1, BLOCK):
-            place = base + tl.arange(0, BLOCK)
-            ending = tl.full((BLOCK,), 0, tl.int32) + edges
-            tl.store(begin_ptr + place, ending, mask=place <= count)
-
-    if (block + 1) * BLOCK <= edges:
-        alike = tl.min(here, axis=0) == tl.max(here, axis=0)
-        if alike:
-            column = tl.arange(0, WIDTH)
-            inside = column < width
-            acc = tl.zeros((WIDTH,), dtype=tl.float32)
-            for step in range(0, BLOCK, ROWS):
-                at = block * BLOCK + step + tl.arange(0, ROWS)
-                source = into_range(tl.load(source_ptr + at), count)
-                weight = tl.load(weight_ptr + at)
-                rows = tl.load(
-                    features_ptr + source[:, None] * width + column[None, :],
-                    mask=inside[None, :],
-                    other=0.0,
+    pid = tl.program_id(0)
+    if pid < HELPERS:
+        # Aligned chunks of edges that lie in one destination are summed here.
+        test = pid + HELPERS * tl.arange(0, TESTS)
+        known = test < CHUNKS
+        left = tl.load(destination + test * CHUNK, mask=known, other=0)
+        right = tl.load(destination + test * CHUNK + (CHUNK - 1), mask=known, other=0)
+        whole = known & (into_range(left, COUNT) == into_range(right, COUNT))
+        found = tl.max(tl.where(whole, 1, 0), 0)
+        if found > 0:
+            for turn in range(TESTS):
+                chunk = pid + HELPERS * turn
+                one = tl.load(destination + chunk * CHUNK, mask=chunk < CHUNKS, other=0)
+                two = tl.load(
+                    destination + chunk * CHUNK + (CHUNK - 1), mask=chunk < CHUNKS, other=0
                 )
-                acc += tl.sum(rows * weight[:, None], axis=0)
-            tl.store(scratch_ptr + block * width + column, acc, mask=inside)
+                if (chunk < CHUNKS) & (into_range(one, COUNT) == into_range(two, COUNT)):
+                    lane = tl.arange(0, WIDE)
+                    part = tl.zeros([ROWS, WIDE], dtype=tl.float32)
+                    for at in range(0, CHUNK, ROWS):
+                        spot = chunk * CHUNK + at + tl.arange(0, ROWS)
+                        line = into_range(tl.load(source + spot), COUNT)
+                        scale = tl.load(weight + spot)
+                        data = tl.load(
+                            features + line[:, None] * WIDTH + lane[None, :],
+                            mask=lane[None, :] < WIDTH,
+                            other=0.0,
+                        )
+                        part += data * scale[:, None]
+                    tl.store(partial + chunk * WIDTH + lane, tl.sum(part, 0), mask=lane < WIDTH)
+    else:
+        # Where the run of each destination begins and ends; without edges both stay zero.
+        edge = (pid - HELPERS) * BLOCK + tl.arange(0, BLOCK)
+        live = edge < EDGES
+        inner = live & (edge > 0)
+        here = into_range(tl.load(destination + edge, mask=live, other=0), COUNT)
+        before = into_range(tl.load(destination + (edge - 1), mask=inner, other=0), COUNT)
+        change = inner & (here != before)
+        tl.store(bounds + here, edge, mask=change | (edge == 0))
+        tl.store(bounds + COUNT + before, edge, mask=change)
+        tl.store(bounds + COUNT + here, edge + 1, mask=edge == EDGES - 1)
 
 
-@triton.jit
-def sum_slice(
-    features_ptr,
-    source_ptr,
-    weight_ptr,
-    begin_ptr,
-    scratch_ptr,
-    out_ptr,
-    count,
-    width,
-    BLOCK: tl.constexpr,
-    NODES: tl.constexpr,
-    LANES: tl.constexpr,
-    WIDTH: tl.constexpr,
+@gluon.jit
+def into_range_gluon(value, COUNT: gl.constexpr):
+    rest = value % COUNT
+    return gl.where(rest < 0, rest + COUNT, rest)
+
+
+@gluon.jit
+def fetch(source, weight, begin, head, gap, count, place, at):
+    # One lane an edge: the lanes of a row would otherwise repeat these loads and remainders.
+    spot = place[:, None] + at
+    inside = spot < count[None, :]
+    edge = begin[None, :] + spot + (spot >= head[None, :]).to(gl.int32) * gap[None, :]
+    row = gl.load(source + edge, mask=inside, other=0, eviction_policy="evict_first")
+    factor = gl.load(weight + edge, mask=inside, other=0.0, eviction_policy="evict_first")
+    return row, factor
+
+
+@gluon.jit
+def sum_runs(
+    features,
+    source,
+    weight,
+    bounds,
+    partial,
+    result,
+    COUNT: gl.constexpr,
+    WIDTH: gl.constexpr,
+    CHUNK: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
-    first_node = tl.program_id(0) * NODES
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = column < width
-    row = tl.arange(0, NODES * LANES)
-    lane = row % LANES
-    node = first_node + row // LANES
-    exists = node < count
-    begin = tl.load(begin_ptr + node, mask=exists, other=0)
-    end = tl.load(begin_ptr + node + 1, mask=exists, other=0)
-    # Whole blocks of the destination were summed before; their edges are skipped.
-    cut = (begin + BLOCK - 1) // BLOCK
-    whole = tl.maximum(end // BLOCK - cut, 0)
-    left = end - begin - whole * BLOCK
-    longest = tl.max(left, axis=0)
-    acc = tl.zeros((NODES * LANES, WIDTH), dtype=tl.float32)
-    for step in range(0, longest, LANES):
-        turn = step + lane
-        known = turn < left
-        edge = begin + turn
-        edge += tl.where(edge >= cut * BLOCK, whole * BLOCK, 0)
-        source = tl.load(source_ptr + edge, mask=known, other=0, eviction_policy="evict_first")
-        weight = tl.load(weight_ptr + edge, mask=known, other=0.0, eviction_policy="evict_first")
-        source = into_range(source, count)
-        rows = tl.load(
-            features_ptr + source[:, None] * width + column[None, :],
-            mask=known[:, None] & inside[None, :],
-            other=0.0,
+    # Of a warp: four destinations, eight edges of each, 32 columns (16 bytes a lane).
+    SEGMENTS: gl.constexpr = 4
+    TOGETHER: gl.constexpr = 8
+    COLUMNS: gl.constexpr = 32
+    cube: gl.constexpr = gl.BlockedLayout([8, 1, 4], [1, 4, 8], [1, 1, 1], [2, 1, 0])
+    spread: gl.constexpr = gl.SliceLayout(2, cube)
+    flat: gl.constexpr = gl.SliceLayout(0, cube)
+    each: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 1], [0, 1])
+
+    first_segment = gl.program_id(0) * SEGMENTS
+    first_column = gl.program_id(1) * COLUMNS
+    column = first_column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, gl.SliceLayout(1, cube)))
+    segment = first_segment + gl.arange(0, SEGMENTS, layout=gl.SliceLayout(0, each))
+    place = gl.arange(0, TOGETHER, layout=gl.SliceLayout(1, each))
+    live = segment < COUNT
+    begin = gl.load(bounds + segment, mask=live, other=0)
+    stop = gl.load(bounds + (segment + COUNT), mask=live, other=0)
+
+    first = (begin + (CHUNK - 1)) // CHUNK
+    chunks = gl.maximum(stop // CHUNK - first, 0)
+    gap = chunks * CHUNK
+    head = first * CHUNK - begin
+    count = stop - begin - gap
+    most = gl.max(count, 0)
+    most_chunks = gl.max(chunks, 0)
+
+    total = gl.zeros([SEGMENTS, COLUMNS], gl.float32, flat)
+
+    row, factor = fetch(source, weight, begin, head, gap, count, place, 0)
+    for at in range(0, most, TOGETHER):
+        # The next indices and weights are on their way while these rows are gathered.
+        row_next, factor_next = fetch(source, weight, begin, head, gap, count, place, at + TOGETHER)
+        taken = (place[:, None] + at) < count[None, :]
+        # Only the number of the row, -1 where there is none, and the weight go to all its lanes.
+        line = gl.convert_layout(gl.where(taken, into_range_gluon(row, COUNT), -1), spread)
+        scale = gl.convert_layout(factor, spread)
+        mask = (line >= 0)[:, :, None]
+        if not EVEN:
+            mask = mask & (column < WIDTH)[None, None, :]
+        values = gl.load(
+            features + (line[:, :, None] * WIDTH + column[None, None, :]), mask=mask, other=0.0
         )
-        acc += rows * weight[:, None]
-    most = tl.max(whole, axis=0)
-    for step in range(0, most, LANES):
-        turn = step + lane
-        part = tl.load(
-            scratch_ptr + (cut + turn)[:, None] * width + column[None, :],
-            mask=(turn < whole)[:, None] & inside[None, :],
-            other=0.0,
+        total += gl.sum(values * scale[:, :, None], 0)
+        row = row_next
+        factor = factor_next
+
+    # Sums of whole chunks, where a run is that long.
+    for at in range(0, most_chunks, TOGETHER):
+        which = place[:, None] + at
+        wanted = which < chunks[None, :]
+        number = gl.convert_layout(gl.where(wanted, first[None, :] + which, -1), spread)
+        known = (number >= 0)[:, :, None]
+        if not EVEN:
+            known = known & (column < WIDTH)[None, None, :]
+        sums = gl.load(
+            partial + (number[:, :, None] * WIDTH + column[None, None, :]), mask=known, other=0.0
         )
-        acc += part
-    result = tl.sum(tl.reshape(acc, (NODES, LANES, WIDTH)), axis=1)
-    target = first_node + tl.arange(0, NODES)
-    tl.store(
-        out_ptr + target[:, None] * width + column[None, :],
-        result,
-        mask=(target < count)[:, None] & inside[None, :],
-        cache_modifier=".cs",
+        total += gl.sum(sums, 0)
+
+    out_segment = first_segment + gl.arange(0, SEGMENTS, layout=gl.SliceLayout(1, flat))
+    out_column = first_column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, flat))
+    kept = (out_segment < COUNT)[:, None] & (out_column < WIDTH)[None, :]
+    gl.store(
+        result + (out_segment[:, None] * WIDTH + out_column[None, :]),
+        total,
+        mask=kept,
+        eviction_policy="evict_first",
     )
 
 
 def weighted_segment_sum(features, source, destination, weight):
     """features [count, width] float32; source, destination [edges] int32, the latter sorted;
-    weight [edges]. Row d of the result is the sum of weight[e] * features[source[e]] over the
-    edges to d."""
+    weight [edges] float32. Row d of the result is the sum of weight[e] * features[source[e]] over
+    the edges to d."""
     count, width = features.shape
     edges = source.shape[0]
-    blocks = triton.cdiv(edges, BLOCK)
+    chunks = edges // CHUNK
+    helpers = min(chunks, HELPERS)
+    tests = max(2, triton.next_power_of_2(triton.cdiv(chunks, max(helpers, 1))))
     out = torch.empty_like(features)
-    begin = torch.empty(count + 1, device=features.device, dtype=torch.int32)
-    scratch = torch.empty((blocks, width), device=features.device, dtype=torch.float32)
-    find_borders[(blocks,)](
+    bounds = torch.zeros(2 * count, dtype=torch.int32, device=features.device)
+    partial = torch.empty(max(chunks, 1) * width, dtype=torch.float32, device=features.device)
+    find_runs[(helpers + triton.cdiv(edges, BLOCK),)](
         features,
         source,
         destination,
         weight,
-        begin,
-        scratch,
-        count,
-        edges,
-        width,
+        bounds,
+        partial,
+        EDGES=edges,
+        COUNT=count,
+        WIDTH=width,
+        WIDE=triton.next_power_of_2(width),
+        CHUNK=CHUNK,
+        CHUNKS=chunks,
+        HELPERS=helpers,
+        TESTS=tests,
         BLOCK=BLOCK,
-        ROWS=16,
-        WIDTH=triton.next_power_of_2(width),
-        num_warps=1,
+        ROWS=32,
+        num_warps=4,
+        num_stages=1,
     )
-    columns = min(32, triton.next_power_of_2(width))
-    sum_slice[(triton.cdiv(count, NODES), triton.cdiv(width, columns))](
+    sum_runs[(triton.cdiv(count, 4), triton.cdiv(width, 32))](
         features,
         source,
         weight,
-        begin,
-        scratch,
+        bounds,
+        partial,
         out,
-        count,
-        width,
-        BLOCK=BLOCK,
-        NODES=NODES,
-        LANES=LANES,
-        WIDTH=columns,
+        COUNT=count,
+        WIDTH=width,
+        CHUNK=CHUNK,
+        EVEN=width % 32 == 0,
         num_warps=1,
     )
     return out
