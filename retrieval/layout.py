@@ -94,6 +94,7 @@ class Layout:
     known: Mapping[str, TaskLayout] = field(default_factory=dict)
     kernels: Mapping[str, TaskLayout] = field(default_factory=dict)
     strong: Mapping[str, TaskLayout] = field(default_factory=dict)
+    uploaded: Mapping[str, TaskLayout] = field(default_factory=dict)
     strong_tokens: int = 2000
     facts: tuple[FactGroup, ...] = ()
     facts_left_out: frozenset[str] = frozenset()
@@ -157,7 +158,7 @@ def layout_from(raw: Mapping[str, Any]) -> Layout:
         if unknown:
             raise _broken(f"[{table}] names the unknown block {unknown[0]}")
     overrides = {}
-    for table in ("known", "kernels", "strong"):
+    for table in ("known", "kernels", "strong", "uploaded"):
         overrides[table] = {name: _task(name, row) for name, row in raw.get(table, {}).items()}
         if overrides[table].keys() - tasks.keys():
             raise _broken(f"[{table}] names an unknown task")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from kb.answers import Move, SkillAnswer, Uplift, Verdict
@@ -57,6 +57,7 @@ from retrieval.compose.sections import (
 )
 from retrieval.compose.standing import Standings
 from retrieval.compose.target import (
+    QUESTION_SECTIONS,
     Search,
     Target,
     language_documents,
@@ -213,14 +214,16 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         kernels = [kernel for kernel in kernels if kernel.run_id is not None]
     if material.verdict.signal_ids:  # the cure is worth more than a second kernel
         kernels = kernels[:1]
+    uploaded = target is None and task == "write" and not strong and _uploaded(snapshot, material)
     layout = _layout_for(material, layout, target, strong, bool(kernels or no_kernel))
+    layout = layout.with_tasks(layout.uploaded if uploaded else {})
     stable: Sequence[Block] = ()
     about: Mapping[str, float] = {}
     if target is not None and "hardware" in scope.categories:
         about = snapshot.keep(
             "language documents",
             (target.hardware.id, target.language, scope.key),
-            lambda: language_documents(snapshot, target, own_scope(target, scope)),
+            lambda: language_documents(snapshot, target, own_scope(target.hardware.id, scope)),
         )
         if layout.target.has_room(task, request.max_tokens):
             room = request.max_tokens
@@ -253,6 +256,8 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         )
         for category in scope.categories
     }
+    if uploaded:
+        offers["hardware"] = partial(_first_sections, snapshot, material, layout)
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
     kernel_offer = KernelOffer(snapshot, scope, kernels, [], no_kernel, kept_back)
@@ -497,6 +502,58 @@ def _sections(
     )
     blocks = (block for block in blocks if _fits_language(material, layout, block))
     return (_without_common(material, block) for block in islice(blocks, material.request.k))
+
+
+def _uploaded(snapshot: Snapshot, material: Material) -> bool:
+    """Whether a document about the chip was uploaded."""
+    if material.spec is None or "hardware" not in material.scope.categories:
+        return False
+    chip, scope = material.spec.id, own_scope(material.spec.id, material.scope)
+
+    def read() -> bool:
+        found = snapshot.documents_about((chip,), scope)
+        return not all(document.builtin for document in found)
+
+    return snapshot.keep("uploaded manuals", (chip, scope.key), read)
+
+
+def _first_sections(
+    snapshot: Snapshot,
+    material: Material,
+    layout: Layout,
+    room: Room,
+    largest: int,
+    shown: frozenset[str],
+) -> Iterator[Block]:
+    """Sections of the chip's own manuals for a first kernel: in turns the nearest to the request
+    and to each question of the layout."""
+    assert material.spec is not None
+    chip, scope = material.spec.id, own_scope(material.spec.id, material.scope)
+    ranked = material.by_category("hardware")[:OWN_SECTIONS_AMONG]
+    about = snapshot.load([entry.seq for entry in ranked], scope)
+    of_request = [entry for entry in ranked if entry.seq in about]
+    found = [of_request, *(material.search(query, scope) for _, query in layout.target.questions)]
+    blocks = (
+        section_blocks(
+            snapshot,
+            passages,
+            scope,
+            "hardware",
+            own=frozenset({chip}),
+            largest=largest,
+            excluded=shown,
+            merge=False,
+            admits=partial(_is_relevant, material, "hardware", frozenset[str]()),
+        )
+        for passages in found
+    )
+    taken: set[str] = set()
+    for turn in zip_longest(*(islice(offered, QUESTION_SECTIONS) for offered in blocks)):
+        for block in turn:
+            if block is None or block.id in taken or not _fits_language(material, layout, block):
+                continue
+            taken.add(block.id)
+            yield _without_common(material, block)
 
 
 def _by_operator(snapshot: Snapshot, material: Material, scope: ScopeFilter) -> Sequence[Ranked]:

@@ -88,7 +88,7 @@ def target_blocks(
     so are sections of complete documents that contain one; the other parts do not change.
     """
     budget = layout.budget(budget)
-    own = own_scope(target, scope)
+    own = own_scope(target.hardware.id, scope)
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
     samples = _samples(snapshot, target)
@@ -123,10 +123,9 @@ def _one_in_other(text: str, other: str) -> bool:
     return text in other or other in text
 
 
-def own_scope(target: Target, scope: ScopeFilter) -> ScopeFilter:
+def own_scope(chip: str, scope: ScopeFilter) -> ScopeFilter:
     """The scope of the chip's own documents, in any language."""
-    chip = (target.hardware.id,)
-    return replace(scope, hardware=chip, categories=("hardware",), languages=None)
+    return replace(scope, hardware=(chip,), categories=("hardware",), languages=None)
 
 
 def launch_blocks(target: Target) -> list[Block]:

@@ -92,6 +92,10 @@ class OwnDocument:
     source_key: str
     characters: int
 
+    @property
+    def builtin(self) -> bool:
+        return self.source_key.startswith("builtin/")
+
 
 class Mark(NamedTuple):
     """Evidence for a passage with a bare signal: `named` if its text contains the signal's id,

@@ -84,6 +84,32 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
     opened.close()
 
 
+PLACES = {
+    "scratchpad": "holds tiles of both operands; its banks are 16 bytes wide, and rows are aligned",
+    "register file": "is split between the lanes; a kernel that needs more spills to memory",
+    "copy engine": "moves rows between memory and scratchpad; a transfer waits for its semaphore",
+    "barrier unit": "counts arrivals of all groups; a group that leaves early blocks the others",
+    "launch queue": "takes the entry name and the arguments in order: inputs, then outputs",
+}
+MANUAL = "# Manual of the chip\n" + "".join(
+    f"\n## The {place}\n\n" + " ".join(f"The {place} {text} (rule {n})." for n in range(9)) + "\n"
+    for place, text in PLACES.items()
+)
+
+
+@pytest.mark.parametrize("origin", ["upload", "builtin"])
+def test_first_kernel_gets_sections_of_uploaded_manual(store: Store, origin: str) -> None:
+    """Of a built-in manual, whose chip models know, at most 400 tokens."""
+    builtin = {"origin": origin, "source_key": "builtin/hardware/h100/manual.md"}
+    about = {"category": "hardware", "hardware": ("h100",)}
+    store.ingest("manual.md", MANUAL, **about, **(builtin if origin == "builtin" else {}))
+    opened = store.retriever()
+    context = written(opened, max_tokens=12_000).context
+    opened.close()
+    shown = [f"The {place} {text}" in context for place, text in PLACES.items()]
+    assert all(shown) if origin == "upload" else sum(shown) <= 2
+
+
 def written(retriever: Retriever, **given: object) -> Answer:
     requested = {"hardware": "h100", "language": "triton", "task": "write", "op": "groupnorm"}
     return retriever.retrieve(RetrieveRequest(**{**requested, "max_tokens": 3_000, **given}))  # type: ignore[arg-type]
