@@ -23,6 +23,8 @@ from retrieval.snapshot.snapshot import Snapshot
 MOST_WORDS = 40  # words of a question that are looked up
 MOST_ABSENT = 3
 _WORD = re.compile(r"\b[A-Za-z]\w*(?:(?:::|[.-])\w+)*", re.ASCII)
+# A name: with a digit, an underscore, `::`, a capital inside, or four capitals.
+_NAME = re.compile(r"[0-9_]|::|[a-z][A-Z]|[A-Z]{4}")
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
@@ -116,14 +118,16 @@ def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequenc
 
 
 def absent_words_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """A hint about words of a question for a chip that no passage in the scope has. An identifier
-    (`a_b`, `n::a_b`) counts as a whole, another word by any of its parts."""
+    """A hint about names in a question for a chip that no passage in the scope has. An identifier
+    (`a_b`, `n::a_b`) counts as a whole, another name by any of its parts. Ordinary words are left
+    out: an answer need not repeat them."""
     request = material.request
     if material.spec is None or not request.query or request.log or request.draft:
         return ""
     shown = {token for excerpt in excerpts for token in tokenize(excerpt.text)}
     absent = []
-    for word in list(dict.fromkeys(_WORD.findall(request.query)))[:MOST_WORDS]:
+    words = list(dict.fromkeys(_WORD.findall(request.query)))[:MOST_WORDS]
+    for word in filter(_NAME.search, words):
         tokens = tokenize(word)
         if "_" in word or "::" in word:
             tokens = [token for token in tokens if "_" in token] or tokens

@@ -121,8 +121,9 @@ def test_words_of_a_question_that_nothing_stored_has_are_named(retriever: Retrie
         request = RetrieveRequest(query=query, hardware=hardware)
         return " ".join(retriever.retrieve(request).hints)
 
-    question = "Does frobnicate_tile of Zanzilib drain a queue twice?"
+    question = "Does frobnicate_tile of ZanziLib quixotically drain a queue twice?"
     said = hints(question, "h100")
-    assert "contains 'frobnicate_tile' and 'Zanzilib'" in said and "queue" not in said
+    assert "contains 'frobnicate_tile' and 'ZanziLib'" in said
+    assert "queue" not in said and "quixotically" not in said
     assert "contains" not in hints("Why is a queue drained twice?", "h100")
     assert "contains" not in hints(question)  # no chip: its documents are not all that is stored
