@@ -63,6 +63,7 @@ def serve(
     wire = Wire(socket.socket(fileno=sock), "")
     with contextlib.suppress(WireClosed):  # noticed below
         wire.send({"ready": True})
+    own = os.getpid()
     while True:
         readable, _, _ = select.select([sock], [], [], idle_seconds)
         if not readable:
@@ -76,7 +77,7 @@ def serve(
         if message.get("serve"):
             if os.fork() == 0:
                 os.close(sock)
-                _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                _end_with(own)
                 serve(fds[0], become, options, prepare=prepare)
             os.close(fds[0])
             continue
@@ -85,6 +86,7 @@ def serve(
                 prepare(message)
         if os.fork() == 0:
             os.close(sock)
+            _end_with(own)
             _fork_and_report(message, fds, become, options)
         for fd in fds:
             os.close(fd)
@@ -112,22 +114,29 @@ def _all_ended() -> bool:
     return False
 
 
+def _end_with(parent: int) -> None:
+    """Have the system kill this process when its parent ends, and end it if that has happened
+    already. In an own namespace the number of the parent is 0."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() not in (parent, 0):
+        os._exit(0)
+
+
 def _fork_and_report(
     message: dict[str, Any], fds: list[int], become: Become, options: ForkOptions
 ) -> None:
     """Fork the answering process, in a namespace if wanted; report its number and its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     *passed, status = fds
     own_proc = options.namespaces and options.own_proc
     flags = _CLONE_NEWPID | (_CLONE_NEWNS if own_proc else 0)
     if options.namespaces and _libc.unshare(flags) != 0:
         os.write(status, struct.pack("=ii", -1, ctypes.get_errno()))
         os._exit(1)
-    pid = os.fork()
+    own, pid = os.getpid(), os.fork()
     if pid == 0:
         os.close(status)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _end_with(own)
         os.setsid()
         if own_proc:
             _mount_proc()
