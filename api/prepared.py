@@ -23,7 +23,7 @@ import structlog
 from ingestion.builtin import files_key
 from kb.catalog import meta, open_catalog
 from kb.catalog.database import NAME
-from kb.data_dir import private_files, private_folder
+from kb.data_dir import private_files, private_folder, sync
 from kb.errors import Unavailable
 from kb.settings import Settings
 from retrieval.snapshot.store import FOLDER, MANIFEST
@@ -56,7 +56,7 @@ def prepare(settings: Settings) -> Path:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in (made, *made.rglob("*")):  # every user of the installation may copy it
             path.chmod(0o755 if path.is_dir() else 0o644)
-            _flush(path)
+            sync(path)  # a crash of the machine must not leave half a store
         try:
             made.rename(target)
         except OSError:
@@ -90,15 +90,6 @@ def _build(settings: Settings) -> None:
         services.catalog.empty_log()
     finally:
         services.close()
-
-
-def _flush(path: Path) -> None:
-    """Write a file or folder to the disk: a crash of the machine must not leave half a store."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def copy_prepared(settings: Settings) -> bool:

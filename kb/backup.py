@@ -42,7 +42,7 @@ from kb.catalog.engine import Catalog, open_catalog
 from kb.catalog.jobs import Jobs
 from kb.catalog.schema import check_revision, foreign_object
 from kb.catalog.tables import runs, work
-from kb.data_dir import RESERVE, ServiceLock
+from kb.data_dir import RESERVE, ServiceLock, sync
 from kb.errors import Conflict, InvalidRequest, NotFound, StoreError, Unavailable
 from kb.ids import sha256
 from kb.settings import MIB, Settings, product_version
@@ -172,7 +172,7 @@ def write_backup(settings: Settings, output: Path, progress: Progress = lambda _
         size = part.stat().st_size
         _check_new(target)
         part.rename(target)
-    _sync_folder(target.parent)
+    sync(target.parent)
     return Backup(target, size, contents, tuple(_unknown_names(settings.data_dir)))
 
 
@@ -423,15 +423,6 @@ def _unknown_names(data_dir: Path) -> Iterator[str]:
         # An unreadable vector index is renamed to chroma.* before it is removed.
         if path.name not in known and not path.name.startswith("chroma."):
             yield path.name
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the name of a new file as durable as its bytes."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def manifest_text(manifest: Manifest) -> bytes:

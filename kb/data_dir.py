@@ -36,6 +36,15 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def sync(path: Path) -> None:
+    """Write a file to the disk; of a folder, the names in it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def private_file(path: Path) -> None:
     """Create an empty file for this user alone, unless it exists. An existing file is not opened:
     closing it would release the locks that SQLite holds on it in this process."""
