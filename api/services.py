@@ -298,17 +298,22 @@ class Services(KnowledgeBase):
         )
         self.finish_deletions()
         skills = skills or self.skills.sync_builtin(self.settings.skills_dir)
-        if not self.loaded_before():
+        key = files_key(self.settings)
+        if self._loaded_key() != key:
             with self.catalog.write() as connection:
-                meta.put(connection, _FILES, files_key(self.settings))
+                meta.put(connection, _FILES, key)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report
 
     def loaded_before(self) -> bool:
         """Whether these built-in files were the last that were loaded into the catalog, by their
         sizes and times."""
+        return self._loaded_key() == files_key(self.settings)
+
+    def _loaded_key(self) -> str | None:
         with self.catalog.read() as connection:
-            return bool(meta.get(connection, _FILES) == files_key(self.settings))
+            key: str | None = meta.get(connection, _FILES)
+        return key
 
     def finish_deletions(self) -> None:
         """Remove files of deleted documents, including deletions that a killed process left

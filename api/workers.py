@@ -1,10 +1,10 @@
 """Worker processes of a service, which answer retrievals in parallel.
 
-All processes accept connections of one socket. A worker is forked from the service before that
-starts threads, so that both share the memory of what is imported and read by then; one that ended
-is replaced by a new process. A worker answers `/retrieve` from the snapshot that
-it maps, like the service, and forwards other requests to the service over a socket in the data
-directory. The service restarts workers that end, and stops them when it stops.
+All processes accept connections of one socket. On Linux a worker is forked from
+the service before the service starts threads, so that both share the memory of imports and tables.
+A worker answers `/retrieve` from the snapshot that it maps, like the service, and forwards other
+requests to the service over a socket in the data directory. The service replaces workers that end
+by new processes, and stops them when it stops.
 """
 
 from __future__ import annotations

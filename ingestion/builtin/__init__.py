@@ -30,12 +30,7 @@ from kb.settings import Settings, product_version
 from kb.yaml_loaders import load_plain
 
 _LOADED_BY = "builtin_loaded_by"  # of the catalog's named values
-_CODE = (
-    "ingestion",
-    "kb",
-    "retrieval",
-    "skills",
-)  # folders of code that reads documents and skills
+_CODE = ("ingestion", "kb", "retrieval", "skills")  # folders of code that reads documents
 _FOLDERS = {"constraints": "constraint", "guidance": "guidance"}
 
 

@@ -98,6 +98,8 @@ def serve(
                 pool.submit(_load_model, settings)
                 _run_service(settings, [listening], checked)
             else:
+                checked.result()
+                pool.shutdown()  # its thread ends before the workers are forked
                 _run_workers(settings, listening, checked, lock)
 
 
