@@ -215,8 +215,7 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     if material.verdict.signal_ids:  # the cure is worth more than a second kernel
         kernels = kernels[:1]
     uploaded = target is None and task == "write" and not strong and _uploaded(snapshot, material)
-    layout = _layout_for(material, layout, target, strong, bool(kernels or no_kernel))
-    layout = layout.with_tasks(layout.uploaded if uploaded else {})
+    layout = _layout_for(material, layout, target, strong, bool(kernels or no_kernel), uploaded)
     stable: Sequence[Block] = ()
     about: Mapping[str, float] = {}
     if target is not None and "hardware" in scope.categories:
@@ -294,16 +293,22 @@ def _marked(
 
 
 def _layout_for(
-    material: Material, layout: Layout, target: Target | None, strong: bool, kernels: bool
+    material: Material,
+    layout: Layout,
+    target: Target | None,
+    strong: bool,
+    kernels: bool,
+    uploaded: bool,
 ) -> Layout:
-    """The layout for a language that models know, for an operator with whole kernels, and for a
-    reader that knows both."""
+    """The layout for a language that models know, for an operator with whole kernels, for a reader
+    that knows both, and for a first kernel of a chip with uploaded manuals."""
     language = material.request.language
     known = layout.is_known(language) if language else is_common(material.chip_languages)
     return layout.with_tasks(
         layout.known if known and target is None else {},
         layout.kernels if kernels else {},
         layout.strong if strong else {},
+        layout.uploaded if uploaded else {},
     )
 
 
@@ -532,7 +537,12 @@ def _first_sections(
     ranked = material.by_category("hardware")[:OWN_SECTIONS_AMONG]
     about = snapshot.load([entry.seq for entry in ranked], scope)
     of_request = [entry for entry in ranked if entry.seq in about]
-    found = [of_request, *(material.search(query, scope) for _, query in layout.target.questions)]
+    answering = snapshot.keep(
+        "questions of a first kernel",
+        (chip, scope.key, material.embed is not None),
+        lambda: [material.search(query, scope) for _, query in layout.target.questions],
+    )
+    found = [of_request, *answering]
     blocks = (
         section_blocks(
             snapshot,

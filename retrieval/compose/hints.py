@@ -137,7 +137,7 @@ def absent_words_hint(snapshot: Snapshot, material: Material, excerpts: Sequence
         return ""
     named = " and ".join(map(repr, absent[:MOST_ABSENT]))
     return (
-        f"Nothing stored about {one_line(material.spec.name)} contains {named}: what is shown may"
+        f"Nothing stored about {one_line(material.spec.name)} contains {named}: the excerpts may"
         " be about something near it."
     )
 

@@ -177,9 +177,9 @@ def by_words(
 ) -> Callable[[list[Ranked]], list[Ranked]]:
     """The order for a request in words: first sections that define a name in its log or question,
     or the most similar known name, those that quote its message, and those that state the value
-    that a question asks for. `cards` are the candidates for
-    names. Sections titled for a signal other than `signals` of the diagnosis are lowered a little.
-    `chip` are the id and the names of the requested chip.
+    that a question asks for. `cards` are the candidates for names, `chip` the id and the names of
+    the requested chip. Sections titled for a signal other than `signals` of the diagnosis are
+    lowered a little.
     """
     log = without_boilerplate(request.log or "")
     text = "\n".join(filter(None, (request.query, log)))

@@ -87,12 +87,11 @@ class Asked:
 @lru_cache(maxsize=256)
 def asked_value(question: str, leave_out: frozenset[str] = frozenset()) -> Asked | None:
     """The quantity that a question is about, or None. `leave_out` are the names of the chip."""
-    values = [
-        re.compile(rf"(?:{_NUMBER})[ -]?(?:{unit})(?![\w/])", re.IGNORECASE)
-        for words, unit in _MEASURES
-        if re.search(words, question, re.IGNORECASE)
-    ][:1]
-    measure = next((w for w, _ in _MEASURES if re.search(w, question, re.IGNORECASE)), None)
+    fitting = (row for row in _MEASURES if re.search(row[0], question, re.IGNORECASE))
+    measure, unit = next(fitting, (None, ""))
+    values = []
+    if measure:
+        values.append(re.compile(rf"(?:{_NUMBER})[ -]?(?:{unit})(?![\w/])", re.IGNORECASE))
     for match in (*_HOW_MANY.finditer(question), *_NUMBER_OF.finditer(question)):
         noun = re.sub(r"(?<=[^s])s$", "", match[1].split()[-1])
         if not re.fullmatch(_BYTES, match[1], re.IGNORECASE):
@@ -131,8 +130,8 @@ def by_values(
 
 
 def stated_share(text: str, asked: Asked, heading: str = "") -> float:
-    """How much of what is asked for a text states, from 0 to 1: the parts of the question with a
-    value beside a word of it, times the share of these words in the text. Words of the heading
+    """The share of the asked values that a text states, from 0 to 1: the parts of the question with
+    a value beside a word of it, times the share of these words in the text. Words of the heading
     count as half of one."""
     present = set(tokenize(text))
     present |= {

@@ -94,6 +94,7 @@ class OwnDocument:
 
     @property
     def builtin(self) -> bool:
+        """Whether it ships; uploads may not have such a key."""
         return self.source_key.startswith("builtin/")
 
 
