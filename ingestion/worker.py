@@ -892,21 +892,30 @@ def _within_share(documents: Sequence[PendingDocument], texts: int) -> dict[str,
 
 
 class _Idle:
-    """Skips looks for work while the catalog is unchanged since a look that found none. A look
-    takes a write transaction and goes over all passages; `unchanged` takes microseconds."""
+    """Skips looks for work while no document, vector or job has changed since a look that found
+    none. A look takes a write transaction and goes over all passages; `unchanged` takes
+    microseconds, and one statement after another change, such as a logged retrieval."""
 
     def __init__(self, catalog: Catalog, lease_seconds: float) -> None:
         self._catalog = catalog
         self._seconds = min(LOOK_SECONDS, lease_seconds)
-        self._version: Hashable = None  # of the catalog before the last look
+        self._version: Hashable = None  # of the catalog when the counters were read
+        self._counters: tuple[int, int] | None = None  # before the last look
         self._until = 0.0  # the end of the validity of the last look, by the monotonic clock
 
     def unchanged(self) -> bool:
         """Whether the last look found no work and is still valid."""
+        valid = time.monotonic() < self._until
         version = self._catalog.version()
-        valid = version == self._version and time.monotonic() < self._until
+        if valid and version == self._version:
+            return True
+        with self._catalog.read() as connection:
+            state = meta.state(connection)
+        counters = (state.stamp, state.waiting)
+        valid = valid and counters == self._counters
         if not valid:
-            self._version, self._until = version, 0.0
+            self._until = 0.0
+        self._version, self._counters = version, counters
         return valid
 
     def found_nothing(self) -> None:
