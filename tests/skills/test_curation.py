@@ -367,6 +367,17 @@ def measured_and_active(services: Services, name: str) -> SkillEvent:
     return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 
 
+def test_recipe_that_did_harm_on_chip_takes_no_part_there(services: Services) -> None:
+    harmful = "triton-split-k-skinny-matmul"  # by its shipped trials on an H200
+    everywhere = {recipe.name for recipe in library_recipes(services)}
+    assert harmful in everywhere
+    assert harmful in {recipe.name for recipe in library_recipes(services, "h100")}
+    left_out = everywhere - {recipe.name for recipe in library_recipes(services, "h200")}
+    assert harmful in left_out
+    assert "triton-tiled-batched-matmul" not in left_out  # it helps there
+    assert len(left_out) < len(everywhere) / 4
+
+
 def test_approved_skill_takes_part_in_next_run(services: Services, tmp_path: Path) -> None:
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-next")
     assert skill.name not in {recipe.name for recipe in library_recipes(services)}

@@ -13,6 +13,7 @@ from kb.answers import Excerpt as AnsweredExcerpt
 from kb.answers import Move as AnsweredMove
 from kb.catalog.skills.evidence import AVOID
 from kb.catalog.skills.reading import SkillHead, SkillRow, get_skill, list_skills
+from kb.catalog.skills.shipped import effect_of, stored_trials
 from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import changes_named
 from kb.scope import ALL_ACCESS
@@ -136,9 +137,10 @@ def _move(move: AnsweredMove) -> ShownMove:
     )
 
 
-def library_recipes(base: KnowledgeBase) -> list[Recipe]:
-    """The recipes of active skills. Raises InvalidKnowledge."""
-    sources = library_sources(base).items()
+def library_recipes(base: KnowledgeBase, hardware: str | None = None) -> list[Recipe]:
+    """The recipes of active skills, without those that did harm in the shipped trials on this
+    hardware. Raises InvalidKnowledge."""
+    sources = library_sources(base, hardware).items()
     return [_parsed(name, source.body, source.files) for name, source in sources]
 
 
@@ -150,15 +152,21 @@ def _parsed(name: str, body: Mapping[str, Any], files: Mapping[str, str]) -> Rec
     return recipe
 
 
-def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
-    """Stored recipes of active skills, by name."""
+def library_sources(base: KnowledgeBase, hardware: str | None = None) -> dict[str, RecipeSource]:
+    """Stored recipes of active skills, by name, without those that did harm in the shipped trials
+    on this hardware."""
     with base.catalog.read() as connection:
         skills = list_skills(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
         row.name: RecipeSource(row.recipe, row.metadata.get("files", {}), row.scopes.signals)
         for row in skills
-        if row.recipe is not None
+        if row.recipe is not None and not (hardware is not None and _harms(row, hardware))
     }
+
+
+def _harms(skill: SkillRow, hardware: str) -> bool:
+    trials = [t for t in stored_trials(skill.metadata) if t.hardware == hardware]
+    return effect_of(trials).state == "harms"
 
 
 # -- moves of skills

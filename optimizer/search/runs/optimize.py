@@ -533,7 +533,9 @@ def _available(
 ) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     proposers: list[Synthesizer] = []
-    recipes = library_recipes(base)
+    # A search without knowledge tries those too that did harm on this chip.
+    measured_on = next(iter(places.values())).target.hardware if goal.knowledge else None
+    recipes = library_recipes(base, measured_on)
     proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
     samples = manual_samples(base, places) if goal.knowledge else []
     if samples:

@@ -74,7 +74,8 @@ def pack_session(
     knowledge = KnowledgeSnapshot()
     if goal.knowledge:
         knowledge = _snapshot(base, [p.op for p in problems], identity, goal)
-    recipes = [recipe for recipe in library_recipes(base) if recipe.language in target["languages"]]
+    known = library_recipes(base, identity if goal.knowledge else None)
+    recipes = [recipe for recipe in known if recipe.language in target["languages"]]
     return write_session(
         output,
         session_id=new_id("session"),
