@@ -89,7 +89,7 @@ class Variant:
     """The product's ranking with something changed."""
 
     name: str
-    weights: Weights = WEIGHTS
+    weights: Weights | None = None
     heading: float = HEADING_WEIGHT
     shape: Shape = SHAPE
     plan: Callable[[Plan], Plan] = unchanged

@@ -35,15 +35,13 @@ from retrieval.stages import stage
 class Weights:
     """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
     `passage` and `section` weight the lexical levels, `dense` the dense score relative to the
-    lexical one, `sentences` that of a signal without details. `neighbour` is the share of the
-    better neighbour's cosine. `prose` is the largest share subtracted for a passage without
-    function words, `code` the factor on a block of code, and `generic` the factor on a passage
-    about no chip if the request names a chip."""
+    lexical one. `neighbour` is the share of the better neighbour's cosine. `prose` is the largest
+    share subtracted for a passage without function words, `code` the factor on a block of code, and
+    `generic` the factor on a passage about no chip if the request names a chip."""
 
     passage: float = 1.0
     section: float = 2.5
     dense: float = 0.9
-    sentences: float = 1.5
     neighbour: float = 0.5
     prose: float = 0.2
     code: float = 0.8
@@ -51,6 +49,9 @@ class Weights:
 
 
 WEIGHTS = Weights()
+# For a signal without details, which names no line of a listing or of a table: advice is prose.
+# Chosen on 45 opened rows about six chips (benchmarks/results/retrieval_quality.md).
+OF_SIGNALS = Weights(section=1.0, dense=1.5, prose=0.4, code=0.5)
 PROSE_SHARE = 200  # per mille of function words in running prose
 PER_LEVEL = 400  # rows of each lexical level
 BY_WORDS = 500  # passages selected by words
@@ -101,10 +102,12 @@ def rank(
     scope: ScopeFilter,
     embed: EmbedQuery | None,
     near: Near,
-    weights: Weights = WEIGHTS,
+    weights: Weights | None = None,
 ) -> list[Ranked]:
     """All candidates of a scope, best first; ties go to the earlier passage. Results of the plan's
-    `also` are mixed in. Without `embed` the ranking is lexical only."""
+    `also` are mixed in. Without `embed` the ranking is lexical only. `weights` are by default those
+    of the plan."""
+    weights = weights or (OF_SIGNALS if plan.sentences else WEIGHTS)
     ranked = _ranked(snapshot, plan, scope, embed, near, weights)
     named = snapshot.documents_named(plan.names, scope) if plan.names else frozenset()
     if named:
@@ -144,8 +147,7 @@ def _ranked(
         middle = scope_middle(*snapshot.sample(scope, SAMPLE), queries, weights)
         dense = dense_scores(columns, candidates, queries, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
-    share = weights.sentences if plan.sentences else weights.dense
-    scores = (lexical_part + share * dense) * _prior(columns, weights, chip_named)
+    scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
     places = np.flatnonzero(candidates)
     best = places[np.argsort(-scores[places], kind="stable")]
     return ranked_of(
