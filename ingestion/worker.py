@@ -426,9 +426,11 @@ class Worker:
             fault = full(f"{type(error).__name__}: {error}")  # Chroma has its own message
         if fault is not None:
             return fault.as_json()
+        # Without the statement and its parameters, which are in the log.
+        reason = error.orig if isinstance(error, DBAPIError) else error
         return {
             "code": "internal_error",
-            "message": f"{type(error).__name__}: {error}",
+            "message": f"{type(error).__name__}: {reason}",
             "hint": "This is a defect of Kernlore; please report it with the document.",
             "details": {},
         }

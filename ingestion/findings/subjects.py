@@ -261,15 +261,17 @@ def proposals(
     texts: Sequence[str],
 ) -> list[Fact]:
     """Rows for the facts of a document that are about its hardware. Sentences that contradict each
-    other give none, and a fact that a sentence repeats is one row. `texts` are the headings and
-    passages of the document, in which mentions of chips are counted."""
+    other give none. A fact that a sentence repeats is one row, as is one that another table repeats
+    under equal labels. `texts` are the headings and passages of the document, in which mentions of
+    chips are counted."""
     if not hardware or not facts:
         return []
     titles = (source.title, source.file_name)
     subjects = DocumentSubjects(hardware, registry, titles, texts)
     about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects)]
     candidates = [(fact, subject) for fact, subject in about if subject is not None]
-    return [_row(fact, subject, source) for fact, subject in _agreeing(candidates)]
+    rows = [_row(fact, subject, source) for fact, subject in _agreeing(candidates)]
+    return list({row.id: row for row in reversed(rows)}.values())[::-1]
 
 
 def _own_rows(facts: Sequence[ProposedFact], subjects: DocumentSubjects) -> list[ProposedFact]:

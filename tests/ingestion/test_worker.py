@@ -485,6 +485,15 @@ def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) ->
     assert store.registry.facts("h100") == []
 
 
+def test_repeated_table_states_its_facts_once(store: Store) -> None:
+    table = "| Property | Value |\n| --- | --- |\n| Memory bandwidth | 3.35 TB/s |\n"
+    manual = f"# M\n\n## Board A\n\nBoth boards.\n\n{table}\n## Board B\n\nBoth boards.\n\n{table}"
+    submitted = store.ingest("m.md", manual, hardware=("h100",))
+    assert store.job(submitted).state == "ready"
+    [fact] = store.registry.facts("h100", status="proposed")
+    assert fact.locator.startswith("Board A")
+
+
 # -- an idle worker
 
 
