@@ -20,11 +20,20 @@ from retrieval.search.names import hint_of_name
 from retrieval.search.titles import contains_signal
 from retrieval.snapshot.snapshot import Snapshot
 
-MOST_WORDS = 40  # words of a question that are looked up
+MOST_WORDS = 40  # names of a question that are looked up
 MOST_ABSENT = 3
-_WORD = re.compile(r"\b[A-Za-z]\w*(?:(?:::|[.-])\w+)*", re.ASCII)
-# A name: with a digit, an underscore, `::`, a capital inside, or four capitals.
-_NAME = re.compile(r"[0-9_]|::|[a-z][A-Z]|[A-Z]{4}")
+_WORD = re.compile(r"\b[A-Za-z_]\w*(?:(?:::|\.)\w+)*", re.ASCII)
+# A name of code or of a product: joined parts, a capital inside, or letters with a number.
+_NAME = re.compile(
+    r"_|::|\w\w\.[a-z]{2}|[a-z]{2}[A-Z]|[A-Z]{3}[a-z]{2}|[A-Za-z]{2}\d|[A-Za-z]\d\d\d"
+)
+# Ordinary words with a number or capitals: types, extents, memories and links, acronyms.
+_ORDINARY = re.compile(
+    r"(?:[a-z]{0,3}(?:fp|bf|tf|int|float|uint|hif)\d+\w*|[usif]\d+(?:x\d+)?|u?e\dm\d\w*"
+    r"|[kmn]\d+|(?:lp|g)?ddr\d\w*|hbm\d\w*|pcie\d|gen\d|x\d+|w\d+a\d+|(?:log|exp|conv)\d\w?"
+    r"|(?:[gmtp]?flop|[gmt]op|[kmgt]byte|gemm)s)\Z",
+    re.IGNORECASE,
+)
 NO_INDEX = "The vector index does not answer: this was found by words alone."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
@@ -117,17 +126,22 @@ def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequenc
     )
 
 
+def names_asked(question: str) -> list[str]:
+    """The words of a question that name code or a product. Ordinary words are left out: an answer
+    need not repeat them."""
+    words = dict.fromkeys(filter(_NAME.search, _WORD.findall(question)))
+    return [w for w in words if not _ORDINARY.match(w) and canonical_op(w) == w.lower()]
+
+
 def absent_words_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
     """A hint about names in a question for a chip that no passage in the scope has. An identifier
-    (`a_b`, `n::a_b`) counts as a whole, another name by any of its parts. Ordinary words are left
-    out: an answer need not repeat them."""
+    (`a_b`, `n::a_b`) counts as a whole, another name by any of its parts."""
     request = material.request
     if material.spec is None or not request.query or request.log or request.draft:
         return ""
     shown = {token for excerpt in excerpts for token in tokenize(excerpt.text)}
     absent = []
-    words = list(dict.fromkeys(_WORD.findall(request.query)))[:MOST_WORDS]
-    for word in filter(_NAME.search, words):
+    for word in names_asked(request.query)[:MOST_WORDS]:
         tokens = tokenize(word)
         if "_" in word or "::" in word:
             tokens = [token for token in tokens if "_" in token] or tokens

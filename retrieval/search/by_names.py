@@ -98,9 +98,36 @@ def is_distinct(name: str, cards: Sequence[Symbol]) -> bool:
     )
 
 
-# -- quotations: sections that quote a message of the log come first
+# -- parts of names: a library writes XE_BDPAS_TT where the documents describe BDPAS
 
 POOL = 60  # passages of a ranking that are read
+_JOINED = re.compile(r"[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+")
+_TITLED = re.compile(r"\b(?=\w{4,})(?:[A-Z]\w*[A-Z]|[A-Za-z]+\d\w*)\b")
+
+
+def by_parts(snapshot: Snapshot, ranked: Sequence[Ranked], question: str) -> list[Ranked]:
+    """The ranked passages, starting with those of sections titled with a part of a joined name of
+    the question that no passage contains as a whole. A part in more sections is too general."""
+    live = snapshot.load([entry.seq for entry in ranked[:POOL]])
+    text = " ".join(passage.text for passage in live.values())
+    absent = [name for name in _JOINED.findall(question) if name not in text]
+    parts = {part for name in absent for part in name.lower().split("_")}
+    titled = {
+        p.seq: p.section_id
+        for p in live.values()
+        if p.path and parts.intersection(map(str.lower, _TITLED.findall(p.path[-1])))
+    }
+    if not 0 < len(set(titled.values())) <= MOST_SECTIONS:
+        return list(ranked)
+    raised = WEIGHTS.error * ranked[0].score
+    return sorted(
+        (e._replace(score=e.score + raised * (e.seq in titled)) for e in ranked),
+        key=lambda e: (-e.score, e.seq),
+    )
+
+
+# -- quotations: sections that quote a message of the log come first
+
 ANOTHER = 0.2  # share of its score that a section titled for another signal loses
 MOST_LINES = 12  # lines of a log
 # least number of three-word sequences in common, and their least share of the message's
@@ -191,7 +218,8 @@ def by_words(
         fitting = _others_later(snapshot, ranked, titles, signals)
         quoted = by_quotations(snapshot, fitting, log)
         stated = by_values(snapshot, quoted, request.query or "", chip)
-        return by_names(snapshot, stated, text, cards, meant=meant)
+        parted = by_parts(snapshot, stated, request.query or "")
+        return by_names(snapshot, parted, text, cards, meant=meant)
 
     return order
 

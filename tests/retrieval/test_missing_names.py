@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from retrieval.compose.hints import names_asked
 from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
 from retrieval.search.names import language_named, missing_names
@@ -139,3 +140,32 @@ def test_python_module_names_its_language() -> None:
 )
 def test_every_wording_of_an_unknown_name_is_read(line: str) -> None:
     assert [entry.name for entry in missing_names(f"nothing\n{line}", [])] == ["strange_name"]
+
+
+ORDINARY = """
+affected sporadic workaround rewritten AOT GEMM GEMMs DRAM SIMD NaN NaNs GiB KiB MoE RoPE SwiGLU
+FP8 BF16 INT4 TF32 MXFP8 NVFP4 FP4 E4M3 E5M2 E2M1 UE8M0 float32 int8 uint8 bfloat16 s8 f16x2 HiF8
+L2 K128 N256 x86 HBM4 HBM3E LPDDR5X GDDR7 PCIe5 gen5 log2 exp2 conv2d w4a16 TFLOPs TOPs DVFS GM
+e.g. i.e. vs. split-K TMA-based block-scaled row-major weight-only warp-specialised 64-bit 2D
+16x16x128 128x64 compute-bound out-of-bounds latency occupancy granularity prefetch saturate OOM
+dGPU kernel's 2:4 FIFO ROCm 13.4 v3.12 TFLOP/s
+"""
+NAMES = """
+XE_BDPAS_TT CUTE_ENABLE_XE_BLOCK_2D_ASSERT cublasLtMatmul CUBLASLT_ALGO_CONFIG_ID tcgen05.mma
+cp.async.bulk mbarrier.complete_tx v_wmma_i32_16x16x64_iu8 s_wait_tensorcnt global_load_lds
+__cluster_dims__ hipLaunchKernelEx pltpu.get_tpu_info jax.sharding use_abstract_mesh
+xla_tpu_dvfs_p_state GGML_METAL_TENSOR_ENABLE simdgroup_matrix matmul2d_descriptor asc_vf_call
+SetCtrlSpr LnAlgo::INTRINSIC std::max tl.dot_scaled torch.compile sm_107a gfx1250 MI455X H200
+TPU7x hipBLASLt FlashInfer TensorRT cuBLASDx KernelScheduleAuto MainloopIntelXeXMX16MixedPrecision
+is_matmul_supported NCC_EVRF031 Xe3p CUDAExtension
+"""
+
+
+@pytest.mark.parametrize("word", ORDINARY.split())
+def test_ordinary_words_are_no_names(word: str) -> None:
+    assert names_asked(f"Is the {word} of it known?") == []
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_identifiers_and_products_are_names(name: str) -> None:
+    assert names_asked(f"What does {name} need, and why?") == [name]

@@ -127,3 +127,28 @@ def test_words_of_a_question_that_nothing_stored_has_are_named(retriever: Retrie
     assert "queue" not in said and "quixotically" not in said
     assert "contains" not in hints("Why is a queue drained twice?", "h100")
     assert "contains" not in hints(question)  # no chip: its documents are not all that is stored
+
+
+PRODUCTS = f"""\
+# Products
+
+{FILLER}
+
+## VQDOT: products of four values
+
+A repeat count of eight is required.
+
+## Types of the library
+
+The library qlib wraps the products of the chip; a repeat count belongs to its atoms.
+"""
+
+
+@pytest.mark.parametrize("question", ["QL_VQDOT_TT in qlib", "qlib's ql_vqdot_f_f"])
+def test_part_of_a_joined_name_finds_section_titled_with_it(store: Store, question: str) -> None:
+    store.ingest("products.md", PRODUCTS, hardware=("h100",))
+    asked = f"Which repeat count does {question} need, an atom of the library?"
+    opened = store.retriever()
+    answer = opened.retrieve(RetrieveRequest(hardware="h100", query=asked))
+    opened.close()
+    assert answer.excerpts[0].section.endswith("VQDOT: products of four values")
