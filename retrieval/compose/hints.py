@@ -135,17 +135,18 @@ def names_asked(question: str) -> list[str]:
 
 def absent_words_hint(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
     """A hint about names in a question for a chip that no passage in the scope has. An identifier
-    (`a_b`, `n::a_b`) counts as a whole, another name by any of its parts."""
+    (`a_b`, `n::a_b`) counts as a whole or by all of its parts in one excerpt, another name by any
+    of its parts."""
     request = material.request
     if material.spec is None or not request.query or request.log or request.draft:
         return ""
-    shown = {token for excerpt in excerpts for token in tokenize(excerpt.text)}
+    shown = [set(tokenize(excerpt.text)) for excerpt in excerpts]
     absent = []
     for word in names_asked(request.query)[:MOST_WORDS]:
-        tokens = tokenize(word)
-        if "_" in word or "::" in word:
-            tokens = [token for token in tokens if "_" in token] or tokens
-        if tokens and not shown.intersection(tokens):
+        parts = tokenize(word)
+        whole = [token for token in parts if "_" in token] if "_" in word or "::" in word else []
+        tokens, pieces = whole or parts, set(parts) - set(whole) or {word}
+        if tokens and not any(s.intersection(tokens) or pieces <= s for s in shown):
             absent += [] if snapshot.search("passage", tokens, material.scope, 1) else [word]
     if not absent:
         return ""

@@ -169,3 +169,11 @@ def test_ordinary_words_are_no_names(word: str) -> None:
 @pytest.mark.parametrize("name", NAMES.split())
 def test_identifiers_and_products_are_names(name: str) -> None:
     assert names_asked(f"What does {name} need, and why?") == [name]
+
+
+@pytest.mark.parametrize(("name", "hinted"), [("dot_product_scales", False), ("dot_frobs", True)])
+def test_hint_at_identifier_whose_parts_no_excerpt_has(
+    retriever: Retriever, name: str, hinted: bool
+) -> None:
+    answer = retriever.retrieve(RetrieveRequest(hardware="h100", query=f"What does {name} do?"))
+    assert any(f"contains '{name}'" in hint for hint in answer.hints) is hinted
