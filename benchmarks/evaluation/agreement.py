@@ -81,9 +81,10 @@ def _robust_kbench(checkouts: Path, folder: Path) -> Iterator[Job]:
     root = checkouts / "robust-kbench"
     for kernel in chosen(sorted(root.glob("highlighted/*/forward/kernel.cu"))):
         name, text = kernel.parts[-3], kernel.read_text(encoding="utf-8")
-        old, new = ("+=", "-=") if "+=" in text else (" + ", " - ")
         place = folder / "robust-kbench" / name / "kernel.cu"
-        wrong = text.replace(old, new, 1)
+        # A step of a loop with another sign would read outside of arrays.
+        wrong = re.sub(r"^(\s*[\w.\[\]]+ )\+=", r"\1-=", text, count=1, flags=re.M)
+        wrong = text.replace(" + ", " - ", 1) if wrong == text else wrong
         yield from _pair("robust-kbench", root / "tasks" / name, text, wrong, place)
 
 

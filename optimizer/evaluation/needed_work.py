@@ -141,7 +141,7 @@ def dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Depe
 def _dependence(case: OpenCase, device: str, seed: int, tolerance: float) -> Dependence:
     if MEMORY_FACTOR * case.cost.result_bytes > _available(device):
         raise torch.OutOfMemoryError
-    first = case.drawn(seed)
+    first = case.drawn_in_place(seed)
     outputs, leaves = case.differentiable(first, device)
     views = frozenset(n for n, out in enumerate(outputs) if _is_view(out))
     computed = [out for n, out in enumerate(outputs) if n not in views]
@@ -426,7 +426,7 @@ class _Graph:
     @cached_property
     def _replaceable(self) -> tuple[bool, ...]:
         """Whether the elements of each input and weight vary independently."""
-        return self._case.replaceable(self._values, self._case.second_draw(self._seed))
+        return self._case.replaceable(self._values, self._case.second_draw_in_place(self._seed))
 
     def _proven(self, root: Any) -> _Product | None:
         """The only product that an output is a function of, element by element, if its operands
@@ -579,7 +579,7 @@ def needed_read_bytes(
     input or weight. Frozen weights and values that are the same in every draw may be known to the
     kernel, so they count as 0, as does what could not be decided. `found` is the result of
     `dependence`."""
-    first, other = case.drawn(seed), case.second_draw(seed)
+    first, other = case.drawn_in_place(seed), case.second_draw_in_place(seed)
     tensors = (*first.inputs, *first.state.values())
     read = list(found.read_bytes) if found is not None else [0] * len(tensors)
     frozen = case.problem.policy.weights == "frozen"
@@ -618,7 +618,9 @@ def _probed(
 ) -> dict[int, float]:
     """The least share of some inputs and weights that the outputs depend on; empty if that takes
     too long or the reference does not repeat its result."""
-    inputs, state = [value.to(device) for value in case.inputs(seed)], case.state(seed)
+    drawn = case.drawn_in_place(seed)
+    inputs = [value.to(device) for value in drawn.inputs]
+    state = {name: value.to(device) for name, value in drawn.state.items()}
     tensors = [*inputs, *state.values()]
 
     def computed() -> list[torch.Tensor]:

@@ -75,6 +75,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
+    _on(str(torch.get_default_device()))
 {fixed}
     return [
 {values}
@@ -178,7 +179,9 @@ def _problem(file: Path, definition: Mapping[str, Any], workloads: list[dict[str
         scalars = "".join(
             f", {n!r}: {_value(n, s)}" for n, s in inputs.items() if s["shape"] is None
         )
-        local.append(f"    _made = _reference.{custom}({{{sizes}{scalars}}}, torch.device('cpu'))")
+        local.append(
+            f"    _made = _reference.{custom}({{{sizes}{scalars}}}, torch.get_default_device())"
+        )
     fields = {
         "names": ", ".join(inputs),
         "fixed": "\n".join(local) or "    pass",

@@ -100,11 +100,13 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     arrays = []
+    _on(str(torch.get_default_device()))
     _take_apart(_reference.generate_input({arguments}), arrays, [])
     return arrays
 
 
 def get_init_inputs():
+    _on(str(torch.get_default_device()))
     return [_take_apart(_reference.generate_input({arguments}), [], [])]
 '''
 )

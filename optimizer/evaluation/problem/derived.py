@@ -56,7 +56,8 @@ def fitting(problem: Problem, base: Case) -> DerivedCases:
     wanted = derived_cases(problem, base)
     if not wanted:
         return DerivedCases((), f"{HELD_OUT}none: no size of its inputs is a constant of its file")
-    signature = OpenCase(problem, base).signature
+    # Drawing the values of a large case, and running it on a CPU, would take minutes.
+    signature = OpenCase(problem, base, shapes_only=True).signature
     if signature.compulsory_bytes > TOO_LARGE:
         return DerivedCases((), f"{HELD_OUT}none: the case {base.name} is too large to be varied")
     shapes = [tensor.shape for tensor in signature.of("input")]

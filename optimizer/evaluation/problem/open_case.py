@@ -9,7 +9,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -40,14 +40,13 @@ from optimizer.evaluation.problem.user_code import (
     substituted,
 )
 from optimizer.evaluation.runner.constructor import are_plain
-from optimizer.evaluation.runner.kernels import require_gradients
+from optimizer.evaluation.runner.kernels import DrawnOnGpu, require_gradients
 
 T = TypeVar("T")
 
 _NUDGE_SEED = 0xE9
-# Names of the buffers and the model of the latest case, by its text: initialising the weights of a
-# large one takes seconds.
-_LATEST_MODEL: dict[str, tuple[frozenset[str], torch.nn.Module]] = {}
+# The model of the latest case, by its text: initialising the weights of a large one takes seconds.
+_LATEST_MODEL: dict[str, _BuiltModel] = {}
 _SECOND_DRAW = 0x9E3779B9  # added to a seed for the values that replace others
 
 
@@ -56,6 +55,15 @@ class _InputForm(NamedTuple):
 
     names: tuple[str, ...]
     scalars: tuple[bool, ...]
+
+
+class _BuiltModel(NamedTuple):
+    """A model, and what is known since it was built: names of its buffers, and of modules that
+    compute something else in train mode."""
+
+    model: torch.nn.Module
+    buffers: frozenset[str]
+    trained: tuple[str, ...]
 
 
 class DrawnValues(NamedTuple):
@@ -81,15 +89,19 @@ class OpenCase:
         self.source = substituted(problem, case.constants)
         self._module = import_problem(problem, case.constants)
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
-        self.init_args: list[Any] = self._init_args(0)
+        self._device = device
+        self.init_args: list[Any] = DrawPlace(device).make(0, self._init_args, lambda args: args)
         # The file's text and path, from which another process makes arguments that are not plain.
         self.init_source: tuple[str, str] | None = None
         if not are_plain(self.init_args):
             self.init_source = (self.source, str(problem.path))
+            if device != "cpu":  # they hold the device's memory, and processes make their own
+                self.init_args = self._init_args(0)
         self._gradients = False  # once forward was found to differentiate
         self._overwritten: tuple[str, ...] = ()  # inputs, once forward ran
         self._shared: frozenset[int] = frozenset()  # outputs, once forward ran
         self._buffers: frozenset[str] = frozenset()  # names, once a model was built
+        self._trained: tuple[str, ...] = ()  # the same
         self._keys: tuple[str, ...] = ()  # of outputs, once there was a result
         # Inputs that are cut and rows of a slice, once a golden was computed by slices.
         self._rows: tuple[tuple[int, ...], int] | None = None
@@ -118,9 +130,15 @@ class OpenCase:
     def _build(self, seed: int) -> torch.nn.Module:
         # Objects like modules become parts of the model, so that each model gets its own.
         args = self._init_args(seed) if self.init_source else self.init_args
-        with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
+        drawing = nullcontext() if self._device == "cpu" else DrawnOnGpu()
+        with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad(), drawing:
             model = self._class()(*args)
         self._buffers = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
+        self._trained = tuple(
+            f"{name} ({type(module).__name__})"
+            for name, module in model.named_modules()
+            if module.training and differs_in_training(module)
+        )
         return model.eval().requires_grad_(False)
 
     @cached_property
@@ -128,7 +146,7 @@ class OpenCase:
         """The model that every reference run copies, also those of the same case opened again."""
         key = hashlib.sha256(f"{self.problem.path}\0{self.source}".encode()).hexdigest()
         if key in _LATEST_MODEL:
-            self._buffers, model = _LATEST_MODEL[key]
+            model, self._buffers, self._trained = _LATEST_MODEL[key]
             return model
         model = self._build(0)
         # Random values outside the state_dict would differ between processes.
@@ -142,20 +160,15 @@ class OpenCase:
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
         _LATEST_MODEL.clear()
-        _LATEST_MODEL[key] = (self._buffers, model)
+        _LATEST_MODEL[key] = _BuiltModel(model, self._buffers, self._trained)
         return model
 
     @property
     def trained_otherwise(self) -> tuple[str, ...]:
         """Modules of the model that compute something else in train mode, which the file's Model
         is in before the harness changes it to eval mode, as `d (Dropout)`."""
-        with running(self.problem, "Model(...)"), seeded(0), torch.no_grad():
-            model = self._class()(*self._init_args(0))
-        return tuple(
-            f"{name} ({type(module).__name__})"
-            for name, module in model.named_modules()
-            if module.training and differs_in_training(module)
-        )
+        _ = self._model
+        return self._trained
 
     def attributes(self) -> dict[str, int | float | bool]:
         """Numeric attributes of the Model, as `model.NAME`."""

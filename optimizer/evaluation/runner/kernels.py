@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.evaluation.runner.constructor import as_script
@@ -53,6 +56,53 @@ class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of the operator."""
         return func(*args, **kwargs)
+
+
+LARGE_DRAW = 1 << 22  # elements, for which a processor takes 30 to 100 ms
+_DRAWS = frozenset((torch.randn, torch.rand))
+# In-place draws, and the functions of torch.nn.init that a mode sees in their place.
+_FILLS = frozenset(
+    (
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+        torch.nn.init.normal_,
+        torch.nn.init.uniform_,
+        torch.nn.init.kaiming_uniform_,
+    )
+)
+
+
+class DrawnOnGpu(TorchFunctionMode):
+    """Draws large random tensors on the GPU and copies them to host memory: a processor draws with
+    one thread, 13 s for two matrices of 2^28 elements in bfloat16. Tensors that name a generator or
+    a device are drawn as usual, and all of them where the GPU's memory does not suffice."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        with suppress(torch.OutOfMemoryError):
+            if func in _DRAWS and options.keys() <= {"dtype"}:
+                if _elements(args) >= LARGE_DRAW and torch.get_default_device().type == "cpu":
+                    return func(*args, device="cuda", **options).cpu()
+            elif func in _FILLS and options.get("generator") is None:
+                own = args[0] if args else options["tensor"]
+                if own.numel() >= LARGE_DRAW and own.device.type == "cpu":
+                    drawn = torch.empty_like(own, device="cuda", requires_grad=False)
+                    func(drawn, *args[1:], **{n: v for n, v in options.items() if n != "tensor"})
+                    with torch.no_grad():
+                        return own.copy_(drawn)
+        return func(*args, **options)
+
+
+def _elements(sizes: Sequence[Any]) -> int:
+    """Elements of a tensor with these sizes, given one by one or as a sequence; 0 for others."""
+    flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    return math.prod(flat) if all(isinstance(size, int) for size in flat) else 0
 
 
 # In the order of their codes in kernlore_abi.h.
@@ -115,7 +165,9 @@ def module_kernel(
     if cls is None:
         raise KernelError(f"{path.name} has no {entry}; define it or name another entry")
     torch.manual_seed(seed)
-    model = cls(*init_args)
+    large = device == "cuda" and sum(value.numel() for value in state.values()) >= LARGE_DRAW
+    with DrawnOnGpu() if large else nullcontext():
+        model = cls(*init_args)
     notes = []
     if isinstance(model, torch.nn.Module):
         model = model.eval().requires_grad_(False)
