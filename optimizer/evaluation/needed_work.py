@@ -62,7 +62,7 @@ RECOGNISED = 0.9  # share of the formulas' operations that the graph must show, 
 CERTAIN_SHARE = 0.5
 WINOGRAD = 4  # multiplications of a convolution over those of Winograd's F(4x4, 3x3)
 FAR = 200.0  # below a row's largest bias, from which a softmax gives no weight
-HISTOGRAM = 1 << 24  # elements that are sorted into bins at once
+PIECE = 1 << 26  # elements that are added up at once
 
 # Name of an autograd node of a product -> places of its operands, and names of the saved ones.
 PRODUCTS = {
@@ -197,16 +197,22 @@ def _felt(influence: torch.Tensor, budget: float) -> torch.Tensor:
     sizes = influence.abs().float()
     if budget <= 0:
         return sizes > 0
-    exponents = torch.arange(-149, 129, device=sizes.device)
-    sums = torch.zeros(len(exponents), dtype=torch.float64, device=sizes.device)
-    for piece in torch.split(sizes.flatten(), HISTOGRAM):
-        piece = piece[piece.isfinite() & (piece > 0)]
-        bins = torch.frexp(piece).exponent.long() + 149
-        sums.index_add_(0, bins.clamp_(0, len(exponents) - 1), piece.double())
-    dropped = int((sums.cumsum(0) <= budget).sum())
-    if dropped == len(exponents):
+    # The largest power of two below which all elements together are within the budget.
+    low, high = -150, 128
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _sum_below(sizes, middle) <= budget else (low, middle - 1)
+    if low == 128:  # all finite ones
         return torch.zeros_like(sizes, dtype=torch.bool)
-    return (sizes > 0) & (sizes >= math.ldexp(1.0, dropped - 149 - 1))
+    return (sizes > 0) & (sizes >= math.ldexp(1.0, low))
+
+
+def _sum_below(sizes: torch.Tensor, exponent: int) -> float:
+    """The sum of the sizes below this power of two."""
+    below = math.ldexp(1.0, exponent)
+    pieces = torch.split(sizes.flatten(), PIECE)
+    sums = [torch.where(p < below, p, 0.0).sum(dtype=torch.float64) for p in pieces]
+    return float(torch.stack(sums).sum())
 
 
 class _Graph:

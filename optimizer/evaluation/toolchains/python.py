@@ -71,6 +71,12 @@ def versions() -> str:
 
 SYNTAX_LIMITS = CommandLimits(seconds=10.0, memory_bytes=2 << 30, file_bytes=16 << 20)
 COMPILER = ("torch.compile", "torch._dynamo", "torch._inductor")
+EXTENSIONS = "torch.utils.cpp_extension"
+BUILD = """\
+import runpy, sys
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+runpy.run_path(sys.argv[1], run_name="subject")
+"""
 CHECK = "import ast, sys; ast.parse(open(sys.argv[1], encoding='utf-8').read(), sys.argv[1])"
 
 
@@ -105,16 +111,40 @@ class TorchPython:
         workdir: Path,
         cases: tuple[CompileCase, ...],
     ) -> Compiled:
-        """Check the syntax of the main file."""
-        del target, cases
+        """Check the syntax of the main file, and build extensions for a GPU."""
+        del cases
         path = bundle.write(workdir / SOURCES)
         command = [sys.executable, "-I", "-S", "-c", CHECK, f"{SOURCES}/{bundle.main}"]
         done = run(command, cwd=workdir, limits=SYNTAX_LIMITS, env=clean_env(workdir))
         if not done.ok:
             return Compiled(False, log=done.log, seconds=done.seconds, timed_out=done.timed_out)
+        if target.device == "cuda" and any(EXTENSIONS in x for x in bundle.files.values()):
+            _build_extensions(path, target, workdir)
         compiles = any(name in text for text in bundle.files.values() for name in COMPILER)
         loader = Loader("python", path, bundle.entry, compiles)
         return Compiled(True, loader=loader, seconds=done.seconds)
+
+
+def _build_extensions(path: Path, target: EvaluationTarget, workdir: Path) -> None:
+    """Import a candidate without a device, so that its extensions are built where its runner looks
+    for them: building takes a minute, in which a runner would hold the device's lock. What fails
+    fails again in the runner, which reports it."""
+    arch = target.capability
+    if arch is None:
+        return
+    cache = workdir / CACHE
+    cache.mkdir(exist_ok=True)
+    env = clean_env(
+        workdir,
+        TMPDIR=str(cache),
+        TORCH_EXTENSIONS_DIR=str(cache / "extensions"),
+        # As torch chooses for the device; with other flags the runner would build again.
+        TORCH_CUDA_ARCH_LIST=f"{arch // 10}.{arch % 10}+PTX",
+        **HIDDEN,
+    )
+    command = [sys.executable, "-I", "-c", BUILD, str(path)]
+    isolated = levels.command(levels.level_for("auto", "cuda"), command)
+    run(isolated, cwd=workdir, limits=LIMITS, env=env)
 
 
 # -- Triton

@@ -11,7 +11,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.base import CACHE, EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -66,3 +66,10 @@ def test_extension_is_built_in_isolation_and_correct(tmp_path: Path, pool: Runne
     with Evaluator(load_problem(path), target, settings, pool=pool) as evaluator:
         evaluation = evaluator.evaluate(bundle, TorchPython())
     assert evaluation.correct, f"{evaluation.message}\n{evaluation.log}"
+
+
+def test_extension_for_gpu_is_built_before_its_runner_loads_it(tmp_path: Path) -> None:
+    bundle = Bundle({"m.py": CANDIDATE}, "m.py", "torch", "ModelNew")
+    target = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90", "cuda")
+    assert TorchPython().compile(bundle, target, tmp_path, ()).ok
+    assert list(tmp_path.glob(f"{CACHE}/extensions/rows_extension/rows_extension*.so"))
