@@ -58,7 +58,7 @@ class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-LARGE_DRAW = 1 << 22  # elements, for which a processor takes 30 to 100 ms
+LARGE_DRAW = 1 << 22  # elements, for which a thread takes tens of milliseconds
 _DRAWS = frozenset((torch.randn, torch.rand))
 # In-place draws, and the functions of torch.nn.init that a mode sees in their place.
 _FILLS = frozenset(
@@ -73,9 +73,9 @@ _FILLS = frozenset(
 
 
 class DrawnOnGpu(TorchFunctionMode):
-    """Draws large random tensors on the GPU and copies them to host memory: a processor draws with
-    one thread, 13 s for two matrices of 2^28 elements in bfloat16. Tensors that name a generator or
-    a device are drawn as usual, and all of them where the GPU's memory does not suffice."""
+    """Draws large random tensors on the GPU and copies them to host memory: torch draws on one
+    thread of a processor, seconds for the weights of a large model. Tensors that name a generator
+    or a device are drawn as usual, and all of them where the GPU's memory does not suffice."""
 
     def __torch_function__(
         self,
