@@ -7,10 +7,11 @@ Standard library only, so that a machine without our dependencies can draw them 
 from __future__ import annotations
 
 import random
-import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 
 HALVES = ("float32", "float16", "bfloat16")
 
@@ -413,22 +414,51 @@ class Draw:
         return "\n".join(lines)
 
 
-# -- blocks of published models, one file each in `problems`
+# -- blocks of published models
 
 # A batch that keeps two cores busy for milliseconds keeps a GPU busy for as long when it is this
 # many times as large.
 GPU_BATCHES = 32
-BATCH = re.compile(r"^BATCH = (\d+)$", re.MULTILINE)
+BLOCK = '''\
+"""A block of {package}, with weights drawn at random: {title}."""
+
+import torch
+{imports}
+
+BATCH = {batch}
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+{init}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+{forward}
+
+
+def get_inputs():
+    return [torch.randn(BATCH, {shape})]
+
+
+def get_init_inputs():
+    return []
+'''
 
 
 def write_modules(size: str, out: Path) -> list[str]:
-    """Writes the problem files into a folder that exists; `size` is "cpu" or "gpu". Returns their
-    names. Raises OSError where the folder cannot be written."""
-    factor = GPU_BATCHES if size == "gpu" else 1
-    names = []
-    for path in sorted((Path(__file__).parent / "problems").glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        larger = BATCH.sub(lambda match: f"BATCH = {int(match[1]) * factor}", text)
-        (out / path.name).write_text(larger, encoding="utf-8")
-        names.append(path.stem)
-    return names
+    """Writes the blocks of blocks.toml as problem files into a folder that exists; `size` is "cpu"
+    or "gpu". Returns their names. Raises OSError where the folder cannot be written."""
+    blocks = tomllib.loads(Path(__file__).with_name("blocks.toml").read_text(encoding="utf-8"))
+    for name, block in blocks.items():
+        text = BLOCK.format(
+            package=block["imports"].split()[1].partition(".")[0],
+            title=name.replace("_", " "),
+            imports=block["imports"],
+            batch=block["batch"] * (GPU_BATCHES if size == "gpu" else 1),
+            init=indent(block["init"], " " * 8),
+            forward=indent(block.get("forward", "return self.block(x)"), " " * 8),
+            shape=block["shape"],
+        )
+        (out / f"{name}.py").write_text(text, encoding="utf-8")
+    return list(blocks)
