@@ -34,8 +34,7 @@ from api.http.authorisation import (
 )
 from api.http.bodies import BodyDeadline
 from api.http.observability import Metrics, RequestLog
-from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
-from api.http.routes import router_of
+from api.http.routes import DESCRIPTION, TAGS, TITLE, describe, router_of
 from api.mcp.mounted import PATH as MCP_PATH
 from api.mcp.mounted import Mounted
 from api.mcp.tools import TOOLS
@@ -49,8 +48,8 @@ from api.services import (
     evaluate_processes,
     open_services,
 )
-from api.web import documents, hardware, home, knowledge, login, retrieve, runs, skills
-from api.web.login import refused_page
+from api.web import documents, hardware, home, knowledge, retrieve, runs, skills
+from api.web.home import refused_page
 from api.web.pages import FORMS, HEADERS, PageRoute
 from kb.catalog.evaluations import figures_of
 from kb.catalog.keys import RequestCounts
@@ -247,7 +246,7 @@ def add_pages(app: FastAPI) -> None:
     """Serve the pages below /ui."""
     folder = files("api.web") / "static"
     app.mount("/ui/static", StaticFiles(directory=str(folder)), name="ui-static")
-    for module in (login, home, hardware, retrieve, documents, skills, runs, knowledge):
+    for module in (home, hardware, retrieve, documents, skills, runs, knowledge):
         app.router.routes.extend(module.router.routes)
     app.router.routes.extend(hardware.facts_router.routes)
     app.router.routes.extend(_rest.routes)

@@ -49,7 +49,7 @@ from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.queue import EvaluationProcesses
-from retrieval.diagnose.own_rules import check_own
+from retrieval.diagnose.rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase

@@ -112,7 +112,7 @@ def shape_rows() -> Iterator[tuple[str, str]]:
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                classes[node.name] += 1
+                classes[node.name] += name != CLIENT  # its records are generated from ours
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and SCHEMA not in name:
                 functions[f"{name}:{node.lineno}"] = (node.end_lineno or 0) - node.lineno + 1
     lengths = sorted(functions.values())

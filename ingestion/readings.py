@@ -28,9 +28,15 @@ from ingestion.model_calls import (
 )
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.knowledge import readings, section_texts
-from kb.catalog.knowledge.drafts import is_drafted
-from kb.catalog.knowledge.readings import Reading, ReadLine, text_key
+from kb.catalog.knowledge import section_texts
+from kb.catalog.knowledge.drafts import (
+    Reading,
+    ReadLine,
+    is_drafted,
+    readings_of,
+    store_readings,
+    text_key,
+)
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Source
 from kb.scope import ALL_ACCESS, AccessScope
@@ -133,7 +139,7 @@ def read_sections(
     with catalog.read() as connection:
         sections = section_texts.sections_about(connection, chip, access_scope)
         documents = sorted({section.document_id for section in sections})
-        known = readings.of_documents(connection, documents)
+        known = readings_of(connection, documents)
     unread = _unread(sections, {} if again else known, report)
     system = INSTRUCTIONS + "\n".join(f"{s.id}: {s.meaning}" for s in signals)
     ids = {signal.id for signal in signals}
@@ -162,7 +168,7 @@ def read_sections(
             for n, section in enumerate(batch, 1)
             if n in rows
         ]
-        readings.store(catalog, kept)
+        store_readings(catalog, kept)
         count = sum(len(reading.lines) for reading in kept)
         report.read += len(kept)
         report.empty += sum(not reading.lines for reading in kept)

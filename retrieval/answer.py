@@ -15,9 +15,9 @@ from functools import lru_cache, partial
 from kb.answers import Answer, ContextPart, Excerpt, Move
 from kb.hardware.lineage import names_written
 from kb.scope import ScopeFilter
+from retrieval.compose.cards import named_facts
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, signal_excerpts
-from retrieval.compose.facts import named_facts
 from retrieval.compose.hints import hints_of
 from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills

@@ -58,8 +58,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.search.plan import sentences_of
-from retrieval.snapshot.store import SnapshotStore
-from retrieval.snapshot.text_values import FILE as TEXTS_FILE
+from retrieval.snapshot.store import TEXTS_FILE, SnapshotStore
 from retrieval.stages import describe_answer, stage
 
 REMEMBERED = 4_096  # cached vectors of queries and names, of 1.5 KB

@@ -12,9 +12,8 @@ from typing import Any, Literal, get_args
 
 from kb.answers import ANSWER_FIELDS
 from kb.errors import InvalidRequest, nearest
-from kb.moves_vocabulary import ROLES
 from kb.predicates import Value
-from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
+from kb.problem_terms import ROLES, canonical_dtype, canonical_op, problem_terms
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 from kb.validity import checked_versions
 from retrieval.profiles.lines import LineRow

@@ -16,7 +16,7 @@ from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
 from kb.predicates import Value
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.diagnose.given_profile import KnownHardware
-from retrieval.diagnose.own_rules import OwnRules, rules_of
+from retrieval.diagnose.rules import OwnRules, rules_of
 from retrieval.diagnose.signatures import vendor_of_log
 from retrieval.layout import Layout
 from retrieval.request import RetrieveRequest

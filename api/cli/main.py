@@ -45,7 +45,7 @@ COMMANDS = {
     "outcome": ("retrieve:outcome", "Report whether an answer led to a correct and faster kernel."),
     "signals": ("knowledge:signals", "List the run-time signals."),
     "evaluate": ("problem:evaluate", "Compile, check and time one candidate kernel."),
-    "judge": ("judge:judge", "Judge a submission to a task of a benchmark or leaderboard."),
+    "judge": ("problem:judge", "Judge a submission to a task of a benchmark or leaderboard."),
     "optimize": ("optimize:optimize", "Search for a faster kernel."),
     "problem": ("problem:app", "Problems: the computations that kernels are written for."),
     "runs": ("runs:app", "Runs: searches for a faster kernel."),

@@ -108,8 +108,8 @@ def places_on(
     if address is None:
         yield None
         return
-    from optimizer.search.portable.packing import PACKAGES
     from optimizer.search.runs.places import cluster_places
+    from optimizer.search.runs.sessions import PACKAGES
 
     with cluster_at(address, PACKAGES) as cluster:
         nodes = cluster_places(base, cluster, hardware, language, note)

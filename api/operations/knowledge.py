@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from api.operations import operation
 from retrieval import documents
-from retrieval.delivery import delivered_kernels
+from retrieval.coverage import delivered_kernels
 from retrieval.diagnose.signals import Signal, load_signals
 from retrieval.knowledge_tree import knowledge_node
 from retrieval.knowledge_validity import knowledge_validity

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.http.multipart import UploadForm
+from api.http.bodies import UploadForm
 from api.http.routes import Parts, read_files
 from api.operations import documents, hardware
 from api.operations.documents import RefusedFile, UploadedFiles

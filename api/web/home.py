@@ -1,24 +1,27 @@
-"""The first page: counts of the store, and tasks for a person."""
+"""The first page, with counts of the store and tasks for a person, and the login."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import shorten
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
+from api.http.authorisation import COOKIE, session_of
 from api.http.routes import Parts
 from api.operations import hardware, service
 from api.services import Services
-from api.web.pages import is_fragment, page, page_router
+from api.web.pages import SentForm, error_page, is_fragment, page, page_router, see_other
 from ingestion.hardware import open_questions, outdated_counts
 from ingestion.progress import list_jobs
+from kb.catalog.keys import SESSION_SECONDS
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.corrections import UnfitCorrection, no_longer_fit
 from kb.catalog.runs import RunWhere
+from kb.errors import KernloreError, Unauthorized
 from optimizer.search.runs.run_store import count_runs, list_runs
 from retrieval.diagnose.signals import load_signals
 from retrieval.documents import list_documents, list_proposed_recipes, page_of_documents
@@ -208,3 +211,66 @@ def _groups(services: Services, q: str) -> Iterator[tuple[str, list[SearchHit]]]
             for r in runs
         ],
     )
+
+
+# -- login with a key, and logout, where the store has keys
+
+
+def refused_page(request: Request, error: KernloreError) -> Response:
+    """The login form where a key is missing, else the error."""
+    if not isinstance(error, Unauthorized):
+        return error_page(request, error)
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    query = f"?{request.url.query}" if request.url.query else ""
+    goal = f"{path}{query}" if request.method == "GET" else ""
+    return _form(request, goal, error.message, error.status)
+
+
+@router.get("/login")
+def form(request: Request) -> Response:
+    """The form itself."""
+    return _form(request, "", "", 200)
+
+
+@router.post("/login")
+def log_in(request: Request, services: Parts, sent: SentForm) -> Response:
+    """Open a session with a key, and redirect to the page that the browser requested."""
+    key = services.keys.find(sent.text("key"))
+    goal = local_path(sent.text("next"))
+    if key is None:
+        message = "This key is not valid: unknown, expired or revoked."
+        return _form(request, goal, message, Unauthorized.status)
+    secret = services.keys.open_session(key)
+    answer = see_other(request, goal.removeprefix("/ui"))
+    answer.set_cookie(
+        COOKIE,
+        secret,
+        max_age=SESSION_SECONDS,
+        path=request.scope.get("root_path", "") or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/logout")
+def log_out(request: Request, services: Parts) -> Response:
+    """End the session."""
+    services.keys.close_session(session_of(request.headers))
+    answer = see_other(request, "/login")
+    answer.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/")
+    return answer
+
+
+def local_path(goal: str) -> str:
+    """A path of the pages, or the first page: a form must not lead to another site."""
+    parts = urlsplit(goal)
+    inside = parts.path == "/ui" or parts.path.startswith("/ui/")
+    if parts.scheme or parts.netloc or not inside or "\\" in goal or len(goal) > 2_000:
+        return "/ui"
+    return goal
+
+
+def _form(request: Request, goal: str, message: str, status: int) -> Response:
+    return page(request, "login.html", status, goal=goal and local_path(goal), message=message)

@@ -329,7 +329,7 @@ def cancel(run_id: str, request: Request, services: Parts) -> Response:
 @router.get("/{run_id}/download")
 def download(run_id: str, services: Parts) -> Response:
     """Module, report, plots and rows of a run in one file."""
-    from optimizer.search.runs.export import exported_zip
+    from optimizer.search.runs.optimize import exported_zip
 
     packed = exported_zip(services, run_id)
     headers = {"Content-Disposition": f'attachment; filename="{run_id}.zip"'}

@@ -24,8 +24,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSett
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.registry import toolchain_for
 

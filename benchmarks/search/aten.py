@@ -37,8 +37,7 @@ from optimizer.evaluation.problem.aten import (
 )
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view

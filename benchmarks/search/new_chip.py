@@ -28,7 +28,7 @@ from optimizer.search.records import Node
 from optimizer.search.runs.optimize import AS_IT_STANDS, FinishedRun, manual_samples, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.synthesizers.base import ModelCall, Synthesizer
-from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
+from optimizer.search.synthesizers.recipe.synthesizer import SampleSynthesizer
 from optimizer.search.tree import Tree
 
 TITLE = "Searches on a drawn chip from its manual alone"

@@ -14,8 +14,8 @@ from kb.catalog.knowledge.moves import DocumentMove
 from kb.catalog.knowledge.validities import StatedValidity
 from kb.catalog.knowledge.versions import VersionContent
 from kb.errors import InvalidKnowledge
-from kb.moves_vocabulary import DIRECTIONS, ROLES
 from kb.predicates import compile_predicate
+from kb.problem_terms import DIRECTIONS, ROLES
 from kb.validity import Checked, Validity, load_tools, seen_with, validity_of
 
 

@@ -46,7 +46,7 @@ def _parse_binary(
 
             return parse_pdf(data, limits)
         case Format.DOCX:
-            from ingestion.formats.docx import parse_docx
+            from ingestion.formats.office import parse_docx
 
             return parse_docx(data, limits)
         case Format.OTHER:

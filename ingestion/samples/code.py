@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.errors import InvalidPredicate
-from kb.moves_vocabulary import ROLES
 from kb.predicates import compile_expression
+from kb.problem_terms import ROLES
 
 OUTPUT_WORDS = frozenset({"out", "output", "result", "dst"})
 PAD = "pad"

@@ -213,7 +213,7 @@ embeddings = Table(
     PrimaryKeyConstraint("text_sha256", "model_fingerprint"),
 )
 
-# What a language model wrote about a section (`kb.catalog.knowledge.readings`). By its text, so
+# What a language model wrote about a section (`kb.catalog.knowledge.drafts`). By its text, so
 # that a section keeps its reading over versions of the document and loses it with a correction.
 readings = Table(
     "readings",

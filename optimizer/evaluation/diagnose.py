@@ -28,7 +28,7 @@ from optimizer.evaluation.records import (
 )
 from optimizer.evaluation.roofline import CaseWork, metrics_of
 from retrieval.diagnose.diagnosis import Diagnoser
-from retrieval.diagnose.own_rules import NO_RULES, OwnRules
+from retrieval.diagnose.rules import NO_RULES, OwnRules
 from retrieval.diagnose.signals import load_signals
 from retrieval.profiles.profile import Metric
 from retrieval.request import RetrieveRequest

@@ -40,7 +40,7 @@ from optimizer.evaluation.targets import (
 from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cpp import DEFAULTS, CppToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from retrieval.diagnose.own_rules import OwnRules, rules_of
+from retrieval.diagnose.rules import OwnRules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 

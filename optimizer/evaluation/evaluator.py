@@ -73,7 +73,7 @@ from optimizer.evaluation.records import (
 )
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.runner.defences import Defences
-from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
+from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings, TimingPolicy
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.measure import (
     BaselineFailed,
@@ -83,7 +83,6 @@ from optimizer.evaluation.timing.measure import (
     TimingResult,
     measure,
 )
-from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import (
     CompileCase,
@@ -93,7 +92,7 @@ from optimizer.evaluation.toolchains.base import (
     Toolchain,
 )
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from retrieval.diagnose.own_rules import NO_RULES, OwnRules
+from retrieval.diagnose.rules import NO_RULES, OwnRules
 
 MAX_LINE_PROFILES = 8  # of one evaluator; each takes seconds
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts

@@ -31,8 +31,7 @@ from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from retrieval.compose.target import own_symbols
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
-from retrieval.diagnose.own_rules import OwnRules, as_rules, rules_of
-from retrieval.diagnose.rules import Rule, load_rules
+from retrieval.diagnose.rules import OwnRules, Rule, as_rules, load_rules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 
 SAMPLE_SECONDS = 60.0  # per run of a sample

@@ -13,8 +13,8 @@ from typing import Any
 from kb.answers import Move
 from kb.catalog.facts import Fact
 from kb.catalog.knowledge.moves import StoredMove
-from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, PredicateResult, Value, compile_predicate
+from kb.problem_terms import ROLES
 from retrieval.search.language_words import foreign_words, is_common
 
 MAX_MOVES = 8  # of any role, and again of the roles in the request

@@ -45,7 +45,7 @@ from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
-from retrieval.diagnose.error_words import matching_keys
+from retrieval.diagnose.log_digest import matching_keys
 from retrieval.operators import load_operators
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE

@@ -22,8 +22,16 @@ from kb.predicates import Bindings, PredicateResult, Value
 from retrieval.diagnose.hot_lines import findings_of, hot_lines
 from retrieval.diagnose.log_lines import is_advisory
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
-from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
-from retrieval.diagnose.rules import Rule, RuleTable, load_rules
+from retrieval.diagnose.rules import (
+    NO_RULES,
+    OwnRules,
+    Rule,
+    RuleTable,
+    as_rules,
+    counters_of,
+    load_rules,
+    with_aliases,
+)
 from retrieval.diagnose.signals import Signal, SignalRegistry
 from retrieval.diagnose.signatures import (
     OF_CARDS,

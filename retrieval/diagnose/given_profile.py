@@ -26,7 +26,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.predicates import Bindings, Predicate, compile_predicate
 from retrieval.diagnose.hot_lines import filled
 from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
-from retrieval.diagnose.own_rules import rules_of
+from retrieval.diagnose.rules import rules_of
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.profiles.counters import counters, growths, of_columns, rates, sweep

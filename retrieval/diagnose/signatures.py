@@ -23,8 +23,8 @@ from functools import lru_cache
 from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
-from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, Predicate, Value, compile_predicate
+from kb.problem_terms import ROLES
 from retrieval.diagnose.comparisons import NO_COMPARISON, Comparison, comparison_at
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear, compile_pattern
 from retrieval.diagnose.log_lines import (

@@ -9,10 +9,10 @@
     rocm          rocprof, rocprofv3 and rocprof-compute
     linux_perf    perf stat, annotate and report
     lines         rows of profiles by line, and what an instruction does
-    xla           XProf: op profile and HLO statistics
+    accelerators  XProf: op profile and HLO statistics; neuron-profile: summary as JSON
     proton        Triton's Proton
     torch_profile PyTorch's profiler: trace, events
-    neuron        neuron-profile and neuron-explorer: summary as JSON
+    tool_logs     CUDA's command-line profiler, pcm, nvidia-smi and rocm-smi
     reader        recognises the kind from the text
 
 Standard library only: the optimizer's collectors and portable sessions use it too.

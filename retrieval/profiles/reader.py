@@ -10,17 +10,15 @@ from itertools import chain
 
 from kb.errors import InvalidRequest
 from retrieval.profiles import (
+    accelerators,
     linux_perf,
-    monitors,
-    neuron,
     nsight,
-    old_logs,
     proton,
     resources,
     rocm,
     tables,
+    tool_logs,
     torch_profile,
-    xla,
 )
 from retrieval.profiles.profile import Profile
 
@@ -46,17 +44,17 @@ _BINARY = {
 }
 _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
     torch_profile.read_json,
-    neuron.read,
+    accelerators.read_neuron,
     proton.read,
     rocm.read_json,
-    xla.read_json,
+    accelerators.read_json,
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     nsight.read,
     resources.read,
-    monitors.read,
-    old_logs.read,
-    xla.read_table,
+    tool_logs.read_monitor,
+    tool_logs.read,
+    accelerators.read_table,
     rocm.read,
     linux_perf.read,
     proton.read_text,

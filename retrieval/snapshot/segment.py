@@ -31,8 +31,8 @@ import simsimd
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from kb.catalog.knowledge.drafts import ReadLine
 from kb.catalog.knowledge.passages import About
-from kb.catalog.knowledge.readings import ReadLine
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
 from kb.tokens import shadow

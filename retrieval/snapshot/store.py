@@ -24,32 +24,47 @@ import secrets
 import shutil
 import threading
 import tomllib
+import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, cached_property
+from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 import structlog
 from sqlalchemy import Connection
 
+from kb import prompt_tokens, tokens
 from kb.catalog import meta
 from kb.catalog import tables as t
 from kb.catalog.engine import Catalog, select_in
-from kb.catalog.knowledge import readings, samples, symbols
-from kb.catalog.knowledge.drafts import is_drafted, signal_of
+from kb.catalog.knowledge import samples, symbols
+from kb.catalog.knowledge.drafts import (
+    Reading,
+    ReadLine,
+    is_drafted,
+    readings_of,
+    signal_of,
+    text_key,
+)
 from kb.catalog.knowledge.passages import About
-from kb.catalog.knowledge.readings import Reading, ReadLine, text_key
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.section_texts import Piece, section_text
 from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import State
 from kb.data_dir import private_folder
+from kb.prompt_tokens import count_once
 from kb.scope import ANY
+from kb.tokens import shadow
+from retrieval.snapshot import lexicon, ontology
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
-from retrieval.snapshot.lexicon import SectionTexts, corrected
+from retrieval.snapshot.lexicon import SectionTexts, Term, corrected, terms_of
 from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.segment import (
     DocumentRows,
@@ -63,8 +78,86 @@ from retrieval.snapshot.segment import (
     write_segment,
 )
 from retrieval.snapshot.snapshot import Snapshot
-from retrieval.snapshot.text_values import FILE, TextValues
 from retrieval.snapshot.words import HEADING_WEIGHT
+
+# -- values of texts that ship with the built-in knowledge: search tokens, numbers of prompt tokens,
+# and terms that documents define. Computing them takes half of the time of building a snapshot.
+#
+# A value is found by the digest of its text and of all that computes it. A text that has changed,
+# or any text after a change of that code, is computed, so an outdated file costs time but never
+# gives a wrong value. `kernlore knowledge vectors` writes the file.
+
+TEXTS_FILE = "texts.json.z"
+_TEXT_CODE = (tokens, prompt_tokens, lexicon, ontology)
+log = structlog.get_logger(__name__)
+
+
+class TextValues:
+    """The values of a file; those that it lacks are computed. Without a file, `computed` keeps all
+    values for `write`."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path` is the file; without one all values are computed."""
+        self._path = path
+        self.computed: dict[str, Any] = {}
+
+    def words(self, text: str) -> str:
+        """The search tokens of a text, as `kb.tokens.shadow` gives them."""
+        return str(self._value("words", text, lambda: shadow(text)))
+
+    def tokens(self, text: str) -> int:
+        """The number of tokens of a text in a prompt."""
+        return int(self._value("tokens", text, lambda: count_once(text)))
+
+    def terms(self, sections: Sequence[SectionTexts]) -> list[Term]:
+        """The terms that a document defines."""
+        ids = [section.id for section in sections]
+
+        def computed() -> list[list[Any]]:
+            terms = terms_of(sections, load_ontology())
+            return [[t.term, t.concept, t.how, t.quote, ids.index(t.section_id)] for t in terms]
+
+        text = orjson.dumps([[section.path, section.texts] for section in sections]).decode()
+        found = self._value("terms", text, computed)
+        return [Term(term, of, how, quote, ids[at]) for term, of, how, quote, at in found]
+
+    def write(self, path: Path) -> None:
+        """Write the computed values."""
+        path.write_bytes(zlib.compress(orjson.dumps(self.computed, option=orjson.OPT_SORT_KEYS), 9))
+
+    def _value(self, kind: str, text: str, computed: Callable[[], Any]) -> Any:
+        key = blake2b(f"{kind}\n{text}".encode(), digest_size=12, key=_text_code()).hexdigest()
+        value = self._shipped.get(key)
+        if value is None:
+            value = computed()
+            if self._path is None:
+                self.computed[key] = value
+        return value
+
+    @cached_property
+    def _shipped(self) -> dict[str, Any]:
+        try:
+            shipped: dict[str, Any] = {}
+            if self._path is not None:
+                shipped = orjson.loads(zlib.decompress(self._path.read_bytes()))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, zlib.error) as error:
+            log.warning("values of texts that ship cannot be read", reason=str(error))
+            return {}
+        return shipped
+
+
+@cache
+def _text_code() -> bytes:
+    """The digest of the code and data that values depend on, except for their texts and the
+    encoding of `kb.prompt_tokens`, which never changes."""
+    sources = [Path(str(module.__file__)).read_bytes() for module in _TEXT_CODE]
+    stemmer, concepts = version("snowballstemmer"), load_ontology().fingerprint
+    return blake2b(b"\n".join((*sources, f"{stemmer} {concepts}".encode()))).digest()
+
+
+# -- the store
 
 FORMAT = 5  # version of segments and of values computed from texts
 FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
@@ -72,7 +165,6 @@ MOST_PASSAGES = 8_000  # of a segment built from documents; building takes 30 KB
 # passages; ratio of tiers; segments of one tier before they are merged
 SMALL, GROWTH, MOST_ALIKE = 1_000, 8, 3
 MOST_DEAD = 0.3  # share of a segment's passages
-log = structlog.get_logger(__name__)
 
 
 class SnapshotStore:
@@ -372,7 +464,7 @@ def write_text_values(catalog: Catalog, folder: Path) -> None:
     values = TextValues()
     with catalog.read() as connection:
         deque(read_documents(connection, document_stamps(connection), "", values), maxlen=0)
-    values.write(folder / FILE)
+    values.write(folder / TEXTS_FILE)
 
 
 def _read(
@@ -411,7 +503,7 @@ def _read(
     cards: dict[str, list[Symbol]] = defaultdict(list)
     for card in symbols.of_versions(connection, versions):
         cards[card.document_id].append(card)
-    read = readings.of_documents(connection, ids)
+    read = readings_of(connection, ids)
     kernels: dict[str, list[Sample]] = defaultdict(list)
     for kernel in samples.of_versions(connection, versions):
         kernels[str(kernel.document_id)].append(kernel)

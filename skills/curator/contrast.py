@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from kb.catalog.skills.evidence import FAILURES
-from kb.moves_vocabulary import direction_of, transformation_of
+from kb.problem_terms import direction_of, transformation_of
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.timing.statistics import bounded, independent_ratio

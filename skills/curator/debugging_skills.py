@@ -33,7 +33,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
-from retrieval.diagnose.error_words import (
+from retrieval.diagnose.log_digest import (
     code_in,
     contains_words,
     first_error,

@@ -21,8 +21,7 @@ from typing import Any, Literal
 from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes
 from kb.errors import InvalidKnowledge
 from kb.ids import derived_id
-from kb.moves_vocabulary import direction_of
-from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
+from kb.problem_terms import canonical_dtype, canonical_op, direction_of, problem_terms
 from optimizer.evaluation.problem.spec import SIZES
 from optimizer.evaluation.records import CaseTiming, Interval
 from retrieval.diagnose.signals import load_signals

@@ -18,8 +18,7 @@ from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillRow, SkillSc
 from kb.embedding import Embedder
 from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id
-from kb.moves_vocabulary import changes_named
-from kb.problem_terms import op_family
+from kb.problem_terms import changes_named, op_family
 from kb.tokens import tokenize
 from optimizer.search.runs.knowledge import skill_of
 from skills.curator.comparison import (

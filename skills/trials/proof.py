@@ -37,11 +37,10 @@ from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSnapshot
-from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.skill_trial import PlannedTrial, RecipeTrials, TrialRecord, only_case
 from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.knowledge import library_recipes, recipe_of
-from optimizer.search.runs.sessions import session_target
+from optimizer.search.runs.sessions import session_target, write_session
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, RecipeMismatch, match
 from optimizer.search.synthesizers.recipe.synthesizer import fit, start

@@ -27,6 +27,7 @@ from tests.known_device import store_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
 from tests.packed_session import on_bare_machine, packed_session
+from tests.problem_files import model_text
 from tests.shared import copy_knowledge, place_models, small_map_id
 
 pytestmark = pytest.mark.slow(seconds=70)
@@ -76,18 +77,7 @@ def get_inputs():
 def get_init_inputs():
     return [3]
 """
-FACTORED = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.linalg.qr(x).R
-
-
-def get_inputs():
-    return [torch.randn(9, 65)]
-"""
+FACTORED = model_text("torch.linalg.qr(x).R", "torch.randn(9, 65)")
 CALL = """
 import sys, torch
 from map_id_kernel import ModelNew

@@ -24,28 +24,14 @@ from tests.api.cli_process import COMMAND, ERROR_KEYS, CommandResult, kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
+from tests.problem_files import model_text
 
 pytestmark = [
     pytest.mark.slow(seconds=25),
     pytest.mark.skipif(find_spec("litellm") is None, reason="the extra `llm` is not installed"),
 ]
 
-PROBLEM = """\
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return 2 * x + 1
-
-
-def get_inputs():
-    return [torch.randn(64, 32)]
-
-
-def get_init_inputs():
-    return []
-"""
+PROBLEM = model_text("2 * x + 1", "torch.randn(64, 32)")
 KERNEL = """\
 #include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {

@@ -37,7 +37,6 @@ from optimizer.search.bench.cluster import SimulatedOnCluster
 from optimizer.search.bench.on_node import NodeWork, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
-from optimizer.search.portable.packing import PACKAGES
 from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.places import (
     ClusterPlaces,
@@ -46,6 +45,7 @@ from optimizer.search.runs.places import (
     places_for,
 )
 from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.sessions import PACKAGES
 from optimizer.search.tree import Tree
 from tests.api.cli_process import BARRIERS, MEMORY, kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE

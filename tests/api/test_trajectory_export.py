@@ -21,7 +21,7 @@ from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.records import Node, Proposal, ShownIds
-from optimizer.search.runs.export import export_run
+from optimizer.search.runs.optimize import export_run
 from optimizer.search.synthesizers.llm.client import ChatReply
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.synthesizers.llm.templates import Fence

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cluster.contents import ComparableAnswer, Contents, comparable, differences
+from benchmarks.cluster.losses import ComparableAnswer, Contents, comparable, differences
 from retrieval.compose.hints import NO_INDEX
 
 ANSWER = ComparableAnswer("context", (("psg_1", "text"),), by_words=False)

@@ -24,7 +24,7 @@ from optimizer.search.runs.optimize import FinishedRun, manual_samples, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView
-from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
+from optimizer.search.synthesizers.recipe.synthesizer import SampleSynthesizer, bind
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import kernlore
 from tests.catalogs import builtin_data_dir, copy_data_dir

@@ -5,6 +5,8 @@ equal.
 from __future__ import annotations
 
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -18,6 +20,7 @@ from retrieval.answer import AnswerConfig, AnswerResult, Exclusions, actions, an
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.cache import Cache
 from retrieval.snapshot.snapshot import Snapshot
+from retrieval.stages import stage, watching
 from tests.fixtures import Store
 
 GUIDE = """# {title}
@@ -170,3 +173,47 @@ def test_hot_lines_are_in_answer_and_context(snapshot: Snapshot, config: AnswerC
     assert line.source == ("3: v = tl.load(p)",)
     assert line.finding in result.context and "    3: v = tl.load(p)" in result.context
     assert result.diagnosis.primary == "memory_latency" and result.as_json()["diagnosis"]["lines"]
+
+
+# -- times of answer stages add up and are counted where an observer is present
+
+
+@stage("inner")
+def inner(seconds: float) -> str:
+    time.sleep(seconds)
+    return "done"
+
+
+@stage("outer")
+def outer() -> str:
+    inner(0.02)
+    return inner(0.03)
+
+
+@stage("failing")
+def failing() -> None:
+    inner(0.0)
+    raise LookupError
+
+
+def test_nested_stage_counts_its_own_time() -> None:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    started = time.perf_counter()
+    with watching(lambda name, took: seconds[name].append(took)):
+        assert outer() == "done"
+    whole = time.perf_counter() - started
+    assert [len(seconds[name]) for name in ("inner", "outer")] == [2, 1]
+    assert sum(seconds["inner"]) >= 0.05 and sum(seconds["outer"]) >= 0
+    assert sum(seconds["inner"]) + sum(seconds["outer"]) <= whole
+
+
+def test_stages_are_counted_only_when_observed_also_on_errors() -> None:
+    assert outer() == "done"
+    names: list[str] = []
+    with watching(lambda name, took: names.append(name)):
+        with pytest.raises(LookupError):
+            failing()
+        inner(0.0)
+    assert names == ["inner", "failing", "inner"]
+    inner(0.0)
+    assert len(names) == 3

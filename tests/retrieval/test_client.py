@@ -26,6 +26,7 @@ from kb.errors import UnknownHardware
 from retrieval import client as client_module
 from retrieval.client import Answer, Kernlore, KernloreClientError, Part
 from retrieval.request import request_fields
+from tests.problem_files import model_text
 
 SERVED = contract.Answer(
     retrieval_id="ret_1",
@@ -414,16 +415,7 @@ def test_wait_ends_with_job_or_timeout(script: Script, kernlore: Kernlore) -> No
         kernlore.wait("job_1", timeout=0.15)
 
 
-PROBLEM = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return 2 * x
-
-def get_inputs():
-    return [torch.randn(8, 16)]
-"""
+PROBLEM = model_text("2 * x", "torch.randn(8, 16)")
 
 
 def test_problem_file_is_optimised_to_its_best_kernel(

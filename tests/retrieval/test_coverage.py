@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from kb.answers import Answer
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
@@ -22,7 +24,9 @@ from retrieval.coverage import (
     load_coverage_data,
 )
 from retrieval.diagnose.signals import DATA, load_signals
+from retrieval.request import RetrieveRequest
 from tests.catalogs import fresh_data_dir
+from tests.fixtures import Store
 from tests.retrieval.test_tree import add, base_of, chips, snapshots_of
 
 BOUND = ("signal", "memory_bound")
@@ -155,3 +159,47 @@ def test_coverage_data_names_every_topic_and_no_unknown_signal() -> None:
     raw["weights"]["memory_bund"] = 3
     with pytest.raises(InvalidKnowledge, match=r"memory_bund.*registers"):
         coverage_data_from(raw, load_signals())
+
+
+# -- queued documents are named, and are found by their words as soon as they are read
+
+FILLER = "# Filler\n\n" + "\n\n".join(
+    f"## Part {n}\n\nThe unit number {n} moves data between the memories of this chip."
+    for n in range(40)
+)
+RARE = "# Notes {n}\n\n## Loads\n\nThe {word} unit moves data between the memories of this chip.\n"
+WORDS = ("tarquelin", "osveril", "mabbenoy")
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    store.ingest("filler.md", FILLER, hardware=("h100",))
+    store.retriever().retrieve(RetrieveRequest(query="loads"))  # publishes the present contents
+    for n, word in enumerate(WORDS):
+        store.submit(f"notes{n}.md", RARE.format(n=n, word=word), hardware=("h100",))
+    return store
+
+
+def ask(store: Store, query: str, hardware: str | None = "h100") -> Answer:
+    return store.retriever().retrieve(RetrieveRequest(query=query, hardware=hardware))
+
+
+def test_rare_word_finds_its_document_before_embedding(filled: Store) -> None:
+    filled.worker().read_all(threading.Event())
+    for word in WORDS:
+        for hardware in ("h100", None):
+            assert word in ask(filled, f"what does the {word} unit move", hardware).excerpts[0].text
+    filled.worker().drain()
+    for word in WORDS:
+        assert word in ask(filled, f"what does the {word} unit move").excerpts[0].text
+
+
+def test_answer_names_unread_documents(filled: Store) -> None:
+    def unread(hardware: str) -> list[str]:
+        return [hint for hint in ask(filled, "loads", hardware).hints if "Not read yet" in hint]
+
+    [hint] = unread("h100")
+    assert "notes0" in hint
+    assert unread("mi300x") == []
+    filled.worker().drain()
+    assert unread("h100") == []

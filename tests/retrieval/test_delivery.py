@@ -28,7 +28,7 @@ from retrieval.compose.kernels import (
     main_parts,
     parts_of,
 )
-from retrieval.delivery import delivered_kernels
+from retrieval.coverage import delivered_kernels
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.operators import OperatorTraits, load_operators
 from retrieval.readers import CommonKnowledge, CommonMark, gains, reader_of, uplift_of

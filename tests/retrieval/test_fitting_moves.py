@@ -4,13 +4,19 @@ values.
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kb.catalog.knowledge.moves import StoredMove
 from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
+from retrieval.compose.kernels import with_defaults
 from retrieval.compose.moves import MAX_MOVES, fitting_moves, shrunk
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
@@ -196,3 +202,39 @@ def test_shrinking_move_has_least_factor(change: dict[str, object], factor: floa
     )
     assert shrunk(answered, 1.145).change.get("factor") == factor
     assert shrunk(answered, 2.6).change.get("factor") in (None, 4, 2.6)
+
+
+# -- recipes in contexts are sources that a compiler accepts
+
+RECIPES = sorted(Path("skills/library").resolve().glob("*/references/recipe.json"))
+
+
+def source_of(path: Path) -> tuple[str, str]:
+    """The language and the source of a recipe as a context prints it."""
+    body = json.loads(path.read_text(encoding="utf-8"))
+    template = (path.parents[1] / body["template"]).read_text(encoding="utf-8")
+    return body["language"], with_defaults(body, template)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+def test_cpp_recipes_compile_as_printed() -> None:
+    command = ["g++", "-std=c++17", "-fopenmp", "-march=native", "-fsyntax-only", "-x", "c++", "-"]
+    failed = {}
+    for path in RECIPES:
+        language, source = source_of(path)
+        if language == "cpp" and "amx" not in path.as_posix():
+            compiled = subprocess.run(command, input=source, capture_output=True, text=True)
+            if compiled.returncode:
+                failed[path.parents[1].name] = compiled.stderr
+    assert not failed
+
+
+def test_python_recipes_define_every_name(tmp_path: Path) -> None:
+    for path in RECIPES:
+        language, source = source_of(path)
+        if language != "cpp":
+            (tmp_path / f"{path.parents[1].name}.py").write_text(source, encoding="utf-8")
+    rules = ["check", "--isolated", "--no-cache", "--select", "F821,F823,E9", str(tmp_path)]
+    checked = subprocess.run([sys.executable, "-m", "ruff", *rules], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout

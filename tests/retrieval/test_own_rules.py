@@ -11,7 +11,7 @@ from kb.errors import InvalidKnowledge
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec, MetricAlias, RuleSpec
 from retrieval.diagnose.diagnosis import Diagnoser
-from retrieval.diagnose.own_rules import NO_RULES, OwnRules, check_own, rules_of
+from retrieval.diagnose.rules import NO_RULES, OwnRules, check_own, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
 

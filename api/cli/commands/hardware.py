@@ -551,7 +551,7 @@ def probe(
     if results is not None:
         return dict(plain(probes.import_results(base, hardware_id, results)))
     if pack is not None:
-        from optimizer.search.portable.packing import write_program
+        from optimizer.search.runs.sessions import write_program
 
         files = dict(probes.pack_files(base, hardware_id, names, library))
         write_program(pack, "optimizer.evaluation.acceptance.probe_runs", files)

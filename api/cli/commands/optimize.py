@@ -201,7 +201,7 @@ def _search_one(
     """Search one problem; the exit code."""
     from api.cli.search import search
     from optimizer.evaluation.problem.load import load_problem
-    from optimizer.search.runs.export import write_result
+    from optimizer.search.runs.optimize import write_result
 
     load_problem(Path(problem))  # a wrong name is reported before anything is read
     if options.hardware != "auto":
@@ -415,8 +415,7 @@ def _pause(children: Sequence[ChildProcess]) -> None:
 
 def _answer(base: KnowledgeBase, search: _Search, output: Path | None) -> dict[str, Any]:
     from optimizer.evaluation.problem.load import load_problem
-    from optimizer.search.runs.export import outcome_of, write_result
-    from optimizer.search.runs.optimize import FinishedRun
+    from optimizer.search.runs.optimize import FinishedRun, outcome_of, write_result
     from optimizer.search.runs.run_store import run_store
     from optimizer.search.tree import Tree
 

@@ -201,7 +201,7 @@ def cancel(services: Services, run: RunId) -> Any:
 @command(app, text=pairs)
 def export(services: Services, run: RunId, output: Output) -> Any:
     """Write a run as files: module, report, plots and rows."""
-    from optimizer.search.runs.export import export_run
+    from optimizer.search.runs.optimize import export_run
 
     return export_run(services, run, output)
 

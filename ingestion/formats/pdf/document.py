@@ -28,7 +28,6 @@ from ingestion.elements import (
     metadata_title,
     render_table,
 )
-from ingestion.formats.pdf.figures import PlacedFigure, figures_of_page
 from ingestion.formats.pdf.headings import (
     BodyStyle,
     Bookmark,
@@ -40,7 +39,6 @@ from ingestion.formats.pdf.headings import (
     outline_of,
     without_furniture,
 )
-from ingestion.formats.pdf.ocr import INSTALLED, PICTURE_SHARE, Recogniser
 from ingestion.formats.pdf.page import (
     LINE_END_HYPHEN,
     PageText,
@@ -51,6 +49,13 @@ from ingestion.formats.pdf.page import (
     line_of,
     read_page,
     regions_of_page,
+)
+from ingestion.formats.pdf.pictures import (
+    INSTALLED,
+    PICTURE_SHARE,
+    PlacedFigure,
+    Recogniser,
+    figures_of_page,
 )
 from ingestion.formats.pdf.tables import (
     PlacedTable,

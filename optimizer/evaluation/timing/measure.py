@@ -28,7 +28,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.loaded_kernel import WAITING, CandidateFailed, LoadedKernel, TimedBlock
 from optimizer.evaluation.records import CaseTiming, Flag, Interval, Violation
 from optimizer.evaluation.runner.defences import Defences
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import TimingPolicy
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 
 MAX_CALIBRATION = 5  # blocks of each side

@@ -37,7 +37,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import CaseView, ProblemView
-from retrieval.diagnose.own_rules import NO_RULES, OwnRules
+from retrieval.diagnose.rules import NO_RULES, OwnRules
 
 
 @dataclass(frozen=True)

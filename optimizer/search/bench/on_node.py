@@ -32,7 +32,7 @@ from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import GOLDENS, SimulatedBench, by_commands
 from optimizer.search.records import Proposal
-from retrieval.diagnose.own_rules import NO_RULES, OwnRules
+from retrieval.diagnose.rules import NO_RULES, OwnRules
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,7 @@ def _try_recipe(
         facts = session["target"]["facts"]
         view = HardwareView(target.hardware, target.lineage, target.device, languages, facts)
         lines = Lines(entry["name"])
-        # Two processes of a GPU hardly differ (timing/policy.py, BETWEEN), so one round is enough.
+        # Two processes of a GPU hardly differ (BETWEEN in the settings), so one round is enough.
         rounds = 1 if target.device == "cuda" else ROUNDS
         trials = RecipeTrials(_recipes(session), view, goal.candidates, rounds, lines.log)
         settings = EvaluationSettings()

@@ -15,7 +15,7 @@ from kb.catalog.skills.evidence import AVOID
 from kb.catalog.skills.reading import SkillHead, SkillRow, get_skill, list_skills
 from kb.catalog.skills.shipped import effect_of, stored_trials
 from kb.hardware.table_reader import Problems
-from kb.moves_vocabulary import changes_named
+from kb.problem_terms import changes_named
 from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import (
     ShownExcerpt,

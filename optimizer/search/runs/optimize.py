@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import io
+import json
 import re
+import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +33,15 @@ from optimizer.evaluation.records import BRIEFLY, EVALUATION_STAGES, Evaluation
 from optimizer.search.bench.cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
-from optimizer.search.confirm import FIRST_RIGHT, RunOutcome, best_so_far, confirm, not_confirmed
+from optimizer.search.confirm import (
+    FIRST_RIGHT,
+    RunOutcome,
+    best_so_far,
+    confirm,
+    not_confirmed,
+    outcome_from_json,
+    so_far,
+)
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource, ShownKnowledge
 from optimizer.search.loop import (
@@ -41,6 +53,9 @@ from optimizer.search.loop import (
     WorkListener,
     why_untried,
 )
+from optimizer.search.output.module import write_module
+from optimizer.search.output.report import model_costs, write_report
+from optimizer.search.output.shipped.table import TABLE
 from optimizer.search.propose import SearchTask, compose_context, request_for, roles_of, tree_before
 from optimizer.search.records import REFERENCE, Cost, Node, Proposal
 from optimizer.search.runs.hardware_view import check_launch, hardware_view_of, refused_names
@@ -48,7 +63,7 @@ from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.models import ModelTools, check_keys, language_models
 from optimizer.search.runs.places import ClusterPlaces, bench_for, places_for, target_of
 from optimizer.search.runs.run_store import CatalogStore, RunLock, check_same_problem, run_store
-from optimizer.search.store import RunRow, RunStore
+from optimizer.search.store import FileStore, RunRow, RunStore
 from optimizer.search.synthesizers.base import (
     HardwareView,
     ProblemView,
@@ -57,8 +72,12 @@ from optimizer.search.synthesizers.base import (
     Synthesizer,
 )
 from optimizer.search.synthesizers.llm.settings import ModelOptions
-from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
-from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, adapt_winner
+from optimizer.search.synthesizers.recipe.synthesizer import (
+    ManualSample,
+    RecipeSynthesizer,
+    SampleSynthesizer,
+    adapt_winner,
+)
 from optimizer.search.tree import Tree, rough_gain
 from retrieval.compose.target import own_symbols
 from retrieval.knowledge_base import KnowledgeBase
@@ -762,3 +781,112 @@ def _added(tree: Tree, node: Node, task: SearchTask) -> str:
 def _occurs_in(item: str, text: str, added: str) -> bool:
     words = {item, *_CODE.findall(text), *re.findall(r"`([^`\s]{3,})`", text)}
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", added, re.I) for word in words)
+
+
+# -- a run as files: the module of its winner, the report, and its rows
+
+WHY_NOT = {"running": "the run has not ended", "cancelled": CANCELLED_EARLY}
+
+
+def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
+    """Write module, report and rows of a run into a folder; returns the paths, and the reason if
+    the kernel is not confirmed. A run that has not ended has its best correct candidate so far.
+    Raises NotFound, and Conflict for a folder that is not empty."""
+    if folder.exists() and any(folder.iterdir()):
+        raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
+    store = run_store(base)
+    run = store.run(run_id)
+    problem = load_problem(Path(run.problem))
+    nodes = store.nodes(run_id)
+    tree = Tree(nodes)
+    outcome = outcome_of(run, tree)
+    rows = FileStore(folder / "rows")
+    rows.begin(run)
+    for node in nodes:
+        rows.add(run.id, node)
+    module = write_module(tree, outcome, problem, folder)
+    report = write_report(run, tree, outcome, problem, folder)
+    kernel = _source_in(module)
+    return {
+        "module": str(module),
+        "kernel": str(kernel) if kernel is not None else None,
+        "note": outcome.reason,
+        "report": str(report),
+        "rows": str(folder / "rows" / run.id),
+    }
+
+
+def exported_zip(base: KnowledgeBase, run_id: str) -> bytes:
+    """The files of `export_run` as a zip file with one folder. Raises NotFound."""
+    with tempfile.TemporaryDirectory(prefix="kernlore-export-") as scratch:
+        folder = Path(scratch) / run_id
+        export_run(base, run_id, folder)
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(folder.rglob("*")):
+                archive.write(path, path.relative_to(scratch))
+        return packed.getvalue()
+
+
+def outcome_of(run: RunRow, tree: Tree) -> RunOutcome:
+    """The outcome of a stored run; for one that has not ended, the best candidate so far."""
+    if not run.result:
+        return so_far(tree, WHY_NOT.get(run.state, "the run did not end"))
+    if run.state == "cancelled" and "best_so_far" not in run.result:  # by an older version
+        return so_far(tree, WHY_NOT["cancelled"])
+    return outcome_from_json(run.result)
+
+
+def write_result(finished: FinishedRun, output: Path | None = None) -> dict[str, Any]:
+    """Write the module and the report of a run and describe them.
+
+    `output` is the folder, by default a new one in the working directory, named after the run.
+    `speedup` is that of the final measurement over the reference: 1.0 if the reference stays, None
+    if nothing could be measured. `correct` and `kernel`, the path of the source, are those of the
+    module's kernel: the winner, else the best correct candidate so far, else the reference, which
+    has no path. `models` are the costs of the language models.
+    """
+    outcome, tree = finished.outcome, finished.tree
+    apart = outcome.clock != "wall"  # the gain is no speed-up over the reference
+    folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
+    module = write_module(finished.tree, finished.outcome, finished.problem, folder)
+    report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
+    kernel = _source_in(module)
+    return {
+        "run": finished.run.id,
+        "state": finished.run.state,
+        "ended": finished.run.ended,
+        "speedup": None if apart or not outcome.measured else _speedup(outcome),
+        "correct": tree[_held(outcome)].correct,
+        "kernel": str(kernel) if kernel is not None else None,
+        "models": model_costs(tree),
+        "outcome": outcome.as_json(),
+        "module": str(module),
+        "report": str(report),
+        "import": _through_tools(kernel, finished.run.hardware)
+        if apart
+        else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
+    }
+
+
+def _speedup(outcome: RunOutcome) -> float:
+    return outcome.gain.value if outcome.gain is not None else 1.0
+
+
+def _held(outcome: RunOutcome) -> int:
+    """The number of the module's node."""
+    numbers = (outcome.node, outcome.best_so_far)
+    return next((number for number in numbers if number is not None), REFERENCE)
+
+
+def _source_in(module: Path) -> Path | None:
+    """The main file of a module's kernel."""
+    main = json.loads((module / TABLE).read_text(encoding="utf-8"))["source"]
+    return module / main if main is not None else None
+
+
+def _through_tools(kernel: Path | None, hardware: str) -> str:
+    """Usage of a kernel that only the chip's own tools run."""
+    if kernel is None:
+        return "the module contains no kernel"
+    return f"{kernel} runs through the command templates of {hardware}, not from torch"

@@ -8,6 +8,7 @@ its results adds them to the run.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 import zipfile
@@ -22,6 +23,7 @@ import structlog
 
 from kb.catalog.evaluations import Evaluations
 from kb.catalog.skills.reading import get_skill
+from kb.cluster import ROOT, source_files
 from kb.data_dir import private_file, private_folder
 from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.ids import new_id
@@ -30,7 +32,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.collectors.ceilings import from_file
 from optimizer.evaluation.evaluate import choose_target
-from optimizer.evaluation.problem.load import load_problem, problem_paths
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, problem_paths
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
@@ -38,8 +40,8 @@ from optimizer.search.bench.local import journal_evaluation, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSnapshot, take_snapshot
 from optimizer.search.loop import Listener, Search
-from optimizer.search.portable.launch import CEILINGS
-from optimizer.search.portable.packing import Drafted, write_session
+from optimizer.search.portable.launch import CEILINGS, SESSION
+from optimizer.search.portable.skill_trial import PlannedTrial
 from optimizer.search.propose import EXCERPTS
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.runs.hardware_view import rates_of
@@ -54,6 +56,127 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
+
+# -- packing: one zip with problems, their knowledge, and the parts of this program that the search
+# needs. `python session.zip` runs `launch`.
+
+# Packages in a session, and on the nodes of a cluster. Modules of them that need more than torch
+# are never imported there.
+PACKAGES = ("kb", "retrieval", "optimizer")
+_MAIN = '''\
+"""Unpacks itself and runs; see --help."""
+
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory(prefix="kernlore-session-") as folder:
+    with zipfile.ZipFile(Path(__file__).parent) as packed:
+        packed.extractall(folder)
+    sys.path[0] = folder
+    from {module} import main
+
+    code = main(Path(folder), sys.argv[1:])
+raise SystemExit(code)
+'''
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A run whose drafts a session evaluates: its row and its nodes, the last ones in flight."""
+
+    problem: Problem
+    run: RunRow
+    nodes: Sequence[Node]
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of a session, named after the run, since two runs may be of one problem."""
+        return {
+            "name": self.run.id,
+            "path": f"problems/{self.problem.name}",
+            "known_as": _known_as(self.problem),
+            "run": self.run.as_json(),
+            "nodes": [node.as_json() for node in self.nodes],
+        }
+
+
+def write_session(
+    path: Path,
+    *,
+    session_id: str,
+    goal: Mapping[str, Any],
+    target: Mapping[str, Any],
+    problems: Sequence[Problem] = (),
+    drafted: Sequence[Drafted] = (),
+    trials: Sequence[PlannedTrial] = (),
+    knowledge: KnowledgeSnapshot,
+    recipes: Sequence[Mapping[str, Any]],
+) -> Path:
+    """Write the session to `path` atomically. It searches `problems`, evaluates the drafts of
+    `drafted` runs, and runs `trials` of recipes.
+
+    `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
+    Each of `recipes` is {name, recipe, files}.
+    """
+    session = {
+        "id": session_id,
+        "goal": dict(goal),
+        "target": dict(target),
+        "recipes": list(recipes),
+        "knowledge": knowledge.as_json(),
+        "problems": [
+            *(
+                {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
+                for p in problems
+            ),
+            *(run.as_json() for run in drafted),
+            *(
+                {"name": t.name, "path": f"problems/{t.problem.name}", "trial": t.as_json()}
+                for t in trials
+            ),
+        ],
+    }
+    packed_problems = [*problems, *(r.problem for r in drafted), *(t.problem for t in trials)]
+    files: dict[str, str | bytes] = {SESSION: json.dumps(session)}
+    for problem in packed_problems:
+        files |= _problem_files(problem)
+    return write_program(path, "optimizer.search.portable.launch", files)
+
+
+def write_program(path: Path, module: str, files: Mapping[str, str | bytes]) -> Path:
+    """Write a zip to `path` atomically that `python` runs on a machine without Kernlore: it unpacks
+    `files` and its own sources into a folder, and calls `main(folder, arguments)` of `module`."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("__main__.py", _MAIN.format(module=module))
+            for name, text in files.items():
+                packed.writestr(name, text)
+            for source in source_files(PACKAGES):
+                packed.write(source, source.relative_to(ROOT))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def _known_as(problem: Problem) -> str:
+    """Identifies the problem when the results are imported: a shipped name or a path."""
+    shipped = problem.path.is_relative_to(SHIPPED)
+    return problem.path.parent.name if shipped else str(problem.path)
+
+
+def _problem_files(problem: Problem) -> dict[str, str]:
+    folder = f"problems/{problem.name}"
+    files = {f"{folder}/problem.py": problem.source}
+    toml = problem.path.with_name("problem.toml")
+    if not toml.is_file():
+        toml = problem.path.with_suffix(".toml")
+    if problem.declared and toml.is_file():
+        files[f"{folder}/problem.toml"] = toml.read_text(encoding="utf-8")
+    return files
+
 
 PACKED = ("recipe", "traced", "compiler")  # proposers that a session can run
 WAITING = "waiting"  # state of a run whose drafts are being evaluated by a session

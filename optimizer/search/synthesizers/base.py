@@ -213,7 +213,7 @@ class ExplainsAbsence(Protocol):
 
 @runtime_checkable
 class LimitedToRoles(Protocol):
-    """A synthesizer that only changes parameters with a role (kb/moves_vocabulary.py)."""
+    """A synthesizer that only changes parameters with a role (kb/problem_terms.py)."""
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
         """Sorted roles of the parameters that it can change for this problem."""

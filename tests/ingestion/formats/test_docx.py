@@ -12,7 +12,7 @@ from docx.oxml import OxmlElement
 from docx.oxml.ns import qn
 
 from ingestion.elements import ParsedDocument
-from ingestion.formats.docx import parse_docx
+from ingestion.formats.office import parse_docx
 from kb.errors import ParseFailed
 
 

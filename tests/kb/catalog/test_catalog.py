@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +18,12 @@ from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog.database import CACHE_KIB
 from kb.catalog.engine import portions
 from kb.catalog.knowledge.documents import erase_deleted
-from kb.errors import NotFound, UnknownHardware
+from kb.errors import NotFound, StoreError, UnknownHardware
 from kb.scope import AccessScope
 
 if TYPE_CHECKING:
     from tests.fixtures import Store
+
 
 MANUAL = "# Manual\n\n## Shared memory\n\nOne block may take 227 KiB of shared memory.\n"
 
@@ -161,3 +165,45 @@ def test_connections_do_not_memory_map_file(catalog: Catalog) -> None:
         for connection in (one, other):
             assert connection.exec_driver_sql("PRAGMA mmap_size").scalar() == 0
             assert connection.exec_driver_sql("PRAGMA cache_size").scalar() == -CACHE_KIB
+
+
+# -- an empty or missing catalog next to other files of a store is an error, not a new store
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def empty(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("lose", [truncate, empty, Path.unlink])
+@pytest.mark.parametrize("file", ["blobs/ab/abc", "snapshot/current", "runs/run_1/kernel.cpp"])
+def test_lost_catalog_is_reported(tmp_path: Path, lose: Callable[[Path], None], file: str) -> None:
+    open_catalog(tmp_path).close()
+    left = tmp_path / file
+    left.parent.mkdir(parents=True)
+    left.write_text("x")
+    open_catalog(tmp_path).close()
+    for path in tmp_path.glob("catalog.sqlite-*"):
+        path.unlink()
+    lose(tmp_path / "catalog.sqlite")
+    for _ in range(2):  # the error changes no file
+        with pytest.raises(StoreError, match="empty or was lost") as refused:
+            open_catalog(tmp_path)
+        assert str(left) in refused.value.message and "kernlore restore" in refused.value.hint
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("name", ["models/model.onnx", "devices/here.json", "locks/service"])
+def test_first_start_over_leftover_files_creates_store(tmp_path: Path, name: str) -> None:
+    (tmp_path / "blobs" / "ab").mkdir(parents=True)
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text("x")
+    (tmp_path / "catalog.sqlite").touch()  # from a start that was killed
+    open_catalog(tmp_path).close()

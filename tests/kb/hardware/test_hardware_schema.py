@@ -9,14 +9,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
+from kb.hardware.detection import parse_cpuinfo
 from kb.hardware.facts import (
     edit_distance,
     fact_keys,
     find_unit,
     formula_problem,
     mistyped_key,
+    readable,
 )
-from kb.hardware.schema import dump_hardware, hardware_template, parse_hardware
+from kb.hardware.schema import (
+    dump_hardware,
+    extensions_of,
+    hardware_template,
+    in_words,
+    is_about_lacking,
+    is_lacking_fact,
+    is_lacking_name,
+    lacking,
+    load_extensions,
+    macros,
+    parse_hardware,
+)
 from kb.hardware.spec import FactSpec, HardwareSpec, ToolchainSpec
 from kb.hardware.table_reader import SpecProblem
 
@@ -355,3 +369,116 @@ def test_writer_keeps_every_digit(number: int | float) -> None:
     fact = FactSpec("x_own", number, "count", "measured")
     spec = HardwareSpec("chip", "name", "custom", facts=(fact,))
     assert tomllib.loads(dump_hardware(spec))["facts"][0]["value"] == number
+
+
+# -- values as a person writes them
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (12 * 2**30, "B", "12 GiB"),
+        (1464 * 2**10, "B", "1464 KiB"),
+        (91.5 * 2**10, "B", "91.5 KiB"),
+        (128, "B", "128 B"),
+        (0, "B", "0 B"),
+        (80e9, "B", "80 GB"),
+        (141_000_000_007, "B", "about 131.32 GiB"),
+        (1.6e12, "B/s", "1.6 TB/s"),
+        (1.85e9, "Hz", "1.85 GHz"),
+        (1979e12, "flop/s", "1979 Tflop/s"),
+        (700, "W", "700 W"),
+        (64.0, "threads", "64 threads"),
+        (65536.0, "count", "65536"),
+        ("9.0", "text", "9.0"),
+    ],
+)
+def test_value_is_readable(value: float | str, unit: str, text: str) -> None:
+    assert readable(value, unit) == text
+
+
+def test_readable_size_parses_to_same_value() -> None:
+    number, unit = readable(12 * 2**30, "B").split()
+    known = find_unit(unit)
+    assert known is not None and float(number) * known.factor == 12 * 2**30
+
+
+def test_hint_states_exact_size() -> None:
+    stated = 'key = "memory_size"\nvalue = 12\nunit = "GB"\nkind = "measured"\ntitle = "T"\n'
+    with pytest.raises(InvalidKnowledge) as refused:
+        parse_hardware(f'id = "x1"\n[[facts]]\n{stated}date = "2026-01-31"\n', "x1.toml")
+    assert 'value = 12884901888, unit = "B"' in f"{refused.value.message} {refused.value.details}"
+
+
+# -- optional instruction set extensions: which a machine has, and which knowledge needs a missing
+# one
+
+ZEN3 = ("avx", "avx2", "fma", "f16c")
+X86 = ("x86-64",)
+LACKS = lacking(X86, ZEN3)
+
+
+def test_missing_extensions_follow_from_cpu_flags() -> None:
+    assert extensions_of(X86, ZEN3) == ("AVX2", "FMA", "F16C")
+    assert {"AVX-512", "AMX", "AVX-512 VNNI", "AVX-VNNI"} <= set(LACKS)
+    assert in_words(LACKS) == ["AVX-512", "AVX-VNNI", "AMX"]
+    assert lacking(("h100", "nvidia"), ZEN3) == () == lacking(("arm",), ())
+
+
+def test_processor_without_known_flags_lacks_nothing() -> None:
+    assert lacking(X86, ()) == ()
+
+
+def test_probe_detects_all_flags_of_extensions() -> None:
+    flags = " ".join(flag for e in load_extensions() for flag in sorted(e.flags))
+    probed = parse_cpuinfo(f"processor : 0\nmodel name : X\nflags : sse {flags}\n", "x86_64")
+    named = set(probed.detail["vector_features"].split())
+    assert all(e.flags & named for e in load_extensions())
+
+
+def test_fact_keys_of_missing_extensions() -> None:
+    absent = ("x_amx_tiles", "x_avx512_registers", "x_alignment_m512")
+    assert all(is_lacking_fact(key, LACKS) for key in absent)
+    present = ("x_avx_registers", "x_alignment_m256", "l1_size")
+    assert not any(is_lacking_fact(key, LACKS) for key in present)
+    assert not is_lacking_fact("x_amx_tiles", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "absent"),
+    [
+        ("_mm512_roundscale_ps", "AVX-512F; AVX has `_mm256_round_ps`.", True),
+        ("_tile_loadd", "AMX-TILE; stride in bytes.", True),
+        ("_cvtu32_mask16", "AVX-512F; plain conversion works too.", True),
+        ("_mm256_dpbusd_epi32", "AVX512-VNNI with AVX-512VL, or AVX-VNNI.", True),
+        ("_mm256_fmadd_ps", "FMA, a separate flag from AVX2.", False),
+        ("_mm256_loadu_ps", "AVX.", False),
+        ("parallel", "Loop in canonical form.", False),
+    ],
+)
+def test_symbols_of_missing_extensions_match_by_name_or_limits(
+    name: str, limits: str, absent: bool
+) -> None:
+    assert is_lacking_name(name, (limits,), LACKS) is absent
+    assert not is_lacking_name(name, (limits,), ())
+
+
+def test_one_available_extension_of_a_card_is_enough() -> None:
+    alder_lake = lacking(X86, (*ZEN3, "avx_vnni"))
+    stated = "AVX-VNNI (`-mavxvnni`): processors without AVX-512."
+    assert not is_lacking_name("_mm256_dpbusd_avx_epi32", (stated,), alder_lake)
+
+
+def test_section_is_about_missing_extension_by_title_or_most_words() -> None:
+    assert is_about_lacking("AMX multiplies tiles of one kilobyte", "A tile has rows.", LACKS)
+    assert not is_about_lacking("AVX2 and AVX-512 kernels", "Eight lanes.", LACKS)
+    masks = "An AVX-512 mask: `_mm512_maskz_loadu_ps` reads lanes. AVX2 has a vector for it."
+    assert is_about_lacking("Masks replace tails", masks, LACKS)
+    mostly_here = "With AVX2 use `_mm256_fmadd_ps`; without FMA add. AMX differs."
+    assert not is_about_lacking("Products", mostly_here, LACKS)
+    assert not is_about_lacking("AMX", masks, ())
+
+
+def test_macros_follow_from_family_and_flags() -> None:
+    assert macros(X86, LACKS) == ["__AVX2__", "__FMA__", "__F16C__"]
+    assert "__AVX512F__" in macros(("zen5", "x86-64")) and macros(("arm",)) == ["__ARM_FEATURE_SVE"]

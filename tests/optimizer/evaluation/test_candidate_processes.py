@@ -26,27 +26,17 @@ from optimizer.evaluation.isolation.machine import DeviceLock
 from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing import measure as timing
 from optimizer.evaluation.timing.measure import TimingResult
-from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=12)
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-def get_inputs():
-    return [torch.randn(300, 1000)]
-"""
+PROBLEM = model_text("x * 2", "torch.randn(300, 1000)")
 KERNEL = """
 #include "kernlore_abi.h"
 // NUMBER

@@ -19,8 +19,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.roofline import doubtful_us, limits_of
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.python import TorchPython

@@ -23,25 +23,15 @@ from optimizer.evaluation.isolation.launch import PreparedProcesses
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 from tests.catalogs import environment_of, fresh_data_dir
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=15)
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-"""
+PROBLEM = model_text("x * 2", "torch.randn(64, 64)")
 CANDIDATE = """
 import time
 import torch

@@ -11,47 +11,18 @@ from optimizer.evaluation.needed_work import dependence, least_share, needed_rea
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.settings import EvaluationSettings
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow
 
-SOURCE = """
-import torch
-
-n = 256
-
-
-class Model(torch.nn.Module):
-    def forward(self, x, y):
-        return {result}
-
-
-def get_inputs():
-    return [torch.randn(n, 1024), torch.randn(1024)]
-
-
-def get_init_inputs():
-    return []
-"""
-TABLE = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = torch.nn.Embedding(100_000, 8)
-
-    def forward(self, x):
-        return self.table(x)
-
-
-def get_inputs():
-    return [torch.randint(0, 100_000, (16,))]
-
-
-def get_init_inputs():
-    return []
-"""
+SOURCE = model_text(
+    "{result}", "torch.randn(n, 1024), torch.randn(1024)", takes="x, y", head="n = 256"
+)
+TABLE = model_text(
+    "self.table(x)",
+    "torch.randint(0, 100_000, (16,))",
+    init="self.table = torch.nn.Embedding(100_000, 8)",
+)
 BYTES = 4 * (256 * 1024 + 1024)
 
 

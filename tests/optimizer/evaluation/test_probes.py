@@ -28,7 +28,7 @@ from optimizer.evaluation.acceptance.probe_runs import (
     read_library,
 )
 from optimizer.evaluation.acceptance.probes import StatedValue, judge
-from optimizer.search.portable.packing import write_program
+from optimizer.search.runs.sessions import write_program
 from retrieval.knowledge_base import KnowledgeBase
 from tests.places import ROOT
 

@@ -17,9 +17,8 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.timing.measure import TimedSide
-from optimizer.evaluation.timing.policy import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 

@@ -6,11 +6,17 @@ from dataclasses import replace
 
 from optimizer.evaluation.records import Evaluation, verdict_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import ShownKnowledge, ShownMove, knowledge_from_json
+from optimizer.search.knowledge import (
+    ShownKnowledge,
+    ShownMove,
+    applicable_moves,
+    knowledge_from_json,
+)
 from optimizer.search.propose import SearchTask, compose_context, request_for, roles_of
 from optimizer.search.records import Node, Proposal
 from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from tests.optimizer.search.landscape import HARDWARE, VIEW
 
 TASK = SearchTask("run_1", Goal(language="cpp"), VIEW, HARDWARE)
@@ -84,3 +90,43 @@ def test_device_facts_take_precedence_over_family_facts() -> None:
     knowledge = ShownKnowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
     facts = compose_context(task, tree, 0, knowledge).knowledge.facts
     assert facts == {"vector_bits": 256.0, "cache_line": 64.0}
+
+
+# -- preconditions of remedies, decided by the information that a search has
+
+FACTS = {"sm_count": 132}
+
+
+def move_when(when: str) -> ShownMove:
+    return ShownMove(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
+
+
+def request_with(**problem: float) -> RetrieveRequest:
+    signals = ("memory_bound",)
+    metrics: dict[str, float | str] = {"roofline_pct": 40.0, "kernel": "k"}
+    return RetrieveRequest(
+        signals=signals,
+        metrics=metrics,
+        op="mm",
+        language="triton",
+        dtype="fp32",
+        problem=problem,
+    )
+
+
+def test_false_preconditions_are_dropped_and_undecided_ones_stay() -> None:
+    holding = (
+        "problem.op in ['matmul']",  # the term of the vocabulary
+        "signals.memory_bound and problem.dtype == 'float32'",
+        "facts.sm_count >= 100 and problem.reduction_length <= 64",
+        "problem.language == 'triton'",
+    )
+    excluded = ("problem.op in ['softmax']", "signals.compute_bound", "facts.sm_count > 200")
+    missing = "problem.rows >= 8"
+    candidates = [move_when(when) for when in (*holding, *excluded, missing, "")]
+    moves = applicable_moves(candidates, request_with(reduction_length=32), FACTS)
+    assert [(move.when, move.applies) for move in moves] == [
+        *((when, True) for when in holding),
+        (missing, None),
+        ("", None),
+    ]

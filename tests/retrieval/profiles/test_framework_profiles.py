@@ -6,7 +6,8 @@ import pytest
 
 from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
-from retrieval.profiles import neuron, proton
+from retrieval.profiles import proton
+from retrieval.profiles.accelerators import read_neuron
 from retrieval.profiles.tables import read as read_table
 from retrieval.profiles.torch_profile import read_events, read_json
 
@@ -176,7 +177,7 @@ SUMMARY = {
 
 
 def test_longest_program_of_a_neuron_summary() -> None:
-    profile = neuron.read({"a1b2": SUMMARY, "c3d4": {**SUMMARY, "total_time": 0.001}})
+    profile = read_neuron({"a1b2": SUMMARY, "c3d4": {**SUMMARY, "total_time": 0.001}})
     assert profile is not None and profile.kernel == "a1b2"
     assert "instance_type" not in profile.metrics
     values = normalise(profile.metrics).values
@@ -188,10 +189,10 @@ def test_longest_program_of_a_neuron_summary() -> None:
 
 @pytest.mark.parametrize("wrapped", [SUMMARY, {"summary": [SUMMARY], "instructions": []}])
 def test_neuron_summary_alone_and_within_profile(wrapped: dict[str, object]) -> None:
-    profile = neuron.read(wrapped)
+    profile = read_neuron(wrapped)
     assert profile is not None and profile.metrics["mbu_estimated_percent"] == 0.72
 
 
 @pytest.mark.parametrize("other", [[], {"total_time": 3}, {"a": {"total_time": 1}}])
 def test_other_json_is_not_a_neuron_summary(other: object) -> None:
-    assert neuron.read(other) is None
+    assert read_neuron(other) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrieval.pasted import pasted
-from retrieval.profiles.monitors import read
+from retrieval.profiles.tool_logs import read_monitor
 
 TABLE = """
 +------------------------------+----------------------+----------------------+
@@ -29,7 +29,7 @@ GPU  Temp   AvgPwr  SCLK     MCLK     Fan  Perf  PwrCap  VRAM%  GPU%
 
 @pytest.mark.parametrize(("text", "busy"), [(TABLE, 3), (DMON, 20), (CSV, 99), (ROCM, 0)])
 def test_busy_share_is_read(text: str, busy: float) -> None:
-    profile = read(text)
+    profile = read_monitor(text)
     assert profile is not None and profile.metrics == {"gpu_busy_pct": busy}
     assert ("input pipeline" in profile.notes[0]) == (busy < 25)
     assert pasted(text)[0] == "profile"
@@ -37,5 +37,5 @@ def test_busy_share_is_read(text: str, busy: float) -> None:
 
 def test_table_in_the_report_of_an_error_stays_a_log() -> None:
     report = TABLE + "RuntimeError: CUDA error: an illegal memory access was encountered\n"
-    assert read(report) is None and pasted(report)[0] == "log"
-    assert read("a, b\n1, 2\n") is None
+    assert read_monitor(report) is None and pasted(report)[0] == "log"
+    assert read_monitor("a, b\n1, 2\n") is None

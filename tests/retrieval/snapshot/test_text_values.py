@@ -13,10 +13,9 @@ import pytest
 from kb.catalog import open_catalog
 from kb.prompt_tokens import count_once
 from kb.tokens import shadow
-from retrieval.snapshot import text_values
+from retrieval.snapshot import store
 from retrieval.snapshot.lexicon import SectionTexts
-from retrieval.snapshot.store import write_text_values
-from retrieval.snapshot.text_values import FILE, TextValues
+from retrieval.snapshot.store import TEXTS_FILE, TextValues, write_text_values
 from tests.shared import BUILTIN
 
 TEXT = "The scratchpad has 32 banks of 4 bytes."
@@ -38,8 +37,8 @@ def planted(tmp_path: Path) -> Path:
     values_of(values)
     wrong = {str: "planted", int: 1, list: [["RAM", "scratchpad", "name", "", 1]]}
     values.computed = {key: wrong[type(value)] for key, value in values.computed.items()}
-    values.write(tmp_path / FILE)
-    return tmp_path / FILE
+    values.write(tmp_path / TEXTS_FILE)
+    return tmp_path / TEXTS_FILE
 
 
 def test_values_are_those_of_the_text() -> None:
@@ -52,8 +51,8 @@ def test_values_are_those_of_the_text() -> None:
 def test_written_values_are_read_back(tmp_path: Path) -> None:
     values = TextValues()
     expected = [*values_of(values), *values_of(values, DEFINITION)]
-    values.write(tmp_path / FILE)
-    again = TextValues(tmp_path / FILE)
+    values.write(tmp_path / TEXTS_FILE)
+    again = TextValues(tmp_path / TEXTS_FILE)
     assert [*values_of(again), *values_of(again, DEFINITION)] == expected
 
 
@@ -67,14 +66,14 @@ def test_shipped_value_is_used_for_its_text_only(planted: Path) -> None:
 def test_values_are_computed_after_a_change_of_the_code(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_values, "_code", lambda: b"another tokenizer")
+    monkeypatch.setattr(store, "_text_code", lambda: b"another tokenizer")
     assert values_of(TextValues(planted)) == values_of(TextValues())
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", zlib.compress(b"no JSON")])
 def test_values_are_computed_where_file_is_damaged(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE).write_bytes(content)
-    assert values_of(TextValues(tmp_path / FILE)) == values_of(TextValues())
+    (tmp_path / TEXTS_FILE).write_bytes(content)
+    assert values_of(TextValues(tmp_path / TEXTS_FILE)) == values_of(TextValues())
 
 
 @pytest.mark.slow(seconds=15)
@@ -84,7 +83,7 @@ def test_shipped_values_equal_computed_values(read_builtin: Path, tmp_path: Path
     write_text_values(catalog, tmp_path)
     catalog.close()
     shipped, computed = (
-        orjson.loads(zlib.decompress((folder / FILE).read_bytes()))
+        orjson.loads(zlib.decompress((folder / TEXTS_FILE).read_bytes()))
         for folder in (BUILTIN, tmp_path)
     )
     present = shipped.keys() & computed.keys()

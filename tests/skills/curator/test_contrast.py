@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kb.moves_vocabulary import changes_named, direction_of, transformation_of
+from kb.problem_terms import changes_named, direction_of, transformation_of
 from skills.curator.contrast import GatePass, contrast
 from skills.curator.records import UNNAMED, WRITTEN, KernelChange
 from skills.trajectories.records import MeasuredKernel, TrajectoryStep

@@ -17,8 +17,8 @@ from kb.catalog.skills.reading import SkillRow, get_skill
 from kb.errors import InvalidKnowledge
 from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
-from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
+from kb.problem_terms import ROLES as KNOBS
 from skills.curator.contrast import contrast, gate
 from skills.curator.draft import (
     MOST_LINES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kb.hardware.lineage import NameIndex
-from kb.moves_vocabulary import ROLES
+from kb.problem_terms import ROLES
 from skills.curator.draft import roles
 from skills.format.lint import Allowed, is_name, lint, sentences, unsafe
 

@@ -13,8 +13,7 @@ from kb.catalog.skills.reading import SkillRow, get_skill
 from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.python import TorchPython

@@ -18,8 +18,8 @@ from optimizer.search.runs.knowledge import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.request import RetrieveRequest
-from skills.trials.ablation import MAX_TRIALS, Ablation, WithSkill
 from skills.trials.trial import classify_trials
+from skills.trials.verification import MAX_TRIALS, Ablation, WithSkill
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
 pytestmark = pytest.mark.slow(seconds=15)

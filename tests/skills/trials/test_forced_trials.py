@@ -22,9 +22,8 @@ from optimizer.search.runs.knowledge import knobs_of, recipe_of, warning_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import Knob
-from skills.trials.ablation import MAX_PAIRS, MAX_TRIALS, Ablation
 from skills.trials.trial import Arm, Trial, classify_trials
-from skills.trials.verification import verify
+from skills.trials.verification import MAX_PAIRS, MAX_TRIALS, Ablation, verify
 from tests.skills.trials.curated import TEMPLATE, bench_of, skill_in
 
 pytestmark = pytest.mark.slow(seconds=10)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from kb.catalog import open_catalog
+from kb.catalog import Catalog, open_catalog
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Interval
+from optimizer.search.knowledge import ShownKnowledge, knowledge_from_json
+from optimizer.search.portable.skill_trial import advantage, standings
+from optimizer.search.records import REFERENCE, Node
+from optimizer.search.runs.knowledge import remedies_of, skill_of
+from optimizer.search.synthesizers.recipe.synthesizer import Knob, avoided
 from skills.trials.trial import HeldOutCase, as_only, can_be_offered, case_sizes, held_out_cases
 from tests.catalogs import fresh_data_dir
+from tests.optimizer.search.landscape import evaluation, proposal
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 
@@ -126,3 +134,103 @@ def test_precondition_excludes_case_only_if_certainly_false(
     skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=metadata)
     catalog.close()
     assert can_be_offered(skill, problem, problem.cases[0], FACTS) is offered
+
+
+# -- A skill as a proposer receives it: moves, or a last step
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    yield opened
+    opened.close()
+
+
+def test_avoid_skill_is_a_warning_without_role(catalog: Catalog, tmp_path: Path) -> None:
+    metadata = {
+        "kb.polarity": "avoid",
+        "kb.transformation": "decrease-vector",
+        "kb.predicate": "problem.op in ['reduction']",
+    }
+    skill = skill_in(catalog, tmp_path, "", name="avoid-narrow", files={}, metadata=metadata)
+    (remedy,) = remedies_of(skill)
+    assert (remedy.id, skill_of(remedy.id)) == ("avoid-narrow#0", "avoid-narrow")
+    assert remedy.when == skill.predicate and remedy.change.get("role") is None
+    assert avoided(remedy) == (Knob("vector", "decrease"),)
+    assert remedies_of(replace(skill, transformation="set-dtype")) == ()
+    again = knowledge_from_json(ShownKnowledge("ret_1", moves=(remedy,)).as_json())
+    assert again.moves == (remedy,)  # as in a portable session
+
+
+# -- the advantage of one search over another at every point of the budget
+
+SPREAD = 1.1
+
+
+def walk(*speeds: int) -> list[Node]:
+    """Candidates of these speed-ups in order. Equal speed-ups are equal kernels."""
+    return [candidate(number, speed) for number, speed in enumerate(speeds, 1)]
+
+
+def candidate(number: int, speed: int) -> Node:
+    made = proposal(speed, REFERENCE)
+    return Node(number, REFERENCE, "evaluated", made, evaluation(made.bundle, float(speed)))
+
+
+def measured(node: Node) -> Interval | None:
+    assert node.speedup is not None
+    value = node.speedup.value
+    return Interval(value, value / SPREAD, value * SPREAD, 5)
+
+
+def stand(ours: list[Node], theirs: list[Node], budget: int) -> tuple[Interval | None, ...]:
+    ahead = advantage(standings(ours, budget), standings(theirs, budget), measured)
+    return ahead.over, ahead.end
+
+
+def test_best_after_each_candidate() -> None:
+    stood = standings(walk(2, 1, 4), 4)
+    assert [node.number if node else 0 for node in stood] == [1, 1, 3, 3]
+    assert standings([], 2) == [None, None]
+
+
+def test_faster_search_for_same_kernel_has_advantage() -> None:
+    over, end = stand(walk(4, 2), walk(2, 4), 2)
+    assert over is not None and end is not None
+    assert over.value == pytest.approx(math.sqrt(2.0))  # twice the speed for half of the budget
+    # Two independent figures, each with half the weight: their errors add as squares.
+    assert over.high / over.value == pytest.approx(math.exp(math.hypot(0.5, 0.5) * math.log(1.1)))
+    assert (end.low, end.value, end.high) == (1.0, 1.0, 1.0)
+
+
+def test_time_with_equal_standings_is_not_measured() -> None:
+    measured_nodes: list[int] = []
+
+    def counted(node: Node) -> Interval | None:
+        measured_nodes.append(node.number)
+        return measured(node)
+
+    ahead = advantage(standings(walk(2, 4), 2), standings(walk(2, 2), 2), counted)
+    assert len(measured_nodes) == 2  # the better kernel and the one that it replaced
+    again = advantage(standings(walk(2, 4), 2), standings(walk(2, 4), 2), counted)
+    assert len(measured_nodes) == 2
+    assert ahead.over is not None and ahead.over.value == pytest.approx(math.sqrt(2.0))
+    assert again.over == again.end == Interval(1.0, 1.0, 1.0, 1)
+
+
+def test_search_may_be_worse_at_end_than_over_budget() -> None:
+    over, end = stand(walk(2, 2, 2), walk(1, 1, 4), 3)
+    assert over is not None and end is not None
+    assert over.value == pytest.approx((2 * 2 / 2) ** (1 / 3)) and end.value == pytest.approx(0.5)
+    assert end.high < 1.0
+
+
+def test_search_without_candidate_has_speed_of_reference() -> None:
+    over, end = stand(walk(4), [], 2)
+    assert over is not None and end is not None
+    assert over.value == pytest.approx(4.0) and end.value == pytest.approx(4.0)
+
+
+def test_unmeasured_kernel_gives_no_advantage() -> None:
+    ahead = advantage(standings(walk(4), 1), standings(walk(2), 1), lambda node: None)
+    assert ahead.over is None and ahead.end is None

@@ -14,9 +14,8 @@ from kb.catalog.skills.reading import SkillRow, events_of, get_skill
 from kb.catalog.skills.writing import set_state
 from kb.errors import Conflict, Unavailable
 from optimizer.evaluation.records import Interval
-from skills.trials.ablation import Ablation
 from skills.trials.trial import Arm, Trial, classify_trials, together
-from skills.trials.verification import losing_part, verify
+from skills.trials.verification import Ablation, losing_part, verify
 from skills.uses import ScopePart
 from tests.skills.curator import planted
 from tests.skills.trials.curated import TEMPLATE, skill_in

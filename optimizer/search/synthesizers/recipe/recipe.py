@@ -18,8 +18,8 @@ from typing import Any, Literal
 from kb.candidate_abi import c_declarations
 from kb.errors import InvalidPredicate
 from kb.hardware.table_reader import Problems, TableReader
-from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, compile_predicate
+from kb.problem_terms import ROLES
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Value

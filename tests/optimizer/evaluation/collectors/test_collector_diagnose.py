@@ -37,6 +37,7 @@ from optimizer.evaluation.records import (
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget, Loader
 from optimizer.evaluation.toolchains.cpp import CppToolchain
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
 
@@ -345,20 +346,7 @@ def test_errors_of_a_new_chip_match_its_signatures() -> None:
 
 # -- the real collectors
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.relu(x * 1.5 + 0.25)
-
-def get_inputs():
-    return [torch.randn(256, 256)]
-
-def get_init_inputs():
-    return []
-"""
+PROBLEM = model_text("torch.relu(x * 1.5 + 0.25)", "torch.randn(256, 256)")
 
 
 def test_cpu_profilers_run_candidate_in_separate_process(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from optimizer.evaluation.roofline import (
     metrics_of,
     work_of,
 )
+from tests.problem_files import model_text
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZES = (MIB, 64 * MIB, GIB)
@@ -40,24 +41,9 @@ PRODUCT = CaseWork(
     needed_read_bytes=MIB,
     operations=NeededOperations(2 * G, 2 * G, G),
 )
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(64, 32)
-
-    def forward(self, x):
-        return self.linear(x)
-
-def get_inputs():
-    return [torch.randn(16, 64)]
-
-def get_init_inputs():
-    return []
-"""
+PROBLEM = model_text(
+    "self.linear(x)", "torch.randn(16, 64)", init="self.linear = nn.Linear(64, 32)"
+)
 
 
 def test_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> None:

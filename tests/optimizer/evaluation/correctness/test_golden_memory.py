@@ -17,23 +17,9 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.slices import golden_in_slices
 from optimizer.evaluation.problem.spec import Problem
+from tests.problem_files import model_text
 
-FILE = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, -1)
-
-
-def get_inputs():
-    return [torch.randn(64, 100)]
-
-
-def get_init_inputs():
-    return []
-"""
+FILE = model_text("torch.softmax(x, -1)", "torch.randn(64, 100)")
 ONE_SEED = 64 * 100 * (8 + 4 + 8)  # golden, result of the reference, units of errors
 
 

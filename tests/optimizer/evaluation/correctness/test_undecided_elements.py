@@ -14,23 +14,9 @@ import torch
 from optimizer.evaluation.correctness.prepared import OtherRoundings, PreparedCase, settled
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import OutputError
+from tests.problem_files import model_text
 
-FILE = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, points, centres):
-        {forward}
-
-
-def get_inputs():
-    return [torch.randn(300, 19), torch.randn(80, 19)]
-
-
-def get_init_inputs():
-    return []
-"""
+INPUTS = "torch.randn(300, 19), torch.randn(80, 19)"
 DISTANCES = "(points[:, None, :] - centres[None, :, :]).abs().sum(-1)"
 COUNTS = f"return ({DISTANCES} < 14.0).sum(-1)"
 SEED = 5
@@ -39,7 +25,7 @@ ORDERS = [list(range(19)), list(range(18, -1, -1)), [*range(0, 19, 2), *range(1,
 
 def prepared(folder: Path, forward: str) -> PreparedCase:
     path = folder / "problem.py"
-    path.write_text(FILE.format(forward=forward))
+    path.write_text(model_text(forward, INPUTS, takes="points, centres"))
     problem = load_problem(path)
     return PreparedCase(problem, problem.cases[0], "cpu")
 

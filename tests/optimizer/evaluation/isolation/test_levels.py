@@ -31,20 +31,11 @@ from optimizer.evaluation.loaded_kernel import CandidateFailed, CaseValues, Load
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.toolchains.base import Loader
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x + 1
-
-def get_inputs():
-    return [torch.randn(8, 8)]
-"""
+PROBLEM = model_text("x + 1", "torch.randn(8, 8)")
 CANDIDATE = """
 import os, pathlib, socket
 import torch

@@ -31,20 +31,11 @@ from optimizer.evaluation.runner import inductor
 from optimizer.evaluation.runner.inductor import build_cache
 from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x + 1
-
-def get_inputs():
-    return [torch.randn(8, 8)]
-"""
+PROBLEM = model_text("x + 1", "torch.randn(8, 8)")
 CANDIDATE = """
 import torch
 

@@ -7,24 +7,8 @@ import pytest
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.synthesizers.base import ProblemView
+from tests.problem_files import model_text
 
-FILE = """
-import torch
-import torch.nn.functional as F
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = {inner}
-    def forward(self, {names}):
-        {forward}
-
-def get_inputs():
-    return [{inputs}]
-
-def get_init_inputs():
-    return []
-"""
 ROWS = "torch.randn(64, 512)"
 NEAR = "torch.randn(64, 40), torch.randn(128, 40), torch.randint(0, 10, (128,))"
 VOTES = (
@@ -35,7 +19,7 @@ VOTES = (
 
 def view_of(folder: Path, forward: str, inputs: str, inner: str = "None") -> ProblemView:
     names = ", ".join("xyz"[: inputs.count("torch.rand")])
-    text = FILE.format(inner=inner, names=names, forward=forward, inputs=inputs)
+    text = model_text(forward, inputs, takes=names, init=f"self.inner = {inner}")
     (folder / "sent.py").write_text(text)
     return problem_view(load_problem(folder / "sent.py"), "cpu")
 

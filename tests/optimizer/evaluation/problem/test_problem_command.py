@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from api.cli.main import main
+from tests.problem_files import model_text
 
 
 def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -45,18 +46,7 @@ def test_unknown_names_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "odd" in str(printed_json(capsys)["hint"])
 
 
-PROBLEM = """\
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return {body}
-
-
-def get_inputs():
-    return [torch.randn(256, 256)]
-"""
+PROBLEM = model_text("{body}", "torch.randn(256, 256)")
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from optimizer.evaluation.problem.open_case import LatestDraw, OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import seeded
 from optimizer.search.bench.local import problem_view
+from tests.problem_files import model_text
 
 Write = Callable[..., Path]
 PLAIN = """
@@ -222,15 +223,7 @@ def test_structured_inputs_are_not_replaced_elementwise(write: Write) -> None:
 def test_integers_are_replaced_unless_their_order_matters(
     write: Write, drawn: str, fresh: bool
 ) -> None:
-    path = write(f"""
-        import torch
-        from torch import nn
-        class Model(nn.Module):
-            def forward(self, x):
-                return x * 2
-        def get_inputs():
-            return [{drawn}]
-    """)
+    path = write(model_text("x * 2", drawn))
     assert replaceable(OpenCase(load_problem(path), Case("declared"))) == (fresh,)
 
 
@@ -251,18 +244,9 @@ def test_integers_that_reference_refuses_are_constant(write: Write) -> None:
 
 
 def test_running_statistics_stay_valid(write: Write) -> None:
-    path = write("""
-        import torch
-        from torch import nn
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm = nn.BatchNorm1d(64)
-            def forward(self, x):
-                return self.norm(x)
-        def get_inputs():
-            return [torch.randn(8, 64)]
-    """)
+    path = write(
+        model_text("self.norm(x)", "torch.randn(8, 64)", init="self.norm = nn.BatchNorm1d(64)")
+    )
     case = OpenCase(load_problem(path), Case("declared"))
     state, bank = case.state(0), case.second_draw(0).state
     for draw in (state, bank):
@@ -397,15 +381,7 @@ def get_inputs():
 
 
 def test_length_and_flops_follow_from_operators(write: Write) -> None:
-    path = write("""
-        import torch
-        from torch import nn
-        class Model(nn.Module):
-            def forward(self, a, b):
-                return a @ b
-        def get_inputs():
-            return [torch.randn(3, 70), torch.randn(70, 5)]
-    """)
+    path = write(model_text("a @ b", "torch.randn(3, 70), torch.randn(70, 5)", takes="a, b"))
     case = OpenCase(load_problem(path), Case("declared"))
     assert case.flops == 2 * 3 * 70 * 5
     assert case.reduction_length() == 70
@@ -414,14 +390,7 @@ def test_length_and_flops_follow_from_operators(write: Write) -> None:
 
 @pytest.mark.parametrize("call", ["torch.cumsum(x, -1)", "x.cumsum(dim=1) + 1", "x.t().cumsum(0)"])
 def test_scan_has_as_many_terms_as_it_is_long(write: Write, call: str) -> None:
-    path = write(f"""
-        import torch
-        class Model(torch.nn.Module):
-            def forward(self, x):
-                return {call}
-        def get_inputs():
-            return [torch.randn(9, 70)]
-    """)
+    path = write(model_text(call, "torch.randn(9, 70)"))
     assert OpenCase(load_problem(path), Case("declared")).reduction_length() == 70
 
 
@@ -440,14 +409,7 @@ def test_case_for_another_device_is_described_without_memory() -> None:
 
 
 def test_remote_view_makes_no_arrays(write: Write) -> None:
-    path = write("""
-        import torch
-        class Model(torch.nn.Module):
-            def forward(self, x):
-                return torch.softmax(x, 0)[::2]
-        def get_inputs():
-            return [torch.randn(1 << 30, 1 << 10)]  # 4 TiB
-    """)
+    path = write(model_text("torch.softmax(x, 0)[::2]", "torch.randn(1 << 30, 1 << 10)"))  # 4 TiB
     (case,) = problem_view(load_problem(path), "cuda", remote=True).cases
     assert case.signature.of("output")[0].shape == (1 << 29, 1 << 10)
     assert case.traits["_softmax.dim"] == 0
@@ -464,17 +426,14 @@ def test_view_from_shapes_equals_view_from_run(name: str) -> None:
 
 
 def test_numbers_and_buffers_have_dtypes_of_a_run(write: Write) -> None:
-    path = write("""
-        import torch
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("table", torch.ones(4), persistent=False)
-            def forward(self, x, scale):
-                return self.table * scale
-        def get_inputs():
-            return [torch.randn(4), 2.5]
-    """)
+    path = write(
+        model_text(
+            "self.table * scale",
+            "torch.randn(4), 2.5",
+            takes="x, scale",
+            init='self.register_buffer("table", torch.ones(4), persistent=False)',
+        )
+    )
     problem = load_problem(path)
     for case in (Case("declared"), Case("half", dtype="float16")):
         seen = OpenCase(problem, case, shapes_only=True).signature
@@ -482,14 +441,7 @@ def test_numbers_and_buffers_have_dtypes_of_a_run(write: Write) -> None:
 
 
 def test_value_dependent_case_is_run(write: Write) -> None:
-    path = write("""
-        import torch
-        class Model(torch.nn.Module):
-            def forward(self, x):
-                return x[: int(x.abs().sum().clamp(1, 2))]
-        def get_inputs():
-            return [torch.ones(5)]
-    """)
+    path = write(model_text("x[: int(x.abs().sum().clamp(1, 2))]", "torch.ones(5)"))
     (case,) = problem_view(load_problem(path), "cpu", remote=True).cases
     assert case.signature.of("output")[0].shape == (2,)
 

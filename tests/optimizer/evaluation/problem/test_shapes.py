@@ -15,53 +15,34 @@ from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.spec import SIZES
 from optimizer.search.bench.local import problem_view
 from skills.format.skillfile import read_skill
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=6)
 ROOT = Path(__file__).resolve().parents[4]
 LIBRARY, PROBLEMS = ROOT / "skills" / "library", ROOT / "optimizer" / "problems"
-HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 
-LAYER = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(24, 96), nn.Linear(96, 8, bias=False)
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
-def get_inputs():
-    return [torch.rand(3, 5, 24)]
-"""
-PAIRS = """
-class Model(nn.Module):
-    def forward(self, a, b):
-        return torch.einsum("bij,bkj->bik", a, b)
-def get_inputs():
-    return [torch.rand(6, 10, 20), torch.rand(6, 30, 20)]
-"""
-WINDOWS = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(8, 16, 3, stride=(1, 2), dilation=2, groups=4)
-    def forward(self, x):
-        return F.max_pool2d(self.conv(x), 2, stride=3)
-def get_inputs():
-    return [torch.rand(2, 8, 30, 30)]
-"""
-MASKED = """
-class Model(nn.Module):
-    def forward(self, q, k, v, mask):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-def get_inputs():
-    return [*(torch.rand(1, 2, n, 16) for n in (1, 40, 40)), torch.rand(1, 2, 1, 40) > 0.2]
-"""
-INTEGERS = """
-class Model(nn.Module):
-    def forward(self, x):
-        return x.sum(-1)
-def get_inputs():
-    return [torch.arange(28).reshape(4, 7)]
-"""
+LAYER = model_text(
+    "self.down(F.gelu(self.up(x)))",
+    "torch.rand(3, 5, 24)",
+    init="self.up, self.down = nn.Linear(24, 96), nn.Linear(96, 8, bias=False)",
+)
+PAIRS = model_text(
+    'torch.einsum("bij,bkj->bik", a, b)',
+    "torch.rand(6, 10, 20), torch.rand(6, 30, 20)",
+    takes="a, b",
+)
+WINDOWS = model_text(
+    "F.max_pool2d(self.conv(x), 2, stride=3)",
+    "torch.rand(2, 8, 30, 30)",
+    init="self.conv = nn.Conv2d(8, 16, 3, stride=(1, 2), dilation=2, groups=4)",
+)
+MASKED = model_text(
+    "F.scaled_dot_product_attention(q, k, v, attn_mask=mask)",
+    "*(torch.rand(1, 2, n, 16) for n in (1, 40, 40)), torch.rand(1, 2, 1, 40) > 0.2",
+    takes="q, k, v, mask",
+)
+INTEGERS = model_text("x.sum(-1)", "torch.arange(28).reshape(4, 7)")
+
 KNOWN: dict[str, dict[str, float | str]] = {
     LAYER: {
         "rows": 15,
@@ -83,7 +64,7 @@ KNOWN: dict[str, dict[str, float | str]] = {
 @pytest.mark.parametrize("source", KNOWN, ids=["layer", "pairs", "windows", "masked", "integers"])
 def test_sizes_equal_those_of_reference(tmp_path: Path, source: str, elsewhere: bool) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(HEAD + source, encoding="utf-8")
+    path.write_text(source, encoding="utf-8")
     sizes = problem_view(load_problem(path), "cpu", elsewhere).main.quantities
     assert sizes.items() >= KNOWN[source].items()
     assert sizes.keys() <= SIZES <= problem_terms().quantities.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from dataclasses import replace
@@ -13,17 +14,19 @@ import pytest
 from optimizer.evaluation.evaluator import with_size
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
 from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
-from optimizer.evaluation.records import CaseTiming
+from optimizer.evaluation.records import CaseTiming, Interval
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.runner.defences import Defences
+from optimizer.evaluation.settings import BETWEEN, PLACES_NS, TimingPolicy
 from optimizer.evaluation.timing.measure import (
     BUSY_FROM_THE_START,
     TimedSide,
     TimingResult,
+    _ratio,
     _with_rough,
     measure,
 )
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.timing.statistics import independent_ratio
 
 POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05, walls=2.0)
 CALL_NS = 300_000
@@ -241,3 +244,41 @@ def test_fixed_costs_of_a_block_do_not_reduce_its_calls(
     pairs = sides[0].lengths[-24:]
     assert statistics.mean(pairs) == pytest.approx(calls, rel=0.15)
     assert 0.55 * calls < min(pairs) and max(pairs) < 1.45 * calls
+
+
+# -- ratios of intervals
+
+
+def test_errors_of_independent_times_add_as_squares() -> None:
+    """3 and 4 per cent of a log unit add to 5; the wider side stays wider."""
+    upper = Interval(2.0, 2.0 * math.exp(-0.03), 2.0 * math.exp(0.06), 20)
+    lower = Interval(1.25, 1.25 * math.exp(-0.08), 1.25 * math.exp(0.04), 8)
+    interval = independent_ratio(upper, lower)
+    assert interval is not None and interval.n == 8
+    assert interval.value == pytest.approx(1.6)
+    assert math.log(interval.value / interval.low) == pytest.approx(0.05)
+    assert math.log(interval.high / interval.value) == pytest.approx(0.10)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.0, 2.0), (1.0, math.inf)])
+def test_unbounded_interval_has_no_ratio(bounds: tuple[float, float]) -> None:
+    known, unbounded = Interval(2.0, 1.9, 2.1, 20), Interval(1.5, *bounds, 1)
+    assert independent_ratio(known, unbounded) is None
+    assert independent_ratio(unbounded, known) is None
+
+
+@pytest.mark.parametrize("call_us, least, most", [(5.0, 0.11, 0.14), (30.0, 0.012, 0.02)])
+def test_intervals_of_short_calls_include_effect_of_addresses(
+    call_us: float, least: float, most: float
+) -> None:
+    """One pair of processes does not show it."""
+    policy = TimingPolicy(between=BETWEEN["cuda"], places_ns=PLACES_NS["cuda"], quiet=1.0)
+    half = _half_width(call_us, policy)
+    assert least < half < most
+    plain = _half_width(call_us, replace(policy, places_ns=0.0))
+    assert plain < half
+
+
+def _half_width(call_us: float, policy: TimingPolicy) -> float:
+    times = [call_us * 1e3] * 6
+    return math.log(_ratio(times, times, policy).high)

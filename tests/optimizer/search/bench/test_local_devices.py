@@ -21,8 +21,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.runner.defences import Defences
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import (
@@ -33,20 +32,11 @@ from optimizer.search.bench.local import (
     devices_of,
 )
 from optimizer.search.records import Proposal
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-"""
+PROBLEM = model_text("x * 2", "torch.randn(64, 64)")
 SOURCE = """
 #include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {

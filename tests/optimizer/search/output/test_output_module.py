@@ -268,14 +268,29 @@ assert "g++ is not installed" in new.eval().requires_grad_(False).dispatch(torch
     run(tmp_path, code, PATH=str(empty))
 
 
-def test_failing_kernel_is_reported_and_replaced_by_reference(tmp_path: Path, run: Run) -> None:
-    bundle = cpp_bundle()
-    failing = bundle.source.replace("return 0;", "return 5;")
-    write(tmp_path, Bundle({"k.cpp": failing}, "k.cpp", "cpp", "kernlore_run", {}))
-    code = """
+@pytest.mark.parametrize(
+    ("file", "language", "change", "reported"),
+    [
+        ("k.cpp", "cpp", ("return 0;", "return 5;"), "returned 5"),
+        ("c.py", "torch", ("self.scale", "self.other"), "cannot take the reference's"),
+        (
+            "c.py",
+            "triton",
+            ("import torch\n", "import no_such_package\n"),
+            "pip install no_such_package",
+        ),
+    ],
+)
+def test_unusable_kernel_is_reported_and_replaced_by_reference(
+    tmp_path: Path, run: Run, file: str, language: str, change: tuple[str, str], reported: str
+) -> None:
+    right = cpp_bundle() if language == "cpp" else torch_bundle()
+    source = right.source.replace(*change)
+    write(tmp_path, Bundle({file: source}, file, language, right.entry, {}, "llm"))
+    code = f"""
 with warnings.catch_warnings(record=True) as seen:
     assert not by_kernel(*pair(32), torch.randn(16, 32))
-assert "returned 5" in str(seen[0].message)
+assert {reported!r} in str(seen[0].message)
 """
     run(tmp_path, code)
 
@@ -293,29 +308,6 @@ with torch.no_grad():
 assert by_kernel(new, old, x)
 assert list(new.state_dict()) == ["scale"] and len(list(new.modules())) == 1
 assert not by_kernel(new, old, torch.randn(15, 32))
-"""
-    run(tmp_path, code)
-
-
-def test_kernel_that_cannot_take_weights_is_not_used(tmp_path: Path, run: Run) -> None:
-    other = torch_bundle().source.replace("self.scale", "self.other")
-    bundle = Bundle({"c.py": other}, "c.py", "torch", "ModelNew", {}, "llm")
-    write(tmp_path, bundle)
-    code = """
-with warnings.catch_warnings(record=True) as seen:
-    assert not by_kernel(*pair(32), torch.randn(16, 32))
-assert "cannot take the reference's" in str(seen[0].message)
-"""
-    run(tmp_path, code)
-
-
-def test_missing_python_package_is_named(tmp_path: Path, run: Run) -> None:
-    source = "import no_such_package\n" + torch_bundle().source
-    write(tmp_path, Bundle({"c.py": source}, "c.py", "triton", "ModelNew", {}, "llm"))
-    code = """
-with warnings.catch_warnings(record=True) as seen:
-    assert not by_kernel(*pair(32), torch.randn(16, 32))
-assert "pip install no_such_package" in str(seen[0].message)
 """
     run(tmp_path, code)
 

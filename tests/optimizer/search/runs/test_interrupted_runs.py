@@ -17,8 +17,13 @@ from benchmarks.search.model_writes.chips import Chip
 from kb.errors import Conflict
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
-from optimizer.search.runs.export import export_run, write_result
-from optimizer.search.runs.optimize import FinishedRun, RunInterrupted, optimize
+from optimizer.search.runs.optimize import (
+    FinishedRun,
+    RunInterrupted,
+    export_run,
+    optimize,
+    write_result,
+)
 from optimizer.search.runs.run_store import cancel_run, run_account, run_store
 from optimizer.search.synthesizers.base import ModelCall
 from optimizer.search.synthesizers.llm.settings import ModelOptions
@@ -104,7 +109,7 @@ def cancelled(place: Place) -> FinishedRun:
 
 def stored(place: Place, run: str) -> FinishedRun:
     from optimizer.evaluation.problem.load import load_problem
-    from optimizer.search.runs.export import outcome_of
+    from optimizer.search.runs.optimize import outcome_of
 
     store = run_store(place.base.services)
     row, tree = store.run(run), Tree(store.nodes(run))

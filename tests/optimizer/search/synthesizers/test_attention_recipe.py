@@ -16,23 +16,16 @@ from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.operators import traits_of
 from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, filled, match, parse_recipe
 from skills.format.skillfile import read_skill
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
 
 LIBRARY = Path(__file__).parents[4] / "skills" / "library"
 NAME = "triton-online-softmax-attention"
 IN_CPP = "cpp-row-block-causal-attention"
-MODEL = """
-import torch
-import torch.nn.functional as F
-
-class Model(torch.nn.Module):
-    def forward(self, query, key, value):
-        return {call}
-
-def get_inputs():
-    return [torch.randn(2, 3, 37, 16) for _ in range(3)]
-"""
+MODEL = model_text(
+    "{call}", "torch.randn(2, 3, 37, 16) for _ in range(3)", takes="query, key, value"
+)
 CHECK = """
 import torch
 import torch.nn.functional as F

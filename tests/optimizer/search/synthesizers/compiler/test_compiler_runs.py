@@ -16,8 +16,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.policy import TimingPolicy
+from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.search.bench.local import problem_view

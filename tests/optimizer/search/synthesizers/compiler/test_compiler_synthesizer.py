@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kb.moves_vocabulary import ROLES
-from kb.problem_terms import canonical_op, op_family
+from kb.problem_terms import ROLES, canonical_op, op_family
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import ShownMove
@@ -23,6 +22,7 @@ from optimizer.search.synthesizers.compiler.configurations import (
 )
 from optimizer.search.synthesizers.compiler.synthesizer import ENOUGH, CompilerSynthesizer
 from retrieval.diagnose.signals import load_signals
+from tests.problem_files import model_text
 
 from .proposals import KNOWN, SOURCE, all_proposals, context, evaluated
 
@@ -292,11 +292,7 @@ def test_backends_of_products_are_tried_where_products_are_autotuned(
     tmp_path: Path, mode: str, options: dict[str, Value], values: list[str]
 ) -> None:
     path = tmp_path / "problem.py"
-    path.write_text(
-        "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
-        "        return x @ x\n\ndef get_inputs():\n    return [torch.randn(16, 16)]\n"
-        "\ndef get_init_inputs():\n    return []\n"
-    )
+    path.write_text(model_text("x @ x", "torch.randn(16, 16)"))
     request = context(problem_view(load_problem(path), "cpu"), device="cuda")
     name = "max_autotune_gemm_backends"
     steps = shipped().neighbours(mode, options, request, KNOWN)

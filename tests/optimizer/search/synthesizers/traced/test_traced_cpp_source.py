@@ -15,25 +15,13 @@ from optimizer.search.synthesizers.traced.cpp import header_for
 from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
 from tests.optimizer.search.synthesizers.compiler.proposals import evaluated
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
-
-MODEL = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return {forward}
-
-
-def get_inputs():
-    return [torch.randn(64, 32)]
-"""
+from tests.problem_files import model_text
 
 
 def given(forward: str, bits: float | None = 256.0) -> ProposalContext:
     base = context(parent=Node(REFERENCE, None, "evaluated", None, None))
     case = base.problem.main
-    source = MODEL.format(forward=forward)
+    source = model_text(forward, "torch.randn(64, 32)")
     view = CaseView("main", case.signature, {}, True, "float32", source=source)
     facts: dict[str, float | str] = {} if bits is None else {"vector_bits": bits}
     hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), facts)

@@ -14,22 +14,10 @@ from optimizer.search.synthesizers.base import CaseView
 from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import lowered
 from tests.optimizer.search.synthesizers.traced.test_traced_kernels import called
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=10)
 
-FILE = """
-import torch
-import torch.nn.functional as F
-
-
-class Model(torch.nn.Module):
-    def forward(self, {names}):
-        return {forward}
-
-
-def get_inputs():
-    return [{inputs}]
-"""
 HOLES = "torch.where(torch.rand(6, 77) < 0.1, float('nan'), torch.randn(6, 77))"
 REDUCED = "('sum', 'prod', 'mean', 'amax', 'amin')"
 # name -> body of the model, its inputs
@@ -158,7 +146,7 @@ MODELS = {
 def case_of(forward: str, inputs: list[str]) -> tuple[CaseView, list[torch.Tensor], list[object]]:
     """The case, its inputs, and torch's result."""
     names = ", ".join("xyzw"[: len(inputs)])
-    source = FILE.format(names=names, forward=forward, inputs=", ".join(inputs))
+    source = model_text(forward, ", ".join(inputs), takes=names)
     module: dict[str, object] = {}
     exec(compile(source, "problem", "exec"), module)
     torch.manual_seed(1)

@@ -26,29 +26,13 @@ from optimizer.search.synthesizers.traced import triton_products as filling
 from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
 from tests.optimizer.search.synthesizers.compiler.proposals import context
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=20)
 
 pytest.importorskip("triton")
 
-FILE = """
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {init}
-
-    def forward(self, x, y):
-        return {forward}
-
-
-def get_inputs():
-    return [torch.randn({shape}), {second}]
-"""
+FILE = model_text("{forward}", "torch.randn({shape}), {second}", takes="x, y", init="{init}")
 # name -> body of the model, shape of x, second input
 MODELS = {
     "chain": ("F.gelu(x * 2 + y).sin() - torch.tanh(x)", "(7, 33)", "torch.randn(33)"),
