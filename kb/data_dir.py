@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from kb.errors import Conflict
 
@@ -117,12 +116,7 @@ class ServiceLock:
         os.write(self._fd, json.dumps({"url": self._url, "pid": os.getpid()}).encode())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.ftruncate(self._fd, 0)
         self.close()
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, Required, cast
 
 import structlog
@@ -123,12 +122,7 @@ class RunLock:
         self._renewing.enter_context(keep_lease(self._renewed, self._lease, self.run_id))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._renewing.close()
         self._rows.remove(self.run_id, self._owner)
         os.close(self._fd)
