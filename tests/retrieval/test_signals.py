@@ -1,4 +1,4 @@
-"""Signals that a report names in words, without an error line."""
+"""The vocabulary of signals, and signals that a report names in words, without an error line."""
 
 from pathlib import Path
 

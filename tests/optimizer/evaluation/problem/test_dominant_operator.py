@@ -88,7 +88,7 @@ def test_declared_operator_takes_precedence(tmp_path: Path) -> None:
     )
 
 
-# -- operators that torch counts nothing for
+# -- operators unknown to torch's counter
 
 BATCH, STEPS, IN, HIDDEN = 3, 7, 5, 11
 
