@@ -40,10 +40,11 @@ _TEXT = re.compile(
     r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.,]+)\s?%\))?\s*"
 )
 _MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.,]+\s?%\))?\s*")
-# Metrics of the top-down analysis of Intel (tma_*), and of AMD.
+# Metrics of the top-down analysis of Intel (tma_*), and of AMD; shares of the data TLB.
 _TOP_DOWN = re.compile(
     r"\s*(?P<value>-?[\d.,]+)?\s*%\s+(?P<name>tma_\w+|(?:frontend|backend)_bound\w*"
     r"|bad_speculation\w*|retiring\w*)\s*"
+    r"|\s*(?:(?P<part>[\d.,]+) ?% )?of (?P<whole>all dTLB cache \w+)\s*"
 )
 _MISSES = {"LLC-load-misses", "cache-misses", "ll_cache_miss_rd"}  # bytes, if divided by the time
 _ELAPSED = re.compile(r"\s*(\d+[.,]\d+)\s.{0,40}seconds time elapsed")
@@ -72,14 +73,15 @@ class Counts:
         self.metrics[event] = value + (before if isinstance(before, float) else 0.0)
 
     def add_metric(self, value: float | None, unit: str) -> None:
-        """A derived metric of the top-down analysis; the first of a name is used."""
+        """A derived metric of the top-down analysis, or the printed share of misses of the data
+        TLB, whose references are often not counted; the first of a name is used."""
         match = _TOP_DOWN.fullmatch(unit)
         if match is None:
             return
-        text = re.sub(r",(\d{1,2})$", r".\1", match["value"] or "")  # a decimal comma
+        text = re.sub(r",(\d{1,2})$", r".\1", match["value"] or match["part"] or "")
         shown = number(text) if text else value
         if shown is not None:
-            self.metrics.setdefault(match["name"], shown)
+            self.metrics.setdefault(match["name"] or match["whole"], shown)
 
 
 def read(text: str) -> Profile | None:

@@ -144,6 +144,9 @@ def of_program(
     work = [row for row in device if not is_copy(row.name) and not _BARRIER.search(row.name)]
     copies = _MOVED if kind == OF_OPERATORS else _COPY
     metrics = {**_of_host(host), **_of_device(device, work, copies), **(more or {})}
+    waited = sum(row.us for row in host if _kind_of(row.name) is _WAIT)
+    if waited and (us := sum(row.us for row in device)):
+        metrics["wait_per_device_pct"] = round(100 * waited / us)
     copied = _share(device, _COPY) >= MOSTLY_COPIES
     leading = device[0] if device and (copied or not work) else next(iter(work), None)
     name = leading.name if leading else ""
@@ -244,7 +247,7 @@ def _sentences(
         )
     if leading is not None and (leading.us or leading.pct):
         said.append(_of_leading(device, leading))
-        printed = sum(row.pct for row in (*device, *host))
+        printed = sum(row.pct for row in device) or sum(row.pct for row in host)
         if 0 < printed < LITTLE:
             said.append(
                 f"the rows that are shown have {printed:.3g} % of the time: paste the first ones"

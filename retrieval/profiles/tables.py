@@ -110,6 +110,7 @@ class TableRow:
     rounded: bool = False  # a time was printed, and is 0
     beside: bool = False  # times of host and device in one row, for the same calls
     relative: bool = False  # `pct` is a share of the sum of numbers without a unit
+    host_pct: float = 0.0  # the printed share of `host`
     counters: Mapping[str, str] = field(default_factory=dict)  # other columns
 
 
@@ -134,7 +135,9 @@ def read(text: str, loose: bool = True) -> Profile | None:
         return _without_device(kind, of_both)
     kernels = _kernels(rows, of_both)
     functions = [
-        Kernel(row.name, row.calls, row.host) for row in of_both if row.host and is_host(row.name)
+        Kernel(row.name, row.calls, row.host, row.host_pct)
+        for row in of_both
+        if row.host and is_host(row.name)
     ]
     if not kernels and not functions:
         return _of_rates(kind, rows) or _of_counters(kind, rows)
@@ -424,7 +427,10 @@ class _TableColumns:
         # The share of the chosen times has a name like theirs: "CUDA total %" of "CUDA total".
         base = _plain(heads[self._time]) if self._time is not None else ""
         like = [i for i in share if base and _plain(heads[i]) == base]
+        self._host_share = None
         if self._host is not None:
+            whole = _plain(heads[self._host])
+            self._host_share = next((i for i in share if _plain(heads[i]) == whole), None)
             share = [i for i in share if not _OF_HOST.search(heads[i])]
         self._share = next(iter(like or share), None)
         self._calls = next(
@@ -453,7 +459,8 @@ class _TableColumns:
         elif surplus > 0 or self.name >= len(cells):
             return None
         name = cells[self.name].strip(" `*:")
-        us, pct, host = self._us(cells, self._time), self._pct(cells), self._us(cells, self._host)
+        us, host = self._us(cells, self._time), self._us(cells, self._host)
+        pct = self._pct(cells, self._share)
         counted = 1.0
         if not name or _ALL.match(name) or number(name.rstrip("%")) is not None:
             return None
@@ -467,7 +474,10 @@ class _TableColumns:
             return None
         calls = number(_cell(cells, self._calls)) or max(1.0, round(counted))
         rounded = not us and not pct and not host and us is not None
-        return TableRow(name, calls, us or 0.0, pct or 0.0, host, rounded, counters=counters)
+        host_pct = self._pct(cells, self._host_share) or 0.0
+        return TableRow(
+            name, calls, us or 0.0, pct or 0.0, host, rounded, host_pct=host_pct, counters=counters
+        )
 
     def _counters(self, cells: Sequence[str]) -> dict[str, str]:
         """The numbers in columns that are no times, shares of the time or calls."""
@@ -496,8 +506,8 @@ class _TableColumns:
         )
         return max(0.0, value * UNITS[unit]) if value is not None and unit else None
 
-    def _pct(self, cells: Sequence[str]) -> float | None:
-        match = _CELL.fullmatch(_cell(cells, self._share))
+    def _pct(self, cells: Sequence[str], place: int | None) -> float | None:
+        match = _CELL.fullmatch(_cell(cells, place))
         value = number(match["number"]) if match else None
         return value if value is not None and 0 <= value <= 100 else None
 

@@ -41,12 +41,24 @@ MOST_ROW = 400  # characters of a table's row
 _NUMBER = r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _COUNT = rf"(?:{_NUMBER}|\b(?:two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)\b)"
 _BYTES = r"(?:[KMGTP]i?B|[kmgt]b|(?:kilo|mega|giga|tera)?bytes?)"
+_OPERATIONS = (
+    r"(?:[KMGTPE]|(?:giga|tera|peta|exa)-?)?(?:FL)?OPS?(?:/\w+| per \w+)*|[GTPE]F(?:/s)?"
+    r"|(?:operations?|flops?)(?:/| per )\w+"
+)
+# The throughput of a data type is a number of operations, which may stand behind its name: "47.5
+# FP32 TFLOPS", "190 FP16/BF16 TFLOPS".
+_DTYPE = (
+    r"(?:[bct]?fp?-?\d{1,2}(?:_?e\dm\d)?|(?:b|t)?float-?\d{1,2}|u?int-?\d{1,2}|half|single|double"
+    r"|(?:half|single|double)[ -]precision)"
+)
+_OF_DTYPE = re.compile(rf"\b{_DTYPE}\b", re.IGNORECASE)
+_BEFORE_UNIT = rf"(?:(?:dense|sparse|peak|{_DTYPE}(?:/{_DTYPE}){{0,6}}) ){{0,3}}"
 # What a question asks for, and the unit of such a value. The first that matches counts.
 _MEASURES = (
     (
         r"bandwidth|throughput|how fast|\brates?\b|performance|flops|\bpeaks?\b",
-        rf"{_BYTES}(?:/(?:s\w*|cycle|clock|clk)|ps| per \w+)|[KMGTPE]?(?:FL)?OPS?(?:/\w+)*"
-        r"|(?:elements?|values?|instructions?|operations?)(?:/| per )\w+",
+        rf"{_BYTES}(?:/(?:s\w*|cycle|clock|clk)|ps| per \w+)|{_OPERATIONS}"
+        r"|(?:elements?|values?|instructions?)(?:/| per )\w+",
     ),
     (r"\bclocks?\b|frequency", r"[KMG]Hz"),
     (r"latency|how long|how slow|\bdelay\b", r"(?:clock )?cycles?|clocks?|[nmuµ]s|\w+seconds"),
@@ -105,6 +117,9 @@ def asked_value(question: str, leave_out: frozenset[str] = frozenset()) -> Asked
     measure, unit = next(fitting, (None, ""))
     values = []
     if measure:
+        of_dtype = measure == _MEASURES[0][0] and _OF_DTYPE.search(question)
+        if of_dtype and not re.search("bandwidth", question, re.IGNORECASE):
+            unit = rf"{_BEFORE_UNIT}(?:{_OPERATIONS})"
         values.append(re.compile(rf"(?:{_NUMBER})[ -]?(?:{unit})(?![\w/])", re.IGNORECASE))
     for match in (*_HOW_MANY.finditer(question), *_NUMBER_OF.finditer(question)):
         noun = re.sub(r"(?<=[^s])s$", "", match[1].split()[-1])

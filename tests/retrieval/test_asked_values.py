@@ -18,6 +18,7 @@ SIZES = (
 STRIDES = (
     "When the stride is less than 16 bytes, SBUF/PSUM can supply 128 elements/cycle at 1.4 GHz."
 )
+FAST = "The SBUF supplies FP32, BF16 and INT8 at 128 elements/cycle, its peak bandwidth."
 RATES = (
     "Matrix units:\n\n| Format | X1 Flops/Clock/CU |\n|---|---|\n| FP64 | 256 |\n| FP16 | 1024 |"
 )
@@ -33,6 +34,10 @@ LIMITS = "| Model | LDS (KiB) |\n| --- | --- |\n| X1 | 64 |"
         ("What is the size of the LDS?", LIMITS, "An LDS access of 16 bytes is served in phases."),
         ("How large is the LDS?", LIMITS, "Permute 128-bit LDS instructions by the row."),
         ("How many wavefronts can one compute unit run?", "At most 32 wavefronts per CU.", RATES),
+        ("What is the peak FP32 throughput of the chip?", "190 BF16 and 47.5 FP32 TFLOPS.", FAST),
+        ("How fast is INT8?", "It has 380 INT8 TOPS, 190 FP16/BF16/TF32 TFLOPS.", FAST),
+        ("What is the bf16 performance?", "The peak is 0.9 petaflops in BF16.", FAST),
+        ("What is the BF16 bandwidth of the SBUF?", FAST, "190 BF16 TFLOPS beside the SBUF."),
         ("What clock does the NPU run at?", "The NPU clock is 1.4 GHz.", "The NPU has 2 MiB."),
     ],
 )

@@ -390,7 +390,8 @@ def _move(move: Json) -> str:
     """A change with its reason, its bound, and the values that it depends on."""
     lines = [f"move: {move_in_words(move['name'], move['change'])}", move["why"]]
     if (bound := move.get("limit") or {}).get("value") is not None:
-        lines.append(f"at most {readable(bound['value'], bound['unit'])} ({bound['fact']})")
+        fact = bound["fact"].removeprefix("x_").replace("_", " ")
+        lines.append(f"limited by {fact}: {readable(bound['value'], bound['unit'])}")
     if not move["applies"]:
         lines.append(f"applies depending on {', '.join(move['missing'])}, which was not given")
     return "\n    ".join([*lines, move["id"]])

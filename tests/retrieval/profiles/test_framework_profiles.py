@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval.diagnose.diagnosis import diagnose
+from retrieval.diagnose.diagnosis import Diagnoser, diagnose
+from retrieval.diagnose.given_profile import with_known_counters
 from retrieval.diagnose.metrics import normalise
+from retrieval.diagnose.signals import load_signals
 from retrieval.profiles import proton
 from retrieval.profiles.accelerators import read_neuron
 from retrieval.profiles.tables import read as read_table
 from retrieval.profiles.torch_profile import read_events, read_json
+from retrieval.request import RetrieveRequest
 
 
 def test_proton_sums_launches_of_a_kernel() -> None:
@@ -94,7 +97,7 @@ def test_gpu_table_counts_each_kernel_once() -> None:
         "duration_us": 375.0,
         "kernel_runs": 8,
         "launch_api_calls": 12.0,
-        "launch_api_pct": 100.0,
+        "launch_api_pct": 9.0,
     }
     assert [kernel.us for kernel in profile.kernels] == [3000, 1000]
 
@@ -196,3 +199,26 @@ def test_neuron_summary_alone_and_within_profile(wrapped: dict[str, object]) -> 
 @pytest.mark.parametrize("other", [[], {"total_time": 3}, {"a": {"total_time": 1}}])
 def test_other_json_is_not_a_neuron_summary(other: object) -> None:
     assert read_neuron(other) is None
+
+
+HALF_COPIES = """
+Name  Self CPU %  Self CPU  CPU total %  CPU total  Self CUDA  Self CUDA %  # of Calls
+Memcpy HtoD (Pageable -> Device)  0.00%   0.000us    0.00%    0.000us  398.201ms  46.58%  640
+cudaStreamSynchronize  58.11%  233.310ms  58.11%  233.310ms  0.000us  0.00%  640
+aten::mm               2.02%    8.110ms   3.40%   13.650ms  281.331ms  32.91%  1280
+"""
+
+
+def test_host_functions_have_their_share_of_the_total() -> None:
+    request, read = with_known_counters(RetrieveRequest(profile=HALF_COPIES))
+    assert read is not None
+    assert read.metrics["wait_api_pct"] == 58.11 and read.metrics["transfers_pct"] == 46.58
+    verdict = Diagnoser(load_signals()).conclude(request, {}, ("nvidia",), ()).verdict
+    assert verdict.primary == "memory_bound"
+
+
+def test_waits_longer_than_the_kernels_are_not_for_their_work() -> None:
+    table = "Name  Total Time (ns)  Num Calls\n{}  3,900,000,000  20000\n{}  680,000,000  240000\n"
+    for host, device in (("cudaStreamSynchronize", "add_f32"), ("hipDeviceSynchronize", "scale")):
+        _, read = with_known_counters(RetrieveRequest(profile=table.format(host, device)))
+        assert read is not None and "574 % of what all kernels and copies take" in read.notes[0]

@@ -267,6 +267,34 @@ def test_reached_bandwidth_decides_for_cpu(seconds: str, signal: str) -> None:
     assert verdict.primary == signal
 
 
+RANDOM = """ Performance counter stats for './gather':
+
+    38,114,223,901      cycles                    #    3.165 GHz
+    11,532,998,104      instructions              #    0.30  insn per cycle
+     2,310,442,110      cache-references
+     1,501,787,372      cache-misses              #   65.00 % of all cache refs
+       812,330,100      dTLB-load-misses          #   25.35% of all dTLB cache accesses
+
+      12.066312884 seconds time elapsed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (RANDOM, {"memory_bandwidth": 5.76e11}),
+        (RANDOM, {}),
+        (RANDOM.partition("12.066")[0], {}),
+        (RANDOM.replace("dTLB-load-misses", "branches"), {}),
+    ],
+)
+def test_random_accesses_are_not_bound_by_bandwidth(text: str, facts: dict[str, float]) -> None:
+    """2.5 bytes in a cycle, 8 GB/s of one thread, a quarter of whose loads miss the TLB."""
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    verdict = Diagnoser(load_signals()).conclude(request, facts, ("x86-64",), ()).verdict
+    assert verdict.primary == "memory_latency" and "memory_bound" not in verdict.signal_ids
+
+
 def signals_of(text: str, family: str = "nvidia") -> tuple[str, ...]:
     request, _ = with_known_counters(RetrieveRequest(profile=text))
     return Diagnoser(load_signals()).conclude(request, {}, (family,), ()).verdict.signal_ids
