@@ -86,6 +86,7 @@ from retrieval.search.names import (
     Embed,
     UnknownName,
     language_named,
+    missing_in_draft,
     missing_names,
     names_in,
     nearest_names,
@@ -283,6 +284,9 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         notes=request.notes,
     )
     missing = missing_names(request.log or "", cards) if cards else ()
+    reported = missing_in_draft(request.draft or "", request.log or "", cards)
+    known = {entry.name for entry in reported}
+    unknown = (*reported, *(entry for entry in unknown if entry.name not in known))
     return Composed(task, context, unknown, tuple(missing))
 
 

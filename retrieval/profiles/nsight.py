@@ -266,7 +266,9 @@ def _advised(text: str) -> dict[str, Metric]:
     for excess in _EXCESS.finditer(text):
         share = float(excess["share"])
         if excess["space"] == "global":
-            found["load_efficiency_pct"] = round(100 - share, 2)
+            of_stores = "for global stores" in text and "for global loads" not in text
+            name = "store_efficiency_pct" if of_stores else "load_efficiency_pct"
+            found[name] = round(100 - share, 2)
         else:
             found["bank_conflict_ratio"] = round(share / 100, 4)
     for conflict in _CONFLICTS.finditer(text):
@@ -275,7 +277,9 @@ def _advised(text: str) -> dict[str, Metric]:
     for busiest in _BUSIEST.finditer(text):
         if busiest["pipe"] in _PIPES:
             found[_PIPES[busiest["pipe"]]] = float(busiest["share"])
-    return {**_of_sentences(text), **found}
+    sentences = _of_sentences(text)
+    stated = {name: value for name, value in sentences.items() if name.endswith("efficiency_pct")}
+    return {**sentences, **found, **stated}
 
 
 def _of_sentences(text: str) -> dict[str, Metric]:

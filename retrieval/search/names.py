@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -336,6 +336,7 @@ _UNKNOWN = tuple(
             rf"{_QUOTE}{_NAME}{_QUOTE} (?:was not declared in this scope|undeclared)",
         ),
         (("not a member",), rf"{_QUOTE}{_NAME}{_QUOTE} is not a member of"),
+        (("has no member",), rf"has no member {_QUOTE}{_NAME}{_QUOTE}"),
         (("nameerror",), rf"NameError\W{{1,3}}name {_QUOTE}{_NAME}{_QUOTE} is not defined"),
         (("is not defined",), rf"{_NAME} is not defined$"),
         (
@@ -370,6 +371,7 @@ _SIGNS = tuple(
         ("nki", r"\bneuronxcc[./]nki\b"),
         ("hip", r"\bhipcc\b|-Rpass-analysis=kernel-resource-usage|\.hip(?:\.cpp)?:\d+:\d+: "),
         ("cuda", r"\bnvcc\b|\.cuh?\(\d+\): (?:error|warning)"),
+        ("sycl", r"\bicpx\b|-fsycl\b|\bsycl::"),
     )
 )
 _CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
@@ -384,6 +386,21 @@ def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
     known = vocabulary(cards)
     strange = [name for name in names if name not in known][:MOST_MISSING]
     return [UnknownName(name, 0, _nearest(name, known)) for name in strange]
+
+
+def missing_in_draft(draft: str, log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
+    """The names of a draft that its compiler reports as unknown, with their first lines."""
+    lines = [_names_of_line(line) for line in draft[:MAX_DRAFT].splitlines()]
+    placed = [
+        replace(entry, line=1 + next(n for n, names in enumerate(lines) if entry.name in names))
+        for entry in (missing_names(log, cards) if draft and log else ())
+        if any(entry.name in names for names in lines)
+    ]
+    return sorted(placed, key=lambda entry: entry.line)
+
+
+def _names_of_line(line: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", line))
 
 
 @lru_cache(maxsize=LOGS)

@@ -9,7 +9,7 @@ import pytest
 from retrieval.compose.hints import names_asked
 from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
-from retrieval.search.names import language_named, missing_names
+from retrieval.search.names import language_named, missing_in_draft, missing_names
 from tests.fixtures import Store
 
 MANUAL = """\
@@ -177,3 +177,19 @@ def test_hint_at_identifier_whose_parts_no_excerpt_has(
 ) -> None:
     answer = retriever.retrieve(RetrieveRequest(hardware="h100", query=f"What does {name} do?"))
     assert any(f"contains '{name}'" in hint for hint in answer.hints) is hinted
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "k.cpp:2:21: error: 'expf_fast' is not a member of 'std'; did you mean 'exp2f'?",
+        'k.cu(2): error: namespace "std" has no member "expf_fast"',
+        "k.cpp:2:8: error: no member named 'expf_fast' in namespace 'std'",
+    ],
+)
+def test_names_of_a_draft_that_its_compiler_reports_have_their_line(log: str) -> None:
+    draft = "float f(float x) {\n  return std::expf_fast(x);\n}\n"
+    assert [(entry.name, entry.line) for entry in missing_in_draft(draft, log, [])] == [
+        ("expf_fast", 2)
+    ]
+    assert missing_in_draft("float f();", log, []) == []

@@ -217,6 +217,19 @@ def test_leading_stall_of_ncu_advice_is_read(what: str, signal: str) -> None:
     assert verdict.primary == signal
 
 
+EXCESSIVE = """    OPT   The memory access pattern for global {} to L1TEX might not be optimal. On
+          average, only 4.0 of the 32 bytes transmitted per sector are utilized by each thread.
+    OPT   This kernel has uncoalesced global accesses resulting in a total of 58720256 excessive
+          sectors (78% of the total 75497472 sectors).
+"""
+
+
+@pytest.mark.parametrize(("kind", "name"), [("stores", "store"), ("loads", "load")])
+def test_excessive_sectors_are_those_of_the_named_accesses(kind: str, name: str) -> None:
+    _, read = with_known_counters(RetrieveRequest(profile=EXCESSIVE.format(kind)))
+    assert read is not None and dict(read.metrics) == {f"{name}_efficiency_pct": 12.5}
+
+
 def test_excessive_accesses_of_ncu_advice_are_read() -> None:
     text = ADVICE.format(what="at once", share=1) + (
         "    OPT   This kernel has uncoalesced global accesses resulting in a total of 14680064\n"
