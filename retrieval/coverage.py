@@ -28,7 +28,7 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.samples import Sample
-from kb.catalog.knowledge.symbols import Symbol
+from kb.catalog.knowledge.symbols import RefusedName, Symbol, refused_names
 from kb.errors import InvalidKnowledge, Unavailable
 from kb.hardware.facts import fact_keys
 from kb.plain import Doc
@@ -141,7 +141,8 @@ class KernelPart:
 class Coverage:
     """Coverage of one chip: its signals, topics and facts, and the gaps. `first_kernel` says, for
     each language specific to the chip, whether the stored knowledge suffices for a first kernel.
-    `names_without_card` are names that its kernels and error texts use and no document defines."""
+    `names_without_card` are names that its kernels and error texts use and no document defines,
+    `refused` names that a document defines and its tools do not know."""
 
     hardware: str
     lineage: tuple[str, ...]
@@ -154,6 +155,7 @@ class Coverage:
     missing_topics: tuple[MissingTopic, ...]
     first_kernel: tuple[KernelPart, ...] = ()
     names_without_card: tuple[str, ...] = ()
+    refused: tuple[RefusedName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,8 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
         count = len({card.section_id for card in errors})
         by_topic[ERRORS] = replace(by_topic[ERRORS], state="covered", own=max(count, 1))
     everything = counts.get(("", ""), _TagCount())
+    with base.catalog.read() as connection:
+        refused = tuple(refused_names(connection, chip))
     return Coverage(
         hardware=chip,
         lineage=lineage,
@@ -225,6 +229,7 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
             (*lineage, stated, access_scope),
             lambda: _without_card(stated, cards, kernels),
         ),
+        refused=refused,
     )
 
 

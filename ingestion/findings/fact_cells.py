@@ -39,6 +39,7 @@ _CELL = re.compile(
     r"(?:\s*-?\s*(?P<unit>[A-Za-zµ][\w-]*(?:/[A-Za-z]+)?))?(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
+_IN_BITS = re.compile(r"(?:.*\W)?(?:VLEN|SVL)\W*", re.IGNORECASE)  # lengths without a unit
 Names = tuple[tuple[str, str], ...]  # (the document's name of a part, the usual word for it)
 _TEXTS = {
     "compute_capability": re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}a?|\d{1,2}\.\d"),
@@ -95,6 +96,8 @@ def read_label(text: str, names: Names = ()) -> Label:
         unit = loose[0]
         words.remove(unit)
     label = " ".join(words)
+    if not unit and _IN_BITS.fullmatch(label):
+        unit = "bits"
     keys, weak = _keys(_plain(label))
     if not keys and (turned := _turned(label, names)):
         return Label(label, unit, turned, weak=True, turned=True)

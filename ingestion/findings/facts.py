@@ -175,6 +175,7 @@ _ROLE = re.compile(r":[\w:+-]+:`([^`<]*?)\s*(?:<[^`>]*>)?`")
 _REFERENCE = re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{1,2}")
 _FOOTNOTE = re.compile(r"\[\^?\w{1,8}\]_?|\[#\w*\]_")
 _SIGNS = re.compile(r"\*\*|``|[`™®©†‡“”\"]|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|&nbsp;|\xa0")
+_TYPE = re.compile(r"\s\(\w+<\w+>\)")  # of the quantity before it: (vector<32xf32>)
 _ITEM = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+•]|\d+[.)])\s)")
 _END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[A-Z])|(?<=[.!?]\))\s+(?=[A-Z])")
 _BULLET = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+")
@@ -224,7 +225,8 @@ def _sentences(block: str) -> list[str]:
     cleaned = _BULLET.sub("", block)
     for pattern in (_LINK, _ROLE, _REFERENCE):
         cleaned = pattern.sub(r"\1", cleaned)
-    cleaned = " ".join(_SIGNS.sub("", _FOOTNOTE.sub("", cleaned)).split())
+    cleaned = _TYPE.sub("", _SIGNS.sub("", _FOOTNOTE.sub("", cleaned)))
+    cleaned = " ".join(cleaned.split())
     return [sentence.strip() for sentence in _END.split(cleaned)]
 
 
@@ -374,6 +376,7 @@ def _value(match: re.Match[str], known: FactKey) -> tuple[float | int, bool] | N
     unit: Unit | None = Unit(known.unit, 1024.0 if groups.get("thousands") else 1.0)
     if groups.get("unit"):
         unit = find_unit(groups["unit"])
+    number *= float(groups.get("elements") or 1)  # "32-element vectors for 32-bit data"
     value = converted(number, unit, known) if unit is not None else None
     if unit is None or value is None or not known.plausible(value):
         return None

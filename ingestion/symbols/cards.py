@@ -519,6 +519,7 @@ def kind_by_shape(name: str, called: bool, leading: bool) -> CardKind:
 
 MAX_CODE = 2_000_000  # characters of one block
 MAX_PARAMETERS = 1_500
+MOST_HELPERS = 8  # declarations of an example's own functions
 LANGUAGES = frozenset(("", "c", "cpp", "c++", "h", "hpp", "cuda", "hip"))
 _DECLARED = re.compile(
     r"^[ \t]*(?P<before>[A-Za-z_][\w \t*]{0,160}?[\s*])(?P<name>[A-Za-z_]\w*(?:\[\w+\]\w*)*)"
@@ -553,6 +554,10 @@ def prototype_definitions(element: Element, place: Surroundings) -> Iterator[Def
     alone = len(declared) == 1 and not called
     if alone and _REMARK.sub("", _DECLARED.sub("", code)).strip():
         declared = []  # of a kernel's own helper, not of an interface
+    if len(declared) <= MOST_HELPERS and "{" in code:
+        rest = _REMARK.sub("", _DECLARED.sub("", code))
+        used = set(re.findall(r"\w+", rest))
+        declared = [match for match in declared if match["name"] not in used]  # by an example
     guards = _Guards(code)
     for match in declared:
         if match["before"].split()[0] in _STATEMENTS or not _typed(match["parameters"]):

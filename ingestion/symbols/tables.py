@@ -64,6 +64,7 @@ _SUBJECTS = word_set(
 )
 _QUANTITY = word_set("number count of per size total max maximum min minimum unit units")
 _PLAIN = re.compile(r"[^\w\s/-]+")
+_BITS = re.compile(r"\W*(?:bits|bit (?:range|position|number)s?)\W*$", re.IGNORECASE)
 _INDEXED = re.compile(r"(\w+)\[\w+\]")
 
 
@@ -109,6 +110,8 @@ def _columns(
     around: Sequence[str],
     in_code: Collection[str],
 ) -> _Columns | None:
+    if header and _BITS.match(header[0]):
+        return None  # fields of a word, which no code writes
     heads = [_head_words(cell) for cell in header] or [[] for _ in rows[0]]
     named = [_naming(words, n, around) for n, words in enumerate(heads)]
     shares = [

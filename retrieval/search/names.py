@@ -326,7 +326,11 @@ _UNKNOWN = tuple(
     (words, re.compile(pattern))
     for words, pattern in (
         (("is undefined",), rf"identifier {_QUOTE}{_NAME}{_QUOTE} is undefined"),
-        (("undeclared",), rf"use of undeclared identifier {_QUOTE}{_NAME}{_QUOTE}"),
+        (
+            ("undeclared",),
+            rf"(?:use of undeclared identifier|call to undeclared function)"
+            rf" {_QUOTE}{_NAME}{_QUOTE}",
+        ),
         (
             ("unknown type", "named"),
             rf"(?:unknown type name|no (?:template|member) named) {_QUOTE}{_NAME}{_QUOTE}",
@@ -380,7 +384,7 @@ _CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
 def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
     """The names that a log reports as unknown, each with the nearest known names. Names that a card
     has or mentions are left out: the cause is then a missing header, import or target."""
-    names = _unknown_to(log[:READ])
+    names = names_unknown_to(log[:READ])
     if not names:
         return []
     known = vocabulary(cards)
@@ -404,7 +408,7 @@ def _names_of_line(line: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=LOGS)
-def _unknown_to(log: str) -> tuple[str, ...]:
+def names_unknown_to(log: str) -> tuple[str, ...]:
     """The names that a log reports as unknown, cached because a request needs them twice."""
     folded = log.lower()
     patterns = [pattern for words, pattern in _UNKNOWN if any(word in folded for word in words)]

@@ -755,6 +755,9 @@ def coverage_text(coverage: Json, *, signals: bool = False) -> str:
         )
     if coverage.get("names_without_card"):
         lines.append(f"used and nowhere defined: {', '.join(coverage['names_without_card'])}")
+    for row in coverage.get("refused") or ():
+        place = " > ".join(filter(None, (row["document"], row["section"])))
+        lines.append(f"refused by the tools: {row['name']} ({place}; {row['seen']})")
     return "\n".join(lines)
 
 

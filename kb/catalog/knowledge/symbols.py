@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog import visible
 from kb.catalog.engine import Catalog, record_of, select_in
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.versions import (
@@ -123,6 +123,38 @@ class Symbol:
     corrected: bool = False
     origin: str = STRUCTURE
     status: str = "accepted"
+
+
+# -- names that a chip's tools refuse
+
+_REFUSED = "refused:"  # of the catalog's named values, with the id of the chip
+
+
+@dataclass(frozen=True)
+class RefusedName:
+    """A name of a manual that a chip's toolchain does not know. `section` of `document` defines it,
+    `message` is the tool's, `tool` its version, `seen` the test or the run that showed it."""
+
+    name: str
+    language: str
+    document: str
+    section: str
+    message: str
+    tool: str
+    seen: str
+
+
+def refused_names(connection: Connection, hardware: str) -> list[RefusedName]:
+    """The names that were refused on a chip, by the last version of each tool."""
+    return [RefusedName(**row) for row in meta.get(connection, f"{_REFUSED}{hardware}") or ()]
+
+
+def put_refused(connection: Connection, hardware: str, names: Iterable[RefusedName]) -> None:
+    """Replace the names that were refused on a chip."""
+    meta.put(connection, f"{_REFUSED}{hardware}", [asdict(name) for name in names])
+
+
+# -- cards
 
 
 def listed(

@@ -21,7 +21,7 @@ from ingestion.formats import parse
 from ingestion.passages import split_sections
 from kb import clock
 from kb.catalog.knowledge import samples, symbols
-from kb.catalog.knowledge.symbols import Symbol
+from kb.catalog.knowledge.symbols import RefusedName, Symbol
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.spec import ToolchainSpec
 from kb.plain import Doc
@@ -46,6 +46,7 @@ from optimizer.evaluation.acceptance.tool import (
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.registry import usable_toolchain
+from retrieval.coverage import HOST_WORDS
 from retrieval.documents import original_file
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.search.names import unknown_names
@@ -57,16 +58,26 @@ from retrieval.search.names import unknown_names
 # with most claims of its kind. Everything else is `unchecked`, with the reason.
 
 CALLED = ("instruction", "function")
+NAMED = (*CALLED, "directive")
 FEW, MANY = 4, 12  # copies of a statement in a measurement
 LEAST_AGREED, LEAST_SHARE = 3, 0.6  # claims that validate a method of measuring
 LEAST_LISTED = 3  # names that a table shares with the sections after it
 MOST_REGISTERS = 64
-MOST_COUNTED = 30  # names whose operands are counted by separate trials
-MOST_NAMES = 150  # tried with the tool; of more, every second, third, ...
+MOST_COUNTED = 100  # names whose operands are counted by separate trials
+MOST_OPERANDS = 5  # of such a trial
+MOST_NAMES = 4000  # tried with the tool; of more, every second, third, ...
+MOST_ALONE = 150  # of them where each needs a compilation for itself
+LEAST_NAME = 3  # characters of a name that a text quotes; shorter ones are operands
 MOST_QUOTED = 200  # words in code marks that are tried as names
 _NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _DIGITS = re.compile(r"\d+")
 _QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
+_HEADER = re.compile(
+    r"^[ \t]*(#[ \t]*include[ \t]*[<\"][\w./-]+[>\"]|import [\w.]+(?: as \w+)?"
+    r"|from [\w.]+ import [\w*, ]+)[ \t]*$",
+    re.MULTILINE,
+)
+_CALLED = re.compile(r"(?<![\w.@%$#])([A-Za-z_]\w*)\(")
 
 
 @dataclass(frozen=True)
@@ -105,12 +116,28 @@ class ManualTrial:
         self.codes |= set(tried.codes)
         return tried
 
+    def insert_all(self, witness: Witness, statements: Sequence[str]) -> dict[str, Tried]:
+        """`insert` for each statement, many in one compilation where the line can be copied."""
+        if witness.in_place:
+            return {statement: self.insert(witness, statement) for statement in statements}
+        tried = self.tool.insert_all(witness.host, witness.place, statements)
+        self.codes |= {code for one in tried.values() for code in one.codes}
+        return tried
+
+    def unknown(self, witness: Witness, tried: Mapping[str, Tried]) -> dict[str, Tried]:
+        """Those of the statements whose message is that for an invalid name, also without the
+        others beside them."""
+        alike = [s for s, t in tried.items() if not t.ok and t.kind == witness.unknown]
+        again = self.insert_all(witness, alike)
+        return {s: t for s, t in again.items() if not t.ok and t.kind == witness.unknown}
+
 
 @dataclass(frozen=True)
 class Witness:
     """A line of a host whose name the tool knows: `unknown` is the kind of the message for an
     invalid name instead, `counted` those for one operand less or more. `named`: the message for an
-    invalid name has it, so it is no other error of syntax."""
+    invalid name has it, so it is no other error of syntax. `in_place`: a copy of the line does not
+    compile; `copied` is one all the same if its message for an invalid name differs."""
 
     host: Host
     place: int
@@ -121,6 +148,12 @@ class Witness:
     plain_ok: bool = False
     in_place: bool = False
     named: bool = False
+    copied: Witness | None = None
+
+    @property
+    def for_names(self) -> Witness:
+        """The one that shows invalid names with fewer compilations."""
+        return self.copied if self.copied is not None else self
 
     @property
     def worth(self) -> tuple[bool, bool, bool]:
@@ -149,7 +182,7 @@ def examples_of(card: Symbol) -> list[str]:
 
 
 def _uses(line: str, name: str) -> bool:
-    return re.search(rf"(?<![\w.@%$#]){re.escape(name)}(?![\w.])", line) is not None
+    return name in line and bool(re.search(rf"(?<![\w.@%$#]){re.escape(name)}(?![\w.])", line))
 
 
 def renamed(statement: str, name: str, other: str) -> str:
@@ -171,8 +204,8 @@ def operands_of(statement: str, name: str) -> list[str] | None:
     rest = match[1].strip().rstrip(";").strip()
     if rest.startswith("("):
         closing = _closing(rest)
-        if closing == len(rest) - 1:
-            rest = rest[1:-1]
+        if closing == len(rest) - 1 or (closing > 0 and statement[match.start(1) - 1] != " "):
+            rest = rest[1:closing]
     parts, depth, start = [], 0, 0
     for at, sign in enumerate(rest):
         depth += (sign in "([{") - (sign in ")]}")
@@ -196,8 +229,9 @@ def _with_operands(statement: str, name: str, operands: Sequence[str]) -> str | 
     before = operands_of(statement, name)
     if not before:
         return None
-    start = statement.index(before[0], statement.index(name) + len(name))
-    end = statement.rindex(before[-1]) + len(before[-1])
+    start = end = statement.index(before[0], statement.index(name) + len(name))
+    for operand in before:
+        end = statement.index(operand, end) + len(operand)
     return statement[:start] + ", ".join(operands) + statement[end:]
 
 
@@ -205,24 +239,26 @@ def _with_operands(statement: str, name: str, operands: Sequence[str]) -> str | 
 
 
 def witnesses_of(trial: ManualTrial) -> dict[str, Witness]:
-    """By mark, a witness; those of the empty mark are instructions or functions."""
+    """By mark, a witness; those of the empty mark are instructions or functions. A host that calls
+    no function with a card calls others."""
     known = {card.name: card for card in trial.cards if card.kind != "error"}
+    names = [n for n, card in known.items() if mark_of(n) or card.kind in CALLED]
     found: dict[str, Witness] = {}
     for host in trial.hosts:
         for place, line in enumerate(host.lines):
             statement = re.split(r"\s+//", line.strip())[0].strip()
-            name = next((n for n in known if _uses(statement, n)), "")
-            mark = mark_of(name)
-            called = mark or known[name].kind in CALLED if name else False
-            before = found.get(mark)
-            if not called or (before is not None and before.counted and before.named):
-                continue
-            in_place = not mark and place not in host.places
-            if in_place and before is not None and before.named:
-                continue
-            witness = _witness(trial, host, place, statement, name, in_place)
-            if witness is not None and (before is None or witness.worth > before.worth):
-                found[mark] = witness
+            used = [n for n in names if _uses(statement, n)]
+            for name in dict.fromkeys([*used, *_CALLED.findall(statement)]):
+                mark = mark_of(name)
+                before = found.get(mark)
+                if before is not None and all(before.worth):
+                    continue
+                in_place = not mark and place not in host.places
+                if in_place and before is not None and before.named:
+                    continue
+                witness = _witness(trial, host, place, statement, name, in_place)
+                if witness is not None and (before is None or witness.worth > before.worth):
+                    found[mark] = witness
     return found
 
 
@@ -243,8 +279,10 @@ def _witness(
             if tried is not None and not tried.ok:
                 counted.add(tried.kind)
     counted -= {unknown.kind}
+    copied = _witness(trial, host, place, statement, name, False) if in_place else None
     return replace(
         bare,
+        copied=copied if copied is not None and copied.named else None,
         unknown=unknown.kind,
         counted=frozenset(counted),
         plain_ok=plain.ok,
@@ -254,63 +292,79 @@ def _witness(
 
 def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """Whether the tool knows each name, and compiles its example."""
-    tried: dict[str, Symbol] = {}
+    by_name: dict[str, list[Symbol]] = defaultdict(list)
     for card in trial.cards:
-        if card.kind in (*CALLED, "directive"):
-            tried.setdefault(card.name, card)
-    within = {
-        word for card in trial.cards for word in _NAME.findall(card.signature) if word != card.name
-    }
-    step = max(1, -(-len(tried) // MOST_NAMES))
-    for number, card in enumerate(tried.values()):
+        by_name[card.name].append(card)
+    named = [same for same in by_name.values() if any(c.kind in NAMED for c in same)]
+    within = {w for card in trial.cards for w in _NAME.findall(card.signature) if w != card.name}
+    alone = any(witness.for_names.in_place for witness in witnesses.values())
+    step = max(1, -(-len(named) // (MOST_ALONE if alone else MOST_NAMES)))
+    stated: dict[str, list[tuple[Symbol, list[str]]]] = defaultdict(list)  # by mark
+    for number, same in enumerate(named):
+        card = next(c for c in same if c.kind in NAMED)
+        mark = mark_of(card.name)
+        calls = mark in witnesses and f"{witnesses[mark].name}(" in witnesses[mark].statement
+        examples = [example for each in same for example in examples_of(each)]
+        examples = [e for e in examples if not calls or f"{card.name}(" in e]
         if number % step:
             yield finding("name", "unchecked", card, f"one name of {step} is tried")
-            continue
-        same = [c for c in trial.cards if c.name == card.name]
-        if card.name in within:
+        elif card.name in within:
             yield finding("name", "unchecked", card, "a part of the signatures of other names")
-            continue
-        yield from _check_name(trial, witnesses.get(mark_of(card.name)), card, same)
-
-
-def _check_name(
-    trial: ManualTrial, witness: Witness | None, card: Symbol, same: Sequence[Symbol]
-) -> Iterator[Finding]:
-    if witness is None:
-        yield finding("name", "unchecked", card, "no kernel here has a line to try it in")
-        return
-    stated = [example for each in same for example in examples_of(each)]
-    is_call = f"{witness.name}(" in witness.statement and "(" not in card.signature
-    if is_call and card.kind == "instruction" and not stated:
-        yield finding("name", "unchecked", card, "an instruction; the kernels here call functions")
-        return
-    tries = stated or [renamed(witness.statement, witness.name, card.name)]
-    results = [(statement, trial.insert(witness, statement)) for statement in tries]
-    for statement, tried in results:
-        if tried.ok and stated:
-            trial.accepted[card.name].append(statement)
-    unknown = [
-        (statement, tried)
-        for statement, tried in results
-        if not tried.ok and tried.kind == witness.unknown
-    ]
-    if unknown:
-        statement, tried = unknown[0]
-        message = f"the tool does not know it: {tried.message}"
-        yield finding("name", "contradicted", card, message, statement)
-        return
-    yield finding("name", "right", card, "the tool knows it")
-    if not stated:
-        return
-    for statement, tried in results:
-        if tried.ok:
-            yield finding("example", "right", card, "compiles", statement)
-        elif tried.kind in witness.counted:
-            message = f"wrong number of operands for the tool: {tried.message}"
-            yield finding("example", "contradicted", card, message, statement)
+        elif mark not in witnesses:
+            yield finding("name", "unchecked", card, "no kernel here has a line to try it in")
+        elif calls and card.kind == "instruction" and not examples and "(" not in card.signature:
+            message = "an instruction; the kernels here call functions"
+            yield finding("name", "unchecked", card, message)
         else:
-            message = f"needs more than this line: {tried.message}"
-            yield finding("example", "unchecked", card, message, statement)
+            stated[mark].append((card, examples))
+    for mark, claims in stated.items():
+        shown = [claim for claim in claims if claim[1]]
+        yield from _check_names(trial, witnesses[mark], shown)
+        bare = [claim for claim in claims if not claim[1]]
+        yield from _check_names(trial, witnesses[mark].for_names, bare)
+
+
+def _check_names(
+    trial: ManualTrial, witness: Witness, claims: Sequence[tuple[Symbol, Sequence[str]]]
+) -> Iterator[Finding]:
+    """Names that are tried in one line, each in its examples or in place of the line's name."""
+    tries = {
+        card.name: examples or [renamed(witness.statement, witness.name, card.name)]
+        for card, examples in claims
+    }
+    tried = trial.insert_all(witness, [s for statements in tries.values() for s in statements])
+    unknown = trial.unknown(witness, tried)
+    failed = {s: card for card, examples in claims for s in examples if not tried[s].ok}
+    controls = {s: renamed(s, c.name, mark_of(c.name) + NONSENSE) for s, c in failed.items()}
+    nonsense = trial.insert_all(witness, [*controls.values()])
+    undecided = {s for s, control in controls.items() if nonsense[control].kind == tried[s].kind}
+    for card, examples in claims:
+        refused = [
+            statement
+            for statement in tries[card.name]
+            if statement in unknown
+            and (not witness.named or card.name in unknown[statement].message)
+        ]
+        if refused:
+            message = f"the tool does not know it: {unknown[refused[0]].message}"
+            yield finding("name", "contradicted", card, message, refused[0])
+            continue
+        if examples and undecided.issuperset(examples):
+            message = f"its example compiles with no name here: {tried[examples[0]].message}"
+            yield finding("name", "unchecked", card, message, examples[0])
+            continue
+        yield finding("name", "right", card, "the tool knows it")
+        for statement in examples:
+            one = tried[statement]
+            if one.ok:
+                trial.accepted[card.name].append(statement)
+                yield finding("example", "right", card, "compiles", statement)
+            elif one.kind in witness.counted:
+                message = f"wrong number of operands for the tool: {one.message}"
+                yield finding("example", "contradicted", card, message, statement)
+            else:
+                message = f"needs more than this line: {one.message}"
+                yield finding("example", "unchecked", card, message, statement)
 
 
 def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
@@ -322,39 +376,68 @@ def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Ite
             used.setdefault(unknown.name, ("", host.title))
     for section in trial.sections:
         for name in _QUOTED.findall(section.text)[:MOST_QUOTED]:
-            used.setdefault(name, (section.document, section.place))
-    for name, (document, place) in used.items():
-        witness = witnesses.get(mark_of(name))
-        if name in defined or witness is None or not witness.plain_ok:
-            continue
-        tried = trial.insert(witness, renamed(witness.statement, witness.name, name))
-        if tried.ok or tried.kind in witness.counted:
-            message = "the tool knows it, it is used here, and no document defines it"
-            yield Finding("name", "missing", name, document, place, message, witness.statement)
+            if len(name) >= LEAST_NAME and _NAME.fullmatch(name) and name not in HOST_WORDS:
+                used.setdefault(name, (section.document, section.place))
+    for mark, witness in witnesses.items():
+        names = [n for n in used if n not in defined and mark_of(n) == mark and witness.plain_ok]
+        tries = {n: renamed(witness.statement, witness.name, n) for n in names}
+        if (copied := witness.copied) is not None:
+            quick = trial.insert_all(copied, [*tries.values()])
+            known = [n for n, s in tries.items() if quick[s].kind != copied.unknown]
+            tries = {n: tries[n] for n in known[:MOST_ALONE]}
+        tried = trial.insert_all(witness, [*tries.values()])
+        for name, statement in tries.items():
+            if tried[statement].ok or tried[statement].kind in witness.counted:
+                document, place = used[name]
+                message = "the tool knows it, it is used here, and no document defines it"
+                yield Finding("name", "missing", name, document, place, message, statement)
 
 
 def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """The number of operands in signatures, against statements that compile."""
+    uses = _operands_by_name(trial)
+    stated = {
+        card: count
+        for card in trial.cards
+        if card.kind in CALLED and (count := _stated_count(card)) is not None
+    }
+    tries: dict[str, list[str]] = {}
+    for card in stated:
+        witness = witnesses.get(mark_of(card.name))
+        if not uses.get(card.name) and witness is not None and len(tries) < MOST_COUNTED:
+            tries.setdefault(card.name, _of_lengths(witness, card.name))
+    tried: dict[str, Tried] = {}
+    for mark, witness in witnesses.items():
+        own = [s for name, listed in tries.items() if mark_of(name) == mark for s in listed]
+        tried |= trial.insert_all(witness, own) if witness.counted else {}
+    for card, count in stated.items():
+        witness = witnesses.get(mark_of(card.name))
+        if used := uses.get(card.name):
+            yield _used_operands(card, count, used)
+        elif witness is None or not witness.counted:
+            message = "the tool's messages do not count operands"
+            yield finding("operands", "unchecked", card, message)
+        elif card.name not in tries:
+            message = f"no kernel uses it, and {MOST_COUNTED} other such names were tried"
+            yield finding("operands", "unchecked", card, message)
+        else:
+            results = [tried[statement] for statement in tries[card.name]]
+            yield _counted_operands(witness, card, count, results)
+
+
+def _operands_by_name(trial: ManualTrial) -> dict[str, dict[int, str]]:
+    """By name, the numbers of operands in lines that compile, each with a line."""
     uses: dict[str, dict[int, str]] = defaultdict(dict)
     lines = [line.strip() for host in trial.hosts for line in host.lines]
     lines += [statement for accepted in trial.accepted.values() for statement in accepted]
     names = {card.name for card in trial.cards if card.kind in CALLED}
+    odd = {name for name in names if not _NAME.fullmatch(name)}
     for line in lines:
-        for name in names:
+        for name in {*names.intersection(_NAME.findall(line)), *odd}:
             operands = operands_of(re.split(r"\s+//", line)[0], name) if name in line else None
             if operands is not None and _uses(line, name):
                 uses[name].setdefault(len(operands), line)
-    tries = 0
-    for card in trial.cards:
-        stated, used = _stated_count(card), uses.get(card.name, {})
-        if stated is None or card.kind not in CALLED:
-            continue
-        tries += not used
-        if not used and tries > MOST_COUNTED:
-            message = f"no kernel uses it, and {MOST_COUNTED} other such names were tried"
-            yield finding("operands", "unchecked", card, message)
-        else:
-            yield _operand_finding(trial, witnesses, card, stated, used)
+    return uses
 
 
 def _stated_count(card: Symbol) -> int | None:
@@ -365,38 +448,36 @@ def _stated_count(card: Symbol) -> int | None:
     return len(operands) if operands is not None else None
 
 
-def _operand_finding(
-    trial: ManualTrial,
-    witnesses: Mapping[str, Witness],
-    card: Symbol,
-    stated: int,
-    used: Mapping[int, str],
-) -> Finding:
+def _used_operands(card: Symbol, stated: int, used: Mapping[int, str]) -> Finding:
     if stated in used:
         return finding("operands", "right", card, f"{stated} operands", used[stated])
-    if used:
-        count, line = next(iter(used.items()))
-        message = f"the signature `{card.signature}` has {stated} operands, the tool takes {count}"
-        return finding("operands", "contradicted", card, message, line)
-    witness = witnesses.get(mark_of(card.name))
-    if witness is None or not witness.counted:
-        return finding("operands", "unchecked", card, "the tool's messages do not count operands")
-    tries = {n: trial.insert(witness, _of_length(witness, card.name, n)) for n in range(1, 6)}
-    fits = [
-        n for n, tried in tries.items() if tried.kind not in (*witness.counted, witness.unknown)
-    ]
-    if len(fits) == 1 and tries.get(stated) is not None:
-        outcome: Outcome = "right" if fits == [stated] else "contradicted"
-        message = f"the signature has {stated} operands, the tool counts {fits[0]}"
-        return finding("operands", outcome, card, message, tries[stated].message)
-    return finding("operands", "unchecked", card, "no statement with it compiles here")
+    count, line = next(iter(used.items()))
+    message = f"the signature `{card.signature}` has {stated} operands, the tool takes {count}"
+    return finding("operands", "contradicted", card, message, line)
 
 
-def _of_length(witness: Witness, name: str, count: int) -> str:
+def _counted_operands(
+    witness: Witness, card: Symbol, stated: int, results: Sequence[Tried]
+) -> Finding:
+    """`results` are those of 1, 2, ... operands."""
+    refused = (*witness.counted, witness.unknown)
+    fits = [n for n, tried in enumerate(results, start=1) if tried.kind not in refused]
+    if len(fits) != 1 or stated > len(results):
+        return finding("operands", "unchecked", card, "no statement with it compiles here")
+    outcome: Outcome = "right" if fits == [stated] else "contradicted"
+    message = f"the signature has {stated} operands, the tool counts {fits[0]}"
+    return finding("operands", outcome, card, message, results[stated - 1].message)
+
+
+def _of_lengths(witness: Witness, name: str) -> list[str]:
+    """The witness's line with this name and 1, 2, ... operands."""
     operands = operands_of(witness.statement, witness.name) or [""]
-    longer = [operands[min(n, len(operands) - 1)] for n in range(count)]
-    changed = _with_operands(witness.statement, witness.name, longer) or witness.statement
-    return renamed(changed, witness.name, name)
+    statements = []
+    for count in range(1, MOST_OPERANDS + 1):
+        longer = [operands[min(n, len(operands) - 1)] for n in range(count)]
+        changed = _with_operands(witness.statement, witness.name, longer) or witness.statement
+        statements.append(renamed(changed, witness.name, name))
+    return statements
 
 
 # -- latencies
@@ -725,10 +806,14 @@ def _of_language(
     with tempfile.TemporaryDirectory(prefix="kernlore-accept-") as folder:
         tool = ProbedTool(language, template, chosen.target, Path(folder))
         findings, hosts = _kernels(tool, template, kernels, language)
-        trial = ManualTrial(tool, hosts, cards, _sections(base, manuals))
+        sections = _sections(base, manuals)
+        hosts = [_with_headers(tool, host, sections) for host in hosts]
+        trial = ManualTrial(tool, hosts, cards, sections)
         signatures = [s.pattern for place in lineage for s in base.registry.all()[place].signatures]
         findings += _claims(trial, signatures)
         compiled = tool.compiled
+    at = dict.fromkeys((finding.subject for finding in findings), TESTED)
+    _remember(base, hardware, language, chain.version(), findings, at)
     counts = _counts(findings)
     decided = counts["right"] + sum(counts[fault] for fault in FAULTS)
     return ManualAcceptance(
@@ -746,6 +831,59 @@ def _of_language(
         kernels=tuple(host.title for host in hosts),
         compilations=compiled,
     )
+
+
+def refused_by_tool(
+    base: KnowledgeBase, hardware: str, language: str, seen: Mapping[str, str]
+) -> list[RefusedName]:
+    """Those of the names in `seen`, each with the place where a log reports it as unknown, that
+    have a card and that the toolchain does not know in the chip's own kernels either: a kernel may
+    lack a header. Remembered for the chip; a name that the tool knows now is forgotten."""
+    lineage = base.registry.lineage(hardware)
+    template = command_toolchains(base.registry.all(), lineage)[language]
+    chosen = choose_target(base, hardware, language)
+    chain = usable_toolchain(language, chosen.target, chosen.builtin)
+    with base.catalog.read() as connection:
+        cards = symbols.listed(connection, lineage, names=seen, access_scope=base.access)
+        kernels = samples.listed(connection, lineage, base.access)
+    cards = [c for c in cards if c.language in ("", language) and c.kind in NAMED]
+    if not cards:
+        return []
+    with tempfile.TemporaryDirectory(prefix="kernlore-refused-") as folder:
+        tool = ProbedTool(language, template, chosen.target, Path(folder))
+        _, hosts = _kernels(tool, template, kernels, language)
+        trial = ManualTrial(tool, hosts, cards, ())
+        findings = [*check_names(trial, witnesses_of(trial))]
+    return _remember(base, hardware, language, chain.version(), findings, seen)
+
+
+TESTED = "acceptance test"
+
+
+def _remember(
+    base: KnowledgeBase,
+    hardware: str,
+    language: str,
+    version: str,
+    findings: Sequence[Finding],
+    seen: Mapping[str, str],
+) -> list[RefusedName]:
+    """Store what trials of names found, in place of what was known about the same names."""
+    decided = [f for f in findings if f.check == "name" and f.outcome in ("right", "contradicted")]
+    refused = [
+        RefusedName(f.subject, language, f.document, f.section, f.message, version, seen[f.subject])
+        for f in decided
+        if f.outcome == "contradicted"
+    ]
+    known = {f.subject for f in decided}
+    with base.catalog.write() as connection:
+        before = [
+            row
+            for row in symbols.refused_names(connection, hardware)
+            if row.language != language or (row.tool == version and row.name not in known)
+        ]
+        symbols.put_refused(connection, hardware, [*before, *refused])
+    return refused
 
 
 def _kernels(
@@ -773,6 +911,19 @@ def _kernels(
         findings.append(Finding("whole kernel", outcome, kernel.title, document, "", message))
     hosts.sort(key=lambda host: (host.signature is None, -len(host.places)))
     return findings, hosts[:MAX_HOSTS]
+
+
+def _with_headers(tool: ProbedTool, host: Host, sections: Sequence[ManualSection]) -> Host:
+    """The host with the headers and modules that the manuals name and that compile in it, so that a
+    name which needs one of them is known."""
+    lines = (line for section in sections for line in _HEADER.findall(section.text))
+    named = [line for line in dict.fromkeys(lines) if line not in host.lines]
+    place = max((n for n, line in enumerate(host.lines) if _HEADER.match(line)), default=-1)
+    fits = [line for line, tried in tool.insert_all(host, place, named).items() if tried.ok]
+    if not fits:
+        return host
+    found = host_of(tool, host.title, host.insert(place, fits))
+    return found if found is not None else host
 
 
 def _claims(trial: ManualTrial, signatures: Sequence[str]) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 A host is a whole kernel that compiles. A statement is tried by inserting it as a line at a place of
 the host where a copy of the neighbouring line compiles too. Messages of the compiler are compared
-by their kind: the text without places, numbers, quoted words and words of the statement.
+by their kind: the text without places, numbers, quoted words and words of the statement. Where
+messages name lines, one compilation tries many statements.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ MOST_INPUTS = 3
 MOST_PLACES = 6  # of a host where insertions compile
 _CODE = re.compile(r"\b[A-Z]{2,}[-_]?\d{2,6}\b")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\u2018[^\u2019]*\u2019")
-_PLACE = re.compile(r"^\S*?:\d+(?::\d+)?:\s*")
+MOST_TOGETHER = 64  # statements of one compilation
+_PLACE = re.compile(r"^(\S*?):(\d+)(?::\d+)?:\s*")
+_PAIRED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
+_MEANT = re.compile(r"[;,.]? *did you mean\b.*", re.IGNORECASE)
+# Lines after which a statement may be: with a word, and no directive or import of a file's head.
+_STATEMENT = re.compile(r"(?!\s*(?:#|import\b|from\b)).*[^\W\d_]")
 _MARKED = re.compile(r"\b(?:error|trap|fatal)\b", re.IGNORECASE)
 
 
@@ -68,10 +74,48 @@ class ProbedTool:
         """The command toolchain."""
         return CommandToolchain(self.language, self.template)
 
+    def insert_all(self, host: Host, place: int, statements: Sequence[str]) -> dict[str, Tried]:
+        """Try each statement as a line after the line `place`. A message is that of the statement
+        whose line it names; statements without one are compiled again without the others, and in
+        halves if no message names a line."""
+        tried: dict[str, Tried] = {}
+        closed = [s for s in dict.fromkeys(statements) if _is_closed(s)]
+        groups = [closed[n : n + MOST_TOGETHER] for n in range(0, len(closed), MOST_TOGETHER)]
+        groups += [[s] for s in dict.fromkeys(statements) if not _is_closed(s)]
+        while groups:
+            group = groups.pop()
+            source = host.insert(place, group)
+            whole = self.compile(source, group[0] if len(group) == 1 else "")
+            if len(group) == 1 or whole.ok:
+                tried |= dict.fromkeys(group, whole)
+                continue
+            by_line = self._messages(whole.log, place + 2)
+            found = {s: by_line[n] for n, s in enumerate(group) if n in by_line}
+            for statement, message in found.items():
+                codes = tuple(dict.fromkeys(_CODE.findall(message)))
+                tried[statement] = Tried(False, kind_of(message, statement), codes, message)
+            left = [s for s in group if s not in found]
+            middle = len(left) if found else len(left) // 2
+            groups += [part for part in (left[:middle], left[middle:]) if part]
+        return tried
+
+    def _messages(self, log: str, first: int) -> dict[int, str]:
+        """The first error of each line of the source, counted from line `first`."""
+        found: dict[int, str] = {}
+        for line in log.splitlines():
+            place = _PLACE.match(line.strip())
+            is_error = _CODE.search(line) or _MARKED.search(line)
+            if place and is_error and place[1].endswith(self._main):
+                found.setdefault(int(place[2]) - first, line.strip())
+        return found
+
+    @property
+    def _main(self) -> str:
+        return "sample" + (self.template.suffix or ".txt")
+
     def _compile(self, source: str, signature: Signature) -> tuple[Compiled, Path]:
-        main = "sample" + (self.template.suffix or ".txt")
         entry = self.template.called
-        bundle = Bundle({main: source}, main, self.language, entry)
+        bundle = Bundle({self._main: source}, self._main, self.language, entry)
         folder = Path(tempfile.mkdtemp(prefix="try-", dir=self.folder))
         self.compiled += 1
         return self.chain.compile(bundle, self.target, folder, (CompileCase(signature),)), folder
@@ -125,11 +169,22 @@ def guessed(inputs: int, shape: tuple[int, ...]) -> Signature:
     return Signature((*tensors, TensorSpec("y", "output", "float32", shape)))
 
 
+def _is_closed(statement: str) -> bool:
+    """Whether its brackets, quotes and comments end within it, so that it changes no other line."""
+    plain = _PAIRED.sub("", statement)
+    depths = [0]
+    for sign in plain:
+        depths.append(depths[-1] + (sign in "([{") - (sign in ")]}"))
+    opened = any(mark in plain for mark in ('"', "'", "/*", "\n"))
+    return min(depths) == 0 == depths[-1] and not opened and plain[:1] != "#" and plain[-1:] != "\\"
+
+
 def kind_of(log: str, words: str) -> str:
     """The kind of the first message: its code, if it has one, and its text without places, numbers,
     quoted words and the words of the statement."""
     text = _first_message(log)
     code = _CODE.search(text)
+    text = _MEANT.sub("", text)
     text = _QUOTED.sub("?", _PLACE.sub("", text))
     text = re.sub(r":[^:]*$", "", text) if code else text  # details follow the last colon
     own = {word for word in re.split(r"[^\w.]+", words) if len(word) > 1}
@@ -154,8 +209,8 @@ class Host:
     signature: Signature | None = None
 
     def insert(self, place: int, statements: Sequence[str]) -> str:
-        """The source with these lines after the line `place`, indented like it."""
-        line = self.lines[place]
+        """The source with these lines after the line `place`, indented like it; -1: first."""
+        line = self.lines[place] if place >= 0 else ""
         indent = line[: len(line) - len(line.lstrip())]
         added = [indent + statement for statement in statements]
         return "\n".join([*self.lines[: place + 1], *added, *self.lines[place + 1 :]]) + "\n"
@@ -177,7 +232,7 @@ def host_of(tool: ProbedTool, title: str, code: str) -> Host | None:
     if not tool.compile(source).ok:
         return None
     lines = tuple(source.rstrip("\n").split("\n"))
-    named = (n for n, line in enumerate(lines) if re.search(r"[^\W\d_]", line))
+    named = (n for n, line in enumerate(lines) if _STATEMENT.match(line))
     bare = Host(title, lines, ())
     inserted = (n for n in named if tool.compile(bare.insert(n, [bare.statement(n)])).ok)
     return Host(title, lines, tuple(islice(inserted, MOST_PLACES)), _runs_with(tool, source))

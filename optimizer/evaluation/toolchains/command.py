@@ -17,10 +17,13 @@ import shutil
 import signal
 import stat
 import sys
+import tempfile
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib import metadata
 from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -52,6 +55,9 @@ SOURCES, BUILT, RUN = "src", "program.out", "run"
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 COMPILE_LIMITS = CommandLimits(seconds=120.0)
 RUN_LIMITS = CommandLimits(memory_bytes=16 << 30)
+ASKED = CommandLimits(seconds=10.0)  # for a version
+MOST_BANNER = 120  # characters
+_RELEASE = re.compile(r"\d+\.\d+")
 OTHER_FILE_BYTES = 64 << 20  # written by a simulator in addition to the largest output
 MAX_HASHED = 16 << 20  # larger programs are identified by size and modification time
 
@@ -167,6 +173,18 @@ class CommandToolchain:
             if Path(program).is_file():
                 digest.update(_file_digest(Path(program)))
         return f"command {digest.hexdigest()[:16]}"
+
+    def banner(self) -> str:
+        """The lines with which the compiler and the programs that the run names state their
+        versions, and the releases of programs that are packages of this Python; "" without any."""
+        programs = self.template.programs
+        used = [word for word in programs if word in self.template.run]
+        words = dict.fromkeys([*_plain_words(self.template.compile)[:1], *used])
+        stated = [_stated_version(shutil.which(word, path=_path())) for word in words]
+        for word in programs:
+            with suppress(metadata.PackageNotFoundError):
+                stated.append(f"{word} {metadata.version(word)}")
+        return "; ".join(dict.fromkeys(filter(None, stated)))
 
     def compile(
         self,
@@ -348,6 +366,19 @@ def _plain_words(template: str) -> list[str]:
 def _path() -> str:
     """Search path of programs; `python` in a template is the interpreter of this service."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+@lru_cache(maxsize=64)
+def _stated_version(program: str | None) -> str:
+    """The first line with a version that a program prints when asked for it. Interpreters, which
+    run a tool, are not asked."""
+    if program is None or Path(program).name.startswith("python"):
+        return ""
+    with tempfile.TemporaryDirectory(prefix="kernlore-version-") as folder:
+        place = Path(folder)
+        asked = run([program, "--version"], cwd=place, limits=ASKED, env=clean_env(place))
+    lines = asked.log.splitlines() if asked.ok else []
+    return next((line.strip()[:MOST_BANNER] for line in lines if _RELEASE.search(line)), "")
 
 
 def _file_digest(path: Path) -> bytes:

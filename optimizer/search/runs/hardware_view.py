@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kb.errors import NotFound
+from kb.catalog.knowledge import symbols
 from kb.hardware.schema import extensions_of, lacking
-from optimizer.evaluation.acceptance.records import show_acceptance
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
 from optimizer.evaluation.isolation.machine import processor, usable_processors
@@ -51,18 +50,28 @@ def hardware_view_of(
         toolchains,
         machine_here(target.lineage) if here and target.device == "cpu" else None,
         rates_of(ceilings) if here else None,
+        versions=_versions(places) if here else {},
     )
 
 
-def refused_names(base: KnowledgeBase, hardware: str) -> tuple[str, ...]:
-    """Names of the chip's manuals that its toolchain did not know in the last acceptance test."""
-    try:
-        result = show_acceptance(base, hardware)
-    except NotFound:
-        return ()
-    findings = [finding for row in result.languages for finding in row.findings]
-    names = (f.subject for f in findings if f.check == "name" and f.outcome == "contradicted")
-    return tuple(dict.fromkeys(names))[:MAX_REFUSED]
+def _versions(places: Mapping[str, TargetToolchain]) -> dict[str, str]:
+    chains = {
+        n: p.toolchain for n, p in places.items() if isinstance(p.toolchain, CommandToolchain)
+    }
+    stated = {name: chain.banner() for name, chain in chains.items()}
+    return {name: text for name, text in stated.items() if text}
+
+
+def refused_names(
+    base: KnowledgeBase, hardware: str, places: Mapping[str, TargetToolchain]
+) -> tuple[str, ...]:
+    """Names of the chip's manuals that these toolchains did not know, in the last acceptance test
+    or in kernels of earlier runs; the latter first."""
+    versions = {name: place.toolchain.version() for name, place in places.items()}
+    with base.catalog.read() as connection:
+        known = symbols.refused_names(connection, hardware)
+    names = [row.name for row in known if row.tool == versions.get(row.language)]
+    return tuple(dict.fromkeys(reversed(names)))[:MAX_REFUSED]
 
 
 def check_launch(problem: ProblemView, hardware: HardwareView) -> None:

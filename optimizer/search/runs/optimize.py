@@ -20,6 +20,7 @@ from typing import Any
 from kb import telemetry
 from kb.catalog.knowledge import samples
 from kb.catalog.knowledge.samples import StoredRecipe, VerifiedKernel, list_recipes
+from kb.catalog.knowledge.symbols import RefusedName
 from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
@@ -82,7 +83,7 @@ from optimizer.search.tree import Tree, rough_gain
 from retrieval.compose.target import own_symbols
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.layout import load_layout
-from retrieval.search.names import names_in
+from retrieval.search.names import names_in, names_unknown_to
 
 INHERITED = 3
 CONSIDERED = 60  # stored winners from which those that fit are inherited
@@ -159,7 +160,9 @@ def optimize(
             work.threads = bench.settings.threads
         stages.ended("what compilers and device can do")
         view, hardware_view = _views(problem, bench, places, goal)
-        hardware_view = replace(hardware_view, refused=refused_names(base, hardware_view.id))
+        hardware_view = replace(
+            hardware_view, refused=refused_names(base, hardware_view.id, places)
+        )
         over = "the reference"
         if isinstance(bench, SimulatedBench):
             over = compared_with(bench, chosen, view, hardware_view, store, resume)
@@ -188,7 +191,10 @@ def optimize(
             )
             others = partial(left_out, base, goal, places, chosen)
             try:
-                return _carried_out(search, bench, over, problem, stages, others)
+                finished = _carried_out(search, bench, over, problem, stages, others)
+                if cluster is None:
+                    remember_refused(base, search.tree, hardware_view, run.id)
+                return finished
             finally:
                 store_correct_kernels(base, search.tree, view, hardware_view, run.id)
 
@@ -470,6 +476,26 @@ def store_correct_kernels(
         if language not in known and best is not None:
             samples_of_run.append(_store(base, best, problem, hardware, language, run_id))
     return samples_of_run
+
+
+def remember_refused(
+    base: KnowledgeBase, tree: Tree, hardware: HardwareView, run_id: str
+) -> list[RefusedName]:
+    """Remember the names of the chip's manuals that its tools did not know in this run's candidates
+    and do not know in the chip's own kernels either."""
+    from optimizer.evaluation.acceptance.accept import refused_by_tool  # only such runs need it
+
+    refused: list[RefusedName] = []
+    for language in hardware.toolchains:
+        seen: dict[str, str] = {}
+        for node in tree.nodes[1:]:
+            found = node.evaluation
+            if found is not None and found.language == language and found.reached == "compile":
+                place = f"{run_id}, candidate {node.number}"
+                seen = {**dict.fromkeys(names_unknown_to(found.log), place), **seen}
+        if seen:
+            refused += refused_by_tool(base, hardware.id, language, seen)
+    return refused
 
 
 def _best_in(tree: Tree, language: str) -> Node | None:

@@ -99,7 +99,8 @@ class RatesView:
 class HardwareView:
     """The target of a search.
 
-    `refused` are names that the chip's manuals define and its toolchain does not know.
+    `refused` are names that the chip's manuals define and its toolchain does not know. `versions`
+    are what the tools of its own languages state about theirs.
 
     `device` is `cpu`, `cuda`, or None for a chip that only its own commands run. `languages` are
     those with a toolchain, the preferred one first; `toolchains` are the command templates of the
@@ -116,6 +117,7 @@ class HardwareView:
     machine: MachineView | None = None
     rates: RatesView | None = None
     refused: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lacks(self) -> tuple[str, ...]:

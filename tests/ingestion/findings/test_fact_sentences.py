@@ -73,6 +73,11 @@ def stated(sentence: str) -> dict[str, float | int]:
         ("Memory bandwidth: 3.35 TB/s", {"memory_bandwidth": 3.35e12}),
         ("The vector length is 1024 bits.", {"vector_bits": 1024}),
         ("The vector registers are 128 bytes wide.", {"vector_bits": 1024}),
+        ("HVX vector width 1024 bits", {"vector_bits": 1024}),
+        ("The streaming vector length (SVL) is 512 bits.", {"vector_bits": 512}),
+        ("Best are 64-element vectors for 16-bit data.", {"vector_bits": 1024}),
+        ("The vector extension adds 32 vector registers to the ISA.", {"vector_registers": 32}),
+        ("The clock is 1.4 GHz.", {"clock_boost": 1.4e9}),
     ],
 )
 def test_facts_of_a_sentence(sentence: str, facts: dict[str, float]) -> None:
@@ -177,3 +182,8 @@ def test_sentence_that_names_a_fact_and_gives_none_is_listed() -> None:
     elements = parse(text.encode(), "x.md").elements
     [listed] = unread_sentences(elements, propose_facts(elements))
     assert listed.endswith("(perhaps peak_matrix_bf16, but not clearly)")
+
+
+def test_type_in_brackets_is_no_part_of_sentence() -> None:
+    text = "The units work best with:\n\n- **32-element vectors** for 32-bit data (vector<32xf32>)"
+    assert [(s.key, s.value) for s in statements(text)] == [("vector_bits", 1024)]

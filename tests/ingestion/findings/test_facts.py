@@ -268,6 +268,17 @@ def test_spellings_of_a_size(cell: str, value: float) -> None:
     assert fact.text_value == cell
 
 
+def test_lengths_of_vectors_and_clocks_without_further_words() -> None:
+    rows = [["VLEN", "256"], ["Clock", "1.4 GHz"], ["Vector registers", "32"]]
+    expected = {"vector_bits": 256, "clock_boost": 1.4e9, "vector_registers": 32}
+    assert {f.key: f.value for f in propose([["Parameter", "Value"]], rows)} == expected
+    for label in ("HVX vector width", "SVL", "Streaming vector length (SVL)"):
+        [fact] = propose([["Parameter", "Value"]], [[label, "512 bits"]])
+        assert (fact.key, fact.value) == ("vector_bits", 512)
+    assert propose([["Parameter", "Value"]], [["Minimum vector length", "128 bits"]]) == []
+    assert propose([["Parameter", "Value"]], [["Vector length", "16"]]) == []
+
+
 def test_benchmark_results_are_not_facts() -> None:
     assert (
         propose(

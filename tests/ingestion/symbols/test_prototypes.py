@@ -119,3 +119,20 @@ def test_function_with_memory_arguments_is_a_sample() -> None:
     )
     named = f"__global__ {code}"
     assert len(_kernels(named)) == 1
+
+
+def test_functions_that_an_example_declares_and_calls_have_no_card() -> None:
+    example = LISTING + (
+        '\n```c\n  void f_private();\n  void setup() __arm_out("za");\n\n'
+        "  void test() {\n    setup();      // active after this call\n    f_private();\n  }\n```\n"
+    )
+    assert set(_cards(example, "m.md")) == {"svout_za32_f32_m", "svout_za32_m"}
+
+
+def test_fields_of_a_word_have_no_card() -> None:
+    table = (
+        "# Functions\n\n| {} | Name | Meaning |\n|---|---|---|\n| 0-2 | `src_format` | format |\n"
+    )
+    table += "| 3-5 | `dst_format` | format of the result |\n| 6 | `lscale` | scale |\n"
+    assert _cards(table.format("**Bit range**"), "m.md") == {}
+    assert "src_format" in _cards(table.format("Group"), "m.md")

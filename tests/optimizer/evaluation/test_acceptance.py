@@ -18,7 +18,7 @@ from ingestion.passages import split_sections
 from ingestion.symbols.cards import cards_of
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.schema import parse_hardware
-from kb.hardware.spec import HardwareSpec
+from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from optimizer.evaluation.acceptance import accept as claims
 from optimizer.evaluation.acceptance.accept import ManualTrial, operands_of, sections_of
 from optimizer.evaluation.acceptance.page import acceptance_page
@@ -31,7 +31,7 @@ from optimizer.evaluation.acceptance.records import (
     SectionMark,
     WrittenKernels,
 )
-from optimizer.evaluation.acceptance.tool import ProbedTool, host_of, kind_of
+from optimizer.evaluation.acceptance.tool import Host, ProbedTool, host_of, kind_of
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.search.runs.acceptance import PROBLEMS, SIZES, problem_source
 from tests.places import ROOT
@@ -46,6 +46,7 @@ def test_operands_are_split_outside_brackets() -> None:
     assert operands_of("y = vadd(f(a, b), c);", "vadd") == ["f(a, b)", "c"]
     assert operands_of("halt", "halt") == []
     assert operands_of("subtract a, b", "sub") is None
+    assert operands_of("put(p, mul(a, b), c);", "mul") == ["a", "b"]
 
 
 def test_kind_of_a_message_ignores_places_and_names() -> None:
@@ -55,6 +56,46 @@ def test_kind_of_a_message_ignores_places_and_names() -> None:
     clang = "src/k.c:3:9: error: call to undeclared function 'vexq'; ISO C99"
     other = "src/k.c:8:2: error: call to undeclared function 'zqxjv'; ISO C99"
     assert kind_of(clang, "vexq(a)") == kind_of(other, "zqxjv(a)")
+
+
+# A compiler that reports at most two errors, each at its line, and stops at a `bad` file.
+COMPILER = """
+import pathlib, sys
+source, output = map(pathlib.Path, sys.argv[1:])
+lines = source.read_text().splitlines()
+if any("crash" in line for line in lines):
+    sys.exit("error: the compiler crashed")
+wrong = [(n, line) for n, line in enumerate(lines, 1) if line.split()[0] not in ("add", "mul")]
+for number, line in wrong[:2]:
+    print(f"{source}:{number}: error: unknown name '{line.split()[0]}', did you mean 'add'?")
+if wrong:
+    sys.exit(1)
+output.write_text("")
+"""
+
+
+def test_statements_are_tried_together_with_results_of_single_ones(tmp_path: Path) -> None:
+    (tmp_path / "cc.py").write_text(COMPILER, encoding="utf-8")
+    template = ToolchainSpec(
+        compile=f"python {tmp_path}/cc.py {{source}} {{output}}", run="true", suffix=".s"
+    )
+    target = EvaluationTarget("x", ("x",))
+    host = Host("sum", ("add 1", "add 2"), (0,))
+    statements = [
+        *(f"{n} {k}" for k in range(9) for n in ("add", "mul")),
+        "sub 1",
+        "div 1",
+        "crash",
+    ]
+    statements += ["mod 1", "shl 1", 'mul "open']
+    together = ProbedTool("s", template, target, tmp_path)
+    tried = together.insert_all(host, 0, statements)
+    alone = ProbedTool("s", template, target, tmp_path)
+    single = {s: alone.compile(host.insert(0, [s]), s) for s in statements}
+    assert {s: t.ok for s, t in tried.items()} == {s: t.ok for s, t in single.items()}
+    assert {s: t.kind for s, t in tried.items()} == {s: t.kind for s, t in single.items()}
+    assert tried["sub 1"].kind == tried["shl 1"].kind == "error unknown name"
+    assert together.compiled < 20 < alone.compiled
 
 
 # -- drawn chips

@@ -210,10 +210,13 @@ def hardware(context: ProposalContext, fence: Fence) -> str:
         lines += processor_lines(view.machine)
     if view.rates is not None:
         lines.append(rates_line(view.rates))
-    # The compiler is known only after a first compilation. Adding it would change the beginning of
-    # the prompt, which providers cache: that is not worth it with composed knowledge after it.
+    # The version of a compiler that states none beforehand is known after a first compilation.
+    # Adding it would change the beginning of the prompt, which providers cache: that is not worth
+    # it with composed knowledge after it.
     packed = context.with_knowledge and context.knowledge.target
-    if not packed and (compiler := _compiler(context)):
+    if stated := context.hardware.versions.get(wanted(context)):
+        lines.append(f"tools of {wanted(context)}: {stated}")
+    elif not packed and (compiler := _compiler(context)):
         lines.append(f"compiler: {compiler}")
     target = fence.around("hardware", "\n".join(lines))
     return "\n".join([target, *own_launches(context, fence)])
