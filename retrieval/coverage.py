@@ -70,6 +70,7 @@ FIRST_KERNEL: Mapping[str, str] = {
 # Words of the languages that chips' own are embedded in: no names of the chip.
 HOST_WORDS = frozenset(keyword.kwlist) | frozenset(
     (
+        "_Alignas", "_Alignof", "_Atomic", "_Generic", "_Static_assert",
         "auto", "case", "const", "default", "do", "double", "enum", "extern", "float", "goto",
         "inline", "int", "long", "register", "short", "signed", "sizeof", "static", "struct",
         "switch", "typedef", "union", "void",

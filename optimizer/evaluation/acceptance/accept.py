@@ -42,6 +42,7 @@ from optimizer.evaluation.acceptance.tool import (
     Tried,
     cost_of_run,
     host_of,
+    kind_of,
 )
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import command_toolchains
@@ -75,6 +76,11 @@ _QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
 _HEADER = re.compile(
     r"^[ \t]*(#[ \t]*include[ \t]*[<\"][\w./-]+[>\"]|import [\w.]+(?: as \w+)?"
     r"|from [\w.]+ import [\w*, ]+)[ \t]*$",
+    re.MULTILINE,
+)
+_DECLARED = re.compile(  # a function with its type, and optional parts of its name in brackets
+    r"^[ \t`>|]*(?P<type>[A-Za-z_]\w*)(?:[ *]+[A-Za-z_]\w*){0,5}[ *]+"
+    r"(?P<name>[A-Za-z_]\w*(?:\[\w*\]\w*)*)\(",
     re.MULTILINE,
 )
 _CALLED = re.compile(r"(?<![\w.@%$#])([A-Za-z_]\w*)\(")
@@ -124,12 +130,14 @@ class ManualTrial:
         self.codes |= {code for one in tried.values() for code in one.codes}
         return tried
 
-    def unknown(self, witness: Witness, tried: Mapping[str, Tried]) -> dict[str, Tried]:
-        """Those of the statements whose message is that for an invalid name, also without the
-        others beside them."""
-        alike = [s for s, t in tried.items() if not t.ok and t.kind == witness.unknown]
+    def unknown(
+        self, witness: Witness, names: Mapping[str, str], tried: Mapping[str, Tried]
+    ) -> dict[str, Tried]:
+        """Those of the statements, given with the name in each, whose message is that for an
+        invalid name, also without the others beside them."""
+        alike = [s for s, name in names.items() if witness.refuses(s, name, tried[s])]
         again = self.insert_all(witness, alike)
-        return {s: t for s, t in again.items() if not t.ok and t.kind == witness.unknown}
+        return {s: t for s, t in again.items() if witness.refuses(s, names[s], t)}
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,12 @@ class Witness:
     in_place: bool = False
     named: bool = False
     copied: Witness | None = None
+
+    def refuses(self, statement: str, name: str, tried: Tried) -> bool:
+        """Whether the message, that about the name if the tool gives such, is that for an invalid
+        name."""
+        message = tried.about(name) if self.named else tried.message
+        return bool(message) and not tried.ok and kind_of(message, statement) == self.unknown
 
     @property
     def for_names(self) -> Witness:
@@ -267,8 +281,11 @@ def _witness(
 ) -> Witness | None:
     bare = Witness(host, place, statement, name, "", frozenset(), in_place=in_place)
     plain = trial.insert(bare, statement)
-    unknown = trial.insert(bare, renamed(statement, name, mark_of(name) + NONSENSE))
-    if unknown.ok or unknown.kind == plain.kind:
+    other = renamed(statement, name, mark_of(name) + NONSENSE)
+    unknown = trial.insert(bare, other)
+    named = unknown.about(NONSENSE)
+    kind = kind_of(named, other) if named else unknown.kind
+    if unknown.ok or kind == (plain.kind if not named else kind_of(plain.about(name), statement)):
         return None
     counted = set()
     operands = operands_of(statement, name) or []
@@ -278,15 +295,15 @@ def _witness(
             tried = trial.insert(bare, other) if other is not None else None
             if tried is not None and not tried.ok:
                 counted.add(tried.kind)
-    counted -= {unknown.kind}
+    counted -= {kind}
     copied = _witness(trial, host, place, statement, name, False) if in_place else None
     return replace(
         bare,
         copied=copied if copied is not None and copied.named else None,
-        unknown=unknown.kind,
+        unknown=kind,
         counted=frozenset(counted),
         plain_ok=plain.ok,
-        named=NONSENSE in unknown.message,
+        named=bool(named),
     )
 
 
@@ -333,20 +350,17 @@ def _check_names(
         for card, examples in claims
     }
     tried = trial.insert_all(witness, [s for statements in tries.values() for s in statements])
-    unknown = trial.unknown(witness, tried)
+    names = {s: name for name, statements in tries.items() for s in statements}
+    unknown = trial.unknown(witness, names, tried)
     failed = {s: card for card, examples in claims for s in examples if not tried[s].ok}
     controls = {s: renamed(s, c.name, mark_of(c.name) + NONSENSE) for s, c in failed.items()}
     nonsense = trial.insert_all(witness, [*controls.values()])
     undecided = {s for s, control in controls.items() if nonsense[control].kind == tried[s].kind}
     for card, examples in claims:
-        refused = [
-            statement
-            for statement in tries[card.name]
-            if statement in unknown
-            and (not witness.named or card.name in unknown[statement].message)
-        ]
+        refused = [statement for statement in tries[card.name] if statement in unknown]
         if refused:
-            message = f"the tool does not know it: {unknown[refused[0]].message}"
+            first = unknown[refused[0]]
+            message = f"the tool does not know it: {first.about(card.name) or first.message}"
             yield finding("name", "contradicted", card, message, refused[0])
             continue
         if examples and undecided.issuperset(examples):
@@ -369,7 +383,7 @@ def _check_names(
 
 def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
     """Names that kernels or sections use, that the tool knows and no document defines."""
-    defined = {card.name for card in trial.cards}
+    defined = {card.name for card in trial.cards} | {*_declared(trial.sections)}
     used: dict[str, tuple[str, str]] = {}
     for host in trial.hosts:
         for unknown in unknown_names("\n".join(host.lines), trial.cards):
@@ -383,7 +397,7 @@ def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Ite
         tries = {n: renamed(witness.statement, witness.name, n) for n in names}
         if (copied := witness.copied) is not None:
             quick = trial.insert_all(copied, [*tries.values()])
-            known = [n for n, s in tries.items() if quick[s].kind != copied.unknown]
+            known = [n for n, s in tries.items() if not copied.refuses(s, n, quick[s])]
             tries = {n: tries[n] for n in known[:MOST_ALONE]}
         tried = trial.insert_all(witness, [*tries.values()])
         for name, statement in tries.items():
@@ -391,6 +405,15 @@ def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Ite
                 document, place = used[name]
                 message = "the tool knows it, it is used here, and no document defines it"
                 yield Finding("name", "missing", name, document, place, message, statement)
+
+
+def _declared(sections: Sequence[ManualSection]) -> Iterator[str]:
+    """Names of functions with a type, also of those without a card."""
+    for section in sections:
+        for match in _DECLARED.finditer(section.text):
+            if match["type"] not in ("return", "else", "case", "goto"):
+                yield re.sub(r"[\[\]]", "", match["name"])
+                yield re.sub(r"\[\w*\]", "", match["name"])
 
 
 def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
@@ -404,7 +427,9 @@ def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iter
     tries: dict[str, list[str]] = {}
     for card in stated:
         witness = witnesses.get(mark_of(card.name))
-        if not uses.get(card.name) and witness is not None and len(tries) < MOST_COUNTED:
+        if uses.get(card.name) or witness is None:
+            continue
+        if len(tries) < (MOST_COUNTED // 5 if witness.in_place else MOST_COUNTED):
             tries.setdefault(card.name, _of_lengths(witness, card.name))
     tried: dict[str, Tried] = {}
     for mark, witness in witnesses.items():
@@ -418,7 +443,7 @@ def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iter
             message = "the tool's messages do not count operands"
             yield finding("operands", "unchecked", card, message)
         elif card.name not in tries:
-            message = f"no kernel uses it, and {MOST_COUNTED} other such names were tried"
+            message = f"no kernel uses it, and {len(tries)} other such names were tried"
             yield finding("operands", "unchecked", card, message)
         else:
             results = [tried[statement] for statement in tries[card.name]]

@@ -56,6 +56,10 @@ class Tried:
         """The first line of the log that states an error."""
         return _first_message(self.log)
 
+    def about(self, name: str) -> str:
+        """The first error that has this name, "" if none has."""
+        return next((line for line in _errors(self.log) if name in line), "")
+
 
 @dataclass
 class ProbedTool:
@@ -91,23 +95,22 @@ class ProbedTool:
                 continue
             by_line = self._messages(whole.log, place + 2)
             found = {s: by_line[n] for n, s in enumerate(group) if n in by_line}
-            for statement, message in found.items():
-                codes = tuple(dict.fromkeys(_CODE.findall(message)))
-                tried[statement] = Tried(False, kind_of(message, statement), codes, message)
+            for statement, log in found.items():
+                codes = tuple(dict.fromkeys(_CODE.findall(log)))
+                tried[statement] = Tried(False, kind_of(log, statement), codes, log)
             left = [s for s in group if s not in found]
             middle = len(left) if found else len(left) // 2
             groups += [part for part in (left[:middle], left[middle:]) if part]
         return tried
 
     def _messages(self, log: str, first: int) -> dict[int, str]:
-        """The first error of each line of the source, counted from line `first`."""
-        found: dict[int, str] = {}
-        for line in log.splitlines():
-            place = _PLACE.match(line.strip())
-            is_error = _CODE.search(line) or _MARKED.search(line)
-            if place and is_error and place[1].endswith(self._main):
-                found.setdefault(int(place[2]) - first, line.strip())
-        return found
+        """The errors of each line of the source, counted from line `first`."""
+        found: dict[int, list[str]] = {}
+        for line in _errors(log):
+            place = _PLACE.match(line)
+            if place and place[1].endswith(self._main):
+                found.setdefault(int(place[2]) - first, []).append(line)
+        return {number: "\n".join(lines) for number, lines in found.items()}
 
     @property
     def _main(self) -> str:
@@ -193,9 +196,12 @@ def kind_of(log: str, words: str) -> str:
 
 
 def _first_message(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    marked = (line for line in lines if _CODE.search(line) or _MARKED.search(line))
-    return next(marked, lines[0] if lines else "")
+    return next(_errors(log), next(filter(None, map(str.strip, log.splitlines())), ""))
+
+
+def _errors(log: str) -> Iterator[str]:
+    lines = (line.strip() for line in log.splitlines())
+    return (line for line in lines if _CODE.search(line) or _MARKED.search(line))
 
 
 @dataclass(frozen=True)
