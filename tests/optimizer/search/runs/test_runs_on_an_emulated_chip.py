@@ -127,7 +127,7 @@ def test_names_that_tools_refuse_are_remembered(base: DrawnBase) -> None:
     missing = KERNEL.replace("#include <riscv_vector.h>\n", "").replace("vfmax", "vfmin")
     searched(base, Scripted([wrong, missing, KERNEL]))
     [row] = coverage(base.services, CHIP).refused
-    assert row.name == "__riscv_vfbig_vv_f32m1" and row.seen.endswith("candidate 1")
+    assert row.name == "__riscv_vfbig_vv_f32m1" and ", candidate " in row.seen
     assert row.section == f"Vector functions > {row.name}"
     told = Scripted([wider(2)])
     searched(base, told, knowledge=True)
