@@ -73,6 +73,7 @@ MOST_QUOTED = 200  # words in code marks that are tried as names
 _NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _DIGITS = re.compile(r"\d+")
 _QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
+_ONLY_IF = re.compile(r"only (?:if|for|with|on|from|when)\b", re.IGNORECASE)
 _HEADER = re.compile(
     r"^[ \t]*(#[ \t]*include[ \t]*[<\"][\w./-]+[>\"]|import [\w.]+(?: as \w+)?"
     r"|from [\w.]+ import [\w*, ]+)[ \t]*$",
@@ -361,6 +362,10 @@ def _check_names(
         if refused:
             first = unknown[refused[0]]
             message = f"the tool does not know it: {first.about(card.name) or first.message}"
+            if condition := next((text for text in card.limits if _ONLY_IF.match(text)), ""):
+                message = f"the tool does not know it; the manual has it {condition}"
+                yield finding("name", "unchecked", card, message, refused[0])
+                continue
             yield finding("name", "contradicted", card, message, refused[0])
             continue
         if examples and undecided.issuperset(examples):
