@@ -272,7 +272,10 @@ def witnesses_of(trial: ManualTrial) -> dict[str, Witness]:
                 if in_place and before is not None and before.named:
                     continue
                 witness = _witness(trial, host, place, statement, name, in_place)
-                if witness is not None and (before is None or witness.worth > before.worth):
+                # A line whose name has no card is of use only where messages have the name.
+                if witness is None or not (witness.named or name in used):
+                    continue
+                if before is None or witness.worth > before.worth:
                     found[mark] = witness
     return found
 
@@ -399,17 +402,23 @@ def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Ite
                 used.setdefault(name, (section.document, section.place))
     for mark, witness in witnesses.items():
         names = [n for n in used if n not in defined and mark_of(n) == mark and witness.plain_ok]
-        tries = {n: renamed(witness.statement, witness.name, n) for n in names}
-        if (copied := witness.copied) is not None:
-            quick = trial.insert_all(copied, [*tries.values()])
-            known = [n for n, s in tries.items() if not copied.refuses(s, n, quick[s])]
-            tries = {n: tries[n] for n in known[:MOST_ALONE]}
+        tries = _in_line(trial, witness, names)
         tried = trial.insert_all(witness, [*tries.values()])
         for name, statement in tries.items():
             if tried[statement].ok or tried[statement].kind in witness.counted:
                 document, place = used[name]
                 message = "the tool knows it, it is used here, and no document defines it"
                 yield Finding("name", "missing", name, document, place, message, statement)
+
+
+def _in_line(trial: ManualTrial, witness: Witness, names: Sequence[str]) -> dict[str, str]:
+    """By name, the witness's line with it; of a line that needs a compilation for each, only some
+    names, those that its copy does not refuse first."""
+    tries = {n: renamed(witness.statement, witness.name, n) for n in names}
+    if (copied := witness.copied) is not None:
+        quick = trial.insert_all(copied, [*tries.values()])
+        tries = {n: s for n, s in tries.items() if not copied.refuses(s, n, quick[s])}
+    return dict([*tries.items()][:MOST_ALONE]) if witness.in_place else tries
 
 
 def _declared(sections: Sequence[ManualSection]) -> Iterator[str]:
