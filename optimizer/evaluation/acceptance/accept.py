@@ -285,10 +285,10 @@ def _witness(
 ) -> Witness | None:
     bare = Witness(host, place, statement, name, "", frozenset(), in_place=in_place)
     plain = trial.insert(bare, statement)
-    other = renamed(statement, name, mark_of(name) + NONSENSE)
-    unknown = trial.insert(bare, other)
+    invalid = renamed(statement, name, mark_of(name) + NONSENSE)
+    unknown = trial.insert(bare, invalid)
     named = unknown.about(NONSENSE)
-    kind = kind_of(named, other) if named else unknown.kind
+    kind = kind_of(named, invalid) if named else unknown.kind
     if unknown.ok or kind == (plain.kind if not named else kind_of(plain.about(name), statement)):
         return None
     counted = set()
