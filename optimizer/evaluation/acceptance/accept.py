@@ -541,8 +541,9 @@ class TimedClaim:
 def check_latencies(trial: ManualTrial) -> Iterator[Finding]:
     """Latencies and issue cycles of cards, measured by chains of copies in a host that runs."""
     host = next((host for host in trial.hosts if host.signature is not None), None)
-    claims = {card.name: (card, *_stated_cycles(trial.cards, card.name)) for card in trial.cards}
-    timed = {n: c for n, c in claims.items() if (c[1] or c[2]) and trial.accepted.get(n)}
+    accepted = [card for card in trial.cards if trial.accepted.get(card.name)]
+    claims = {card.name: (card, *_stated_cycles(accepted, card.name)) for card in accepted}
+    timed = {n: c for n, c in claims.items() if c[1] or c[2]}
     if host is None or not timed:
         return
     bench = _Chains.at_cheapest_place(trial, host)

@@ -1,5 +1,6 @@
-"""Runs on a real language that an emulator executes: the tools' versions and the floor in prompts,
-the stop at the floor, and names of a manual that the tools refuse. Skipped without the emulator.
+"""Real languages that an emulator executes: the tools' versions and the floor in prompts, the stop
+at the floor, and names of a manual that the tools refuse, in a run and in the acceptance test.
+Skipped without the emulators.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.search.model_writes.chips import emulated
 from ingestion.uploads import FileUpload
 from kb.errors import Unavailable
+from optimizer.evaluation.acceptance.accept import accept_manuals
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.goal import Goal
 from optimizer.search.records import Proposal
@@ -132,3 +134,29 @@ def test_names_that_tools_refuse_are_remembered(base: DrawnBase) -> None:
     told = Scripted([wider(2)])
     searched(base, told, knowledge=True)
     assert f"does not know these names of the manuals: {row.name}." in told.requests[0]
+
+
+HEADER = """
+/* C Intrinsic Prototype: HVX_Vector Q6_Vh_vadd_VhVh(HVX_Vector Vu, HVX_Vector Vv) */
+#define Q6_Vh_vadd_VhVh(Vu,Vv) __builtin_a(Vu,Vv)
+/* C Intrinsic Prototype: HVX_Vector Q6_Vh_vsub_VhVh(HVX_Vector Vu, HVX_Vector Vv) */
+#define Q6_Vh_vsub_VhVh(Vu,Vv) __builtin_b(Vu,Vv)
+/* C Intrinsic Prototype: HVX_Vector Q6_Vh_vwarp_VhVh(HVX_Vector Vu, HVX_Vector Vv) */
+#define Q6_Vh_vwarp_VhVh(Vu,Vv) __builtin_c(Vu,Vv)
+#if __HVX_ARCH__ >= 68
+/* C Intrinsic Prototype: HVX_Vector Q6_Vsf_vadd_VsfVsf(HVX_Vector Vu, HVX_Vector Vv) */
+#define Q6_Vsf_vadd_VsfVsf(Vu,Vv) __builtin_d(Vu,Vv)
+#endif
+"""
+
+
+def test_acceptance_tries_names_where_the_sample_calls_in_a_loop(base: DrawnBase) -> None:
+    chip = "hexagon-v66-hvx"
+    header = FileUpload("protos.h", HEADER.encode(), "hardware", (chip,), languages=("hvx",))
+    base.upload([header])
+    [result] = accept_manuals(base.services, chip).languages
+    outcomes = {f.subject: f.outcome for f in result.findings if f.check == "name"}
+    assert outcomes["Q6_Vh_vadd_VhVh"] == outcomes["Q6_Vh_vsub_VhVh"] == "right"
+    assert outcomes["Q6_Vh_vwarp_VhVh"] == "contradicted"
+    assert outcomes["Q6_Vsf_vadd_VsfVsf"] == "unchecked"  # the header says from which version on
+    assert [row.name for row in coverage(base.services, chip).refused] == ["Q6_Vh_vwarp_VhVh"]
