@@ -20,7 +20,6 @@ SHIPPED = "shipped_evidence"  # key of the rows in the metadata of a skill
 PLACES = ("inside", "edge", "outside")
 EffectState = Literal["untested", "helps", "no effect", "harms"]
 EFFECTS: tuple[EffectState, ...] = ("helps", "harms", "no effect", "untested")
-LEAST_CASES = 2  # certainly faster ones that a gain over several cases needs
 NAMED = 3  # cases that a text names
 
 
@@ -211,8 +210,7 @@ class Measurement(Protocol):
 
 def effect_of(trials: Sequence[ShippedTrial]) -> SkillEffect:
     """The effect in shipped trials. A skill helps with a certain gain over all cases together and
-    if it is certainly faster in at least LEAST_CASES, or in the only one; else it harms if it did
-    so in any case."""
+    if it is certainly faster in at least half of them; else it harms if it did so in any case."""
     tried = [t for t in trials if not t.untried and t.place != "outside" and t.made]
     if not tried:
         reason = next((t.untried for t in trials if t.untried), "")
@@ -221,7 +219,7 @@ def effect_of(trials: Sequence[ShippedTrial]) -> SkillEffect:
     together = combined(gains)
     helped = sum(t.helps for t in tried)
     harms = tuple(_named(t) for t in tried if t.harms)
-    certain = together is not None and together.low > 1.0 and helped >= min(LEAST_CASES, len(tried))
+    certain = together is not None and together.low > 1.0 and 2 * helped >= len(tried)
     state: EffectState = "helps" if certain else "harms" if harms else "no effect"
     if not gains and not harms:
         return SkillEffect(untried="the machine was too busy to measure it")
@@ -256,8 +254,7 @@ def own_effect(
         for row in trials
         if (polarity != "avoid" and (row.speedup_high or 1.0) < 1.0) or row.details.get("wrong")
     )
-    least = min(LEAST_CASES, len(gains))
-    certain = together.low > 1.0 and sum(g.low > 1.0 for g in gains) >= least
+    certain = together.low > 1.0 and 2 * sum(g.low > 1.0 for g in gains) >= len(gains)
     state: EffectState = "helps" if certain else "harms" if harms else "no effect"
     newest = max(row.created_at for row in trials)[:10]
     devices = tuple(sorted({row.hardware_id for row in trials}))

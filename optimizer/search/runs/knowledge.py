@@ -139,7 +139,7 @@ def _move(move: AnsweredMove) -> ShownMove:
 
 def library_recipes(base: KnowledgeBase, hardware: str | None = None) -> list[Recipe]:
     """The recipes of active skills, without those that did harm in the shipped trials on this
-    hardware. Raises InvalidKnowledge."""
+    hardware and helped in none. Raises InvalidKnowledge."""
     sources = library_sources(base, hardware).items()
     return [_parsed(name, source.body, source.files) for name, source in sources]
 
@@ -154,7 +154,7 @@ def _parsed(name: str, body: Mapping[str, Any], files: Mapping[str, str]) -> Rec
 
 def library_sources(base: KnowledgeBase, hardware: str | None = None) -> dict[str, RecipeSource]:
     """Stored recipes of active skills, by name, without those that did harm in the shipped trials
-    on this hardware."""
+    on this hardware and helped in none."""
     with base.catalog.read() as connection:
         skills = list_skills(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
@@ -166,7 +166,7 @@ def library_sources(base: KnowledgeBase, hardware: str | None = None) -> dict[st
 
 def _harms(skill: SkillRow, hardware: str) -> bool:
     trials = [t for t in stored_trials(skill.metadata) if t.hardware == hardware]
-    return effect_of(trials).state == "harms"
+    return effect_of(trials).state == "harms" and not any(trial.helps for trial in trials)
 
 
 # -- moves of skills
