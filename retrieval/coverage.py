@@ -448,6 +448,8 @@ def _facts(proposed: int, accepted: int) -> str:
     return f"{accepted:,} accepted" if accepted else "they are proposed from its manuals"
 
 
+# -- whole kernels that reach contexts
+
 BUDGET = 24_000
 CHIPS = "accelerator"  # kind of hardware in the table; without families and vendors
 

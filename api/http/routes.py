@@ -29,6 +29,8 @@ from kb.settings import Settings, product_version
 from retrieval.diagnose.signals import load_signals
 from retrieval.request_body import RetrieveBody
 
+# -- the OpenAPI description: schemas of the bodies, and an example for every signal
+
 TITLE = "Kernlore"
 DESCRIPTION = """A knowledge service for optimizing GPU kernels. Upload the manuals of a chip, ask
 with what went wrong at run time, and get cited excerpts, moves and skills for that very hardware.

@@ -32,6 +32,8 @@ from kb.errors import Unavailable
 from retrieval.compose.hints import NO_INDEX, NO_VECTORS_YET
 from tests.api.replicas import Replica
 
+# -- snapshots of an installation's contents and answers, and their differences
+
 RETRY_SECONDS = 120.0
 PAUSE = 0.2
 TIMEOUT = httpx.Timeout(30.0, connect=2.0)
@@ -177,6 +179,8 @@ def differences(before: Contents, after: Contents) -> list[str]:
             lines.append(f"answer {key} is {kind}")
     return lines
 
+
+# -- the losses
 
 TITLE = "The loss of each part of an installation"
 MANUAL = "# Unit {word}\n\nThe {word} unit moves 16 bytes a clock and waits for the fabric.\n"

@@ -15,6 +15,8 @@ from optimizer.evaluation.isolation.machine import usable_processors
 from optimizer.evaluation.records import TIMING
 from optimizer.evaluation.runner.defences import Defences
 
+# -- how a case is timed: lengths, numbers and tolerances of blocks, by kind of device
+
 # How long a block may take at all, in aimed lengths, by kind of device: calls of microseconds are
 # short compared with the work between them. With three or four calls a block on a GPU, a kernel of
 # torch.compile had a speed-up of 0.40 instead of 1.04, for unknown reasons; there are five to
@@ -103,6 +105,8 @@ class TimingPolicy:
         assert share is not None
         return share
 
+
+# -- settings
 
 HARNESS = "22"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30

@@ -245,6 +245,8 @@ def _in_turns(cards: Sequence[Symbol], scores: Mapping[str, float]) -> Iterable[
     return (card for turn in zip_longest(*ordered) for card in turn if card is not None)
 
 
+# -- facts of a chip that a question for a value names
+
 # Words of questions for those of the keys of facts.
 _SPELLED = {
     "size": ("capacity", "large", "big", "much", "sizes"),

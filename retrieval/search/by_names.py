@@ -31,6 +31,8 @@ from retrieval.search.ranking import Ranked
 from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
 
+# -- the value that a question asks for
+
 VALUE_POOL = 60  # passages of a ranking that are read
 STATED = 0.6  # added to the score of a passage that states all, as a share of the best score
 NEAR_AFTER, NEAR_BEFORE = 4, 8  # words between a value and the thing after it, before it
@@ -236,6 +238,8 @@ def _names(text: str, terms: frozenset[str]) -> bool:
         for word in _TERM.finditer(text)
     )
 
+
+# -- names and messages
 
 MOST_NAMES = 8  # names of a text, the first ones
 MOST_SECTIONS = 3  # sections that define a name; a name with more is too general

@@ -97,6 +97,13 @@ from skills.trials.trial import (
 )
 from skills.uses import ScopePart
 
+# -- trials by ablation. A skill to use: two searches of one problem with the same seed and budget,
+# with it and without it, whose best kernels are measured anew; `portable.skill_trial` has the
+# advantage of one over the other. A warning: the best kernel of a search without it, measured with
+# and without the change that it warns of.
+#
+# Recipes propose in every search, so no model is needed. Equal candidates are evaluated once.
+
 MAX_TRIALS = 3  # of a skill
 MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, including those that the skill's precondition excludes
 MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all

@@ -368,6 +368,9 @@ def _note_stage(span: str, _: object) -> None:
         note(f"{stage}; {busy}" if busy else stage)
 
 
+# -- judge: one submission to a task of a benchmark, with a signed result
+
+
 def _text(record: Json) -> str:
     """The verdict, its subject and the signature."""
     signed = record["signature"]
