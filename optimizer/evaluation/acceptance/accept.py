@@ -333,7 +333,7 @@ def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterato
             yield finding("name", "unchecked", card, "a part of the signatures of other names")
         elif mark not in witnesses:
             yield finding("name", "unchecked", card, "no kernel here has a line to try it in")
-        elif calls and card.kind == "instruction" and not examples and "(" not in card.signature:
+        elif calls and not examples and _is_statement(card):
             message = "an instruction; the kernels here call functions"
             yield finding("name", "unchecked", card, message)
         else:
@@ -343,6 +343,12 @@ def check_names(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterato
         yield from _check_names(trial, witnesses[mark], shown)
         bare = [claim for claim in claims if not claim[1]]
         yield from _check_names(trial, witnesses[mark].for_names, bare)
+
+
+def _is_statement(card: Symbol) -> bool:
+    """Whether its signature has operands without a call, or its kind is that of such names."""
+    spaced = re.search(rf"{re.escape(card.name)}[ \t]+[^(\s]", card.signature) is not None
+    return spaced or (card.kind == "instruction" and "(" not in card.signature)
 
 
 def _check_names(
@@ -939,9 +945,12 @@ def _kernels(
         if kernel.language not in ("", language):
             continue
         host = host_of(tool, kernel.title, kernel.code)
-        if host is None:
+        if host is None and _in_other_notation(kernel.code, template.sample):
+            outcome: Outcome = "unchecked"
+            message = "in another notation than the sample of hardware.toml"
+        elif host is None:
             tried = tool.compile(kernel.code.strip("\n") + "\n")
-            outcome: Outcome = "wrong"
+            outcome = "wrong"
             message = f"does not compile: {tried.message}"
         else:
             hosts.append(host)
@@ -951,6 +960,12 @@ def _kernels(
         findings.append(Finding("whole kernel", outcome, kernel.title, document, "", message))
     hosts.sort(key=lambda host: (host.signature is None, -len(host.places)))
     return findings, hosts[:MAX_HOSTS]
+
+
+def _in_other_notation(code: str, sample: str) -> bool:
+    """Whether a kernel has no blocks in braces where the sample has them, as assembly beside C."""
+    plain = re.sub(r"^[ \t]*(?:#|//|;).*$", "", code, flags=re.MULTILINE)
+    return "{" in sample and "{" not in plain
 
 
 def _with_headers(tool: ProbedTool, host: Host, sections: Sequence[ManualSection]) -> Host:

@@ -239,3 +239,12 @@ def test_problems_for_models_compute(dtype: str) -> None:
         assert {str(x.dtype) for x in inputs} == {f"torch.{dtype}"}
         assert output.isfinite().all() and output.unique().numel() > 20
         assert output.dtype.is_floating_point == dtype.startswith("float")
+
+
+def test_names_of_statements_and_kernels_of_assembly_are_not_tried_as_calls() -> None:
+    of = replace(_read({"m.md": "# A\n\n## f1_add\n\n`int f1_add(int a)` adds.\n"}, "x")[0][0])
+    assert not claims._is_statement(of)
+    assert claims._is_statement(replace(of, name="vle8.v", signature="vle8.v vd, (rs1), vm"))
+    sample = "void run(int *x) {\n  x[0] = 1;\n}\n"
+    assert claims._in_other_notation("# void f() {\nloop:\n  vle8.v v0, (a0)\n  ret\n", sample)
+    assert not claims._in_other_notation("#include <a.h>\n" + sample, sample)
