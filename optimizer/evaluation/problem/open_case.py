@@ -130,7 +130,8 @@ class OpenCase:
     def _build(self, seed: int) -> torch.nn.Module:
         # Objects like modules become parts of the model, so that each model gets its own.
         args = self._init_args(seed) if self.init_source else self.init_args
-        drawing = nullcontext() if self._device == "cpu" else DrawnOnGpu()
+        on_gpu = self._device != "cpu" and torch.cuda.is_available()
+        drawing = DrawnOnGpu() if on_gpu else nullcontext()
         with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad(), drawing:
             model = self._class()(*args)
         self._buffers = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
