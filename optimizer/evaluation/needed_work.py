@@ -209,8 +209,7 @@ def _felt(influence: torch.Tensor, budget: float) -> torch.Tensor:
 
 def _sum_below(sizes: torch.Tensor, exponent: int) -> float:
     """The sum of the sizes below this power of two."""
-    below = math.ldexp(1.0, exponent)
-    pieces = torch.split(sizes.flatten(), PIECE)
+    below, pieces = math.ldexp(1.0, exponent), torch.split(sizes.flatten(), PIECE)
     sums = [torch.where(p < below, p, 0.0).sum(dtype=torch.float64) for p in pieces]
     return float(torch.stack(sums).sum())
 
