@@ -1,4 +1,8 @@
-"""The kind of a pasted text: a profile, metrics, code, a question, a signal or a log."""
+"""The kind of a pasted text: a profile, metrics, code, a question, a signal or a log.
+
+A text that is neither by its form is read as a log and as a profile: a known error makes it a log,
+counters that a rule reads a profile.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import Any
 
 from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
-from retrieval.diagnose.given_profile import advice_of, is_profile, known_errors
+from retrieval.diagnose.diagnosis import symptoms_in
+from retrieval.diagnose.given_profile import advice_of, is_profile, known_errors, shows_signals
 from retrieval.diagnose.linear_patterns import compile_pattern
 from retrieval.diagnose.signals import load_signals
 from retrieval.operators import load_operators
@@ -23,12 +28,14 @@ _PAIR_END = re.compile(r"\n|[,;]\s+")  # between metrics
 _LOG = re.compile(
     r"\b(?:error|warning|fatal|failed|failure|exception|traceback|abort(?:ed)?|segmentation fault"
     r"|ptxas|nvcc|hipcc|out of memory|illegal|assert(?:ion)?|undefined|cannot|core dumped)\b"
-    r"|\w\.(?:c|cc|cpp|cu|cuh|h|hpp|hip|py|mlir|ll)[:(]\d+|^\s*File \"",
+    r"|\w\.(?:c|cc|cpp|cu|cuh|h|hpp|hip|py|mlir|ll)[:(]\d+|^\s*File \"|^\[ *\d+\.\d{6}\] ",
     re.IGNORECASE | re.MULTILINE,
 )
 _FAILED = re.compile(
     r"\b(?:error|fatal|traceback|exception|failed)\b *[:(\[]|: error\b", re.IGNORECASE
 )
+_MEASURED = re.compile(r"\d ?%|\d ?x\b|\d ?(?:[GMT]i?B|[num\u00b5]?s)\b")
+_SUGGESTED = re.compile(r"\bdid you (?:mean|forget)\b[^?\n]*\?\s*$", re.IGNORECASE)  # by a compiler
 _CODE = compile_pattern(
     r"(?m-i:^\s*(?:#include\b|#pragma\b|import \w|from \w+ import|def \w+\(|class \w+[(:]"
     r"|@\w+(?:\.\w+)*\s*$"
@@ -56,9 +63,19 @@ def pasted(text: str) -> tuple[str, Any]:
     is_code = signs >= 2 or (signs and any(sign.search(stripped) for _, sign in _LANGUAGES))
     if len(lines) >= 3 and is_code and not _FAILED.search(stripped):
         return "draft", text
-    if len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped):
+    is_question = len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped)
+    is_known = bool(known_errors().match(stripped, 1))
+    counted = not is_question and not _LOG.search(stripped)
+    if not is_known and not stripped.endswith("?") and shows_signals(stripped, counted):
+        return "profile", text
+    if is_question and (stripped.endswith("?") or not _reports(stripped)):
         return "query", stripped
     return "log", text
+
+
+def _reports(text: str) -> bool:
+    """Whether a statement has measured numbers and names a signal."""
+    return bool(_MEASURED.search(text) and symptoms_in(text, load_signals()))
 
 
 def _pairs(text: str) -> list[str]:
@@ -147,6 +164,6 @@ def _json_metrics(text: str) -> Mapping[str, Any] | None:
 
 def _is_question(text: str) -> bool:
     """Whether a short text is a person's question, and not a line that a tool printed."""
-    if text.endswith("?"):
+    if text.endswith("?") and not _SUGGESTED.search(text):
         return True
     return not _LOG.search(text) and not known_errors().match(text, 1)

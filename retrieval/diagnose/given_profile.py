@@ -24,6 +24,7 @@ from kb.answers import ProfileRead
 from kb.errors import InvalidRequest
 from kb.hardware.spec import HardwareSpec
 from kb.predicates import Bindings, Predicate, compile_predicate
+from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.hot_lines import filled
 from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.rules import rules_of
@@ -187,6 +188,21 @@ def is_profile(text: str) -> bool:
         return len(known) - 1 >= max(LEAST_COUNTERS, lines / 5)
 
 
+def shows_signals(text: str, any_counter: bool = False) -> bool:
+    """Whether a text that is not a profile by its form has, read as one, counters that a rule
+    concludes a signal from, or with `any_counter` one that a rule may read."""
+    try:
+        profile = _read(text, ())
+    except InvalidRequest:
+        return False
+    if NO_UNIT in profile.notes:
+        return False
+    known = _known(profile.metrics, ())
+    if any_counter and normalise(known).values:
+        return True
+    return bool(profile.lines or readings(known) or diagnose(normalise(known)).signals)
+
+
 def _growths(text: str) -> dict[str, Metric]:
     """How counters change from the first column of a table to the second, where they are known."""
     changed = growths(text)
@@ -258,7 +274,17 @@ def advice_of(text: str) -> tuple[Advised, ...]:
         pct = float(stated["pct"]) if stated is not None else 0.0
         number = bisect_right(starts, match.start())
         found[signal] = Advised(signal, sentence[:MAX_SENTENCE], number, pct)
-    return tuple(sorted(found.values(), key=lambda advised: -advised.pct))
+    few_warps = not _ESTIMATE.search(flat) and not found.keys().isdisjoint(_FEW_WARPS)
+    return tuple(
+        sorted(
+            found.values(),
+            key=lambda advised: (few_warps and advised.signal == "latency_bound", -advised.pct),
+        )
+    )
+
+
+# Few warps are a cause of stalls; where ncu estimates no gains, the share of a stall is none.
+_FEW_WARPS = ("occupancy_limited", "grid_too_small")
 
 
 @lru_cache(maxsize=1)

@@ -51,6 +51,7 @@ _LEVEL = re.compile(
     r"|[^\"']{0,100}?\[(?:(?P<failure>E|F|ERROR|FATAL|CRITICAL)"
     r"|[WIVDT]|WARN(?:ING)?|INFO|DEBUG|VERBOSE)\]"
 )
+_SANITIZER = "Sanitizer: "
 _SKIPPED = re.compile(
     r"ignoring this (?:choice|config)|skipping (?:this |the )?(?:choice|config|tactic)", re.I
 )
@@ -97,6 +98,8 @@ def is_advisory(line: str) -> bool:
     """Whether a line labels itself as information, a warning, a note or a remark."""
     if _SKIPPED.search(line, 0, MAX_LINE) or _DEBUGS.match(line):
         return True
+    if _SANITIZER in line:
+        return False  # its findings are labelled as warnings
     if (level := _LEVEL.match(line)) is not None:
         return level["failure"] is None and level["failed"] is None
     label = _DIAGNOSTIC.search(line[:MAX_LINE])

@@ -107,9 +107,34 @@ def in_dialect(line: str, text: str) -> str:
     return text
 
 
+UNKNOWN_TYPE = re.compile(r"(?:unknown type name|no (?:type|template|member) named) [^;]{1,80}")
+_OTHER_TYPE = re.compile(rf"({UNKNOWN_TYPE.pattern}); did you mean [^?]{{1,80}}\?")
+_PLATFORM = re.compile(
+    r"\b(?:platform|backend|device type)s?\b(?: is|:|=)? ?[\"'`]?"
+    r"(tpu|gpu|cpu|cuda|rocm|hip|metal|mps|xpu)\b",
+    re.IGNORECASE,
+)
+_FOR_PLATFORM = re.compile(
+    r"\b(?:on|for|with) (?:an? |the )?(TPU|GPU|CPU|CUDA|ROCm|HIP|Metal|MPS|XPU)s?\b", re.IGNORECASE
+)
+_GPUS = {"gpu": ("cuda", "rocm", "hip", "metal", "mps", "xpu")}
+
+
+def _of_platform(sentences: Sequence[str]) -> list[str]:
+    """The sentences without those for a platform other than the one that the message names."""
+    named = _PLATFORM.search(" ".join(sentences))
+    if named is None:
+        return [*sentences]
+    platform = named[1].lower()
+    alike = {platform, *_GPUS.get(platform, ()), *(k for k, v in _GPUS.items() if platform in v)}
+    others = ((s, {m.lower() for m in _FOR_PLATFORM.findall(s)}) for s in sentences)
+    return [sentence for sentence, of in others if not of or of & alike]
+
+
 def advice_in(message: Sequence[str]) -> Advice | None:
     """The first action that a message names, else the first condition that it states."""
     sentences = [s for s in _sentences(message) if not _words("elsewhere").search(s)]
+    sentences = _of_platform(sentences)
     for is_condition, pattern in ((False, _actions()), (True, _words("conditions"))):
         for sentence in sentences:
             if pattern.search(sentence):
@@ -153,7 +178,9 @@ def _sentences(message: Sequence[str], least: int = 8) -> Iterator[str]:
         wrapped = wrapped and not re.search(r"[.:!?]\s*$", text) and not _FIELD.match(line)
         wrapped = wrapped and not _ADVISES.match(line)
         text += (" " if wrapped else "\n") + _bare(line)
-    for sentence in _SENTENCE.split(without_boilerplate(text)):
+    # The suggestion for a type that the language lacks is a type of another meaning.
+    text = _OTHER_TYPE.sub(r"\1", without_boilerplate(text))
+    for sentence in _SENTENCE.split(text):
         sentence = " ".join(_LINK.sub("", sentence or "").split()).strip(" |,-")
         if len(sentence) >= least and not sentence.endswith(":"):
             yield sentence
@@ -191,7 +218,7 @@ def meaning_of(message: Sequence[str]) -> str:
     """What to do about a message of a usual form ("X is not supported by Y", "expected X, got Y"),
     with its names; the allowed values before the rest. Empty for other messages."""
     sentences = [s for s in _sentences(message, 3) if not _words("elsewhere").search(s)]
-    return _choice_in(" ".join(sentences)) or next(filter(None, map(_filled_form, sentences)), "")
+    return choice_in(message) or next(filter(None, map(_filled_form, sentences)), "")
 
 
 def _filled_form(sentence: str) -> str:
@@ -215,13 +242,17 @@ def _name_in(text: str) -> str:
     return text if len(text) <= MAX_FILLED else f"{text[:MAX_FILLED].rsplit(' ', 1)[0]} ..."
 
 
-def _choice_in(text: str) -> str:
+def choice_in(message: Sequence[str]) -> str:
     """The values that a message allows, and how the given one is brought to one of them."""
+    sentences = (s for s in _sentences(message, 3) if not _words("elsewhere").search(s))
+    text = " ".join(sentences)
     found = _words("choices").search(text)
     if found is None:
         return ""
     listed = next(group for group in found.groups() if group)
-    values = [v.strip(" '\"`[](){}") for v in re.split(r",| and | or |\|", listed)]
+    values = [
+        v.strip(" '\"`[](){}") for v in re.split(r",| and | or |\||(?<=['\"])\s+(?=['\"])", listed)
+    ]
     values = [v for v in values if v and len(v) <= MAX_NAME]
     if not values:
         return ""
@@ -390,6 +421,61 @@ def arguments_in(lines: Sequence[str], number: int) -> str:
     return ""
 
 
+_DIMENSIONS = re.compile(
+    r"\b(?P<of>grid|num_?blocks|block|threads)(?:[_ ]?(?:size|dims?|shape))?"
+    r"[\s:=]{0,4}(?:dim3)?[\[({<]{0,2} ?(?P<sizes>\d+(?: ?[,x\u00d7] ?\d+){0,2})\b",
+    re.IGNORECASE,
+)
+_TRIPLE = re.compile(r"<<<\s*\(?(?P<grid>\d+(?:, ?\d+){2})\)?")
+_AXES = "xyz"
+# The largest grid of CUDA and the largest blockDim of Ascend C, by dimension.
+_GRIDS = {"CUDA": (2**31 - 1, 65_535, 65_535), "CANN": (65_535,)}
+_THREADS = (1_024, 1_024, 64)
+
+
+def launch_in(lines: Sequence[str], number: int) -> str:
+    """What to change about a launch near line `number` that was refused, where a dimension that the
+    lines name exceeds its limit; empty without one."""
+    near = [line[:MAX_LINE] for line in lines[max(0, number - 5) : number + 4]]
+    text = "\n".join(near)
+    if re.search(r"\bAsc|\baclrt|\bCANN\b|\bACL_|\brtKernel", text):
+        tool = "CANN"
+    elif re.search(r"(?i:cuda)|\bcu[A-Z]\w+|\bCU_\w+", text):
+        tool = "CUDA"
+    else:
+        return ""
+    found = [(m["of"].lower(), m["sizes"]) for m in _DIMENSIONS.finditer(text)]
+    found += [("grid", m["grid"]) for m in _TRIPLE.finditer(text)]
+    for of, listed in found:
+        sizes = [int(size) for size in re.findall(r"\d+", listed)]
+        blocks = of.startswith(("grid", "num")) or (tool == "CANN" and of.startswith("block"))
+        limits = _GRIDS[tool] if blocks else _THREADS if tool == "CUDA" else ()
+        for axis, (size, limit) in zip(_AXES, zip(sizes, limits, strict=False), strict=False):
+            if size > limit:
+                return _over_launch(tool, axis, size, limit, blocks)
+        if limits is _THREADS and len(sizes) > 1 and prod(sizes) > _THREADS[0]:
+            return _over_launch(tool, " * ".join(_AXES[: len(sizes)]), prod(sizes), 1_024, False)
+    return ""
+
+
+def _over_launch(tool: str, axis: str, size: int, limit: int, blocks: bool) -> str:
+    if not blocks:
+        return (
+            f"The block has {size:,} threads in {axis}, and {tool} allows {limit:,} (1,024 in all):"
+            " launch fewer threads per block and give each more elements."
+        )
+    if tool == "CUDA":
+        return (
+            f"The grid has {size:,} blocks in {axis}, and {tool} allows {limit:,} there (65,535 in"
+            " y and z, 2,147,483,647 in x): put this dimension into x, flatten the grid and compute"
+            " the indices, or let each block loop over several tiles."
+        )
+    return (
+        f"The launch has {size:,} blocks, and {tool} allows {limit:,}: launch as many as there are"
+        " cores and let each loop over several tiles."
+    )
+
+
 # -- codes of interfaces
 
 
@@ -417,6 +503,7 @@ def _hex(code: str) -> str:
     return "0x" + code[2:].upper()
 
 
+LEAST_BITS = 0x7000_0000  # from which on a decimal code is one that its header writes in hex
 _OF_MAKE = re.compile(r"\s*(?:g?make|ninja)(?:\[\d+\])?: ")
 
 
@@ -428,6 +515,8 @@ def name_of_code(line: str) -> str:
         found = numbered.search(line)
         if found is not None and not named.search(line):
             code = next(group for group in found.groups() if group)
+            if code.isdigit() and int(code) >= LEAST_BITS:
+                code = hex(int(code))
             if name := names.get(code) or names.get(code.lower()) or names.get(_hex(code)):
                 return str(name)
     return ""

@@ -37,14 +37,17 @@ from retrieval.diagnose.log_lines import (
     without_prefix,
 )
 from retrieval.diagnose.message import (
+    UNKNOWN_TYPE,
     Advice,
     advice_in,
     arguments_in,
     cause_below,
+    choice_in,
     devices_in,
     excess_in,
     first_report,
     in_dialect,
+    launch_in,
     meaning_of,
     message_at,
     message_words,
@@ -76,6 +79,7 @@ OF_CARDS, OF_WORDS = "card", "words"
 # failure alone, or only that something failed. Below a condition, the advice of the message
 # replaces the remedy.
 CAUSE, CONDITION, KIND, WRAPPER = LEVELS = ("cause", "condition", "kind", "wrapper")
+KIND_OF_FAILURE = LEVELS.index(KIND)
 ANY_FAILURE = ("compile_error", "launch_error")  # signals that a more specific one precedes
 NEAR_LINES = 4  # between a leading line and its amounts
 MAX_MATCHES = 20
@@ -177,8 +181,9 @@ class SignatureMatch:
     lacks. `amounts` are the numbers of the groups `needed` and `limit` of the signature `sized`,
     and `facts` those of the chip. `advice` is that of the message itself. `comparison` has the
     numbers that a failed test compared, `meaning` is what to do about a message of a usual form,
-    and `more` has the settings, devices and arguments that the log names for it. `width` is the
-    number of characters that the pattern matched."""
+    `launch` about the dimension of a refused launch that exceeds its limit, and `more` has the
+    settings, devices and arguments that the log names for it. `width` is the number of characters
+    that the pattern matched."""
 
     signature: ErrorSignature
     line_number: int
@@ -192,6 +197,7 @@ class SignatureMatch:
     advice: Advice | None = None
     comparison: Comparison = NO_COMPARISON
     meaning: str = ""
+    launch: str = ""
     more: str = ""
     width: int = MAX_WORDS
 
@@ -259,11 +265,14 @@ class SignatureMatch:
     def _known(self) -> str:
         """The remedy of the signature or of its case; none of a general one if the message has
         advice."""
+        if self.launch:
+            return self.launch
         known = Bindings(parameters=self.amounts, facts=self.facts)
         cases = self.sized.remedies if self.sized else ()
         case = next((t for when, t in cases if when.evaluate(known).value), "")
         is_source = self.signature.id in message_words()["source_signatures"]
-        if is_source and (foreign := origin_of(self.line)):
+        typed = self.meaning and UNKNOWN_TYPE.search(self.line)
+        if is_source and not typed and (foreign := origin_of(self.line)):
             return foreign
         provided = self.signature.id in _more_of()["symbols"] and provider_of(self._symbol)
         if self.signature.id not in _more_of()["own_remedy"]:
@@ -317,7 +326,15 @@ class SignatureMatch:
         return " ".join(filled.split()).rstrip(" :")
 
     @property
-    def _order(self) -> tuple[bool | int | str, ...]:
+    def order(self) -> tuple[Any, ...]:
+        """The place among the lines of a log: wrong values follow from a call that failed."""
+        advisory, level, *others = self._order
+        if self.signature.signal == "correctness_mismatch" and level < KIND_OF_FAILURE:
+            return (advisory, KIND_OF_FAILURE - 0.5, *others)
+        return self._order
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
         of = self.signature
         advisory = of.failure_class == WARNING_ONLY or is_advisory(self.line)
         between = (advisory, LEVELS.index(of.level), self.line_number)
@@ -434,7 +451,7 @@ class SignatureIndex:
                 matches.append(_beside(matches, over))
             if matches:
                 best.append(_leading(matches))
-        chosen = _deduplicated(sorted(best, key=lambda match: match._order), limit)
+        chosen = _deduplicated(sorted(best, key=lambda match: match.order), limit)
         chosen = [_compared(_completed(match, best), index) for match in chosen]
         advised = [_advised(match, index) for match in chosen]
         advised = [replace(m, line_number=index.printed_at(m.line_number)) for m in advised]
@@ -499,8 +516,10 @@ def _advised(match: SignatureMatch, index: LogIndex) -> SignatureMatch:
     """A match with what its message says."""
     message = message_at(index.all_lines, match.line_number)
     advice = advice_in(message)
+    if choice := choice_in(message):
+        advice = None  # "make sure that it is one of these" names none
     action = advice is not None and not advice.is_condition
-    meaning = "" if action else meaning_of(message)
+    meaning = choice or ("" if action else meaning_of(message))
     general = match.signature.is_general
     ids = _more_of()
     general &= match.signature.id not in ids["own_cause"] or not any(match.captured.values())
@@ -517,7 +536,10 @@ def _advised(match: SignatureMatch, index: LogIndex) -> SignatureMatch:
         else "",
         pass_in(index.all_lines) if match.failure_class == "compiler_crash" else "",
     ]
-    return replace(match, advice=advice, meaning=meaning, more=" ".join(filter(None, more)))
+    launched = match.signature.id in ids["launches"]
+    launch = launch_in(index.all_lines, match.line_number) if launched else ""
+    more_said = " ".join(filter(None, more))
+    return replace(match, advice=advice, meaning=meaning, launch=launch, more=more_said)
 
 
 def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from retrieval.profiles.profile import without_prefix
+from retrieval.profiles.profile import without_deviations, without_prefix
 
 MAX_LINE = 2_000
 MAX_NAME = 90
@@ -34,6 +34,7 @@ _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
 def counters(text: str, columns: bool = True) -> dict[str, str]:
     """Every possible name of a counter with its value and unit; the first of a name. With `columns`
     also those of CSV with a column for each counter."""
+    text = without_deviations(text)
     if _DECIMAL_COMMA.search(text):
         text = re.sub(r"(#\s*-?\d+),(\d)", r"\1.\2", text)
     found: dict[str, str] = {}

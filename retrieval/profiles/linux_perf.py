@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrieval.profiles.lines import TIME_UNIT, LineRow, of_leading
-from retrieval.profiles.profile import Kernel, Metric, Profile, number
+from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_deviations
 from retrieval.profiles.program import RUNTIMES, WAITS
 
 KIND = "perf"
@@ -89,6 +89,9 @@ def read(text: str) -> Profile | None:
     kernel, rows = of_leading(read_lines(text))
     if rows:
         return Profile(KIND, kernel, {}, (Kernel(kernel, 1, 0.0),), (), rows, TIME_UNIT)
+    if (excerpt := _excerpt(text)) is not None:
+        return excerpt
+    text = without_deviations(text)
     counts = next((c for c in (_json(text), counts_of_csv(text), _text(text)) if c), None)
     if counts is None:
         return _report(text)
@@ -244,6 +247,45 @@ def _with_file(rows: list[LineRow]) -> list[LineRow]:
     ]
 
 
+# A screen of perf annotate: a share, a bar, and an instruction, or source without a share.
+_EXCERPT = re.compile(r"\s{0,12}(?P<percent>\d{1,2}\.\d\d|100\.00)?\s{0,12}[|\u2502](?P<text>.*)$")
+_INSTRUCTION = re.compile(
+    r"\s*(?:[0-9a-f]{1,12}:\s+)?[\u2191\u2193\u2190\u2192+-]? ?(?P<instruction>[a-z][a-z0-9.]{1,15}"
+    r"(?:\s+[%$*(\[\w#-].*)?)$"
+)
+_SPINS = re.compile(r"pause|back_?off|\bspin|busy.?wait|cpu_relax|steal|sched_yield|\byield", re.I)
+LEAST_SHARES = 2  # sampled instructions of a screen
+
+
+def _excerpt(text: str) -> Profile | None:
+    """The sampled instructions of a part of a screen of perf annotate; None for other texts."""
+    rows: list[LineRow] = []
+    spins = waits = 0.0
+    source, above = "", ""
+    for line in _lines(text):
+        if (screen := _EXCERPT.match(line)) is None or screen["text"].count("|") > 1:
+            if line.strip():
+                return None
+            continue
+        found = _INSTRUCTION.match(screen["text"]) if screen["percent"] else None
+        if screen["percent"] and found is None:
+            return None
+        if found is None:
+            above += screen["text"]
+            source = screen["text"].strip() or source
+            continue
+        samples = float(screen["percent"])
+        spins = samples if _SPINS.search(above + screen["text"]) else 0.0
+        waits += spins
+        above = "" if not spins else above
+        rows.append(LineRow(samples, instruction=found["instruction"].strip(), source=source))
+    if len(rows) < LEAST_SHARES or sum(row.samples for row in rows) > ONE_WHOLE:
+        return None
+    metrics: dict[str, Metric] = {"sync_sample_pct": round(waits, 2)} if waits else {}
+    return Profile(KIND, metrics=metrics, lines=tuple(rows), unit=TIME_UNIT)
+
+
+ONE_WHOLE = 101.0  # per cent, with rounding
 _REPORTED = re.compile(
     r"\s*(?P<percent>\d+[.,]\d+)%\s+(?:\d+[.,]\d+%\s+)?(?:\d+\s+)?(?P<command>\S+)\s+(?P<object>\S+)\s+\[[.k]\]"
     r"\s(?P<name>\S.*?)\s*$"

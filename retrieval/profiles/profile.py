@@ -112,6 +112,17 @@ _PREFIX = re.compile(
 )
 
 
+_DEVIATION = re.compile(
+    r"\(\s{0,4}(?:\+-|\+/-|\u00b1)\s{0,6}[\d.,]{1,12}\s?%\s{0,4}\)"
+    r"|(?<=[\dA-Za-z])\s{0,3}(?:\+-|\+/-|\u00b1)\s{0,4}[\d.,]{1,15}(?: ?%)?"
+)
+
+
+def without_deviations(text: str) -> str:
+    """A text without the deviations of repeated runs ("+- 0.2", "( +- 0.5% )")."""
+    return _DEVIATION.sub("", text)
+
+
 def without_prefix(line: str) -> str:
     """A line without the time, the level and the place that a logger or a tool puts before it."""
     return _PREFIX.sub("", line)

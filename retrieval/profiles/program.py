@@ -31,7 +31,7 @@ _HOST = re.compile(
 )
 _COPY = re.compile(
     r"mem_?(?:cpy|set|move)|memory ?(?:copy|fill)|(?:host|device)_?-?to-?_?(?:device|host)"
-    r"|\b[hd]-?[2>]-?>?[hd]\b|[HD]to[HD]\b|enqueue(?:read|write|copy|fill)|copy_?buffer|appendmemory"
+    r"|\b[hd]-?[2>]-?>?[hd](?:\b|copy)|[HD]to[HD]\b|enqueue(?:read|write|copy|fill)|copy_?buffer|appendmemory"
     r"|^copy.{0,12}\bH->D|CopyNode",
     re.IGNORECASE,
 )
@@ -72,7 +72,7 @@ _BUILD = re.compile(
 )
 _ALLOCATE = re.compile(
     r"mem_?(?:alloc|free|create|pool|address)|malloc|(?:cuda|hip)Free|(?:cuda|hip)HostAlloc"
-    r"|makememoryresident|createbuffer",
+    r"|makememoryresident|createbuffer|(?<![a-z])(?:de|re)?alloc(?:at\w{1,4})?(?![a-z])",
     re.IGNORECASE,
 )
 # In this order; each function belongs to the first that matches.

@@ -16,6 +16,7 @@ from retrieval.profiles import (
     proton,
     resources,
     rocm,
+    stated,
     tables,
     tool_logs,
     torch_profile,
@@ -33,7 +34,7 @@ READ = (
     " --output-format summary-json`; any lines or table of names with times or shares (nsys stats,"
     " nvprof, unitrace, VTune, PyTorch, TensorRT, ONNX Runtime, ggml, gprof); and any list or table"
     " of known counters (nvprof, toplev, VTune, likwid, PAPI, cachegrind), and samples of"
-    " nvidia-smi and rocm-smi."
+    " nvidia-smi and rocm-smi, and reports of llvm-mca."
 )
 # The first characters of files that are not text, with the tool and the command that prints them.
 _BINARY = {
@@ -50,6 +51,7 @@ _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
     accelerators.read_json,
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
+    stated.read_simulated,
     nsight.read,
     resources.read,
     tool_logs.read_monitor,
@@ -97,6 +99,8 @@ def _recognised(text: str, loose: bool) -> Profile | None:
         of_text = (read(text) for read in _OF_TEXT)
         found = next((p for p in chain(of_json, of_text) if p is not None), None)
         # A reader that knows the tool may not know this table of it.
+        if found is None and loose:
+            found = stated.read_words(text)
         table = tables.read(text, loose) if found is None or _is_empty(found) else None
         if found is None or table is None:
             return found or table

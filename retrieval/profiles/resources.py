@@ -42,12 +42,14 @@ _STATED = tuple(
         (
             r"\bV?GPRs: +(\d+)|\bNumVgprs: +(\d+)|\.vgpr_count: +(\d+)|\bUsed (\d+) registers"
             r"|\b(\d+) registers used|\bn_regs\W{1,3}(\d+)|\bgrf_count: (\d+)"
-            r"|workitem_vgpr_count = (\d+)|allocated (\d+) regs",
+            r"|workitem_vgpr_count = (\d+)|allocated (\d+) regs"
+            r"|\b(?:[VA]GPRs?|regs|registers|num_regs|nregs)(?:=|: ?)(\d+)",
             "registers_per_thread",
         ),
         (
             r"VGPRs Spill: (\d+)|\.vgpr_spill_count: +(\d+)|\bn_spills\W{1,3}(\d+)|\b(\d+) spills\b"
-            r"|spilled around (\d+)",
+            r"|spilled around (\d+)"
+            r"|\b(?:vgpr_|num_|reg_)?spill(?:s|ed)?(?:=|: ?)(\d+)\b(?! ?bytes)",
             "spilled_registers",
         ),
         (r"SGPRs Spill: (\d+)|\.sgpr_spill_count: +(\d+)", "sgpr_spills"),
@@ -72,6 +74,8 @@ _BESIDE = re.compile(
     r"|^\s*(?:build succeeded|warning:)|\bS(?:GPRs|gprs)\b",
     re.IGNORECASE,
 )
+# What a listing with a line for each case states of it.
+_CASE = re.compile(r"\b(?:[VA]GPRs?|n?_?regs?\w*|registers|num_\w+|spill\w*)\s?[=:].*", re.I)
 _FAILED = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
 # Heads of columns, with the metric of their cells.
 _HEADS = (
@@ -198,6 +202,8 @@ def _of_lines(text: str) -> list[_Usage]:
             elif name != usages[-1].kernel:
                 usages.append(_Usage(name))
         stated = dict(_numbers(line)) if _WORDS.search(line) else {}
+        if found is None and {*stated} >= {*_WEIGHED}:  # a listing with a line for each case
+            usages.append(_Usage(_CASE.sub("", line).strip(" \t:-|,")))
         stating += bool(stated or found or _BESIDE.search(line))
         for metric, value in stated.items():
             usages[-1].stated.setdefault(metric, value)

@@ -47,8 +47,8 @@ _TOOLS = (
 
 _NAME = re.compile(
     r"(?:[a-z]+[ _]){0,2}(?:names?|functions?|kernels?|operators?|operations?|ops?|op type|symbols?"
-    r"|modules?|regions?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?|op code"
-    r"|nodes?|activity|stage|pass|labels?|primitive|description|dispatch|command|node type"
+    r"|modules?|regions?|ranges?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?"
+    r"|op code|nodes?|activity|stage|pass|labels?|primitive|description|dispatch|command|node type"
     r"|filename:lineno\(function\)|\[node[ \n]type\]|\[name\]|type)|hlo op name|test|case"
     r"|benchmark|input_shape",
     re.IGNORECASE,
@@ -146,13 +146,48 @@ def read(text: str, loose: bool = True) -> Profile | None:
     for row in rows:
         if row.name == leading.name:
             more = {**row.counters, **more}
-    beside = [row for row in rows if row.beside]
-    if beside and (us := sum(row.us for row in beside)):
-        more["host_per_device_pct"] = round(100 * sum(row.host or 0.0 for row in beside) / us, 1)
+    if _RANGES.search(text):
+        return _of_ranges(kind, kernels)
+    more |= _host_share(rows)
     notes = (NO_UNIT,) if any(row.relative for row in rows) else ()
     return of_program(kind, kernels, functions, more, notes)
 
 
+def _host_share(rows: Sequence[TableRow]) -> dict[str, Metric]:
+    """The time of the host as a share of that of the device, where rows have both side by side."""
+    beside = [row for row in rows if row.beside]
+    us = sum(row.us for row in beside)
+    host = sum(row.host or 0.0 for row in beside)
+    return {"host_per_device_pct": round(100 * host / us, 1)} if us else {}
+
+
+# Ranges that the program marks on the host.
+_RANGES = re.compile(r"\bnvtx\w*sum\b|NVTX Range Summary|\bStyle +Range\b|\bStyle,Range\b")
+_STYLE = re.compile(r"^(?:PushPop|StartEnd|Push/Pop|Start/End)\s+")
+
+
+def _of_ranges(kind: str, kernels: Sequence[Kernel]) -> Profile:
+    """Ranges as functions of the host."""
+    profile = of_program(kind, (), _inner([_named_range(kernel) for kernel in kernels]))
+    allocated = profile.metrics.get("alloc_api_pct")
+    more: dict[str, Metric] = {} if allocated is None else {"range_alloc_pct": allocated}
+    return replace(profile, metrics={**profile.metrics, **more})
+
+
+def _named_range(row: Kernel) -> Kernel:
+    return replace(row, name=_STYLE.sub("", row.name).lstrip(":").strip())
+
+
+def _inner(ranges: Sequence[Kernel]) -> list[Kernel]:
+    """The ranges without one that has the time of all others and thus holds them."""
+    outer = max(ranges, key=lambda row: row.us, default=None)
+    inner = [replace(row, pct=0.0) for row in ranges if row is not outer]
+    if outer is None or not inner or sum(row.us for row in inner) < HELD * outer.us:
+        return [*ranges]
+    return inner
+
+
+HELD = 0.9  # of the time of a range, by the ranges in it
 NO_ROWS = "the text has the totals alone: paste the rows above them to see which kernels run"
 ONE_WHOLE = 110.0  # per cent; shares of the time of one program have this sum at most, rounded
 _SECONDS = re.compile(r"^total time(\t.*?)time / call(?=\t)", re.MULTILINE)  # of QUDA
@@ -816,12 +851,19 @@ def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRo
         part = len(group) >= max(LEAST_LINES, STRICT_PART * lines_of_text) and "t" in form
         if not loose and not known and not part and form.count("n") + form.count("t") < 3:
             continue
+        if form == "n" and all(_PER_CASE.search(line.name) for line in group):
+            continue  # counts
         if {*form} <= {"n", "o", "r"} and (not loose or len(group) < LEAST_PART * lines_of_text):
             continue  # numbers in a text that is no table
         roles = _roles(group, unit)
         for line in group:
             if roles is not None and (row := roles.row(line)) is not None:
                 yield row
+
+
+_PER_CASE = re.compile(
+    r"\b(?:per|each|every) \w+$|\b(?:calls?|launches|times|runs|copies|kernels)$", re.I
+)
 
 
 def _unit_of_text(text: str) -> float:

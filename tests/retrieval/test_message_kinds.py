@@ -497,3 +497,303 @@ def test_number_of_a_validation_rule_is_no_amount() -> None:
     assert match.signature.signal == "launch_error"
     assert match.quantities is not None
     assert (match.quantities["needed"], match.quantities["limit"]) == (70000, 65535)
+
+
+LAUNCHES = [
+    # a dimension of the grid or the block is compared with CUDA's limits
+    (
+        "RuntimeError: CUDA error: invalid configuration argument\n  grid: (64, 70000, 1) block: (256, 1, 1)",
+        "70,000 blocks in y",
+    ),
+    (
+        "CUDA_ERROR_INVALID_VALUE: cuLaunchKernel(f, gridDim=[1, 1, 100000], blockDim=[32, 1, 1])",
+        "100,000 blocks in z",
+    ),
+    (
+        "numba.cuda.cudadrv.driver.CudaAPIError: [1] Call to cuLaunchKernel results in CUDA_ERROR_INVALID_VALUE\n"
+        "grid size = 4x80000x1, block size = 128x1x1",
+        "80,000 blocks in y",
+    ),
+    (
+        "cudaErrorInvalidConfiguration: launch of k<<<(12, 66000, 1), 256>>>",
+        "66,000 blocks in y",
+    ),
+    (
+        "Triton Error [CUDA]: invalid argument\ncuLaunchKernel: invalid argument, grid=(1, 1, 131072)",
+        "131,072 blocks in z",
+    ),
+    (
+        "cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_INVALID_VALUE: invalid argument\n"
+        "block=(64, 32, 1), grid=(10, 1, 1)",
+        "2,048 threads in x * y",
+    ),
+    # no dimension exceeds its limit
+    (
+        "CUDA_ERROR_INVALID_VALUE: cuLaunchKernel(f, gridDim=[100000, 4, 4], blockDim=[32, 4, 1])",
+        "Check sizes, grid",
+    ),
+    # limits of the tool's own vendor
+    (
+        "[ERROR] [AscPlugin] Kernel: [add] BlockDim: [70000] kernel launch failure!",
+        "70,000 blocks, and CANN allows 65,535",
+    ),
+    ("[ERROR] RUNTIME rtKernelLaunch: kernel launch failed, blockDim=0", "1 to 65,535 blocks"),
+]
+
+
+@pytest.mark.parametrize(("log", "words"), LAUNCHES)
+def test_sizes_of_a_launch_are_compared_with_the_limits(log: str, words: str) -> None:
+    signal, remedy = leading(log)
+    assert signal == "launch_error"
+    assert words in remedy
+
+
+OF_CAUSE = [
+    # the advice for the platform of the message
+    (
+        '  File "/v/jax/_src/pallas/x.py", line 5, in lower\n'
+        "NotImplementedError: unsupported backend: cpu. To run on GPU, install the CUDA plugin. To run on CPU, pass interpret=True",
+        "compile_error",
+        "pass interpret=True",
+    ),
+    (
+        '  File "/v/torch/_inductor/x.py", line 5, in lower\n'
+        "RuntimeError: no kernel for device type: xpu. For CUDA, set TORCH_CUDA_ARCH_LIST. For XPU, install the Intel oneAPI compiler",
+        "compile_error",
+        "install the Intel oneAPI",
+    ),
+    # a type that the language lacks is no misspelt one
+    (
+        "program_source:9:4: error: unknown type name 'bfloat'; did you mean 'float'?",
+        "compile_error",
+        "version 3.1",
+    ),
+    (
+        "k.metal:3:8: error: unknown type name 'bfloat16_t'; did you mean 'float16_t'?",
+        "compile_error",
+        "3.1",
+    ),
+    (
+        "k.cu:7:3: error: unknown type name 'half2'; did you mean 'float2'?",
+        "compile_error",
+        "cuda_fp16.h",
+    ),
+    (
+        "k.hip:7:3: error: unknown type name '__half'; did you mean 'half'?",
+        "compile_error",
+        "hip/hip_fp16.h",
+    ),
+    (
+        "k.cl:2:1: error: unknown type name 'float16_t'; did you mean 'float16'?",
+        "compile_error",
+        "type of this language",
+    ),
+    # a dialect that is not loaded
+    (
+        "error: 'arith.constant' op created with unregistered dialect. If this is intended, please call allowUnregisteredDialects()",
+        "compile_error",
+        "dependent dialects",
+    ),
+    (
+        "<unknown>:0: error: 'gpu.launch' created with unregistered dialect",
+        "compile_error",
+        "loadDialect",
+    ),
+    # the values that a message allows precede "make sure"
+    (
+        "k.mlir:1:1: error: unknown pipeline stage; ensure it is one of the registered ones (available = ['tile' 'vectorize'])",
+        "compile_error",
+        "tile, vectorize",
+    ),
+    (
+        'error: unsupported mma kind "tf64"; make sure to choose a supported one (supported: [f16, bf16, tf32])',
+        "compile_error",
+        "f16, bf16, tf32",
+    ),
+    (
+        "error: unregistered device alias \"cuda-nvptx\"; ensure it is linked into the compiler (available = [ 'local' ])",
+        "compile_error",
+        "--iree-hal-target-device",
+    ),
+    (
+        "error: Unknown CUDA target 'gfx942'\nStack dump:\n0. Program arguments: iree-compile",
+        "compile_error",
+        "does not know gfx942",
+    ),
+    # features of Vulkan
+    (
+        "Validation Error: [ VUID-VkShaderModuleCreateInfo-pCode-08740 ] vkCreateShaderModule(): SPIR-V Capability Float16 was declared, but one of the following requirements is required (VkPhysicalDeviceVulkan12Features::shaderFloat16).",
+        "launch_error",
+        "shaderFloat16",
+    ),
+    (
+        "Validation Error: [ VUID-VkShaderModuleCreateInfo-pCode-08740 ] SPIR-V Capability Int64Atomics was declared, but one of the following requirements is required (VkPhysicalDeviceVulkan12Features::shaderBufferInt64Atomics)",
+        "launch_error",
+        "the device was created without",
+    ),
+    # atomics by architecture
+    (
+        'k.cu(4): error: no instance of overloaded function "atomicAdd" matches the argument list\n  argument types are: (double *, double)',
+        "compile_error",
+        "Compare the argument types",
+    ),
+    (
+        "error: no matching function for call to 'atomicAdd(__half*, __half)'",
+        "unsupported_dtype",
+        "sm_70",
+    ),
+    (
+        'error: no instance of overloaded function "atomicMax" matches the argument list, argument types are: (float *, float)',
+        "unsupported_dtype",
+        "atomicCAS",
+    ),
+    (
+        "error: no matching function for call to 'atomicAdd(int64_t*, int64_t)'",
+        "unsupported_dtype",
+        "unsigned long long",
+    ),
+    (
+        'error: no instance of overloaded function "atomicAdd" matches the argument list, argument types are: (__nv_bfloat16 *, __nv_bfloat16)',
+        "unsupported_dtype",
+        "sm_80",
+    ),
+    # source of a function that Python does not have
+    ("ValueError: @jit functions should be defined in a Python file", "compile_error", ".py file"),
+    (
+        "OSError: Can't get source for <function f at 0x7f>. TorchScript requires source access",
+        "compile_error",
+        ".py file",
+    ),
+    ("OSError: source code not available", "compile_error", "linecache"),
+    ("RuntimeError: Cannot get source code of kernel add", "compile_error", "stdin"),
+    ("OSError: could not get source code", "compile_error", "inspect"),
+    # checks of a compiler's own source
+    (
+        "2024-03-01 10:00:00.1: F external/xla/xla/service/gpu/gpu_compiler.cc:88] Check failed: module != nullptr",
+        "compile_error",
+        "ptxas",
+    ),
+    (
+        "F0301 10:00:00.100 77 external/tsl/tsl/platform/default/env.cc:74] Check failed: ret == 0 (11 vs. 0)Thread creation failed",
+        "compile_error",
+        "of XLA and not of your program",
+    ),
+    # unresolved functions of device code
+    ("zeKernelCreate failed with error 2013265944", "link_error", "SYCL_EXTERNAL"),
+    (
+        "Native API returns: ZE_RESULT_ERROR_INVALID_MODULE_UNLINKED",
+        "link_error",
+        "same device image",
+    ),
+    (
+        "error : unresolved external symbol _Z3fooi at offset 1424 in instructions segment #1",
+        "link_error",
+        "build log",
+    ),
+    # double in OpenCL
+    (
+        "<program source>:3:14: warning: double precision constant is only supported with cl_khr_fp64, casting to single precision",
+        "accidental_fp64",
+        "1.0f",
+    ),
+    (
+        "k.cl:1:26: warning: unsupported OpenCL extension 'cl_khr_fp64' - ignoring",
+        "accidental_fp64",
+        "CL_DEVICE_EXTENSIONS",
+    ),
+    (
+        "<kernel>:5:3: error: use of type 'double' requires cl_khr_fp64 support",
+        "unsupported_dtype",
+        "#pragma OPENCL EXTENSION cl_khr_fp64",
+    ),
+    (
+        "a.cl:5:3: error: declaring variable of type 'half' is not allowed",
+        "unsupported_dtype",
+        "vload_half",
+    ),
+    (
+        "1:9: error: use of type 'half' requires cl_khr_fp16 extension to be enabled",
+        "unsupported_dtype",
+        "cl_khr_fp16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "signal", "words"), OF_CAUSE)
+def test_remedy_is_of_the_cause(log: str, signal: str, words: str) -> None:
+    found, remedy = leading(log)
+    assert found == signal
+    assert words in remedy
+
+
+ORDER = [
+    # a failed call precedes wrong values and the frame of a test
+    (
+        "  REQUIRE( err == 0 )\nwith expansion:\n  CUDA error 700: an illegal memory access was encountered",
+        "illegal_memory_access",
+    ),
+    (
+        "mismatch at 3: cpu 1.0 vs gpu 0.0\nclBuildProgram: CL_INVALID_PROGRAM_EXECUTABLE",
+        "link_error",
+    ),
+    (
+        "Mismatched elements: 4096 / 4096 (100%)\nCUDA error: an illegal memory access was encountered",
+        "illegal_memory_access",
+    ),
+    (
+        "wrong result: expected 1 got 0\nptxas error   : Entry function 'k' uses too much shared data (0x10000 bytes, 0xc000 max)",
+        "shared_memory_limit",
+    ),
+    (
+        "Max abs diff: 3.0\nhipErrorNoBinaryForGpu: Unable to find code object for all current devices",
+        "launch_error",
+    ),
+    # sizes precede the code of the call
+    (
+        "clEnqueueNDRangeKernel: CL_OUT_OF_RESOURCES\nlocal memory size (70000) exceeds device maximum of 65536",
+        "shared_memory_limit",
+    ),
+    (
+        "UR_RESULT_ERROR_OUT_OF_RESOURCES\nrequired shared memory 140000 bytes, maximum 131072 bytes is exceeded",
+        "shared_memory_limit",
+    ),
+    # wrong values alone lead
+    ("Mismatched elements: 12 / 4096 (0.3%)\nAborted (core dumped)", "correctness_mismatch"),
+    ("with expansion:\n  0.5f == Approx( 0.25f )", "correctness_mismatch"),
+]
+
+
+@pytest.mark.parametrize(("log", "signal"), ORDER)
+def test_cause_precedes_its_consequence(log: str, signal: str) -> None:
+    assert leading(log)[0] == signal
+
+
+GPU_DRIVERS = [
+    "[   82.1] panfrost ffe40000.gpu: Unhandled Page fault in AS0 at VA 0x000000000A000000",
+    "[   82.1] panthor fb000000.gpu: [drm] Unhandled Page fault in AS1 at VA 0x0000FFFF00000000",
+    "[   82.1] v3d fec00000.v3d: [drm] MMU error from client L2T (0) at 0x1b5a100, pte invalid",
+    "[   82.1] etnaviv-gpu 130000.gpu: MMU fault status 0x00000001",
+    "[   82.1] msm_dpu ae01000.mdp: [drm:a6xx_irq] *** gpu fault: ttbr0=0001e2 iova=0000000000000000 dir=READ type=TRANSLATION",
+    "[   82.1] nouveau 0000:01:00.0: fifo: fault 00 [READ] at 0000000000020000 engine 00 [GR] client 0f reason 02 [PTE]",
+]
+
+
+@pytest.mark.parametrize("line", GPU_DRIVERS)
+def test_page_fault_of_any_gpu_driver(line: str) -> None:
+    assert leading(line)[0] == "illegal_memory_access"
+
+
+RACES = [
+    "WARNING: ThreadSanitizer: data race (pid=21)",
+    "WARNING: ThreadSanitizer: data race on vptr (ctor/dtor vs virtual call) (pid=3)",
+    "WARNING: ThreadSanitizer: destroy of a locked mutex (pid=9)",
+    "==9==WARNING: ThreadSanitizer: heap-use-after-free (pid=9)",
+    "WARNING: ThreadSanitizer: unlock of an unlocked mutex (or by a wrong thread) (pid=4)",
+]
+
+
+@pytest.mark.parametrize("line", RACES)
+def test_finding_of_a_sanitizer_is_no_mere_warning(line: str) -> None:
+    signal, remedy = leading(line)
+    assert signal == "nondeterminism"
+    assert "libomp" in remedy

@@ -75,7 +75,7 @@ softmax_bwd   255         144            1024
         (METADATA, "step", {"spilled_registers": 3.0, "shared_memory_per_block_bytes": 2048.0}),
         (IGC, "conv", {"spill_bytes": 4096.0}),
         (OCLOC, "conv", {"spilled_registers": 40.0}),
-        (TRITON, "", {"registers_per_thread": 255.0, "spilled_registers": 18.0}),
+        (TRITON, "attn_kernel", {"registers_per_thread": 255.0, "spilled_registers": 18.0}),
         (MARKDOWN, "bwd", {"spilled_registers": 70.0, "theoretical_occupancy_pct": 12.5}),
         (SPACED, "softmax_bwd", {"spill_store_bytes": 144.0}),
     ],
