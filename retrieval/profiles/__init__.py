@@ -12,6 +12,7 @@
     accelerators  XProf: op profile and HLO statistics; neuron-profile: summary as JSON
     proton        Triton's Proton
     torch_profile PyTorch's profiler: trace, events
+    stated        reports of llvm-mca, and amounts in sentences
     tool_logs     CUDA's command-line profiler, pcm, nvidia-smi and rocm-smi
     reader        recognises the kind from the text
 
