@@ -21,6 +21,7 @@ from retrieval.operators import load_operators
 
 MAX_VALUE = 60  # characters of a metric; the messages of a log in JSON are longer
 MAX_QUESTION = 600  # characters; a longer text without signs of another kind is a log
+MAX_READ_TWICE = 100_000  # characters of a text of no known form, which takes the time of both
 # Patterns with several repetitions are compiled by RE2: a paste may have any text.
 _METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
 _PAIR_END = re.compile(r"\n|[,;]\s+")  # between metrics
@@ -64,9 +65,9 @@ def pasted(text: str) -> tuple[str, Any]:
     if len(lines) >= 3 and is_code and not _FAILED.search(stripped):
         return "draft", text
     is_question = len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped)
-    is_known = bool(known_errors().match(stripped, 1))
+    short = len(stripped) <= MAX_READ_TWICE and not stripped.endswith("?")
     counted = not is_question and not _LOG.search(stripped)
-    if not is_known and not stripped.endswith("?") and shows_signals(stripped, counted):
+    if short and not known_errors().match(stripped, 1) and shows_signals(stripped, counted):
         return "profile", text
     if is_question and (stripped.endswith("?") or not _reports(stripped)):
         return "query", stripped
