@@ -246,6 +246,7 @@ def read_sentence(sentence: str) -> tuple[Statement, ...]:
     for known in fact_keys().values():
         for span, stated in _read_key(known, plain, sentence):
             claims.setdefault(span, []).append(stated)
+    claims |= {(rate.place, n): [rate] for n, rate in enumerate(_rates(plain, sentence))}
     alone = [rows[0] for _, rows in sorted(claims.items()) if len({r.key for r in rows}) == 1]
     values: dict[str, set[float]] = {}
     for stated in alone:
@@ -273,6 +274,63 @@ def _read_pair(sentence: str) -> tuple[Statement, ...]:
     confidence = min(CONFIDENCE, reading.confidence)
     text = pair["value"]
     return (Statement(known.key, reading.value, known.unit, text, sentence, confidence),)
+
+
+# "380 INT8 TOPS", "190 FP16/BF16/TF32 TFLOPS", "354 TFLOPS of INT8". A rate that a matrix-only type
+# shares is that of the matrix units; FP16 and BF16 alone may be that of either unit, and are left.
+_DATA_TYPE = r"(?:c?fp8|tf32|xf32|b?fp?16|bfloat16|fp32|fp64|int8|(?:mx|nv)?fp4)"
+_TYPES = rf"(?P<{{}}>(?:dense )?{_DATA_TYPE}(?: ?/ ?{_DATA_TYPE}){{{{0,6}}}})"
+_RATE = re.compile(
+    rf"{_START}(?P<number>{_DIGITS}) ?(?:{_TYPES.format('before')} )?"
+    rf"(?P<unit>[gtpe](?:fl)?ops?(?:/s)?)(?!\w)"
+    rf"(?: (?:of|in|for|at|with) {_TYPES.format('after')}(?!\w))?",
+    re.IGNORECASE,
+)
+_OF_MATRIX = frozenset(("tf32", "fp8", "int8", "fp4"))
+_HEDGED = re.compile(
+    r"(?:\b(?:about|around|roughly|nearly|almost|over|than|up to|at least|another)|[~≈<>≤≥])\s*$",
+    re.IGNORECASE,
+)
+RATE_CONFIDENCE = 0.6
+
+
+def _read_rates(plain: str) -> Iterator[tuple[str, re.Match[str]]]:
+    """The keys of the rates of the whole chip by data type, and the match of each."""
+    if re.search("spars", plain, re.IGNORECASE):
+        return
+    for match in _RATE.finditer(plain):
+        before, after = plain[: match.start()], plain[match.end() :]
+        outside = f"{before} # {after}"
+        if _HEDGED.search(before) or _SEVERAL.search(before) or _PER_OTHER.match(after):
+            continue
+        if _PART.search(outside):
+            continue
+        types = _types_of(match["before"] or match["after"] or "")
+        matrix = _OF_MATRIX & {*types} or re.search(
+            r"matri|tensor|dense", plain[: match.end()], re.I
+        )
+        for name in types:
+            if matrix or name not in ("fp16", "bf16"):
+                yield f"peak_{'matrix_' if matrix else ''}{name}", match
+
+
+def _rates(plain: str, sentence: str) -> Iterator[Statement]:
+    for key, match in _read_rates(plain):
+        known, unit = fact_keys().get(key), find_unit(match["unit"])
+        if known is None or unit is None:
+            continue
+        value = converted(float(match["number"].replace(",", "")), unit, known)
+        if value is not None and known.plausible(value):
+            place = match.start("number")
+            quantity = plain[place : match.end()]
+            yield Statement(key, value, known.unit, quantity, sentence, RATE_CONFIDENCE, place)
+
+
+def _types_of(text: str) -> list[str]:
+    parts = text.lower().removeprefix("dense ").split("/")
+    names = (part.strip() for part in parts if part.strip())
+    usual = {"cfp8": "fp8", "xf32": "tf32", "bfloat16": "bf16", "mxfp4": "fp4", "nvfp4": "fp4"}
+    return [usual.get(name, name.replace("bfp16", "bf16")) for name in names]
 
 
 def _read_key(
@@ -481,7 +539,7 @@ def propose_facts(
 
 def _facts_of(element: Element, lead: str, names: Names) -> Iterable[ProposedFact]:
     if element.table is not None:
-        return _table_facts(element.table, names)
+        return _table_facts(element.table, names, _lead_of(lead))
     if element.kind not in ("text", "list"):
         return ()
     # Compiling its patterns takes 0.12 s, which only readers of manuals should pay.
@@ -493,18 +551,19 @@ def _facts_of(element: Element, lead: str, names: Names) -> Iterable[ProposedFac
     )
 
 
-def _table_facts(table: Table, names: Names) -> list[ProposedFact]:
+def _table_facts(table: Table, names: Names, lead: str = "") -> list[ProposedFact]:
     """Read a table by rows or by columns, depending on which has more labels of known facts; a
-    table with equally many has only keyed facts. Cells in words are read as sentences."""
+    table with equally many has only keyed facts. Cells in words are read as sentences, also behind
+    the `lead` above the table ("Each chip consists of")."""
     if not table.rows:
         return []
     labelled = _labelled_facts(table, names)
     known = {(fact.key, fact.cell[0]) for fact in labelled if fact.cell}
-    worded = [f for f in _worded_facts(table) if f.cell and (f.key, f.cell[0]) not in known]
+    worded = [f for f in _worded_facts(table, lead) if f.cell and (f.key, f.cell[0]) not in known]
     return [*labelled, *_without_contradictions(worded)]
 
 
-def _worded_facts(table: Table) -> Iterator[ProposedFact]:
+def _worded_facts(table: Table, lead: str) -> Iterator[ProposedFact]:
     """The facts of cells such as "32 GiB of device memory, with 820 GB/s of bandwidth", in tables
     of one column of values."""
     if len(table.rows[0]) > 2:
@@ -514,7 +573,10 @@ def _worded_facts(table: Table) -> Iterator[ProposedFact]:
         cell = tidy(row[-1])
         if cell.count(" ") < _MIN_WORDS:
             continue
-        for s in statements(cell):
+        alone = statements(cell)
+        keys = {s.key for s in alone}
+        joined = statements(f"{lead} {cell}") if lead else ()
+        for s in (*alone, *(s for s in joined if s.key not in keys)):
             fact = ProposedFact(s.key, s.value, s.unit, s.quantity, s.confidence)
             yield _located(fact, table, (r, len(row) - 1), "", (row[0], heads[-1]))
 

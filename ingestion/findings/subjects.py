@@ -268,18 +268,23 @@ def proposals(
         return []
     titles = (source.title, source.file_name)
     subjects = DocumentSubjects(hardware, registry, titles, texts)
-    about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects)]
+    about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects, texts)]
     candidates = [(fact, subject) for fact, subject in about if subject is not None]
     rows = [_row(fact, subject, source) for fact, subject in _agreeing(candidates)]
     return list({row.id: row for row in reversed(rows)}.values())[::-1]
 
 
-def _own_rows(facts: Sequence[ProposedFact], subjects: DocumentSubjects) -> list[ProposedFact]:
+def _own_rows(
+    facts: Sequence[ProposedFact], subjects: DocumentSubjects, texts: Iterable[str] = ()
+) -> list[ProposedFact]:
     """Drop rows and columns about other chips from tables that have some for the document's own,
-    and rows of products from a document with such a row for its own."""
+    and rows of products from a document with such a row for its own, read or not."""
     named = [subjects.names_own(fact.subject) for fact in facts]
     own = {_table(fact) for fact, is_own in zip(facts, named, strict=True) if is_own}
     has_row = any(is_own and _is_row(fact) for fact, is_own in zip(facts, named, strict=True))
+    if not has_row and any(map(_is_row, facts)):
+        rows = {cell[1] for text in texts for cell in _FIRST_CELL.finditer(text)}
+        has_row = any(subjects.names_own(row) for row in rows)
     return [
         fact
         for fact, is_own in zip(facts, named, strict=True)
@@ -287,6 +292,9 @@ def _own_rows(facts: Sequence[ProposedFact], subjects: DocumentSubjects) -> list
         or not fact.subject
         or (_table(fact) not in own and not (has_row and _is_row(fact)))
     ]
+
+
+_FIRST_CELL = re.compile(r"^\|[ \t]*([^|\n]{2,60}?)[ \t]*\|", re.MULTILINE)
 
 
 def _is_row(fact: ProposedFact) -> bool:

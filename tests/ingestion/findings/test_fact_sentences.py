@@ -187,3 +187,25 @@ def test_sentence_that_names_a_fact_and_gives_none_is_listed() -> None:
 def test_type_in_brackets_is_no_part_of_sentence() -> None:
     text = "The units work best with:\n\n- **32-element vectors** for 32-bit data (vector<32xf32>)"
     assert [(s.key, s.value) for s in statements(text)] == [("vector_bits", 1024)]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rates"),
+    [
+        (
+            "Two cores, delivering 380 INT8 TOPS, 190 FP16/BF16/cFP8/TF32 TFLOPS, and 47.5 FP32"
+            " TFLOPS.",
+            {"int8": 380, "fp16": 190, "bf16": 190, "fp8": 190, "tf32": 190, "fp32": 47.5},
+        ),
+        ("The chip provides 354 TFLOPS of INT8 and 177 TFLOPS of FP16.", {"int8": 354}),
+        ("Each accelerator offers 512 dense BF16 TFLOPS in total.", {"bf16": 512}),
+        ("Each core delivers 90 TFLOPS of TF32.", {}),
+        ("The engine delivers over 90 TFLOPS of FP8 products.", {}),
+        ("The chip has 1,979 FP8 TFLOPS with sparsity.", {}),
+        ("Two accelerators deliver 200 INT8 TOPS.", {}),
+        ("The board delivers 3 INT8 TOPS per watt.", {}),
+    ],
+)
+def test_rates_by_data_type_are_read(sentence: str, rates: dict[str, float]) -> None:
+    found = {s.key.rpartition("_")[2]: s.value / 1e12 for s in read_sentence(sentence)}
+    assert found == rates

@@ -562,3 +562,10 @@ def test_conflicting_values_of_a_key_are_dropped() -> None:
 def test_other_json_stays_text() -> None:
     document = parse(b'{"a": {"b": [1, 2]}}', "a.json")
     assert [element.kind for element in document.elements] == ["text"]
+
+
+def test_words_of_a_table_are_read_behind_its_lead() -> None:
+    table = Table((), (("Compute", "Two NeuronCore-v2 cores with a cache"), ("Link", "A ring")))
+    lead = Element("text", "Each Inferentia2 chip consists of:")
+    facts = propose_facts([lead, Element("table", "", table=table)])
+    assert [(fact.key, fact.value) for fact in facts] == [("compute_units", 2)]

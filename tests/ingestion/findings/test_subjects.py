@@ -114,7 +114,7 @@ def rows(text: str, title: str = "Chips", hardware: Sequence[str] = ("mi250x",))
     sections = split_sections(parse(text.encode(), "a.md").elements)
     located = [f for s in sections for f in propose_facts(s.elements, (), s.path)]
     source = FactSource("doc_1", "ver_1", title, "a.md")
-    return proposals(located, source, hardware, REGISTRY, [])
+    return proposals(located, source, hardware, REGISTRY, [text])
 
 
 def test_only_own_row_of_a_chip_table_is_proposed() -> None:
@@ -128,6 +128,12 @@ def test_rows_of_products_in_other_tables_are_left_out() -> None:
     text = "# Cards\n\n| Model | LDS (KiB) |\n|--|--|\n| MI250X | 64 |\n\n"
     text += "# Consumer cards\n\n| Model | LDS (KiB) |\n|--|--|\n| Granola VII | 32 |\n"
     assert [fact.number for fact in rows(text)] == [64 * 1024]
+
+
+def test_rows_of_other_products_are_left_out_beside_an_unread_own_row() -> None:
+    table = "| Model | L2 cache |\n|---|---|\n| Grand-LP | 16 MB |\n| {} | 4 MB + 2 MB |\n"
+    assert rows(table.format("MI250X")) == []
+    assert [fact.subject for fact in rows(table.format("Grand-HP"))] == ["Grand-LP"]
 
 
 def test_total_of_parts_that_are_devices_is_unclear() -> None:
