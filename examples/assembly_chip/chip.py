@@ -208,7 +208,7 @@ def _facts(chip: Mapping[str, Any]) -> list[tuple[str, int, str]]:
         ("memory_size", chip["memory_bytes"], "B"),
         ("memory_bandwidth", clock * chip["dma_bytes_per_cycle"] * (1 + chip["duplex"]), "B/s"),
         ("memory_transaction", chip["dma_align"], "B"),
-        ("x_vector_registers", chip["vectors"], "count"),
+        ("vector_registers", chip["vectors"], "count"),
         ("x_accumulators", chip["accs"], "count"),
         ("x_instruction_memory", chip["code_limit"], "count"),
     ]

@@ -310,7 +310,7 @@ def _facts(chip: Mapping[str, Any]) -> list[tuple[str, int, str, str]]:
         ("clock_boost", clock, "Hz", core),
         ("peak_fp32", 2 * lanes * clock, "flop/s", core),
         ("vector_bits", lanes * 32, "bit", core),
-        ("x_vector_registers", chip["vector_registers"], "count", core),
+        ("vector_registers", chip["vector_registers"], "count", core),
         ("x_multiply_add_latency", chip["mac_latency"], "count", core),
         ("x_special_function_cycles", chip["special_cycles"], "count", core),
         ("shared_memory_per_block", chip["scratchpad_bytes"], "B", memory),
