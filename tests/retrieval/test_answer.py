@@ -158,10 +158,10 @@ PROTON = """[{"frame": {"name": "k"}, "metrics": {}, "children": [{"frame": {"na
 def test_sentence_about_profile_leads_where_no_rule_fires(
     snapshot: Snapshot, config: AnswerConfig
 ) -> None:
-    copied = "| Name | Time |\n|---|---|\n| [CUDA memcpy HtoD] | 50 ms |\n| add | 50 ms |\n"
+    copied = "| Name | Time |\n|---|---|\n| [CUDA memcpy HtoD] | 25 ms |\n| add | 75 ms |\n"
     result = answer(snapshot, RetrieveRequest(profile=copied), config).answer
-    assert "copies between host and device take 50 %" in result.diagnosis.hint
-    assert "Profile: copies between host and device take 50 %" in result.context
+    assert "copies between host and device take 25 %" in result.diagnosis.hint
+    assert "Profile: copies between host and device take 25 %" in result.context
 
 
 def test_hot_lines_are_in_answer_and_context(snapshot: Snapshot, config: AnswerConfig) -> None:
