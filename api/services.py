@@ -310,6 +310,11 @@ class Services(KnowledgeBase):
         sizes and times."""
         return self._loaded_key() == files_key(self.settings)
 
+    def loaded_from_others(self) -> bool:
+        """Whether other built-in files than these were the last that were loaded into the catalog,
+        as before an update."""
+        return self._loaded_key() not in (None, files_key(self.settings))
+
     def _loaded_key(self) -> str | None:
         with self.catalog.read() as connection:
             key: str | None = meta.get(connection, _FILES)

@@ -180,9 +180,17 @@ class CommandTarget:
         return services
 
     def ensure_documents(self) -> None:
-        """Load the built-in knowledge where this process has no documents to answer from."""
-        if self._service is None and not self.services.documents.find(limit=1):
+        """Load the built-in knowledge where this process has no documents to answer from, and say
+        where it is that of another version."""
+        if self._service is not None:
+            return
+        if not self.services.documents.find(limit=1):
             self.load_knowledge(note)
+        elif self.services.loaded_from_others():
+            note(
+                "the built-in knowledge in the data directory is of another version; `kernlore"
+                " serve` or `kernlore ingest --builtin` brings it up to date"
+            )
 
     def load_knowledge(self, log: Callable[[str], None]) -> None:
         """Load the built-in documents of this version with their facts and moves, so that they are

@@ -65,6 +65,19 @@ def test_copy_answers_like_a_built_store(new: Settings, tmp_path: Path) -> None:
     assert segments(new.data_dir) != segments(tmp_path / "built")
 
 
+def test_knowledge_of_another_version_is_reported(
+    new: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for settings, said in (
+        (new, False),
+        (new.model_copy(update={"knowledge_dir": small_knowledge(tmp_path / "knowledge")}), True),
+    ):
+        target = CommandTarget(settings)
+        target.ensure_documents()
+        target.close()
+        assert ("of another version; `kernlore serve`" in capsys.readouterr().err) == said
+
+
 def test_copies_are_private_and_have_their_own_ids(new: Settings, tmp_path: Path) -> None:
     other = new.model_copy(update={"data_dir": tmp_path / "other"})
     assert copy_prepared(new) and copy_prepared(other) and not copy_prepared(new)
