@@ -542,7 +542,6 @@ def _facts_of(element: Element, lead: str, names: Names) -> Iterable[ProposedFac
         return _table_facts(element.table, names, _lead_of(lead))
     if element.kind not in ("text", "list"):
         return ()
-    # Compiling its patterns takes 0.12 s, which only readers of manuals should pay.
     return (
         ProposedFact(
             s.key, s.value, s.unit, s.quantity, s.confidence, sentence=s.sentence, place=s.place

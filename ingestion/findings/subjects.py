@@ -270,8 +270,8 @@ def proposals(
     subjects = DocumentSubjects(hardware, registry, titles, texts)
     about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects, texts)]
     candidates = [(fact, subject) for fact, subject in about if subject is not None]
-    rows = [_row(fact, subject, source) for fact, subject in _agreeing(candidates)]
-    return list({row.id: row for row in reversed(rows)}.values())[::-1]
+    rows = [_row(fact, subject, source) for fact, subject in reversed([*_agreeing(candidates)])]
+    return [*reversed({row.id: row for row in rows}.values())]
 
 
 def _own_rows(

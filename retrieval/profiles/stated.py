@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from retrieval.profiles.profile import Kernel, Metric, Profile, number
 from retrieval.profiles.program import of_program
+from retrieval.profiles.tables import UNITS
 
 MCA, WORDS = "llvm-mca", "words"
 _TOTAL = re.compile(r"^(Iterations|Total Cycles|Block RThroughput):\s+([\d.]+)\s*$", re.MULTILINE)
@@ -20,7 +21,6 @@ _PRESSURE = re.compile(
     r"^Resource pressure per iteration:\n(?P<heads>.+)\n(?P<cells>.+)$", re.MULTILINE
 )
 _DIVIDES = re.compile(r"div", re.IGNORECASE)
-_US = {"ns": 1e-3, "us": 1.0, "\u00b5s": 1.0, "\u03bcs": 1.0, "ms": 1e3, "s": 1e6}
 _TIME = r"(?P<{}>\d+(?:\.\d+)?) ?(?P<{}_unit>ns|us|[\u00b5\u03bc]s|ms|s)\b"
 _DEVICE = r"(?:GPU|device|kernels?|accelerator|NPU|TPU)"
 # "17 us per call while the GPU did 3 us of work"
@@ -93,7 +93,7 @@ def read_words(text: str) -> Profile | None:
     profile = of_program(WORDS, rows)
     metrics = {name: value for name, value in profile.metrics.items() if name != "kernel_runs"}
     if part := _PART.search(text):
-        whole, busy = (float(part[n]) * _US[part[f"{n}_unit"]] for n in ("whole", "part"))
+        whole, busy = (float(part[n]) * UNITS[part[f"{n}_unit"]] for n in ("whole", "part"))
         if 0 < busy < whole:
             metrics["gpu_busy_pct"] = round(100 * busy / whole, 1)
     if (multiple := _MULTIPLE.search(text)) and _TRAFFIC.search(text):
