@@ -914,7 +914,7 @@ def _remember(
     findings: Sequence[Finding],
     seen: Mapping[str, str],
 ) -> list[RefusedName]:
-    """Store what trials of names found, in place of what was known about the same names."""
+    """Store the results of trials of names; they replace earlier results for the same names."""
     decided = [f for f in findings if f.check == "name" and f.outcome in ("right", "contradicted")]
     refused = [
         RefusedName(f.subject, language, f.document, f.section, f.message, version, seen[f.subject])

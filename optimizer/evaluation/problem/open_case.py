@@ -58,7 +58,7 @@ class _InputForm(NamedTuple):
 
 
 class _BuiltModel(NamedTuple):
-    """A model, and what is known since it was built: names of its buffers, and of modules that
+    """A model with values that are computed once: names of its buffers, and of modules that
     compute something else in train mode."""
 
     model: torch.nn.Module

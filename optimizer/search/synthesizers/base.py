@@ -100,7 +100,7 @@ class HardwareView:
     """The target of a search.
 
     `refused` are names that the chip's manuals define and its toolchain does not know. `versions`
-    are what the tools of its own languages state about theirs.
+    are the versions that its tools state, by language.
 
     `device` is `cpu`, `cuda`, or None for a chip that only its own commands run. `languages` are
     those with a toolchain, the preferred one first; `toolchains` are the command templates of the
