@@ -466,7 +466,8 @@ class Background:
             ready, state = False, "failed: ingestion has stopped; the log has the reason"
         schema = services.catalog.schema_state().state
         waits = " ".join(self._waits())
-        note = " ".join(filter(None, (waits, _NOTES[schema])))
+        uploads = f"Documents are being read: {busy} are left." if loaded and busy else ""
+        note = " ".join(filter(None, (waits, uploads, _NOTES[schema])))
         ready = ready and not waits and schema != TOO_NEW
         return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
 
@@ -479,7 +480,12 @@ class Background:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
         if not self._services.knowledge_loaded:
             left = self._services.documents.unread("builtin", ("staged",))
-            yield f"The built-in knowledge is being loaded, {left} documents are left."
+            if left:
+                yield f"The built-in knowledge is being loaded: {left} documents are left."
+            elif self._queued.is_set():
+                yield "The built-in knowledge is read; its vectors are being loaded."
+            else:
+                yield "The files of the built-in knowledge are being listed."
         near = self._services.near
         if near is not None and (away := near.away) is not None:
             yield f"Vectors are searched exactly: {away.message}. {away.hint}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 HEADER_NAME = "kernlore_abi.h"
+UNSUPPORTED = -1
 STRUCTURES = """\
 typedef struct {
   void *data;
@@ -28,7 +29,8 @@ HEADER = (
  * The harness calls  int NAME(const kernlore_tensor *tensors, const kernlore_counts *counts)
  * tensors: inputs, then parameters and buffers in state_dict order, then outputs; every one
  * contiguous, outputs allocated and not initialised. A Python number among the inputs arrives as a
- * tensor of no dimensions (int64, float64 or bool). Return 0; anything else is a failed call.
+ * tensor of no dimensions (int64, float64 or bool). Return 0, or KERNLORE_UNSUPPORTED for a
+ * dtype or shape that the kernel does not support; anything else is a failed call.
  */
 #ifndef KERNLORE_ABI_H
 #define KERNLORE_ABI_H
@@ -39,6 +41,8 @@ enum {
   KERNLORE_INT8 = 4, KERNLORE_UINT8 = 5, KERNLORE_INT16 = 6, KERNLORE_INT32 = 7,
   KERNLORE_INT64 = 8, KERNLORE_BOOL = 9
 };
+
+enum { KERNLORE_UNSUPPORTED = -1 };
 
 """
     + STRUCTURES

@@ -350,4 +350,5 @@ def _submitted(
         ended=run.get("ended") or run.get("note", ""),
         work=(run.get("work") or {}) if state == "pending" else {},
         result=None if evaluation is None else results.KernelResult.model_validate(evaluation),
+        run_result=run.get("result") or {},
     )

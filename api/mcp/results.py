@@ -192,7 +192,9 @@ class EvaluationFlag(Result):
 class KernelResult(Result):
     """The measurement of a kernel."""
 
-    validity: str = Field(description="correct, incorrect, not_compiled, crashed, timed_out, ...")
+    validity: str = Field(
+        description="correct, incorrect, unsupported, not_compiled, crashed, timed_out, ..."
+    )
     message: str
     correct: bool
     speedup: Json | None = Field(description="Over the reference: value, low, high.")
@@ -253,7 +255,10 @@ class SubmittedCandidate(Result):
     )
     ended: str = Field("", description="Why the run ended.")
     work: Json = Field(default_factory=dict, description="While pending: what the run does.")
-    result: KernelResult | None
+    result: KernelResult | None = Field(description="Of the kernel that was handed in.")
+    run_result: Json = Field(
+        default_factory=dict, description="The confirmed result of the run, once it has ended."
+    )
 
 
 class ListedRun(Result):

@@ -74,7 +74,9 @@ HEADERS = {
 TONES = {
     **dict.fromkeys(("ready", "active", "accepted", "correct", "finished", "present"), "good"),
     **dict.fromkeys(("failed", "rejected", "incorrect", "crashed", "missing", "retired"), "bad"),
-    **dict.fromkeys(("not_compiled", "timed_out", "quarantined", "cancelled"), "bad"),
+    **dict.fromkeys(
+        ("not_compiled", "unsupported", "timed_out", "quarantined", "cancelled"), "bad"
+    ),
     **dict.fromkeys(("partial", "proposed", "candidate", "suspect", "thin"), "warn"),
     **dict.fromkeys(("queued", "running", "starting", "inherited"), "busy"),
 }

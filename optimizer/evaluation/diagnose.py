@@ -162,6 +162,13 @@ def _crashed(evaluation: Evaluation, inputs: DiagnosisInputs) -> Any:
     return _otherwise(diagnosis, ENDINGS.get(ending, "launch_error"), confidence, evidence)
 
 
+def _unsupported(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
+    """The kernel declined an input: nothing failed on the hardware."""
+    del inputs
+    hint = f"The kernel declines an input: {evaluation.message}. Add its dtype and shape."
+    return Verdict(hint=hint)
+
+
 def _incorrect(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
     diagnosis = Verdict(measure_next=("run_to_run_mismatches",))
     if evaluation.log:
@@ -239,6 +246,7 @@ FAILURES: Mapping[str, Reader] = {
     "not_compiled": _not_compiled,
     "timed_out": _timed_out,
     "crashed": _crashed,
+    "unsupported": _unsupported,
     "incorrect": _incorrect,
     "rejected": _rejected,
 }

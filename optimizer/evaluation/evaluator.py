@@ -396,6 +396,8 @@ NOT_CHECKED = (
     "not checked: Triton's interpreter is wrong in bfloat16, the dtype of every case; evaluate it"
     " where its device is, or add a case in float32"
 )
+# Failures of a call that are no crash.
+ENDED_BY: Mapping[str, Validity] = {"refused": "incorrect", "unsupported": "unsupported"}
 CHANCE = random.SystemRandom()  # unpredictable
 
 
@@ -578,7 +580,7 @@ class Attempt:
             else:
                 self._in_fresh_processes(loader)
         except CandidateFailed as failed:
-            kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
+            kind: Validity = ENDED_BY.get(failed.kind, "crashed")
             if loader.kind == "interpreter" and _beyond_interpreter(failed):
                 kind = "not_run"
                 failed.message = (

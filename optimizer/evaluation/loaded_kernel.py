@@ -42,7 +42,7 @@ class CandidateFailed(Exception):
     """The kernel failed by its own fault. `message` is for its author, `log` is its output.
 
     `kind` is the failure that the runner named: subject (it could not be set up or called), raised,
-    refused (its outputs), or memory.
+    refused (its outputs), unsupported (it declined its inputs), or memory.
     """
 
     def __init__(self, kind: str, message: str, log: str = "") -> None:

@@ -17,7 +17,14 @@ from kb.answers import HotLines, SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 Validity = Literal[
-    "correct", "incorrect", "crashed", "timed_out", "not_compiled", "rejected", "not_run"
+    "correct",
+    "incorrect",
+    "unsupported",
+    "crashed",
+    "timed_out",
+    "not_compiled",
+    "rejected",
+    "not_run",
 ]
 TIMING = "KERNLORE_TIMING"  # environment variable: full or brief
 # A note on brief timings.

@@ -27,6 +27,7 @@ from optimizer.search.synthesizers.base import (
     Synthesizer,
     Unreachable,
 )
+from optimizer.search.synthesizers.external import ExternalSynthesizer
 from optimizer.search.tree import Tree, last_failure, seen
 from retrieval.request import RetrieveRequest
 
@@ -37,6 +38,7 @@ NEVER_ANSWERED = 2  # the same for models that never answered: each call has its
 CONTEXT_TOKENS = 6_000  # for earlier kernels and log, and for knowledge that no proposer reads
 EXCERPTS = 8
 NOTHING_LEFT = "nothing is left to try"
+CALLER_ENDED = "the caller has no further candidate"
 Pair = tuple[str, int]
 
 
@@ -148,7 +150,8 @@ class Proposer:
         while True:
             parent = self._parent(tree, chance)
             if parent is None:
-                return NOTHING_LEFT
+                external = (s for s in self._synthesizers if isinstance(s, ExternalSynthesizer))
+                return CALLER_ENDED if any(s.ended for s in external) else NOTHING_LEFT
             for synthesizer in self._order(tree, parent):
                 context = self.context(tree, parent, isinstance(synthesizer, ReadsContext))
                 try:

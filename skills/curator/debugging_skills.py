@@ -86,10 +86,18 @@ ALIKE = 0.5  # share of equal characters from which a line replaces another
 ERROR = "error"  # kind of the cards of error codes
 MOST_LINE = 160  # characters of a changed line or a message
 MOST_QUOTED = 600  # characters of a card
-REACHED = {"not_compiled": 0, "crashed": 1, "timed_out": 1, "incorrect": 2, "correct": 3}
+REACHED = {
+    "not_compiled": 0,
+    "crashed": 1,
+    "timed_out": 1,
+    "unsupported": 1,
+    "incorrect": 2,
+    "correct": 3,
+}
 _FATES = {
     "not_compiled": "does not compile",
     "crashed": "crashes",
+    "unsupported": "declines an input",
     "timed_out": "does not end within its deadline",
     "incorrect": "computes wrong results",
 }

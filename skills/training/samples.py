@@ -22,7 +22,7 @@ from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 
 PromptOrigin = Literal["stored", "rendered"]
-FAILED = ("incorrect", "crashed", "timed_out", "not_compiled", "rejected")
+FAILED = ("incorrect", "unsupported", "crashed", "timed_out", "not_compiled", "rejected")
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,16 @@ def test_answers_report_unread_built_in_knowledge(
         try:
             starting = client.get("/readyz")
             assert starting.status_code == 503
-            assert "documents are left" in starting.json()["note"]
+            assert "being loaded: " in starting.json()["note"]
             hints = client.post("/retrieve", json=REQUEST).json()["hints"]
             assert any("built-in knowledge is being loaded" in hint for hint in hints)
             assert client.get("/healthz").status_code == 200
         finally:
             may_read.set()
-        state = wait_until_ready(client)
+        while not (state := client.get("/readyz").json())["ready"]:
+            assert state["note"] and ": 0 documents" not in state["note"], state
+            time.sleep(0.02)
+        assert state["note"] == ""
         assert state["knowledge_loaded"] and client.get("/readyz").status_code == 200
         answer = client.post("/retrieve", json=REQUEST).json()
         assert answer["excerpts"]

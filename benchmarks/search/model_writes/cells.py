@@ -88,7 +88,7 @@ class Cell:
     @property
     def first_compiled(self) -> int | None:
         """The number of the first attempt that compiled."""
-        return self.first("correct", "incorrect", "crashed", "timed_out", "rejected")
+        return self.first("correct", "incorrect", "unsupported", "crashed", "timed_out", "rejected")
 
 
 class _Silent:

@@ -235,7 +235,7 @@ def wilson(wins: int, trials: int) -> RateInterval:
 
 TRIALS = ("ablation", "lift")
 # Outcomes of a kernel that cannot be used, which may support a skill to avoid something.
-FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
+FAILURES = frozenset({"not_compiled", "incorrect", "unsupported", "crashed", "timed_out"})
 AVOID = "avoid"
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kb.candidate_abi import UNSUPPORTED
 from optimizer.evaluation.runner.constructor import as_script
 from optimizer.evaluation.runner.memory import dtype_of
 
@@ -111,6 +112,9 @@ DTYPE_CODES = {dtype_of(name): code for code, name in enumerate(_DTYPES.split())
 
 
 REFERENCE = "Model"  # entry of a reference
+
+
+CODES = "0 means done, KERNLORE_UNSUPPORTED that it does not take a dtype or shape"
 
 
 class KernelError(Exception):
@@ -295,7 +299,9 @@ def library_kernel(
             results.append(result)
         code = function(packed, ctypes.byref(counts))
         if code:
-            raise KernelError(f"{entry} returned {code}; 0 means done")
+            if code == UNSUPPORTED:
+                raise NotImplementedError(f"{entry} returned KERNLORE_UNSUPPORTED")
+            raise KernelError(f"{entry} returned {code}; {CODES}")
         return results
 
     call.__dict__["arrays"] = arrays  # keeps alive what `packed` points into

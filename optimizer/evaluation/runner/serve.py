@@ -171,6 +171,12 @@ class Runner:
             return {"ok": False, "failure": "refused", "message": str(refused)}
         except KernelError as error:
             return {"ok": False, "failure": "subject", "message": str(error)}
+        except NotImplementedError as error:
+            return {
+                "ok": False,
+                "failure": "unsupported",
+                "message": str(error)[:500] or repr(error),
+            }
         except MemoryError:
             return {"ok": False, "failure": "memory", "message": "out of memory"}
         except WireClosed:

@@ -23,6 +23,7 @@ BEST = "#000000"
 STYLES: Mapping[str, tuple[str, str, str]] = {
     "correct": ("#009E73", "o", "correct"),
     "incorrect": ("#D55E00", "X", "wrong result"),
+    "unsupported": ("#E69F00", "X", "unsupported input"),
     "crashed": ("#CC79A7", "v", "crashed"),
     "timed_out": ("#CC79A7", "<", "timed out"),
     "not_compiled": ("#E69F00", "s", "does not compile"),

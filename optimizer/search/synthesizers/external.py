@@ -57,14 +57,14 @@ class ExternalSynthesizer:
         self.context_tokens = context_tokens
         self.reader: str | None = None  # unknown, so the caller gets the full context
         self._brief = brief
-        self._has_more = True
+        self.ended = False  # by the caller
         self._first = True
 
     def propose(self, context: ProposalContext) -> Proposal | None:
         """Publish the context and wait for the candidate; None once the caller has ended its
         proposals. Raises ProposalFailed for a timeout, for a malformed candidate and for a
         cancelled run."""
-        if not self._has_more:
+        if self.ended:
             return None
         briefing = None
         if self._brief is not None:
@@ -74,7 +74,7 @@ class ExternalSynthesizer:
         while time.monotonic() - began < WAIT_SECONDS:
             candidate = self._mailbox.candidate_for(context.step)
             if candidate == NOTHING_MORE:
-                self._has_more = False
+                self.ended = True
                 return None
             if candidate is not None:
                 self._first = False

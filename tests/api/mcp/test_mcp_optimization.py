@@ -92,9 +92,9 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
     )
     assert ended["state"] == "none" and ended["run_state"] == "finished"
     assert ended["step"] == 3  # the run waited for it
-    assert ended["ended"] == "nothing is left to try"
+    assert ended["ended"] == "the caller has no further candidate"
     final = settled(agent, run_id)
-    assert final["ended"] == "nothing is left to try" and final["result"]
+    assert final["ended"] == ended["ended"] and final["result"] == ended["run_result"]
     claimed = httpx.get(f"{service_url}/runs/{run_id}/candidates/2").json()["proposal"]["claimed"]
     assert claimed == second["knowledge_ids"][:1]
 

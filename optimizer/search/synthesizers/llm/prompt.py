@@ -308,10 +308,11 @@ ROUGH = (
 QUIET = ", processors quiet"
 NO_FIGURE = "no figure yet"
 NO_SIGNAL = "no signal: nothing that was measured names what holds it up"
-MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
+MENDABLE = ("not_compiled", "incorrect", "unsupported", "crashed", "timed_out", "rejected")
 BECAME: Mapping[str, str] = {
     "correct": "correct",
     "incorrect": "wrong results",
+    "unsupported": "it declined an input",
     "crashed": "it crashed",
     "timed_out": "it ran past a deadline",
     "not_compiled": "it did not compile",
@@ -448,9 +449,12 @@ def _rough_case(timing: CaseTiming, alone: bool) -> str:
     if timing.rough_us is None:
         return ""
     text = f"case {timing.case} about {_about(timing.rough_us)} us a call"
-    if alone or timing.rough_baseline_us is None:
+    if alone:
+        return f"{text} by itself, under another load than the candidates"
+    if timing.rough_baseline_us is None:
         return text
-    return f"{text}, the reference about {_about(timing.rough_baseline_us)} us in turns with it"
+    reference = _about(timing.rough_baseline_us)
+    return f"{text}, the reference about {reference} us in turns with it, under the same load"
 
 
 def _about(number: float) -> str:
