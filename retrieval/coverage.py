@@ -51,6 +51,7 @@ from retrieval.request import MAX_TOKENS, RetrieveRequest
 from retrieval.scope import own_chains, scope_of
 from retrieval.search.names import unknown_names
 from retrieval.snapshot.knowledge import Chips
+from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -194,7 +195,11 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
         for s in signals
     }
     by_signal = {s.id: _subject("signal", s.id, s.title, treated) for s in signals}
-    by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
+    own_named, named = (_named(snapshot, about, access_scope) for about in ((chip,), lineage))
+    by_topic = {
+        topic: _with_named(_subject("topic", topic, topic, counts), own_named, named)
+        for topic in topics_of(signals)
+    }
     known = registry.effective_facts(chip)
     cards = snapshot.symbols(lineage, access=access_scope)
     kernels = snapshot.kernels(lineage, access_scope)
@@ -231,6 +236,41 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
             lambda: _without_card(stated, cards, kernels),
         ),
         refused=refused,
+    )
+
+
+Named = Mapping[str, Sequence[int]]
+
+
+def _named(snapshot: Snapshot, hardware: Sequence[str], access_scope: AccessScope) -> Named:
+    """The passages of each document about any of this hardware that call a topic's concept by one
+    of its names: a manual that writes SBUF is about on-chip memory. Of several names in a document,
+    only the commonest counts."""
+    most: dict[str, dict[str, int]] = {}
+    for document_id, term in snapshot.lexicon(hardware, access_scope):
+        counts = most.setdefault(term.concept, {})
+        counts[document_id] = max(counts.get(document_id, 0), term.passages)
+    topics: dict[str, Sequence[int]] = {}
+    for topic in topics_of(load_signals()):
+        for concept in load_ontology().concepts.values():
+            if topic.rstrip("s") in {name.lower().rstrip("s") for name in concept.names}:
+                topics[topic] = tuple(most.get(concept.id, {}).values())
+    return topics
+
+
+def _with_named(subject: Subject, own_named: Named, named: Named) -> Subject:
+    """The topic with the passages that name it, where more do than have its tag."""
+    documents = named.get(subject.id, ())
+    own = max(sum(own_named.get(subject.id, ())), subject.own)
+    inherited = max(sum(documents) - own, subject.inherited)
+    if (own, inherited) == (subject.own, subject.inherited):
+        return subject
+    return replace(
+        subject,
+        state="covered" if own >= ENOUGH else "thin",
+        own=own,
+        inherited=inherited,
+        documents=max(len(documents), subject.documents),
     )
 
 

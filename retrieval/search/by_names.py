@@ -182,6 +182,14 @@ def stated_share(text: str, asked: Asked, heading: str = "") -> float:
     return stated / len(asked.values) * covered / len(asked.terms)
 
 
+_SIZE = re.compile(rf"(?:{_NUMBER})[ -]?(?:[KMGT]i?B|kilobytes|megabytes)(?![\w/])")
+
+
+def states_bytes(text: str, terms: frozenset[str]) -> bool:
+    """Whether a text states the size of one of the things that these tokens name."""
+    return any(_states(clause, _SIZE, terms) for clause in _clauses(text))
+
+
 def _clauses(text: str) -> list[str]:
     """Sentences, and rows of tables with the header of each cell beside it."""
     clauses: list[str] = []

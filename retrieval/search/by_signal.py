@@ -34,7 +34,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kb.problem_terms import canonical_op, op_family, problem_terms
+from kb.tokens import tokenize
 from retrieval.diagnose.signals import BROKEN, Signal
+from retrieval.search.by_names import states_bytes
 from retrieval.search.language_words import foreign_words, is_alone, is_common, is_foreign_heading
 from retrieval.search.ranking import Ranked
 from retrieval.search.titles import (
@@ -45,6 +47,7 @@ from retrieval.search.titles import (
     contains_signal,
     words_of,
 )
+from retrieval.snapshot.ontology import load_ontology
 from retrieval.snapshot.snapshot import Mark, Snapshot
 from retrieval.snapshot.uses import TREATED
 
@@ -59,6 +62,8 @@ NAMED = 0.6
 LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is moved down
 LEAST_OWN = 0.5  # of the best score, below which a section of the chip only mentions the signal
 AHEAD = 1.001  # factor on the score of the section that it is placed before
+# The memory whose size is the limit behind a signal.
+SIZES = {"shared_memory_limit": "on_chip_memory"}
 BESIDE = 0.5  # share for a passage next to one with the name of a metric
 _WORD = re.compile(r"[a-z0-9]+")
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are ordinary words in titles
@@ -73,10 +78,11 @@ class SectionWeights:
     `heading` is for a heading with the words of the signal's id; a heading with a topic or words of
     the title gets a share of it, in text about a chip `topic` at least and more with the section's
     use. Of this `afterwards` remains if it is about confirming the signal or checking the remedy.
-    `named`, `tagged` and `moved` are for a text with the signal's id, a tag and a move, `use` for a
-    passage that helps with the signal, `read` for one that a model called an answer, `measured` for
-    one about the caller's metrics. `family` is the nearness of text about the chip's family or
-    vendor, `general` that of text about no chip; the chip's own is 1.
+    `named`, `tagged` and `moved` are for a text with the signal's id, a tag and a move, `stated`
+    for a passage about the chip itself with the size of a memory that is the limit behind the
+    signal, `use` for a passage that helps with the signal, `read` for one that a model called an
+    answer, `measured` for one about the caller's metrics. `family` is the nearness of text about
+    the chip's family or vendor, `general` that of text about no chip; the chip's own is 1.
 
     Factors: `not_read` on the use in a section in which a model saw no answer, `aside` on the words
     of a section titled for something related to the signal, `another` if its heading has a topic of
@@ -95,6 +101,7 @@ class SectionWeights:
     named: float = 0.35
     tagged: float = 0.15
     moved: float = 0.7
+    stated: float = 0.8
     measured: float = 1.0
     family: float = 0.75
     general: float = 0.6
@@ -164,7 +171,8 @@ def by_sections(
                 by_seq[m.seq].score / best
                 + weights.use * uses[m.seq] * (weights.not_read if reads[m.seq] == 0 else 1.0)
                 + weights.read * max(0.0, reads[m.seq])
-                + weights.measured * measured.get(m.seq, 0.0),
+                + weights.measured * measured.get(m.seq, 0.0)
+                + weights.stated * (near == 1.0 and states_size(m.text, signal.id)),
                 by_seq[m.seq],
             )
             for m in members
@@ -205,6 +213,25 @@ def by_sections(
 
     ordered = sorted([*leads, *behind], key=place)
     return [*ordered, *tail]
+
+
+def states_size(text: str, signal: str) -> bool:
+    """Whether a text states the size of the memory that is the limit behind the signal."""
+    if signal not in SIZES:
+        return False
+    words, long, word = _names_of(SIZES[signal])
+    return states_bytes(long.sub(word, text), words)
+
+
+@lru_cache(maxsize=len(SIZES))
+def _names_of(concept: str) -> tuple[frozenset[str], re.Pattern[str], str]:
+    """The tokens of the concept's names of one word, a pattern of its longer names, and a word that
+    may stand for them."""
+    names = load_ontology().concepts[concept].names
+    long = "|".join(re.escape(name) for name in names if " " in name)
+    short = [name for name in names if " " not in name]
+    tokens = frozenset(token for name in short for token in tokenize(name)[:1])
+    return tokens, re.compile(rf"\b(?:{long})\b", re.IGNORECASE), short[0]
 
 
 def _measured(marks: Sequence[Mark], metrics: Collection[str]) -> dict[int, float]:

@@ -16,7 +16,7 @@ from retrieval.compose.skill_choice import is_for_any
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import Retriever
 from retrieval.request import RetrieveRequest
-from retrieval.search.by_signal import speaks_of_other_machines
+from retrieval.search.by_signal import speaks_of_other_machines, states_size
 from retrieval.search.language_words import foreign_words, is_foreign_heading
 from retrieval.search.titles import Titles, contains_signal
 from tests.fixtures import Store
@@ -232,6 +232,20 @@ def test_manual_about_signal_precedes_general_text(
     answer = answered(retriever, hardware="h200", signal="memory_bound")
     sections = [e.section.rpartition(" > ")[2] for e in answer.excerpts]
     assert sections[:2] == ["Slabs", "What memory bound means"]
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("Two software-managed on-chip SRAMs, a 24MiB SBUF and a\n2MiB PSUM.", True),
+        ("Each core has 228 KB of shared memory.", True),
+        ("Bandwidth falls if the stride of an SBUF access exceeds 16 KiB.", False),
+        ("The device has 32 GiB of HBM.", False),
+    ],
+)
+def test_text_states_size_of_scratchpad(text: str, stated: bool) -> None:
+    assert states_size(text, "shared_memory_limit") == stated
+    assert not states_size(text, "memory_bound")
 
 
 @pytest.mark.parametrize(

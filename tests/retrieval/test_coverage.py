@@ -88,6 +88,19 @@ def test_passage_with_two_scopes_of_lineage_counts_once(catalog: Catalog) -> Non
     assert (report.own, report.inherited, report.documents, report.state) == (1, 0, 1, "thin")
 
 
+def test_manual_that_names_a_concept_is_about_its_topic(catalog: Catalog) -> None:
+    words: list[tuple[str, list[tuple[str, str]]]] = [
+        ("The SBUF holds 24 MiB.", []),
+        ("Tiles lie in SBUF and PSUM.", []),
+        ("Nothing else is here.", []),
+    ]
+    add(catalog, "manual", "hardware", ("h100",), [("A", None, words)])
+    report = coverage_of(catalog)
+    for name in ("on-chip memory", "shared memory"):
+        assert topic(report, name) == Subject(name, name, "covered", 2, 0, 1)
+    assert topic(report, "registers").state == "missing"
+
+
 def test_every_signal_and_topic_is_reported(catalog: Catalog) -> None:
     report = coverage_of(catalog)
     assert {s.id for s in report.signals} == set(load_signals().ids)
