@@ -41,7 +41,8 @@ def test_answers_report_unread_built_in_knowledge(
     monkeypatch.setattr(Worker, "read_all", delayed)
     with TestClient(create_app(settings), URL) as client:
         try:
-            starting = client.get("/readyz")
+            while "being listed" in (starting := client.get("/readyz")).json()["note"]:
+                time.sleep(0.02)
             assert starting.status_code == 503
             assert "being loaded: " in starting.json()["note"]
             hints = client.post("/retrieve", json=REQUEST).json()["hints"]
