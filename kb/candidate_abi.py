@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 HEADER_NAME = "kernlore_abi.h"
-UNSUPPORTED = -1
 STRUCTURES = """\
 typedef struct {
   void *data;

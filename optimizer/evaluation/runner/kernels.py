@@ -22,7 +22,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kb.candidate_abi import UNSUPPORTED
 from optimizer.evaluation.runner.constructor import as_script
 from optimizer.evaluation.runner.memory import dtype_of
 
@@ -114,6 +113,7 @@ DTYPE_CODES = {dtype_of(name): code for code, name in enumerate(_DTYPES.split())
 REFERENCE = "Model"  # entry of a reference
 
 
+UNSUPPORTED = -1  # KERNLORE_UNSUPPORTED of the C interface
 CODES = "0 means done, KERNLORE_UNSUPPORTED that it does not take a dtype or shape"
 
 
