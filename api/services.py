@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from skills.trajectories.queue import TrajectoryQueue
 
 FOLLOW_SECONDS = 0.5  # between checks whether the catalog has changed
+FREE_SECONDS = 10.0  # between returns of memory, which stop all threads for up to a second
 LOADING_SECONDS = 2.0  # the same while the built-in knowledge is loaded
 AWAY_SECONDS, LOOK_SECONDS = 5.0, 20.0  # between checks: while a store is away, otherwise
 CONFIRM_SECONDS = 3.0  # from the first complete answers to the comparison of built-in files
@@ -379,15 +381,17 @@ class Follower:
         self._thread.join(timeout=STOP_SECONDS)
 
     def _run(self) -> None:
-        last = None
+        last, changed, free_at = None, False, 0.0
         while not self._stop.is_set():
             try:
                 snapshot = self._services.snapshots.current()
                 if last is None:
                     collect_once_and_freeze()
-                if snapshot is not last:
-                    return_freed_memory()
+                changed = changed or snapshot is not last
                 last = snapshot
+                if changed and time.monotonic() >= free_at:
+                    return_freed_memory()
+                    changed, free_at = False, time.monotonic() + FREE_SECONDS
                 self._on_snapshot(snapshot)
             except Exception:  # the thread's boundary: requests publish for themselves
                 log.exception("the snapshot cannot be brought up to date")

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -181,14 +181,15 @@ def validity_of(row: Mapping[str, Any]) -> Validity:
 
 
 def seen_with(
-    text: str, *, checked: Checked, date: str = "", target: str = "", driver: str = ""
+    text: str, *, checked: Checked, date: str = "", target: str = ""
 ) -> tuple[Validity, ...]:
     """What a sentence says about versions: "nvcc V13.0.88, PyTorch 2.11" was seen with these two,
     "triton>=3.8" and "NKI 0.3 or later" hold from these on."""
     found = dict.fromkeys((tool.id, low, high) for tool, low, high in _named(text))
-    return tuple(Validity(*bounds, target, driver, checked, date) for bounds in found)
+    return tuple(Validity(*bounds, target, "", checked, date) for bounds in found)
 
 
+@lru_cache(maxsize=20_000)  # more than there are facts and rules
 def of_source(
     text: str, *, checked: Checked, date: str = "", target: str = ""
 ) -> tuple[Validity, ...]:

@@ -255,11 +255,13 @@ _SHARE = re.compile(r"represents? about (?P<pct>[\d.]+)%")
 
 def advice_of(text: str) -> tuple[Advised, ...]:
     """The signals that the rules of a profiler name, the largest stated gain first."""
-    starts, flat = [], ""
+    starts, parts, length = [], [], 0
     for line in text.splitlines():
-        starts.append(len(flat))
+        starts.append(length)
         if bare := " ".join(_MARKS.sub("", line).split()):
-            flat += bare + " "
+            parts.append(bare + " ")
+            length += len(parts[-1])
+    flat = "".join(parts)
     found: dict[str, Advised] = {}
     for pattern, signal in _phrases():
         match = pattern.search(flat)

@@ -145,7 +145,8 @@ def test_empty_form_fields_are_ignored(client: TestClient) -> None:
 
 
 def test_five_megabytes_of_log(client: TestClient) -> None:
-    log = "ninja: building kernel step\n" * 190_000 + LOG
+    log = f"ninja: building kernel step {'.' * 100}\n" * 41_000 + LOG
+    assert len(log) > 5_000_000
     answer = client.post("/retrieve", json={"log": log, "hardware": "h100"})
     assert answer.status_code == 200
     assert answer.json()["diagnosis"]["signals"][0]["id"] == "shared_memory_limit"

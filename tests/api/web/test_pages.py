@@ -58,11 +58,15 @@ def soup(answer: Response, status: int = 200) -> BeautifulSoup:
 PARTS = ("/row",)  # of a page, without a frame
 
 
-def test_every_page_answers_and_has_labels(filled: Filled) -> None:
-    for path in paths(filled):
+@pytest.fixture(scope="module")
+def pages(filled: Filled) -> dict[str, BeautifulSoup]:
+    return {path: soup(filled.client.get(f"/ui{path}")) for path in paths(filled)}
+
+
+def test_every_page_answers_and_has_labels(pages: dict[str, BeautifulSoup]) -> None:
+    for path, page in pages.items():
         if path.endswith(PARTS):
             continue
-        page = soup(filled.client.get(f"/ui{path}"))
         assert page.html is not None and page.html["lang"] == "en", path
         assert len(page.find_all("h1")) == 1, path
         assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
@@ -75,10 +79,9 @@ def test_every_page_answers_and_has_labels(filled: Filled) -> None:
             assert image.get("alt"), path
 
 
-def test_upload_text_is_inert(filled: Filled) -> None:
+def test_upload_text_is_inert(pages: dict[str, BeautifulSoup]) -> None:
     shown = 0
-    for path in paths(filled):
-        page = soup(filled.client.get(f"/ui{path}"))
+    for path, page in pages.items():
         assert not page.find_all("img", onerror=True), path
         for script in page.find_all("script"):
             assert not script.text and str(script["src"]).startswith("/ui/static/"), path
@@ -95,10 +98,9 @@ def test_pages_allow_no_foreign_script_and_no_frame(filled: Filled) -> None:
         assert "unsafe" not in policy
 
 
-def test_every_link_of_a_page_resolves(filled: Filled) -> None:
+def test_every_link_of_a_page_resolves(filled: Filled, pages: dict[str, BeautifulSoup]) -> None:
     links: set[str] = set()
-    for path in paths(filled):
-        page = soup(filled.client.get(f"/ui{path}"))
+    for path, page in pages.items():
         here = f"/ui{path}".partition("?")[0]
         for tag in page.find_all(["a", "link", "img"]):
             target = str(tag.get("href") or tag.get("src")).partition("#")[0]
@@ -163,16 +165,17 @@ def test_question_becomes_a_link_and_long_log_answer(filled: Filled) -> None:
 
 
 def lines_of_failures() -> list[str]:
+    """A line of each signal and kind of failure."""
     table = Path(__file__).parents[2] / "retrieval/signature_lines.tsv"
-    rows = table.read_text(encoding="utf-8").splitlines()
-    return [row.split("\t")[2] for row in rows if row and not row.startswith("#")]
+    rows = [row.split("\t") for row in table.read_text(encoding="utf-8").splitlines()]
+    return list({tuple(row[:2]): row[2] for row in rows if not row[0].startswith("#")}.values())
 
 
 def test_any_log_is_answered_with_and_without_chip(filled: Filled) -> None:
     """Without a chip the limits of moves are unknown."""
     lines = lines_of_failures()
-    assert len(lines) > 50
-    for line in lines[::4]:
+    assert len(lines) > 20
+    for line in lines:
         for chip in ("", "h100"):
             given = {"text": f"error: {line}\n", "hardware": chip}
             soup(filled.client.get("/ui/retrieve", params=given))
