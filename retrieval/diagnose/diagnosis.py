@@ -321,17 +321,16 @@ def diagnose(
     problem: Mapping[str, Value | None] | None = None,
     hardware_lineage: Sequence[str] = (),
     *,
-    table: RuleTable | None = None,
     own: OwnRules = NO_RULES,
     counters: Mapping[str, float] | None = None,
 ) -> Verdict:
-    """The verdict on one kernel launch under the built-in rules, or those of `table`.
+    """The verdict on one kernel launch under the built-in rules.
 
     `metrics` are normalised (canonical names and units), `facts` are of the hardware, `problem`
     holds the values of `problem.<name>` in predicates. `own` are rules in the hardware's
     descriptions, which read `counters` by the profiler's names.
     """
-    table = table or load_rules()
+    table = load_rules()
     facts, problem = facts or {}, problem or {}
     full = table.metrics.derive(metrics, facts, problem)
     rules = table.for_hardware(frozenset(hardware_lineage), full.collectors) + as_rules(own)

@@ -255,16 +255,8 @@ ERROR = "error"  # kind of the cards of error codes
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class NameWeights:
-    """Added to the score of a passage that defines a name, as a share of the best score: for error
-    codes, for other names."""
-
-    error: float = 1.0
-    other: float = 0.3
-
-
-WEIGHTS = NameWeights()
+# Added to the score of a passage that defines a name, as a share of the best score.
+ERROR_SHARE, OTHER_SHARE = 1.0, 0.3  # for error codes, for other names
 
 
 def by_names(
@@ -272,7 +264,6 @@ def by_names(
     ranked: Sequence[Ranked],
     text: str,
     cards: Cards,
-    weights: NameWeights = WEIGHTS,
     meant: Mapping[str, str] = NOTHING,
 ) -> list[Ranked]:
     """The ranked passages, starting with those that define names in the text; defining passages
@@ -288,7 +279,7 @@ def by_names(
         name, kind = sections[passage.section_id]
         if not names_in(passage.text, (name,)):
             continue
-        share = weights.error if kind == ERROR else weights.other
+        share = ERROR_SHARE if kind == ERROR else OTHER_SHARE
         entry = by_seq.get(passage.seq) or Ranked(passage.seq, 0.0, 0.0, 0.0, passage.category)
         by_seq[passage.seq] = entry._replace(score=entry.score + share * best)
     return sorted(by_seq.values(), key=lambda e: (-e.score, e.seq))
@@ -342,7 +333,7 @@ def by_parts(snapshot: Snapshot, ranked: Sequence[Ranked], question: str) -> lis
     }
     if not 0 < len(set(titled.values())) <= MOST_SECTIONS:
         return list(ranked)
-    raised = WEIGHTS.error * ranked[0].score
+    raised = ERROR_SHARE * ranked[0].score
     return sorted(
         (e._replace(score=e.score + raised * (e.seq in titled)) for e in ranked),
         key=lambda e: (-e.score, e.seq),

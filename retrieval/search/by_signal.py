@@ -137,7 +137,6 @@ def by_sections(
     languages: tuple[str, ...] = (),
     op: str | None = None,
     metrics: Collection[str] = (),
-    weights: SectionWeights = WEIGHTS,
 ) -> list[Ranked]:
     """The ranked passages in the order of their sections. `move_ids` are the moves for the
     diagnosis, `lineage` the chip with its families, nearest first, `languages` those of its
@@ -164,15 +163,15 @@ def by_sections(
     naming: set[int] = set()  # sections of the chip itself whose text names the signal
     behind: list[Ranked] = []
     for members in sections.values():
-        near = _nearness(members[0], lineage, chips, weights)
-        is_general = near == weights.general
+        near = _nearness(members[0], lineage, chips)
+        is_general = near == WEIGHTS.general
         own = [
             (
                 by_seq[m.seq].score / best
-                + weights.use * uses[m.seq] * (weights.not_read if reads[m.seq] == 0 else 1.0)
-                + weights.read * max(0.0, reads[m.seq])
-                + weights.measured * measured.get(m.seq, 0.0)
-                + weights.stated * (near == 1.0 and states_size(m.text, signal.id)),
+                + WEIGHTS.use * uses[m.seq] * (WEIGHTS.not_read if reads[m.seq] == 0 else 1.0)
+                + WEIGHTS.read * max(0.0, reads[m.seq])
+                + WEIGHTS.measured * measured.get(m.seq, 0.0)
+                + WEIGHTS.stated * (near == 1.0 and states_size(m.text, signal.id)),
                 by_seq[m.seq],
             )
             for m in members
@@ -183,33 +182,33 @@ def by_sections(
         heading = titles.of(title)
         # A heading of text about no chip was written for signals, so its topic is clear.
         use = 1.0 if is_general else max(uses[m.seq] for m in members)
-        evidence = _evidence(members, heading, signal, use, weights)
-        aside = weights.aside if signal.id in heading.aside else 1.0
+        evidence = _evidence(members, heading, signal, use)
+        aside = WEIGHTS.aside if signal.id in heading.aside else 1.0
         words = own[0][0] * aside
         if near == 1.0 and _names_signal(members, title, signal.id, op):
             naming.add(entries[0].seq)
         score, factor = math.sqrt(max(0.0, words + near * evidence)), 1.0
         if not any(m.moved for m in members):
-            factor *= weights.titled(titles.of_another(title, signal.id), is_general)
+            factor *= WEIGHTS.titled(titles.of_another(title, signal.id), is_general)
             if is_general and _is_guide_to_other(members[0].path, op):
-                factor *= weights.operator
+                factor *= WEIGHTS.operator
         if entries[0].category == "constraint" and signal.group not in BROKEN:
-            factor *= weights.rule
+            factor *= WEIGHTS.rule
         if is_general and alone:
-            factor *= weights.alone
+            factor *= WEIGHTS.alone
         if is_general and speaks_of_other_machines(members, languages):
-            factor *= weights.far
+            factor *= WEIGHTS.far
         score *= factor
         places |= dict.fromkeys((entry.seq for entry in entries), is_general)
         leads.append(_scored(entries[0], score))
         behind += [_scored(e, factor * math.sqrt(max(0.0, w * aside))) for w, e in own[1:]]
     tail = [_scored(entry, 0.0) for entry in rest]
     leads = _own_first(leads, places, naming)
-    leads = _far_behind(leads, places, weights)
+    leads = _far_behind(leads, places)
 
     def place(entry: Ranked) -> tuple[float, int]:
         follows = treated and places.get(entry.seq, False)
-        return -entry.score * (weights.playbook if follows else 1.0), entry.seq
+        return -entry.score * (WEIGHTS.playbook if follows else 1.0), entry.seq
 
     ordered = sorted([*leads, *behind], key=place)
     return [*ordered, *tail]
@@ -258,13 +257,11 @@ def _plain_words(text: str) -> str:
     return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
-def _far_behind(
-    leads: Sequence[Ranked], places: Mapping[int, bool], weights: SectionWeights
-) -> list[Ranked]:
+def _far_behind(leads: Sequence[Ranked], places: Mapping[int, bool]) -> list[Ranked]:
     """The sections, with text about no chip that scores far below the best moved down."""
     least = LEAST_GENERAL * max((entry.score for entry in leads), default=0.0)
     return [
-        _scored(e, e.score * weights.far) if places[e.seq] and e.score < least else e for e in leads
+        _scored(e, e.score * WEIGHTS.far) if places[e.seq] and e.score < least else e for e in leads
     ]
 
 
@@ -338,32 +335,28 @@ def _families_in(title: str) -> frozenset[str]:
     )
 
 
-def _evidence(
-    members: Sequence[Mark], heading: Heading, signal: Signal, use: float, weights: SectionWeights
-) -> float:
+def _evidence(members: Sequence[Mark], heading: Heading, signal: Signal, use: float) -> float:
     """The evidence in the section's heading, text, tags and moves."""
     named, tagged, moved = 0.0, 0.0, 0.0
     for member in members:
-        named = weights.named if member.named else named
-        tagged = weights.tagged if member.tagged else tagged
-        moved = weights.moved if member.moved else moved
+        named = WEIGHTS.named if member.named else named
+        tagged = WEIGHTS.tagged if member.tagged else tagged
+        moved = WEIGHTS.moved if member.moved else moved
     affinity = heading.affinity.get(signal.id, 0.0)
     if not affinity:
         return named + tagged + moved
     later = any(contains_phrase(heading.words, words) for words in signal.afterwards)
-    clear = 1.0 if affinity >= BY_ID else weights.topic + (1 - weights.topic) * use
+    clear = 1.0 if affinity >= BY_ID else WEIGHTS.topic + (1 - WEIGHTS.topic) * use
     return (
-        clear * weights.heading * (weights.afterwards if later else 1.0) * affinity
+        clear * WEIGHTS.heading * (WEIGHTS.afterwards if later else 1.0) * affinity
         + named
         + tagged
         + moved
     )
 
 
-def _nearness(
-    mark: Mark, lineage: Sequence[str], chips: AbstractSet[str], weights: SectionWeights
-) -> float:
+def _nearness(mark: Mark, lineage: Sequence[str], chips: AbstractSet[str]) -> float:
     """`chips` are those of the lineage."""
     if lineage and lineage[0] in mark.hardware:
         return 1.0
-    return weights.general if chips.isdisjoint(mark.hardware) else weights.family
+    return WEIGHTS.general if chips.isdisjoint(mark.hardware) else WEIGHTS.family

@@ -168,21 +168,19 @@ def search_symbols(
     return [symbol for symbol in ranked[:limit] if scores[symbol.id] >= 1.5]
 
 
-def nearest_names(
-    name: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int = NEAREST
-) -> tuple[str, ...]:
+def nearest_names(name: str, symbols: Sequence[Symbol], embed: Embed | None) -> tuple[str, ...]:
     """Names of cards near an unknown name: by spelling, then by meaning."""
     by_fold = {symbol.name.lower(): symbol.name for symbol in symbols}
-    near = close_matches(name.lower(), by_fold, limit, LEAST_LIKENESS)
+    near = close_matches(name.lower(), by_fold, NEAREST, LEAST_LIKENESS)
     names = dict.fromkeys(by_fold[match] for match in near)
     if embed is not None:
         by_id = {symbol.id: symbol.name for symbol in symbols}
         words = re.sub(r"[\W_]+|(?<=[a-z])(?=[A-Z0-9])", " ", name).strip()
         for identity, cosine in _by_meaning(words, symbols, embed):
-            if len(names) >= limit or cosine < LEAST_MEANING:
+            if len(names) >= NEAREST or cosine < LEAST_MEANING:
                 break
             names.setdefault(by_id[identity])
-    return tuple(names)[:limit]
+    return tuple(names)[:NEAREST]
 
 
 def close_matches(name: str, names: Iterable[str], limit: int, likeness: float) -> list[str]:

@@ -124,12 +124,7 @@ class Documents:
         with self._catalog.read() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def unread(
-        self,
-        origin: str,
-        states: Sequence[str] = ("staged", "failed"),
-        access_scope: AccessScope = ALL_ACCESS,
-    ) -> int:
+    def unread(self, origin: str, states: Sequence[str] = ("staged", "failed")) -> int:
         """How many documents of this origin have a newest version in one of these states."""
         newer = t.document_versions.alias()
         newest = (
@@ -143,7 +138,6 @@ class Documents:
             .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
             .where(
                 t.documents.c.origin == origin,
-                visible.documents(access_scope),
                 t.document_versions.c.state.in_(states),
                 t.document_versions.c.number == newest,
             )
