@@ -53,7 +53,11 @@ _LEVEL = re.compile(
 )
 _SANITIZER = "Sanitizer: "
 _SKIPPED = re.compile(
-    r"ignoring this (?:choice|config)|skipping (?:this |the )?(?:choice|config|tactic)", re.I
+    r"ignoring this (?:choice|config)|skipping (?:this |the )?(?:choice|config|tactic)"
+    r"|^\W{0,4}(?:0|zero|none)(?:/\d{1,12}|(?: out)? of(?: the)?(?: \d{1,12})?)? ?"
+    r"(?:values?|elements?|outputs?|results?|entries|tensors?|rows?)? "
+    r"(?:is|are|were|ha[sv]e?|mismatch|differ|contain)",
+    re.I,
 )
 _PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\s{1,4})?(?:\[?rank\s?\d{1,4}\]?:\s?"
