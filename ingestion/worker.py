@@ -88,7 +88,7 @@ COUNTS = ("pages_seen", "pages_parsed", "sections", "passages", "tables", "code_
 # A batch is one transaction of about EMBED_SECONDS: an upload waits for the current batch, and
 # larger ones are hardly faster.
 EMBED_SECONDS = 3.0
-FIRST_BATCH, LARGEST_BATCH = 64, 512  # texts
+FIRST_BATCH, LARGEST_BATCH = 32, 512  # texts
 OLDEST = 4  # one of so many texts of a share is for the oldest document
 log = structlog.get_logger(__name__)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -111,8 +112,15 @@ class UnknownSignal(NotFound):
 
     code = "unknown_signal"
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        near = nearest(name, known)
+    def __init__(
+        self, name: str, known: Iterable[str], titles: Mapping[str, str] | None = None
+    ) -> None:
+        words = set(re.findall(r"[a-z]+", name.lower()))
+        shared = {
+            own: len(words & set(title.lower().split())) for own, title in (titles or {}).items()
+        }
+        titled = sorted((own for own in shared if shared[own] > 1), key=lambda own: -shared[own])
+        near = list(dict.fromkeys([*titled, *nearest(name, known)]))[:3]
         hint = f"Did you mean {', '.join(near)}? " if near else ""
         super().__init__(
             f"unknown signal {name!r}",

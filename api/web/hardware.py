@@ -62,8 +62,9 @@ Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 @router.get("")
-def list_page(request: Request, services: Parts, q: str = "") -> HTMLResponse:
-    """Every chip with its lineage; `q` is searched in names and aliases."""
+def list_page(request: Request, services: Parts, q: str = "", add: bool = False) -> HTMLResponse:
+    """Every chip with its lineage; `q` is searched in names and aliases, and `add` opens the form
+    of a new one."""
     rows = hardware.list_hardware(services).hardware
     words = q.lower().split()
     fitting = [
@@ -71,7 +72,16 @@ def list_page(request: Request, services: Parts, q: str = "") -> HTMLResponse:
         for row in rows
         if all(w in f"{row.id} {row.name} {row.vendor} {row.aliases}".lower() for w in words)
     ]
-    return page(request, "hardware_list.html", chips=fitting, q=q)
+    kinds = ("vendor", "family", "accelerator")
+    parents = sorted(rows, key=lambda row: (kinds.index(row.kind), row.name.lower()))
+    return page(
+        request,
+        "hardware_list.html",
+        chips=fitting,
+        q=q,
+        add=add or not fitting,
+        parents=[(row.id, f"{row.name} ({row.id})") for row in parents],
+    )
 
 
 @form_route(router, "", hardware.register_hardware)

@@ -340,6 +340,10 @@ MAX_TEXT = 60_000  # characters that are rendered; a longer text is shown as it 
 # Names of lexers for the languages of kernels, where they differ.
 LEXERS = {"triton": "python", "torch": "python", "hip": "cuda", "gluon": "python", "cute": "python"}
 _MARKUP = re.compile(r"`+|\[([^\]]*)\]\([^)]*\)|\*\*|(?<![\w*])[*_](\S[^*_]*\S|\S)[*_](?![\w*])")
+# Roles of reStructuredText, with which passages quote their manuals: :ref:`text <target>`.
+_ROLE = re.compile(
+    r"(?<![\w`]):[a-z][\w:+.-]*:`([^`<]*[^`<\s])?\s*(?:<([^`>]*)>)?`|\\ ?(?=``)|(?<=``)\\ "
+)
 _HEADING_LEVELS = 3  # levels that headings of a text are moved down below those of the page
 
 
@@ -347,6 +351,7 @@ def markdown(text: str, levels: int = _HEADING_LEVELS) -> Markup:
     """A text of Markdown as HTML; its headings move down by `levels`."""
     if len(text) > MAX_TEXT:
         return Markup("<pre>{}</pre>").format(text)
+    text = _ROLE.sub(lambda match: match[1] or match[2] or "", text)
     rendered = _renderer().render(text, {"levels": levels}).replace("<pre>", '<pre tabindex="0">')
     return Markup('<div class="text">{}</div>').format(Markup(rendered))
 

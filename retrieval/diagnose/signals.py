@@ -74,7 +74,7 @@ class SignalRegistry:
         try:
             return self._by_id[signal if signal in self._by_id else folded]
         except KeyError:
-            raise UnknownSignal(signal, self._by_id) from None
+            raise UnknownSignal(signal, self._by_id, {s.id: s.title for s in self}) from None
 
 
 def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:

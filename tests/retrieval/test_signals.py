@@ -173,3 +173,9 @@ def test_unknown_related_signal_is_refused() -> None:
         signals_from({"signals": [row | {"phrases": ["x"]}]}, "team.toml")
     with pytest.raises(InvalidKnowledge, match="unknown keys: colour"):
         signals_from({"signals": [row | {"colour": "red"}]}, "team.toml")
+
+
+def test_unknown_signal_suggests_the_one_whose_title_has_its_words() -> None:
+    with pytest.raises(UnknownSignal) as caught:
+        load_signals().get("matrix_units_idle")
+    assert caught.value.details["nearest"][0] == "tensor_core_underuse"

@@ -21,12 +21,13 @@ from api.cli.command import (
     Output,
     Ray,
     Seed,
+    Url,
     command,
     switched_on,
 )
 from api.cli.commands.optimize import named_synthesizers
 from api.cli.output import Json, columns, note, pairs, show, table
-from api.cli.target import CommandTarget, login, opened
+from api.cli.target import CommandTarget, login, open_target, opened
 from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ _runs_table = columns("run", "problem", "hardware", "state", "gain", "ended")
 
 
 @command(app, "list", text=_runs_table)
-def list_runs(services: Services) -> Any:
+def list_runs(target: CommandTarget) -> Any:
     """List runs, newest first."""
-    from optimizer.search.runs.run_store import list_runs
+    from api.operations import runs
+    from optimizer.search.runs.run_store import summary_of_shown
 
-    return list_runs(services)
+    shown = target.call(runs.list_runs)["runs"]
+    return [{"id": run["id"], **summary_of_shown(run)} for run in shown]
 
 
 @app.command("show")
@@ -71,11 +74,23 @@ def show_run(
         bool, typer.Option("--source", help="With --candidate: show its source and nothing else.")
     ] = False,
     data_dir: DataDir = None,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the goal and result of a run. Also its verdicts, and the share of each proposer."""
+    """Show the goal and result of a run. Also its verdicts, and the share of each proposer, where
+    the data directory is."""
     from optimizer.search.runs import run_store
 
+    if url is not None:
+        if source or attribution or candidate is not None:
+            raise InvalidRequest(
+                "--url shows the run alone", hint="Run it where the data directory is."
+            )
+        from api.operations import runs
+
+        with open_target(data_dir, url) as target:
+            show(target.call(runs.show_run, run), as_json, pairs)
+        return
     if source and candidate is None:
         raise InvalidRequest(
             "--source shows the source of a candidate", hint="Name it with --candidate NUMBER."

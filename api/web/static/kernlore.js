@@ -211,8 +211,6 @@
   document.querySelectorAll("form[data-busy]").forEach((form) =>
     form.addEventListener("submit", () => (document.querySelector(form.dataset.busy).hidden = false)),
   );
-  // The menu of a narrow window is wider than that.
-  document.querySelector(".top [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
   // A page that comes back from the browser's cache is as it was before it was sent.
   addEventListener("pageshow", () => document.querySelectorAll("[data-busy-note]").forEach((note) => (note.hidden = true)));

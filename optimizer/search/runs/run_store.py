@@ -420,13 +420,18 @@ def check_same_problem(run: RunRow, problem: Problem) -> None:
 
 def summary_of(run: RunRow) -> Json:
     """The row of a run in a list."""
+    return summary_of_shown(shown_run(run))
+
+
+def summary_of_shown(run: ShownRun) -> Json:
+    """The same of a run as the HTTP interface shows it."""
     return {
-        "run": run.id,
-        "problem": problem_name(Path(run.problem)),
-        "hardware": run.hardware,
-        "state": run.state,
-        "gain": _gain_text(run.result),
-        "ended": run.ended,
+        "run": run["id"],
+        "problem": problem_name(Path(run.get("problem", ""))),
+        "hardware": run.get("hardware", ""),
+        "state": run["state"],
+        "gain": _gain_text(run.get("result", {})),
+        "ended": run.get("ended", ""),
     }
 
 
@@ -465,16 +470,8 @@ def list_runs(
     filters, starting runs come first."""
     listed = run_store(base).latest(limit, offset, where)
     starting = starting_runs(base) if where == EVERY_RUN and not offset else []
-    return [
-        *({"id": run["id"], **_starting(run)} for run in starting),
-        *({"id": run.id, **summary_of(run)} for run in listed),
-    ]
-
-
-def _starting(run: ShownRun) -> Json:
-    problem = problem_name(Path(run.get("problem", "")))
-    about = {"run": run["id"], "problem": problem, "hardware": run.get("hardware", "")}
-    return {**about, "state": run["state"], "gain": "", "ended": ""}
+    shown = (*starting, *map(shown_run, listed))
+    return [{"id": run["id"], **summary_of_shown(run)} for run in shown]
 
 
 def count_runs(base: KnowledgeBase, where: RunWhere = EVERY_RUN) -> int:

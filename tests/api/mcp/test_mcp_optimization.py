@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.services import open_services
 from kb.settings import Settings
+from tests.api.cli_process import kernlore
 from tests.api.conftest import assert_error
 from tests.api.mcp.mcp_sessions import Agent, over_http
 from tests.api.test_evaluations import KERNEL, PROBLEM, TIMED, TOML
@@ -95,6 +96,10 @@ def test_agent_optimizes_kernel_over_mcp(agent: Agent, service_url: str) -> None
     assert ended["ended"] == "the caller has no further candidate"
     final = settled(agent, run_id)
     assert final["ended"] == ended["ended"] and final["result"] == ended["run_result"]
+    listed = kernlore("runs", "list", "--url", service_url, "--json").json
+    assert (listed[0]["run"], listed[0]["state"]) == (run_id, "finished")
+    shown = kernlore("runs", "show", run_id, "--url", service_url, "--json").json
+    assert shown["result"] == final["result"]
     claimed = httpx.get(f"{service_url}/runs/{run_id}/candidates/2").json()["proposal"]["claimed"]
     assert claimed == second["knowledge_ids"][:1]
 

@@ -206,6 +206,7 @@ def test_error_is_shown_at_its_form_and_fact_corrected_in_place(site: Site, page
     page.get_by_role("button", name="Take the correction back").click()
     expect(page.locator(".big")).to_contain_text(before)
     page.goto(f"{site.url}/ui/hardware")
+    page.get_by_role("link", name="Add a chip").click()
     page.get_by_label("Id", exact=True).fill("not an id")
     page.get_by_role("button", name="Add the chip").click()
     expect(page.get_by_role("alert")).to_be_visible()
@@ -290,6 +291,17 @@ def test_every_page_is_accessible_and_fits_phone(site: Site, page: Page) -> None
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             wrong.append(f"{path} is wider than a phone")
     assert wrong == []
+
+
+def test_menu_and_tabs_are_whole_on_a_phone(site: Site, page: Page) -> None:
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.goto(f"{site.url}/ui/hardware/h100")
+    links = page.locator(".top nav a, .tabs a").all()
+    boxes = [box for link in links if (box := link.bounding_box())]
+    assert len(boxes) == len(links) > 10
+    assert all(b["x"] >= 0 and b["x"] + b["width"] <= PHONE["width"] for b in boxes)
+    menu = page.locator(".top nav").bounding_box()
+    assert menu is not None and menu["height"] < 100  # two lines
 
 
 def test_first_tab_stop_skips_to_content(site: Site, page: Page) -> None:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from api.http.observability import Metrics, RequestLog
-from api.web.pages import page_router
+from api.web.pages import markdown, page_router
 from kb.settings import Settings
 from tests.api.conftest import URL, finished, upload
 from tests.api.web.conftest import CHIP, EVIL, OTHER_RUN, RUN, Filled
@@ -354,6 +354,26 @@ def test_skill_is_quarantined_with_reason(filled: Filled) -> None:
     sent = {"state": "quarantined", "actor": "ann", "reason": "It misled a search."}
     page = soup(filled.client.post(f"/ui{path}", data=sent))
     assert "It misled a search." in page.text and page.find("button", string="Restore")
+
+
+def test_list_counts_chips_and_offers_families_of_a_new_one(filled: Filled) -> None:
+    page = soup(filled.client.get("/ui/hardware?q=hopper&add=true"))
+    assert page.select_one("details#add[open]") is not None
+    chips = filled.client.get("/hardware").json()["hardware"]
+    assert len(page.select("#f-parent option")) == len(chips) + 1  # not those of the search alone
+    assert re.search(r"\d+ chips, and \d+ families and vendors", page.text)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("see :ref:`NeuronCore-v2 <arch_x>` and :doc:`guide`", "see NeuronCore-v2 and guide"),
+        (r"a call (\ ``nki.isa``\ )", "a call (nki.isa)"),
+        ("the role `:ref:` and a:b:`c`", "the role :ref: and a:b:c"),
+    ],
+)
+def test_roles_of_a_passage_are_text(written: str, shown: str) -> None:
+    assert BeautifulSoup(markdown(written), "html.parser").text.strip() == shown
 
 
 def test_chip_is_added(filled: Filled) -> None:
