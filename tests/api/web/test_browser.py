@@ -228,7 +228,7 @@ def test_markup_in_title_is_escaped(site: Site, page: Page, tmp_path: Path) -> N
     file.write_text(f"# Title\n\nText {EVIL}.\n", encoding="utf-8")
     page.goto(f"{site.url}/ui/upload")
     page.get_by_label("Files", exact=True).set_input_files(file)
-    page.get_by_text("Title and source key of a single file").click()
+    page.get_by_text("Title and key of a single file").click()
     page.get_by_label("Title", exact=True).fill(EVIL)
     page.get_by_role("button", name="Upload").click()
     expect(page.locator("#sent").get_by_text("ready", exact=True)).to_be_visible()
