@@ -270,6 +270,7 @@ def facts(
 
 
 FACT = "fact_"
+UNDECIDED = 5  # exit code of a test that decided nothing, as of `kernlore judge`
 
 
 def _id_of(target: CommandTarget, chip: str, given: str) -> str:
@@ -478,13 +479,20 @@ def _acceptance_text(result: Json) -> str:
     return acceptance_page(TypeAdapter(Acceptance).validate_python(result))
 
 
-@command(app, text=_acceptance_text, failed=lambda result: result["mark"] < result["fail_under"])
+def _acceptance_failed(result: Json) -> int:
+    marks = [language["mark"] for language in result["languages"]]
+    if any(mark is not None and mark < result["fail_under"] for mark in marks):
+        return 1
+    return UNDECIDED if None in marks else 0
+
+
+@command(app, text=_acceptance_text, failed=_acceptance_failed)
 def accept(
     local: CommandTarget,
     hardware_id: HardwareId,
     language: Annotated[str, typer.Option(help="Only this language of the chip.")] = "",
     fail_under: Annotated[
-        float, typer.Option(min=0, max=100, help="Exit with 1 if the mark is lower.")
+        float, typer.Option(min=0, max=100, help="Exit with 1 if a mark is lower.")
     ] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write the page to this file.")
@@ -497,7 +505,8 @@ def accept(
         str | None, typer.Option(help="Address of an OpenAI-compatible server of the models.")
     ] = None,
 ) -> Json:
-    """Test a chip's manuals on its own toolchain."""
+    """Test a chip's manuals on its own toolchain. It exits with 5, and `mark` is null in the JSON,
+    where nothing could be decided for a language."""
     from kb.plain import plain
     from optimizer.evaluation.acceptance.accept import accept_manuals
 

@@ -3,7 +3,7 @@ claims hold on its toolchain.
 
 Without a model: whole kernels are compiled, examples, names, operands, latencies and ranges tried,
 tables and references checked for gaps. The mark is the share of claims that were decided and right,
-from 0 to 100; what could not be tried does not count.
+from 0 to 100; what could not be tried does not count, and without a decision there is no mark.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,10 +63,12 @@ CALLED = ("instruction", "function")
 NAMED = (*CALLED, "directive")
 FEW, MANY = 4, 12  # copies of a statement in a measurement
 LEAST_AGREED, LEAST_SHARE = 3, 0.6  # claims that validate a method of measuring
+MET_SHARE = 0.9  # known names of those with one condition
 LEAST_LISTED = 3  # names that a table shares with the sections after it
 MOST_REGISTERS = 64
-MOST_COUNTED = 100  # names whose operands are counted by separate trials
-MOST_OPERANDS = 5  # of such a trial
+MOST_COUNTED = 20  # names whose operands are counted where each needs compilations for itself
+MOST_OPERANDS = 8  # of such a trial
+MOST_LEARNED = 24  # names that show which messages count operands
 MOST_NAMES = 4000  # tried with the tool; of more, every second, third, ...
 MOST_ALONE = 150  # of them where each needs a compilation for itself
 LEAST_NAME = 3  # characters of a name that a text quotes; shorter ones are operands
@@ -74,6 +77,13 @@ _NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _DIGITS = re.compile(r"\d+")
 _QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
 _ONLY_IF = re.compile(r"only (?:if|for|with|on|from|when)\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?:])\s+|\n\s*\n")
+_AVAILABLE = re.compile(  # the condition of the names of a section
+    r"\b(?:available|defined|provided|supported)\b.*\b(?:when|if|only (?:for|with|on|in))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_WHOLE_SECTION = re.compile(r"\bthis (?:chapter|section)\b|\bheader\b", re.IGNORECASE)
+_CONDITION = re.compile(r"`([A-Z_][A-Z0-9_]{3,}\w*)")
 _HEADER = re.compile(
     r"^[ \t]*(#[ \t]*include[ \t]*[<\"][\w./-]+[>\"]|import [\w.]+(?: as \w+)?"
     r"|from [\w.]+ import [\w*, ]+)[ \t]*$",
@@ -84,6 +94,7 @@ _DECLARED = re.compile(  # a function with its type, and optional parts of its n
     r"(?P<name>[A-Za-z_]\w*(?:\[\w*\]\w*)*)\(",
     re.MULTILINE,
 )
+_OPTIONAL = re.compile(r"[A-Za-z_]\w*(?:\[\w*\]\w*)+(?=\s*\()")  # a name with such parts
 _CALLED = re.compile(r"(?<![\w.@%$#])([A-Za-z_]\w*)\(")
 
 
@@ -104,13 +115,15 @@ class ManualSection:
 
 @dataclass
 class ManualTrial:
-    """What the checks share: the tool, hosts, cards by name, and statements that were accepted."""
+    """What the checks share: the tool, hosts, cards, statements that were accepted by name, and
+    `known` names."""
 
     tool: ProbedTool
     hosts: Sequence[Host]
     cards: Sequence[Symbol]
     sections: Sequence[ManualSection]
     accepted: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    known: set[str] = field(default_factory=set)
     codes: set[str] = field(default_factory=set)
 
     def insert(self, witness: Witness, statement: str) -> Tried:
@@ -293,13 +306,17 @@ def _witness(
         return None
     counted = set()
     operands = operands_of(statement, name) or []
-    if plain.ok and operands:
+    if operands:
         for changed in (operands[:-1], [*operands, operands[-1]]):
-            other = _with_operands(statement, name, changed) if changed else None
+            other = _with_operands(statement, name, changed)
             tried = trial.insert(bare, other) if other is not None else None
             if tried is not None and not tried.ok:
                 counted.add(tried.kind)
-    counted -= {kind}
+    # A message about other operands, too, does not count them.
+    for operand in {*operands[:1], *operands[-1:]} if counted else ():
+        other = _with_operands(statement, name, [operand] * len(operands))
+        counted -= {trial.insert(bare, other).kind} if other is not None else set()
+    counted -= {kind, unknown.kind, plain.kind}
     copied = _witness(trial, host, place, statement, name, False) if in_place else None
     return replace(
         bare,
@@ -365,13 +382,14 @@ def _check_names(
     failed = {s: card for card, examples in claims for s in examples if not tried[s].ok}
     controls = {s: renamed(s, c.name, mark_of(c.name) + NONSENSE) for s, c in failed.items()}
     nonsense = trial.insert_all(witness, [*controls.values()])
+    refusals = {card.name: [s for s in tries[card.name] if s in unknown] for card, _ in claims}
+    met = _met_conditions({card: not refusals[card.name] for card, _ in claims})
     undecided = {s for s, control in controls.items() if nonsense[control].kind == tried[s].kind}
     for card, examples in claims:
-        refused = [statement for statement in tries[card.name] if statement in unknown]
-        if refused:
+        if refused := refusals[card.name]:
             first = unknown[refused[0]]
             message = f"the tool does not know it: {first.about(card.name) or first.message}"
-            if condition := next((text for text in card.limits if _ONLY_IF.match(text)), ""):
+            if condition := _condition_of(trial, witness, card, met):
                 message = f"the tool does not know it; the manual has it {condition}"
                 yield finding("name", "unchecked", card, message, refused[0])
                 continue
@@ -381,6 +399,7 @@ def _check_names(
             message = f"its example compiles with no name here: {tried[examples[0]].message}"
             yield finding("name", "unchecked", card, message, examples[0])
             continue
+        trial.known.add(card.name)
         yield finding("name", "right", card, "the tool knows it")
         for statement in examples:
             one = tried[statement]
@@ -393,6 +412,42 @@ def _check_names(
             else:
                 message = f"needs more than this line: {one.message}"
                 yield finding("example", "unchecked", card, message, statement)
+
+
+def _stated_condition(card: Symbol) -> str:
+    return next((text for text in card.limits if _ONLY_IF.match(text)), "")
+
+
+def _met_conditions(known: Mapping[Symbol, bool]) -> set[str]:
+    """Conditions of cards that hold on the tool: it knows nearly all names that have them."""
+    names: dict[str, list[bool]] = defaultdict(list)
+    for card, is_known in known.items():
+        names[_stated_condition(card)].append(is_known)
+    return {
+        condition
+        for condition, of in names.items()
+        if condition and sum(of) >= max(LEAST_AGREED, MET_SHARE * len(of))
+    }
+
+
+def _condition_of(trial: ManualTrial, witness: Witness, card: Symbol, met: Collection[str]) -> str:
+    """The condition under which a manual has a name, in its card or in a sentence about a section
+    around it; there it has to name something that the tool does not know."""
+    if (stated := _stated_condition(card)) and stated not in met:
+        return stated
+    for section in trial.sections:
+        depth = len(section.path)
+        if section.document != card.document_title or section.path != card.path[:depth]:
+            continue
+        for sentence in filter(_AVAILABLE.search, _SENTENCE.split(section.text)):
+            if depth < len(card.path) and not _WHOLE_SECTION.search(sentence):
+                continue
+            tries = {
+                renamed(witness.statement, witness.name, n): n for n in _CONDITION.findall(sentence)
+            }
+            if tries and trial.unknown(witness, tries, trial.insert_all(witness, [*tries])):
+                return f"under a condition: {' '.join(sentence.split())}"
+    return ""
 
 
 def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
@@ -432,42 +487,35 @@ def _declared(sections: Sequence[ManualSection]) -> Iterator[str]:
     for section in sections:
         for match in _DECLARED.finditer(section.text):
             if match["type"] not in ("return", "else", "case", "goto"):
-                yield re.sub(r"[\[\]]", "", match["name"])
-                yield re.sub(r"\[\w*\]", "", match["name"])
+                yield from _variants(match["name"])
 
 
 def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:
-    """The number of operands in signatures, against statements that compile."""
+    """The number of operands in signatures, against statements that compile, else against messages
+    that count operands."""
     uses = _operands_by_name(trial)
     stated = {
         card: count
         for card in trial.cards
         if card.kind in CALLED and (count := _stated_count(card)) is not None
     }
-    tries: dict[str, list[str]] = {}
-    for card in stated:
-        witness = witnesses.get(mark_of(card.name))
-        if uses.get(card.name) or witness is None:
-            continue
-        if len(tries) < (MOST_COUNTED // 5 if witness.in_place else MOST_COUNTED):
-            tries.setdefault(card.name, _of_lengths(witness, card.name))
-    tried: dict[str, Tried] = {}
-    for mark, witness in witnesses.items():
-        own = [s for name, listed in tries.items() if mark_of(name) == mark for s in listed]
-        tried |= trial.insert_all(witness, own) if witness.counted else {}
-    for card, count in stated.items():
-        witness = witnesses.get(mark_of(card.name))
-        if used := uses.get(card.name):
-            yield _used_operands(card, count, used)
-        elif witness is None or not witness.counted:
-            message = "the tool's messages do not count operands"
-            yield finding("operands", "unchecked", card, message)
-        elif card.name not in tries:
-            message = f"no kernel uses it, and {len(tries)} other such names were tried"
-            yield finding("operands", "unchecked", card, message)
-        else:
-            results = [tried[statement] for statement in tries[card.name]]
-            yield _counted_operands(witness, card, count, results)
+    for mark in dict.fromkeys(mark_of(card.name) for card in stated):
+        own = {card: count for card, count in stated.items() if mark_of(card.name) == mark}
+        untried = {c: n for c, n in own.items() if not uses.get(c.name) and c.name in trial.known}
+        witness = witnesses[mark].for_names if mark in witnesses else None
+        if witness is None:
+            untried = {}
+        elif witness.in_place:
+            untried = dict([*untried.items()][:MOST_COUNTED])
+        counted = _counted_operands(trial, witness, untried) if witness and untried else {}
+        for card, count in own.items():
+            if used := uses.get(card.name):
+                yield _used_operands(card, count, used)
+            elif card in counted:
+                yield counted[card]
+            else:
+                message = "the tool does not know the name, or it was not tried"
+                yield finding("operands", "unchecked", card, message)
 
 
 def _operands_by_name(trial: ManualTrial) -> dict[str, dict[int, str]]:
@@ -487,10 +535,22 @@ def _operands_by_name(trial: ManualTrial) -> dict[str, dict[int, str]]:
 
 def _stated_count(card: Symbol) -> int | None:
     """Operands in the signature, None where some are optional or it does not show the name."""
-    if not _uses(card.signature, card.name) or re.search(r"\[|\.\.\.|…|\{|=", card.signature):
+    signature = _OPTIONAL.sub(lambda match: _of_variants(match[0], card.name), card.signature)
+    if not _uses(signature, card.name) or re.search(r"\[|\.\.\.|…|\{|=", signature):
         return None
-    operands = operands_of(card.signature, card.name)
-    return len(operands) if operands is not None else None
+    operands = operands_of(signature, card.name)
+    if operands is None or operands == ["void"]:
+        return None if operands is None else 0
+    return len(operands)
+
+
+def _of_variants(written: str, name: str) -> str:
+    """The name, if it is what is written with or without the parts in brackets."""
+    return name if name in _variants(written) else written
+
+
+def _variants(written: str) -> tuple[str, str]:
+    return re.sub(r"[\[\]]", "", written), re.sub(r"\[\w*\]", "", written)
 
 
 def _used_operands(card: Symbol, stated: int, used: Mapping[int, str]) -> Finding:
@@ -502,27 +562,75 @@ def _used_operands(card: Symbol, stated: int, used: Mapping[int, str]) -> Findin
 
 
 def _counted_operands(
-    witness: Witness, card: Symbol, stated: int, results: Sequence[Tried]
-) -> Finding:
-    """`results` are those of 1, 2, ... operands."""
-    refused = (*witness.counted, witness.unknown)
-    fits = [n for n, tried in enumerate(results, start=1) if tried.kind not in refused]
-    if len(fits) != 1 or stated > len(results):
-        return finding("operands", "unchecked", card, "no statement with it compiles here")
-    outcome: Outcome = "right" if fits == [stated] else "contradicted"
-    message = f"the signature has {stated} operands, the tool counts {fits[0]}"
-    return finding("operands", outcome, card, message, results[stated - 1].message)
+    trial: ManualTrial, witness: Witness, stated: Mapping[Symbol, int]
+) -> dict[Symbol, Finding]:
+    """Each name with the stated number of operands, which the tool must not refuse for their
+    number, and with one more, which it must."""
+    counted = witness.counted | _counting_kinds(trial, witness, [card.name for card in stated])
+    tries = {
+        card: [_of_length(witness, card.name, n) for n in (count, count + 1)]
+        for card, count in stated.items()
+    }
+    tried = trial.insert_all(witness, [s for both in tries.values() for s in both])
+    refused = [card for card in stated if tried[tries[card][0]].kind in counted]
+    lengths = {
+        c: [_of_length(witness, c.name, n) for n in range(MOST_OPERANDS + 1)] for c in refused
+    }
+    again = trial.insert_all(witness, [s for listed in lengths.values() for s in listed])
+    found: dict[Symbol, Finding] = {}
+    for card, count in stated.items():
+        as_stated, longer = (tried[s] for s in tries[card])
+        kinds = [again[s].kind for s in lengths.get(card, ())]
+        fits = [n for n, kind in enumerate(kinds) if kind not in (*counted, witness.unknown)]
+        if len(fits) == 1:
+            message = f"the signature has {count} operands, the tool counts {fits[0]}"
+            found[card] = finding("operands", "contradicted", card, message, as_stated.message)
+        elif not kinds and longer.kind in counted and as_stated.kind != witness.unknown:
+            found[card] = finding("operands", "right", card, f"{count} operands", longer.message)
+        else:
+            message = "the tool's messages do not count its operands"
+            found[card] = finding("operands", "unchecked", card, message, as_stated.message)
+    return found
 
 
-def _of_lengths(witness: Witness, name: str) -> list[str]:
-    """The witness's line with this name and 1, 2, ... operands."""
+def _counting_kinds(trial: ManualTrial, witness: Witness, names: Sequence[str]) -> frozenset[str]:
+    """Kinds of messages that count operands: with one more, a number in it is larger by one."""
+    some = names[:: max(1, len(names) // MOST_LEARNED)][:MOST_LEARNED]
+    if witness.in_place:
+        return frozenset()
+    tries = {name: [_of_length(witness, name, n) for n in (1, 2, 3, 4)] for name in some}
+    tried = trial.insert_all(witness, [s for listed in tries.values() for s in listed])
+    seen: Counter[str] = Counter()
+    for listed in tries.values():
+        pairs = pairwise(listed)
+        seen.update(
+            {
+                tried[more].kind
+                for n, (less, more) in enumerate(pairs, start=1)
+                if tried[less].kind == tried[more].kind != witness.unknown
+                and _grows(tried[less].message, tried[more].message, n)
+            }
+        )
+    return frozenset(kind for kind, names_with in seen.items() if names_with >= LEAST_AGREED)
+
+
+def _grows(first: str, second: str, number: int) -> bool:
+    """Whether the texts differ, apart from their places, in one number: this, and the next one."""
+    texts = [
+        re.split(r"(\d+)", re.sub(r"^\S+:\d+(?::\d+)?:", "", text)) for text in (first, second)
+    ]
+    if len(texts[0]) != len(texts[1]):
+        return False
+    changed = [pair for pair in zip(*texts, strict=True) if pair[0] != pair[1]]
+    return changed == [(str(number), str(number + 1))]
+
+
+def _of_length(witness: Witness, name: str, count: int) -> str:
+    """The witness's line with this name and so many operands."""
     operands = operands_of(witness.statement, witness.name) or [""]
-    statements = []
-    for count in range(1, MOST_OPERANDS + 1):
-        longer = [operands[min(n, len(operands) - 1)] for n in range(count)]
-        changed = _with_operands(witness.statement, witness.name, longer) or witness.statement
-        statements.append(renamed(changed, witness.name, name))
-    return statements
+    wanted = [operands[min(n, len(operands) - 1)] for n in range(count)]
+    changed = _with_operands(witness.statement, witness.name, wanted)
+    return renamed(changed or witness.statement, witness.name, name)
 
 
 # -- latencies
@@ -829,7 +937,8 @@ def accept_manuals(
             " compile and run to its hardware.toml.",
         )
     results = tuple(_of_language(base, hardware, name, wanted[name]) for name in sorted(wanted))
-    result = Acceptance(hardware, min(r.mark for r in results), clock.now(), results)
+    marks = [r.mark for r in results if r.mark is not None]
+    result = Acceptance(hardware, min(marks, default=None), clock.now(), results)
     store(base, result)
     return result
 
@@ -866,11 +975,11 @@ def _of_language(
         hardware=hardware,
         language=language,
         tool=chain.version(),
-        mark=round(100 * counts["right"] / decided, 1) if decided else 0.0,
+        mark=round(100 * counts["right"] / decided, 1) if decided else None,
         counts=counts,
         findings=tuple(findings),
         sections=tuple(_by_section(findings)),
-        coverage=tuple(_coverage(cards)),
+        coverage=(*_coverage(cards), _decided(findings)),
         documents=tuple(
             f"{d.title}, version {d.version.number}" for d in manuals if d.version is not None
         ),
@@ -1059,3 +1168,9 @@ def _coverage(cards: Sequence[symbols.Symbol]) -> Iterator[Covered]:
     errors = {card.name: card for card in cards if card.kind == "error"}
     explained = sum(bool(card.meaning) for card in errors.values())
     yield Covered("error codes with a meaning", explained, len(errors))
+
+
+def _decided(findings: Sequence[Finding]) -> Covered:
+    counted = [finding for finding in findings if finding.check == "operands"]
+    decided = sum(finding.outcome != "unchecked" for finding in counted)
+    return Covered("signatures whose operands the tool counted", decided, len(counted))

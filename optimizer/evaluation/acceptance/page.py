@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from optimizer.evaluation.acceptance.probes import ProbeReport
@@ -30,10 +31,15 @@ def acceptance_page(result: Acceptance) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def mark_text(mark: float | None) -> str:
+    """The mark in words."""
+    return "nothing could be decided" if mark is None else f"{mark:g} of 100"
+
+
 def _language(result: ManualAcceptance) -> Iterator[str]:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in result.counts.items())
     yield from (
-        f"## {result.language}: {result.mark:g} of 100",
+        f"## {result.language}: {mark_text(result.mark)}",
         "",
         f"{counts}. The mark is the share of right claims among those that were decided.",
         f"{result.compilations} compilations with {result.tool}.",
@@ -50,16 +56,38 @@ def _language(result: ManualAcceptance) -> Iterator[str]:
         faults = [finding for finding in result.findings if finding.outcome == outcome]
         if faults:
             yield from (f"### {TITLES[outcome]}", "", *_findings(faults), "")
+    unchecked = [finding for finding in result.findings if finding.outcome == "unchecked"]
+    checks = Counter((f.document, f.section, f.check) for f in unchecked)
     yield from ("### Sections", "")
     marks = [s for s in result.sections if s.section or s.document]
     rows = [
-        (s.document, s.section or "the document", str(s.right), str(s.faults), str(s.unchecked))
+        (
+            s.document,
+            s.section or "the document",
+            str(s.right),
+            str(s.faults),
+            ", ".join(
+                f"{count} {check}"
+                for (document, section, check), count in checks.items()
+                if (document, section) == (s.document, s.section)
+            ),
+        )
         for s in sorted(marks, key=lambda s: (-s.faults, s.document, s.section))
     ]
-    yield from (*_table(("document", "section", "right", "faults", "not tried"), rows), "")
-    unchecked = [finding for finding in result.findings if finding.outcome == "unchecked"]
-    if unchecked:
-        yield from ("### Could not be tried", "", *_findings(unchecked[:MOST_UNCHECKED]), "")
+    yield from (*_table(("document", "section", "right", "faults", "not decided"), rows), "")
+    reasons = Counter((f.check, f.message) for f in unchecked)
+    if reasons:
+        examples = {(f.check, f.message): f"`{f.subject}`" for f in reversed(unchecked)}
+        listed = [
+            (check, str(count), message, examples[check, message])
+            for (check, message), count in reasons.most_common(MOST_UNCHECKED)
+        ]
+        yield from (
+            "### Not decided",
+            "",
+            *_table(("check", "claims", "reason", "such as"), listed),
+            "",
+        )
 
 
 def _problems(problems: Sequence[WrittenKernels]) -> Iterator[str]:

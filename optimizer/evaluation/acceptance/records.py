@@ -59,15 +59,15 @@ class Covered:
 class ManualAcceptance:
     """The result for one language of a chip.
 
-    `mark` is 0 to 100, `counts` are findings by outcome, `documents` names each manual with its
-    version, to distinguish two results. `tool` is the version of the toolchain, and `compilations`
-    the number that the test needed.
+    `mark` is 0 to 100, None where nothing could be decided; `counts` are findings by outcome,
+    `documents` names each manual with its version, to distinguish two results. `tool` is the
+    version of the toolchain, and `compilations` the number that the test needed.
     """
 
     hardware: str
     language: str
     tool: str
-    mark: float
+    mark: float | None
     counts: Mapping[str, int]
     findings: tuple[Finding, ...]
     sections: tuple[SectionMark, ...]
@@ -93,11 +93,12 @@ class WrittenKernels:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The results by language; `mark` is the least of them. `made_at` is in UTC. `problems` are
-    those for which models wrote kernels from the manuals alone, if any did."""
+    """The results by language; `mark` is the least of their marks, None without one. `made_at` is
+    in UTC. `problems` are those for which models wrote kernels from the manuals alone, if any
+    did."""
 
     hardware: str
-    mark: float
+    mark: float | None
     made_at: str
     languages: tuple[ManualAcceptance, ...] = ()
     problems: tuple[WrittenKernels, ...] = ()

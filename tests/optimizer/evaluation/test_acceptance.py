@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from api.cli.commands.hardware import _acceptance_failed
 from ingestion.formats import parse
 from ingestion.passages import split_sections
 from ingestion.symbols.cards import cards_of
@@ -229,6 +230,35 @@ def test_page_lists_faults_by_section_and_kernels_of_models() -> None:
     assert "Right at the first attempt: 0 of 1; within the attempts: 1 of 1." in page
 
 
+def test_nothing_decided_is_no_mark_and_exits_apart() -> None:
+    open_claims = tuple(
+        Finding("operands", "unchecked", name, "Instructions", "add", "not counted")
+        for name in ("vadd", "vsub")
+    )
+    language = ManualAcceptance(
+        hardware="x1",
+        language="xasm",
+        tool="command 1",
+        mark=None,
+        counts={"right": 0, "unchecked": 2},
+        findings=open_claims,
+        sections=(SectionMark("Instructions", "add", 0, 0, 2),),
+        coverage=(),
+        documents=(),
+        kernels=(),
+        compilations=7,
+    )
+    page = acceptance_page(Acceptance("x1", None, "2026-11-29T00:00:00Z", (language,)))
+    assert "## xasm: nothing could be decided" in page
+    assert "| Instructions | add | 0 | 0 | 2 operands |" in page
+    assert "| operands | 2 | not counted | `vadd` |" in page
+    exits = [
+        _acceptance_failed({"fail_under": under, "languages": [{"mark": m} for m in marks]})
+        for under, marks in ((95, [None]), (0, [None]), (95, [96.0]), (95, [96.0, 94.9, None]))
+    ]
+    assert exits == [5, 5, 0, 1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int16", "uint8"])
 def test_problems_for_models_compute(dtype: str) -> None:
     for name in PROBLEMS:
@@ -248,3 +278,97 @@ def test_names_of_statements_and_kernels_of_assembly_are_not_tried_as_calls() ->
     sample = "void run(int *x) {\n  x[0] = 1;\n}\n"
     assert claims._in_other_notation("# void f() {\nloop:\n  vle8.v v0, (a0)\n  ret\n", sample)
     assert not claims._in_other_notation("#include <a.h>\n" + sample, sample)
+
+
+# A compiler of calls that knows three functions and a macro, counts arguments of the first two, and
+# stops at 20 errors.
+CALLS = """
+import pathlib, re, sys
+source, output = map(pathlib.Path, sys.argv[1:])
+known = {"fill": 2, "scale": 3, "pick": None, "FAST": None}
+errors = []
+for number, line in enumerate(source.read_text().splitlines(), 1):
+    name, given = re.fullmatch(r"\\s*(\\w+)\\((.*)\\);", line).groups()
+    count = len([a for a in given.split(",") if a.strip()])
+    if name not in known:
+        errors.append((number, f"call to undeclared function '{name}'"))
+    elif known[name] not in (None, count):
+        few = "few" if count < known[name] else "many"
+        errors.append((number, f"too {few} arguments, expected {known[name]}, have {count}"))
+    elif name == "pick" and count != 2:
+        errors.append((number, f"no matching function '{name}'"))
+    elif name == "FAST":
+        errors.append((number, "not a function"))
+for number, message in errors[:20]:
+    print(f"{source}:{number}: error: {message}")
+if errors:
+    sys.exit(1)
+output.write_text("")
+"""
+CALLS_MANUAL = """# Calls
+
+## Basic
+
+```c
+void fill(int to, int value);
+void scale(int to, int by);
+void pick(int to, int of, int at);
+void zero(int to);
+```
+
+## Wide
+
+The calls in this section are available when `WIDE` is defined.
+
+### Copies
+
+```c
+void wide_copy(int to, int of);
+```
+
+## Fast
+
+These calls are available when `FAST` is defined.
+
+```c
+void fast_copy(int to, int of);
+```
+"""
+
+
+def test_numbers_of_operands_and_conditions_are_held_against_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc.py").write_text(CALLS, encoding="utf-8")
+    monkeypatch.setattr(claims, "LEAST_AGREED", 1)  # two functions show how arguments are counted
+    template = ToolchainSpec(
+        compile=f"python {tmp_path}/cc.py {{source}} {{output}}", run="true", suffix=".c"
+    )
+    tool = ProbedTool("c", template, EvaluationTarget("x", ("x",)), tmp_path)
+    cards, _, sections = _read({"calls.md": CALLS_MANUAL}, "c")
+    trial = ManualTrial(tool, [Host("fill", ("fill(1, 2);", "fill(3, 4);"), (0,))], cards, sections)
+    witnesses = claims.witnesses_of(trial)
+    names = {f.subject: f for f in claims.check_names(trial, witnesses)}
+    assert {name: f.outcome for name, f in names.items()} == {
+        "fill": "right",
+        "scale": "right",
+        "pick": "right",
+        "zero": "contradicted",
+        "wide_copy": "unchecked",
+        "fast_copy": "contradicted",
+    }
+    assert "available when `WIDE` is defined" in names["wide_copy"].message
+    operands = {f.subject: f for f in claims.check_operands(trial, witnesses)}
+    assert operands["fill"].outcome == "right"
+    assert operands["scale"].outcome == "contradicted"
+    assert operands["scale"].message == "the signature has 2 operands, the tool counts 3"
+    # Messages about `pick` do not count, and a name that is refused has no operands.
+    assert {operands[n].outcome for n in ("pick", "zero", "wide_copy")} == {"unchecked"}
+
+
+def test_optional_parts_of_a_name_are_no_optional_operands() -> None:
+    card = _read(
+        {"m.md": "# A\n\n```c\nint f1_add[_n]_s8(int a, int b);\nint f1_end(void);\n```\n"}, "c"
+    )
+    counts = {c.name: claims._stated_count(c) for c in card[0]}
+    assert counts["f1_add_n_s8"] == 2 and counts["f1_end"] == 0
