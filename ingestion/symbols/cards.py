@@ -415,19 +415,22 @@ def cards_of(sections: Sequence[ParsedSection], languages: Collection[str] = ())
 
 
 def _definitions(sections: Sequence[ParsedSection], code: CodeLines) -> Iterator[Definition]:
+    helpers = helpers_of(sections)
     for number, section in enumerate(sections):
         place = Surroundings(number, tuple(reversed(section.path[-3:])), code.names)
         yield from heading_definitions(sections, number, place)
         yield from labelled_definitions(section, number)
         yield from signed_definitions(section, number)
         yield from error_definitions(section, place)
-        yield from _in_tables_and_code(section, place)
+        yield from _in_tables_and_code(section, place, helpers)
         yield from described_definitions(section, place)
         yield from item_definitions(section, place)
         yield from introduced_definitions(section, place)
 
 
-def _in_tables_and_code(section: ParsedSection, place: Surroundings) -> Iterator[Definition]:
+def _in_tables_and_code(
+    section: ParsedSection, place: Surroundings, helpers: Collection[str]
+) -> Iterator[Definition]:
     before = ""
     for element in section.elements:
         if element.table is not None:
@@ -435,8 +438,15 @@ def _in_tables_and_code(section: ParsedSection, place: Surroundings) -> Iterator
             here = Surroundings(place.section, around, place.in_code)
             yield from table_definitions(element.table, here)
         elif element.kind == "code":
-            yield from listing_definitions(element, place)
-            yield from prototype_definitions(element, place)
+            declared = (
+                *listing_definitions(element, place),
+                *prototype_definitions(element, place),
+            )
+            example = "{" in element.text
+            for found in declared:
+                own = found.kind == "function" and _PLACEHOLDER.fullmatch(found.name)
+                if not own and not (example and found.name in helpers):
+                    yield found
         before = element.text[-300:] if element.kind in ("text", "caption") else ""
 
 
@@ -540,6 +550,8 @@ _COMMENT = re.compile(
 _FIELD = re.compile(r"^[\s*]*(?P<label>[A-Z][A-Za-z ]{2,40}):[ \t]*(?P<value>\S[^\n]*)$", re.M)
 _REMARK = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.S | re.M)
 _RULE = re.compile(r"[=*/-]{4,}")
+_ONLY_IF = re.compile(r"\bonly if\b[^\n]*", re.I)
+_PLACEHOLDER = re.compile(r"[a-z]\d*")  # the name of an example's function
 _STATEMENTS = frozenset(("return", "else", "goto", "typedef", "case", "new", "delete", "throw"))
 BEFORE = 2_400  # characters before a declaration in which its comment ends
 
@@ -554,17 +566,18 @@ def prototype_definitions(element: Element, place: Surroundings) -> Iterator[Def
     alone = len(declared) == 1 and not called
     if alone and _REMARK.sub("", _DECLARED.sub("", code)).strip():
         declared = []  # of a kernel's own helper, not of an interface
-    if len(declared) <= MOST_HELPERS and "{" in code:
-        rest = _REMARK.sub("", _DECLARED.sub("", code))
-        used = set(re.findall(r"\w+", rest))
-        declared = [match for match in declared if match["name"] not in used]  # by an example
     guards = _Guards(code)
+    shared, end = "", 0  # a condition above declarations without an empty line between them
     for match in declared:
         if match["before"].split()[0] in _STATEMENTS or not _typed(match["parameters"]):
             continue
         comment = _comment_before(code, match.start())
+        if comment or re.search(r"\n[ \t]*\n", code[end : match.start()]):
+            stated = _ONLY_IF.search(comment)
+            shared = " ".join(stated[0].split()) if stated else ""
+        end = match.end()
         signature = " ".join(match[0].split())
-        limits = guards.at(match.start())
+        limits = [*guards.at(match.start()), *filter(None, ["" if comment else shared])]
         for name in _names(match["name"]):
             yield _function(name, signature, match["parameters"], comment, limits, element, place)
     for match in _MACRO.finditer(code):
@@ -575,6 +588,19 @@ def prototype_definitions(element: Element, place: Surroundings) -> Iterator[Def
             limits = guards.at(match.start())
             name, parameters = match["name"], stated["parameters"]
             yield _function(name, signature, parameters, comment, limits, element, place)
+
+
+def helpers_of(sections: Sequence[ParsedSection]) -> set[str]:
+    """Names that an example of a document declares and uses."""
+    found: set[str] = set()
+    for element in (element for section in sections for element in section.elements):
+        code, language = element.text, (element.language or "").lower()
+        if element.kind == "code" and language in LANGUAGES and len(code) <= MAX_CODE:
+            declared = list(_DECLARED.finditer(code))
+            if declared and len(declared) <= MOST_HELPERS and "{" in code:
+                used = set(re.findall(r"\w+", _REMARK.sub("", _DECLARED.sub("", code))))
+                found |= {match["name"] for match in declared if match["name"] in used}
+    return found
 
 
 class _Guards:

@@ -90,7 +90,7 @@ def table_definitions(table: Table, place: Surroundings) -> Iterator[Definition]
     if columns is None:
         return
     for row in rows[:MAX_ROWS]:
-        yield from _row_definitions(header, row, columns, place.section)
+        yield from _row_definitions(header, row, columns, place.section, next(iter(around), ""))
 
 
 def _header_and_rows(table: Table) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -223,7 +223,7 @@ def _is_symbol(mention: Mention, naming: _Naming, in_code: Collection[str]) -> b
 
 
 def _row_definitions(
-    header: Sequence[str], row: Sequence[str], columns: _Columns, section: int
+    header: Sequence[str], row: Sequence[str], columns: _Columns, section: int, before: str
 ) -> Iterator[Definition]:
     naming = _Naming(columns.kind, True)
     mnemonics = columns.kind == "instruction"
@@ -237,7 +237,10 @@ def _row_definitions(
         meaning = _after_names(row[columns.names])
     if columns.kind == "error" and columns.message is not None:
         meaning = message_and(row[columns.message], meaning)
-    further = [_headed(header, row, n) for n in columns.further if row[n] and n < len(header)]
+    filled = [n for n in columns.further if row[n] and n < len(header)]
+    further = [_headed(header, row, n) for n in filled]
+    if filled and not any(map(str.isalnum, "".join(row[n] for n in filled))):
+        further = _marked(header, row, filled, before)
     for mention in mentions:
         if _is_written_out(mention.name, without_ticks(meaning)) and not further:
             continue
@@ -270,6 +273,18 @@ def _after_names(cell: str) -> str:
 def _headed(header: Sequence[str], row: Sequence[str], column: int) -> str:
     title = without_ticks(header[column])
     return f"{title}: {row[column]}" if title else row[column]
+
+
+def _marked(
+    header: Sequence[str], row: Sequence[str], columns: Sequence[int], before: str
+) -> list[str]:
+    """The columns with each mark of a row that has nothing else, after the sentence before the
+    table, without which the marks mean nothing."""
+    by_mark: dict[str, list[str]] = {}
+    for n in columns:
+        by_mark.setdefault(row[n], []).append(without_ticks(header[n]))
+    sentence = re.split(r"(?<=[.!?])\s+|\n", before.strip())[-1].rstrip(":")
+    return [f"{sentence}: {mark} {', '.join(titles)}" for mark, titles in by_mark.items()]
 
 
 def _is_prose(rows: Sequence[tuple[str, ...]], column: int) -> bool:

@@ -484,3 +484,13 @@ A kernel is annotated by `lib.kernel` or `lib.compute` decorators.
     }
     assert "wait: bool = True" in cards["lib.Net.send"].signature
     assert cards["lib.kernel"].kind == "directive"
+
+
+def test_marks_of_a_matrix_are_one_remark_with_the_sentence_before_the_table() -> None:
+    table = (
+        "# Instructions\n\nThe mask blocks these instructions, by its bits:\n\n"
+        "| Instruction | B0 | B1 | B2 |\n|---|---|---|---|\n"
+        "| `ADDX` | ❌ | | ❌ |\n| `MULX` | | ❌ | |\n| `SUBX` | ❌ | | |\n"
+    )
+    cards = cards_in(table)
+    assert cards["ADDX"].further == ("The mask blocks these instructions, by its bits: ❌ B0, B2",)

@@ -136,3 +136,23 @@ def test_fields_of_a_word_have_no_card() -> None:
     table += "| 3-5 | `dst_format` | format of the result |\n| 6 | `lscale` | scale |\n"
     assert _cards(table.format("**Bit range**"), "m.md") == {}
     assert "src_format" in _cards(table.format("Group"), "m.md")
+
+
+def test_functions_of_an_example_have_no_card_in_other_examples_either() -> None:
+    example = LISTING + (
+        "\n```c\n  void callee(void);\n\n  void code() { run = callee; }\n```\n"
+        "\n```c\n  void callee(void);\n  int other(void) { return 0; }\n```\n"
+        "\n```c\n  vec f2();           // OK, only a declaration\n  vec f3() { return 0; }\n```\n"
+    )
+    assert set(_cards(example, "m.md")) == {"svout_za32_f32_m", "svout_za32_m"}
+
+
+def test_condition_above_a_group_of_declarations_holds_for_all_of_them() -> None:
+    group = (
+        "# Scale\n\n```c\n  // Only if FEATURE_B != 0\n"
+        "  vec sv_a[_b]_m(vec x, int n);\n  vec sv_a[_b]_x(vec x, int n);\n\n"
+        "  vec sv_c[_b]_m(vec x, int n);\n```\n"
+    )
+    cards = _cards(group, "m.md")
+    assert cards["sv_a_b_m"].limits == cards["sv_a_b_x"].limits == ("Only if FEATURE_B != 0",)
+    assert cards["sv_c_b_m"].limits == ()
