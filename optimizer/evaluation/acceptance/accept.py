@@ -75,7 +75,7 @@ LEAST_NAME = 3  # characters of a name that a text quotes; shorter ones are oper
 MOST_QUOTED = 200  # words in code marks that are tried as names
 _NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _DIGITS = re.compile(r"\d+")
-_QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)`+")
+_QUOTED = re.compile(r"`+([^\s`]*[A-Za-z_][\w.]*)(?:\(\))?`+")
 _ONLY_IF = re.compile(r"only (?:if|for|with|on|from|when)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+|\n\s*\n")
 _AVAILABLE = re.compile(  # the condition of the names of a section
@@ -83,7 +83,8 @@ _AVAILABLE = re.compile(  # the condition of the names of a section
     re.IGNORECASE | re.DOTALL,
 )
 _WHOLE_SECTION = re.compile(r"\bthis (?:chapter|section)\b|\bheader\b", re.IGNORECASE)
-_CONDITION = re.compile(r"`([A-Z_][A-Z0-9_]{3,}\w*)")
+_FEATURE = re.compile(r"\b[A-Z_][A-Z0-9_]{3,}\w*")
+_CONDITION = re.compile(f"`({_FEATURE.pattern})")
 _HEADER = re.compile(
     r"^[ \t]*(#[ \t]*include[ \t]*[<\"][\w./-]+[>\"]|import [\w.]+(?: as \w+)?"
     r"|from [\w.]+ import [\w*, ]+)[ \t]*$",
@@ -434,7 +435,9 @@ def _condition_of(trial: ManualTrial, witness: Witness, card: Symbol, met: Colle
     """The condition under which a manual has a name, in its card or in a sentence about a section
     around it; there it has to name something that the tool does not know."""
     if (stated := _stated_condition(card)) and stated not in met:
-        return stated
+        names = _FEATURE.findall(stated)
+        if not names or re.search(r"[<>]", stated) or _is_unmet(trial, witness, names):
+            return stated
     for section in trial.sections:
         depth = len(section.path)
         if section.document != card.document_title or section.path != card.path[:depth]:
@@ -442,12 +445,15 @@ def _condition_of(trial: ManualTrial, witness: Witness, card: Symbol, met: Colle
         for sentence in filter(_AVAILABLE.search, _SENTENCE.split(section.text)):
             if depth < len(card.path) and not _WHOLE_SECTION.search(sentence):
                 continue
-            tries = {
-                renamed(witness.statement, witness.name, n): n for n in _CONDITION.findall(sentence)
-            }
-            if tries and trial.unknown(witness, tries, trial.insert_all(witness, [*tries])):
+            if _is_unmet(trial, witness, _CONDITION.findall(sentence)):
                 return f"under a condition: {' '.join(sentence.split())}"
     return ""
+
+
+def _is_unmet(trial: ManualTrial, witness: Witness, names: Sequence[str]) -> bool:
+    """Whether the tool does not know one of the names of a condition."""
+    tries = {renamed(witness.statement, witness.name, name): name for name in names}
+    return bool(tries and trial.unknown(witness, tries, trial.insert_all(witness, [*tries])))
 
 
 def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iterator[Finding]:

@@ -332,6 +332,12 @@ These calls are available when `FAST` is defined.
 
 ```c
 void fast_copy(int to, int of);
+
+// Only if FAST != 0
+void fast_move(int to, int of);
+
+// Only if WIDE != 0
+void wide_move(int to, int of);
 ```
 """
 
@@ -356,6 +362,8 @@ def test_numbers_of_operands_and_conditions_are_held_against_messages(
         "zero": "contradicted",
         "wide_copy": "unchecked",
         "fast_copy": "contradicted",
+        "fast_move": "contradicted",
+        "wide_move": "unchecked",
     }
     assert "available when `WIDE` is defined" in names["wide_copy"].message
     operands = {f.subject: f for f in claims.check_operands(trial, witnesses)}
