@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.cli_process import kernlore
+from tests.catalogs import fresh_data_dir
+from tests.known_device import store_ceilings
 
 pytestmark = pytest.mark.slow(seconds=20)
 
@@ -42,7 +44,12 @@ BODIES = {
 }
 
 
-def test_exit_code_is_the_verdict(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store_ceilings(fresh_data_dir(tmp_path_factory.mktemp("judge") / "data"))
+
+
+def test_exit_code_is_the_verdict(tmp_path: Path, data: Path) -> None:
     task, key = tmp_path / "doubled_relu.py", tmp_path / "key"
     task.write_text(TASK)
     key.write_text("a secret of the judge\n")
@@ -51,11 +58,11 @@ def test_exit_code_is_the_verdict(tmp_path: Path) -> None:
         submission.write_text(SUBMISSION.format(body=body))
         output, report = tmp_path / f"{verdict}.json", tmp_path / "report.json"
         files = ("--output", output, "--report", report, "--sign-key", key)
-        ran = kernlore("judge", submission, "--task", task, *files, data=tmp_path / "data")
+        ran = kernlore("judge", submission, "--task", task, *files, data=data)
         assert ran.code == code, ran.out + ran.err
         assert ran.out.startswith(verdict)
         assert json.loads(report.read_text())["correctness"] == (verdict == "correct")
-        again = kernlore("judge", output, "--verify", "--sign-key", key, data=tmp_path / "data")
+        again = kernlore("judge", output, "--verify", "--sign-key", key, data=data)
         assert again.code == code and again.out == ran.out
         record = json.loads(output.read_text())
         assert record["task"]["format"] == "kernelbench"
@@ -65,28 +72,28 @@ def test_exit_code_is_the_verdict(tmp_path: Path) -> None:
             assert hidden["validity"] == "correct"
 
 
-def test_submission_for_one_shape_is_reported(tmp_path: Path) -> None:
+def test_submission_for_one_shape_is_reported(tmp_path: Path, data: Path) -> None:
     task, submission = tmp_path / "doubled_relu.py", tmp_path / "fixed.py"
     task.write_text(TASK)
     submission.write_text(SUBMISSION.format(body="assert len(x) == 64; return x.clamp(min=0) * 2"))
     given = ("judge", submission, "--task", task, "--json")
-    ran = kernlore(*given, data=tmp_path / "data")
+    ran = kernlore(*given, data=data)
     assert (ran.code, ran.json["verdict"]) == (0, "correct")
     assert "correct on the shapes of the task, but" in ran.json["message"]
-    strict = kernlore(*given, "--strict-shapes", data=tmp_path / "data")
+    strict = kernlore(*given, "--strict-shapes", data=data)
     assert (strict.code, strict.json["verdict"]) == (3, "incorrect")
 
 
-def test_invalid_input_has_exit_code_2(tmp_path: Path) -> None:
+def test_invalid_input_has_exit_code_2(tmp_path: Path, data: Path) -> None:
     submission = tmp_path / "submission.py"
     submission.write_text("")
-    ran = kernlore("judge", submission, data=tmp_path / "data")
+    ran = kernlore("judge", submission, data=data)
     assert ran.code == 2 and "Give it as --task." in ran.err
-    ran = kernlore("judge", submission, "--task", tmp_path, data=tmp_path / "data")
+    ran = kernlore("judge", submission, "--task", tmp_path, data=data)
     assert ran.code == 2 and "the format of the task" in ran.err
 
 
-def test_folder_of_tasks_is_judged(tmp_path: Path) -> None:
+def test_folder_of_tasks_is_judged(tmp_path: Path, data: Path) -> None:
     tasks, submissions = tmp_path / "level1", tmp_path / "run"
     for folder in (tasks, submissions):
         folder.mkdir()
@@ -101,10 +108,10 @@ def test_folder_of_tasks_is_judged(tmp_path: Path) -> None:
         (submissions / name).write_text(SUBMISSION.format(body=BODIES[verdict]))
     output, report = tmp_path / "all.json", tmp_path / "eval_results.json"
     files = ("--output", output, "--report", report)
-    ran = kernlore("judge", submissions, "--task", tasks, *files, data=tmp_path / "data")
+    ran = kernlore("judge", submissions, "--task", tasks, *files, data=data)
     assert ran.code == 3 and ran.out.startswith("incorrect: 2 of 3 submissions are correct")
     assert "no submission: 10_third.py" in ran.out
     results = json.loads(report.read_text())
     found = {n: [(r["sample_id"], r["correctness"]) for r in rows] for n, rows in results.items()}
     assert found == {"1": [(0, True)], "2": [(0, False), (1, True)]}
-    assert kernlore("judge", output, "--verify", data=tmp_path / "data").out == ran.out
+    assert kernlore("judge", output, "--verify", data=data).out == ran.out

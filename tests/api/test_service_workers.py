@@ -98,12 +98,12 @@ def processor_ticks(pid: int) -> int:
 
 
 def wait_for_workers(url: str, count: int) -> list[int]:
-    """The workers, once each has used the CPU time of its imports and is idle."""
+    """The workers, once each has started, which takes some CPU time, and is idle."""
     deadline = time.monotonic() + 150
     before: dict[int, int] = {}
     while time.monotonic() < deadline:
         ticks = {pid: processor_ticks(pid) for pid in workers_of(url)}
-        idle = all(used > 50 and used - before.get(pid, 0) <= 2 for pid, used in ticks.items())
+        idle = all(used > 10 and used - before.get(pid, 0) <= 2 for pid, used in ticks.items())
         if len(ticks) == count and idle:
             return list(ticks)
         before = ticks
