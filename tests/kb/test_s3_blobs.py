@@ -152,7 +152,7 @@ def test_read_only_credentials(blobs: Blobs, url: str, monkeypatch: pytest.Monke
 def test_unresponsive_server(
     url: str, proxy: FaultyProxy, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs_module, "READ_SECONDS", 1)
+    monkeypatch.setattr(blobs_module, "READ_SECONDS", 0.5)
     blobs = Blobs(url)
     key = blobs.put(b"x" * 100_000)
     proxy.set(mode)  # type: ignore[arg-type]

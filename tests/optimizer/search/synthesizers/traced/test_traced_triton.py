@@ -129,8 +129,8 @@ MODELS = {
     "scans": (
         "(torch.tanh(x).cumsum(1) * y, (x > 0).cumsum(2), x.abs().cumprod(0), "
         "x.flip(2).cumsum(2).flip(2) - torch.softmax(x.cumsum(2), 2))",
-        "(4, 33, 33)",
-        "torch.randn(33)",
+        "(8, 17, 17)",
+        "torch.randn(17)",
     ),
     # Its log-softmax is read at indices and summed: one more pass, and no separate array.
     "odd sides": (
@@ -144,8 +144,8 @@ MODELS = {
     "scans of powers": (
         "(x * 9).logcumsumexp(1) * y, "
         "torch.where(x > 0, x, float('-inf')).flatten(0, 1)[:, :5].logcumsumexp(1).exp()",
-        "(8, 17, 17)",
-        "torch.randn(17)",
+        "(16, 9, 9)",
+        "torch.randn(9)",
     ),
     # Whole rows, and all positions of a tile, may be masked.
     "masked": (
@@ -160,8 +160,8 @@ MODELS = {
     ),
     "long losses": (
         "F.cross_entropy(x * 40 + 1000, (y.abs() * 9).long(), label_smoothing=0.1)",
-        "(70, 150)",
-        "torch.randn(70)",
+        "(20, 150)",
+        "torch.randn(20)",
     ),
     "windows": (
         "F.avg_pool3d(x, 4, 1, 2), F.max_pool3d(x * 2, (5, 3, 3), (2, 1, 1), (2, 1, 0)), "
@@ -171,8 +171,8 @@ MODELS = {
     ),
     "losses": (
         "F.cross_entropy(x, (y.abs() * 9).long() % 50, label_smoothing=0.1)",
-        "(130, 50)",
-        "torch.randn(130)",
+        "(66, 50)",
+        "torch.randn(66)",
     ),
     "scans of few rows": ("(x.cumsum(1) + y, x.sum(1).cumsum(0))", "(6, 50)", "torch.randn(50)"),
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
@@ -196,7 +196,7 @@ SMALL: Mapping[str, Value] = {
     "block": 64,
     "row_block": 64,
     "resident": 64,
-    "chunk": 32,
+    "chunk": 16,
 }
 RUNNER = """
 import importlib.util, pathlib, torch
