@@ -21,14 +21,15 @@ UNRELATED = 20  # documents
 
 class DrawnBase:
     """A data directory below a folder. Documents are read but not embedded, so they are found by
-    words.
+    words. `knowledge` is a folder with built-in documents, by default all of them.
     """
 
-    def __init__(self, folder: Path, model_cache: Path) -> None:
+    def __init__(self, folder: Path, model_cache: Path, knowledge: Path = BUILTIN) -> None:
         self.folder = folder
         if model_cache.exists():
             shutil.copytree(model_cache, folder / "data" / "models")
-        self.local = CommandTarget(read_settings(folder / "data"))
+        settings = read_settings(folder / "data")
+        self.local = CommandTarget(settings.model_copy(update={"knowledge_dir": knowledge}))
 
     @property
     def services(self) -> Services:

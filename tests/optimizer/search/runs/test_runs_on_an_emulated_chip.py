@@ -27,10 +27,17 @@ from optimizer.search.synthesizers.llm.templates import Fence
 from retrieval.coverage import coverage
 from tests.optimizer.search.landscape import RecordingListener
 from tests.retrieval.drawn_bases import DrawnBase
+from tests.shared import BUILTIN, copy_knowledge
 
 pytestmark = pytest.mark.slow(seconds=20)
 
 CHIP, LANGUAGE = "riscv-v", "rvv"
+DOCUMENTS = tuple(
+    path.relative_to(BUILTIN).as_posix()
+    for folder in ("hardware", "samples")
+    for chip in (CHIP, "hexagon-v66-hvx")
+    for path in (BUILTIN / folder / chip).iterdir()
+)
 KERNEL = """#include "chip.h"
 #include <riscv_vector.h>
 
@@ -88,7 +95,8 @@ class Scripted:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[DrawnBase]:
-    made = DrawnBase(tmp_path_factory.mktemp("emulated"), model_cache)
+    folder = tmp_path_factory.mktemp("emulated")
+    made = DrawnBase(folder, model_cache, copy_knowledge(folder / "knowledge", DOCUMENTS))
     try:
         emulated(CHIP, 1, made.folder, made.folder).register(made.services)
         places_for(made.services, CHIP, LANGUAGE)
