@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -35,13 +37,24 @@ _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 _WRITTEN = re.compile(
     r"(?:(?<![\d&>])>(?P<more>>)?|\btee(?P<added> -a)?\s)\s*(?P<path>[\w./~][\w./~-]*)"
 )
+_FENCED = re.compile(r"^```([\w+-]*)[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHELLS = ("bash", "sh", "shell", "console", "mswea_bash_command")
+_FENCED_FILES = {
+    "python": ".py",
+    "py": ".py",
+    "triton": ".py",
+    "c": ".c",
+    "cuda": ".cu",
+    "cu": ".cu",
+}
+_FENCED_FILES |= dict.fromkeys(("cpp", "c++", "cc"), ".cpp")
 _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*(?:\"|\Z)")
 _WORD_REST = re.compile(r"\A[\w+/=-]+")
 _PEM = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
 UNKNOWN = "\0"  # replaced text of an edit after which a file is unknown
-Kind = Literal["text", "write", "edit", "patch", "read", "seen", "output"]
+Kind = Literal["text", "write", "edit", "patch", "read", "seen", "output", "copy", "substitute"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,10 @@ class Session:
 
 @dataclass(frozen=True)
 class _Event:
-    """A part of a transcript, in order: a text of the agent, a file operation, or an output."""
+    """A part of a transcript, in order: a text of the agent, a file operation, or an output.
+
+    A copy has the path of its source in `old`, a substitution also the script of sed in `text`.
+    """
 
     kind: Kind
     text: str = ""
@@ -110,7 +126,10 @@ def session_of(rows: Sequence[Any], entry: str = "", name: str = "") -> Session:
     for form, matches, events in FORMS:
         if any(map(matches, objects[:50])):
             try:
-                return _clean(_replayed(form, events(objects), entry, name))
+                found = list(events(objects))
+                if all(event.kind in ("text", "output") for event in found):
+                    found = list(_code_blocks(found))
+                return _clean(_replayed(form, found, entry, name))
             except RecursionError as error:
                 hint = "Leave out the message whose lists lie so deep in each other."
                 raise InvalidRequest("the session is nested too deeply", hint=hint) from error
@@ -185,10 +204,18 @@ def _messages(rows: Sequence[Json], before: Mapping[str, str] | None = None) -> 
         for block in _blocks(row.get("content"))
         if block.get("type") == "tool_result"
     }
+    answered = False  # by a command in a text, whose output is the next message of the user
     for row in rows:
         content, said = row.get("content"), row.get("role") == "assistant"
+        if answered and row.get("role") == "user":
+            yield _Event("output", _text(content))
+        answered = False
         if said and isinstance(content, str):
             yield _Event("text", content)
+            commands = () if row.get("tool_calls") else _commands_in_text(row, content)
+            for command in commands:
+                answered = True
+                yield from _command(command)
         for block in _blocks(content):
             text = (before or {}).get(str(block.get("id")))
             path = _first(_inner(block, "input"), "file_path", "path")
@@ -200,6 +227,15 @@ def _messages(rows: Sequence[Json], before: Mapping[str, str] | None = None) -> 
             yield from _call(str(function.get("name", "")), function.get("arguments"))
         if row.get("role") == "tool":
             yield _Event("output", _text(content))
+
+
+def _commands_in_text(row: Json, content: str) -> list[str]:
+    """The commands of an agent that writes them into its text: the list that mini-swe-agent stores
+    beside the message, else the fenced blocks of a shell."""
+    actions = _blocks(_inner(row, "extra").get("actions"))
+    if actions:
+        return [_first(action, "command") for action in actions]
+    return [text for name, text in _FENCED.findall(content) if name.lower() in _SHELLS]
 
 
 def _block(block: Json, said: bool, results: Mapping[str, Json]) -> Iterator[_Event]:
@@ -336,17 +372,46 @@ def _command(command: str) -> Iterator[_Event]:
     lines = iter(command.split("\n"))
     for line in lines:
         document, target = _HERE_DOCUMENT.search(line), _WRITTEN.search(line)
-        if document is None or target is None or not re.search(r"\b(?:cat|tee)\b", line):
-            continue
-        text: list[str] = []
-        for inner in lines:
-            if inner.rstrip() == document[2]:
-                if target["more"] or target["added"]:
-                    yield _Event("edit", "", target["path"], UNKNOWN)
-                else:
-                    yield _Event("write", "".join(text), target["path"])
-                break
-            text.append(f"{inner}\n")
+        if document and target and re.search(r"\b(?:cat|tee)\b", line):
+            text: list[str] = []
+            for inner in lines:
+                if inner.rstrip() == document[2]:
+                    if target["more"] or target["added"]:
+                        yield _Event("edit", "", target["path"], UNKNOWN)
+                    else:
+                        yield _Event("write", "".join(text), target["path"])
+                    break
+                text.append(f"{inner}\n")
+        yield from _derived(line)
+
+
+def _derived(line: str) -> Iterator[_Event]:
+    """The files that the commands `cp`, `mv` and `sed` of a line make of other files."""
+    try:
+        words = list(shlex.shlex(line, punctuation_chars=True))
+    except ValueError:
+        return  # a quotation that goes on in the next line
+    for is_operator, group in groupby(words, lambda word: word in ("&&", "||", ";", "|")):
+        command = [] if is_operator else list(group)
+        arguments = [word for word in command[1:] if word[:1] != "-"]
+        if command[:1] in (["cp"], ["mv"]) and len(arguments) == 2:
+            yield _Event("copy", path=arguments[1], old=arguments[0])
+        elif command[:1] == ["sed"] and len(arguments) >= 2:
+            inside, script, source = "-i" in command, arguments[0], arguments[1]
+            if len(arguments) == 4 and arguments[2] == ">":
+                yield _Event("substitute", script, arguments[3], source)
+            elif inside:
+                yield _Event("substitute", script, source, source)
+
+
+def _code_blocks(events: Iterable[_Event]) -> Iterator[_Event]:
+    """The fenced code of a session without files, each block as a version of one kernel file."""
+    for event in events:
+        yield event
+        blocks = _FENCED.findall(event.text) if event.kind == "text" else ()
+        for language, text in blocks:
+            if suffix := _FENCED_FILES.get(language.lower()):
+                yield _Event("write", text, f"kernel{suffix}")
 
 
 # -- events as versions of files
@@ -368,12 +433,22 @@ class _Files:
             return [] if known == bare or known == bare + "\n" else self._set(event.path, bare)
         if event.kind == "edit":
             return self._edited(event)
+        if event.kind in ("copy", "substitute"):
+            text = self.texts.get(event.old)
+            if event.kind == "substitute" and text is not None:
+                text = _substituted(text, event.text)
+            relevant = {event.old, event.path} & self.texts.keys()
+            return self._set(event.path, text) if relevant else []
         return self._patched(event.text) if event.kind == "patch" else []
 
     def _set(self, path: str, text: str | None) -> list[str]:
         same = self.texts.get(path) == text
         self.texts[path] = text
         return [] if same or text is None else [path]
+
+    def unknown(self) -> list[str]:
+        """Paths of files whose text the session does not show."""
+        return [path for path, text in self.texts.items() if text is None]
 
     def _edited(self, event: _Event) -> list[str]:
         known = self.texts.get(event.path)
@@ -416,6 +491,27 @@ def _with_hunks(text: str | None, lines: Sequence[str]) -> str | None:
     return text
 
 
+def _substituted(text: str, script: str) -> str | None:
+    """The text after the substitutions of a quoted sed script; None for a script with anything
+    else, or with a variable of the shell.
+
+    Groups, sets and counts of patterns are not read."""
+    if script[:1] not in ("'", '"') or (script[0] == '"' and "$" in script):
+        return None
+    for part in filter(None, (piece.strip() for piece in script[1:-1].split(";"))):
+        pieces = part.split(part[1:2] or "/")
+        if part[0] != "s" or len(pieces) != 4 or pieces[3] not in ("", "g"):
+            return None
+        _, old, new, flags = pieces
+        if re.search(r"\\[^*.\[\]^$]|(?<!\\)[\[*]", old) or re.search(r"[\\&]", new):
+            return None
+        # These signs are literal in a basic regular expression.
+        pattern = re.compile(re.sub(r"[(){}+?|]", r"\\\g<0>", old))
+        lines = text.split("\n")
+        text = "\n".join(pattern.sub(new, line, not flags) for line in lines)
+    return text
+
+
 def _replayed(form: str, events: Iterable[_Event], entry: str, name: str) -> Session:
     files = _Files()
     steps: list[SessionStep] = []
@@ -429,6 +525,13 @@ def _replayed(form: str, events: Iterable[_Event], entry: str, name: str) -> Ses
             steps[-1] = replace(steps[-1], claimed=claimed_speedup(event.text[:MAX_OUTPUT]))
         for path in files.changed(event):
             text = files.texts[path] or ""
+            source = newest.get(event.old, 0) if event.kind in ("copy", "substitute") else 0
+            if source and (known := steps[source - 1]).source == text:
+                # The same candidate at another path, where it may replace an earlier one.
+                earlier = known.parent or min(newest.get(path, 0), source - 1)
+                steps[source - 1] = replace(known, parent=earlier)
+                newest[path] = source
+                continue
             found = candidate_entry(path, text, entry)
             if not found:
                 left_out.setdefault(path, f"{path}: no entry of a candidate")
@@ -437,7 +540,7 @@ def _replayed(form: str, events: Iterable[_Event], entry: str, name: str) -> Ses
             origin = {"form": form, "session": name, "file": path}
             steps.append(
                 SessionStep(
-                    parent=newest.get(path, 0),
+                    parent=source or newest.get(path, 0),
                     name=PurePosixPath(path).name,
                     source=text,
                     entry=found,
@@ -446,9 +549,8 @@ def _replayed(form: str, events: Iterable[_Event], entry: str, name: str) -> Ses
                 )
             )
             newest[path] = len(steps)
-        for path, known in files.texts.items():
-            if known is None:
-                left_out.setdefault(path, f"{path}: an edit of text that the session does not show")
+        for path in files.unknown():
+            left_out.setdefault(path, f"{path}: an edit of text that the session does not show")
         if len(steps) > MAX_STEPS:
             break  # it is refused, and the texts of the versions may be large
     return Session(form, tuple(steps), tuple(left_out.values()))

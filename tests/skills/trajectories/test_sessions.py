@@ -148,6 +148,69 @@ def test_other_transcripts_become_steps(form: str, tmp_path: Path) -> None:
     assert session.form == form and sources(session) == [(0, FIRST), (1, SECOND)]
 
 
+@pytest.mark.parametrize("structured", [True, False])
+def test_commands_in_texts_copy_and_substitute(structured: bool) -> None:
+    """mini-swe-agent: one command in each text; its output is the next message of the user."""
+    commands = [
+        f"cat <<'EOF' > v1.cpp && cp v1.cpp k.cpp && ./check k.cpp\n{FIRST}EOF",
+        f"cat <<'EOF' > v2.cpp && mv v2.cpp k.cpp\n{SECOND}EOF",
+        "sed 's/fast(t)/faster(t)/; s/int/long/' k.cpp > v3.cpp && sed -n '1,9p' v3.cpp",
+        'sed -i "s/faster/$NAME/" v3.cpp',
+        "cp made_by_a_script.cpp k.cpp",
+    ]
+    rows = []
+    for command in commands:
+        text = f"THOUGHT: next.\n\n```mswea_bash_command\n{command}\n```"
+        extra = {"extra": {"actions": [{"command": command}]}} if structured else {}
+        rows.append({"role": "assistant", "content": text, **extra})
+        rows.append({"role": "user", "content": "<output>\nspeedup: 2.5x\n</output>"})
+    session = session_of([{"messages": rows, "trajectory_format": "mini-swe-agent-1.1"}])
+    third = SECOND.replace("fast(t)", "faster(t)").replace("int", "long", 1)
+    assert sources(session) == [(0, FIRST), (1, SECOND), (2, third)]
+    assert [step.claimed for step in session.steps] == [2.5, 2.5, 2.5]
+    assert [text.partition(":")[0] for text in session.left_out] == ["v3.cpp", "k.cpp"]
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("'s/a+b/c/'", "a+b a+b"),
+        ("'s/a+b/c/g; s/x\\*y/z/'", "a+b a+b x*y"),
+        ("'s|/tmp|/var|'", "/tmp"),
+        ("'s/^ *a/b/'", None),  # a count
+        ("'s/\\(a\\)/\\1/'", None),
+        ("'/a/d'", None),
+        ("'s/a/&&/'", None),
+    ],
+)
+def test_substitutions_are_those_of_sed(script: str, text: str | None, tmp_path: Path) -> None:
+    source = FIRST + (text or "a")
+    file = tmp_path / "k.cpp"
+    file.write_text(source)
+    done = subprocess.run(f"sed {script} {file}", shell=True, capture_output=True, text=True)
+    command = f"cat <<EOF > k.cpp\n{source}\nEOF\nsed {script} k.cpp > n.cpp"
+    rows = [{"role": "assistant", "content": f"```bash\n{command}\n```"}]
+    steps = session_of(rows).steps
+    if text is None:
+        assert [step.name for step in steps] == ["k.cpp"]
+    else:
+        assert steps[1].source == f"{done.stdout.rstrip()}\n" and steps[1].source != source
+
+
+def test_code_blocks_of_a_chat_are_versions() -> None:
+    rows = [
+        {"role": "user", "content": f"Make this faster:\n```cpp\n{FIRST}```"},
+        {
+            "role": "assistant",
+            "content": f"Vectors.\n```cpp\n{FIRST}```\nIt calls\n```cpp\nf();\n```",
+        },
+        {"role": "assistant", "content": f"Threads.\n```c++\n{SECOND}```"},
+    ]
+    session = session_of(rows)
+    assert sources(session) == [(0, FIRST), (1, SECOND)]
+    assert session.steps[1].plan.startswith("Threads.")
+
+
 def test_secrets_are_removed_from_every_text() -> None:
     source = FIRST.replace("return", f'/* {AWS} */ const char *password = "{PASSWORD}"; return')
     pem = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIEabc\n-----END RSA " + "PRIVATE KEY-----"
