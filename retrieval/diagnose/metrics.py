@@ -352,6 +352,7 @@ _TIME |= {"ns": 1e-3, "nsec": 1e-3, "nsecond": 1e-3}
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SIZE = {prefix + name: factor for prefix, factor in _PREFIXES.items() for name in ("b", "byte")}
 _SIZE |= {f"{p}ib": 1024.0**power for power, p in enumerate("kmgt", start=1)}
+_OPERATIONS = re.compile(r"(?P<prefix>[kmgt]?)flops?(?:/s)?")
 _COUNT = {prefix + name: factor for prefix, factor in _PREFIXES.items() for name in ("", "inst")}
 # Denominators of a size per unit of work; "Gbyte/second" is a rate.
 _PER = ("block", "thread", "cta", "workgroup")
@@ -398,4 +399,6 @@ def _unit_factor(written: str, unit: str, scale: float) -> float | None:
         return _SIZE.get(size.rstrip("s").strip()) if per in ("", *_PER) else None
     if name in _TIME or name == "%" or name.rstrip("s") in _SIZE:
         return None
+    if operations := _OPERATIONS.fullmatch(name):
+        return _PREFIXES[operations["prefix"]]
     return _COUNT.get(name, scale)

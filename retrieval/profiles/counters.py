@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from retrieval.profiles.lines import stall_name
 from retrieval.profiles.profile import without_deviations, without_prefix
 
 MAX_LINE = 2_000
 MAX_NAME = 90
 _MARKS = "*_`~ \t\u2937\u21b3\u2514\u2500"
 _RULE = re.compile(r"[\s|:+=─═-]*-[\s|:+=─═-]*")
-_NUMBERED = re.compile(r"\d+(?:\.\d+)+|(?:metric|index)[ _]?(?:id)?", re.IGNORECASE)
+_NUMBERED = re.compile(r"\d+(?:\.\d+)+|metric[ _]?id|index(?:[ _]?id)?", re.IGNORECASE)
 _LEVEL = re.compile(r"(?:Idle|Low|Mid|High|Max) \((\d{1,2})\)")
 _NUMBER = (
     r"-?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:[,'\u2019\u202f\xa0 ]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
@@ -39,9 +40,78 @@ def counters(text: str, columns: bool = True) -> dict[str, str]:
         text = re.sub(r"(#\s*-?\d+),(\d)", r"\1.\2", text)
     found: dict[str, str] = {}
     for name, value in (*(of_columns(text) if columns else ()), *_of_lines(text)):
+        unit = _IN_BRACKETS.search(name)
         for form in _forms(name):
-            found.setdefault(form, value)
-    return found
+            with_unit = unit is not None and form != name and value[-1:].isdigit()
+            found.setdefault(form, f"{value} {unit[1]}" if unit and with_unit else value)
+        if metric := _in_words(name):
+            number = value.removesuffix("%").strip()
+            part = name.lower().endswith("ratio") and "." in number and float(number) <= 1
+            if part or value.endswith("%"):
+                found.setdefault(metric, f"{100 * float(number):g} %" if part else value)
+    return {**found, **_imbalance(text)}
+
+
+# A time of each thread with the columns sum, minimum, maximum and average.
+_OF_THREADS = re.compile(
+    r"^\W{0,60}(?:Runtime unhalted \[s\]|Busy time|CPU time)[^|\n]{0,30}\|(?P<cells>[\d.| eE+]+)$",
+    re.MULTILINE,
+)
+
+
+def _imbalance(text: str) -> dict[str, str]:
+    """How much longer than the mean the busiest thread works, in a table with these columns."""
+    row = _OF_THREADS.search(text)
+    if row is None or not re.search(r"\| *Sum *\| *Min *\| *Max *\| *Avg", text):
+        return {}
+    numbers = [float(cell) for cell in row["cells"].split("|") if cell.strip()]
+    if len(numbers) < 4 or not numbers[2]:
+        return {}
+    return {"thread_imbalance_pct": f"{100 * (1 - numbers[3] / numbers[2]):.1f}"}
+
+
+# A unit behind a name, as likwid prints it; shares keep their bare numbers.
+_IN_BRACKETS = re.compile(r"[\[(]([KMGT]?(?:Bytes|B)(?:/s)?)[\])]\s*(?:STAT)?$")
+
+
+def _in_words(name: str) -> str:
+    """The metric of a share by the words of its name; empty for another name."""
+    words = name.strip("*_`-\u2022 :")
+    if reason := stall_name(
+        re.sub(r"(?i)^(?:warp )?stalls? ?[(:]* ?", "stall_", words).rstrip(")")
+    ):
+        return f"smsp__warp_issue_stalled_{reason}_per_warp_active.pct"
+    return metric_of(words)
+
+
+# Heads of columns and names of rows in the words of people, with the metric of their cells.
+_OF_PEAK = r"\b.*(?:%|peak|util|throughput|busy|active|sol|usage)"
+_METRIC_HEADS = tuple(
+    (re.compile(words, re.IGNORECASE), name)
+    for words, name in (
+        (r"(?:hbm|dram|gddr|vram|(?:device|global) mem\w*)" + _OF_PEAK, "dram_throughput_pct"),
+        (r"(?:mem\w*[ _])?(?:bandwidth|bw)\b.*(?:util|% ?(?:of )?peak)", "dram_throughput_pct"),
+        (r"l2\b.*\bhit", "l2_hit_pct"),
+        (r"(?:l1|tex)\b.*\bhit", "l1_hit_pct"),
+        (r"l2" + _OF_PEAK, "l2_throughput_pct"),
+        (r"l1" + _OF_PEAK, "l1_throughput_pct"),
+        (r"(?:pm )?(?:tensor|mma|mfma|fpu|matrix)(?: pipe\b|" + _OF_PEAK + ")", "tensor_pipe_pct"),
+        (r"(?:fp64|double(?: precision)?)(?: pipe\b|" + _OF_PEAK + ")", "fp64_pipe_pct"),
+        (r"(?:sm|compute|cu)(?: compute|" + _OF_PEAK + ")", "compute_throughput_pct"),
+        (r"(?:aic_?)?(?:mac|cube)_(?:fp16_|int8_)?ratio$", "tensor_pipe_pct"),
+        (r"(?:aiv_?)?vec_(?:fp32_|fp16_)?ratio$", "vector_pipe_pct"),
+        (r"(?:ai[cv]_)?mte2_ratio$", "load_engine_pct"),
+        (r"(?:ai[cv]_)?scalar_ratio$", "scalar_unit_pct"),
+        (r"theor\w*\W*occ\w*", "theoretical_occupancy_pct"),
+        (r"(?:warps? active|active warps?|(?:achieved )?occ(?:upancy)?)[\W%]*$", "occupancy_pct"),
+        (r"reg(?:ister)?s?(?: ?(?:/|per) ?(?:thread|work-?item))?$", "registers_per_thread"),
+    )
+)
+
+
+def metric_of(head: str) -> str:
+    """The metric of a column by its head; empty for another column."""
+    return next((name for words, name in _METRIC_HEADS if words.match(head.strip("*` "))), "")
 
 
 def growths(text: str) -> dict[str, float]:
@@ -58,13 +128,20 @@ def growths(text: str) -> dict[str, float]:
 
 
 _RATE = re.compile(
-    r"(?<![\w.])(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?)\s?(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|B/sec|FLOPS?(?:/s)?)(?![\w])",
+    r"(?<![\w.])(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?(?:e\+\d{1,3})?)\s?(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|B/sec|FLOPS?(?:/s)?)(?![\w])",
     re.I,
 )
 _LABELLED_RATE = re.compile(
     r"\((?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|FLOPS?(?:/s)?)\)\s*:\s*(?P<number>\d[\d,]*(?:\.\d+)?)",
     re.I,
 )
+# A rate of device memory in a row of likwid.
+_MEMORY_RATE = re.compile(
+    r"\bMemory bandwidth \[(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B)ytes/s\][^\d\n]{1,40}"
+    r"(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?(?:e\+?\d{1,3})?)",
+    re.I,
+)
+MOST_RATE = 1e18  # of any device; a larger number is no less wrong
 _PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_PREFIXES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 
@@ -72,11 +149,12 @@ _BINARY_PREFIXES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 def rates(text: str) -> dict[str, float]:
     """The highest rates of bytes and of floating-point operations in a text, in a second."""
     found: dict[str, float] = {}
-    for match in (*_RATE.finditer(text), *_LABELLED_RATE.finditer(text)):
+    patterns = (_RATE, _LABELLED_RATE, _MEMORY_RATE)
+    for match in (m for pattern in patterns for m in pattern.finditer(text)):
         name = "achieved_bytes_per_s" if match["unit"][0] in "Bb" else "achieved_flops"
         prefixes = _BINARY_PREFIXES if match["i"] else _PREFIXES
         value = float(_plain(match["number"])) * prefixes[match["prefix"].lower()]
-        found[name] = max(value, found.get(name, 0.0))
+        found[name] = min(max(value, found.get(name, 0.0)), MOST_RATE)
     return found
 
 

@@ -253,6 +253,7 @@ _INSTRUCTION = re.compile(
     r"\s*(?:[0-9a-f]{1,12}:\s+)?[\u2191\u2193\u2190\u2192+-]? ?(?P<instruction>[a-z][a-z0-9.]{1,15}"
     r"(?:\s+[%$*(\[\w#-].*)?)$"
 )
+_ABOVE = re.compile(r"\s*(?:Samples: |Percent|Event count)|.*\[Percent: ")
 _SPINS = re.compile(r"pause|back_?off|\bspin|busy.?wait|cpu_relax|steal|sched_yield|\byield", re.I)
 LEAST_SHARES = 2  # sampled instructions of a screen
 
@@ -264,7 +265,7 @@ def _excerpt(text: str) -> Profile | None:
     source, above = "", ""
     for line in _lines(text):
         if (screen := _EXCERPT.match(line)) is None or screen["text"].count("|") > 1:
-            if line.strip():
+            if line.strip() and not _ABOVE.match(line):
                 return None
             continue
         found = _INSTRUCTION.match(screen["text"]) if screen["percent"] else None

@@ -27,7 +27,16 @@ _HOST = re.compile(
     r"|connect|accept4?|recv\w*|send\w*|sched_yield|fopen|fclose|fread|fwrite|fputs|getline)$"
     r"|^(?:ProfilerStep|Optimizer\.|autograd::engine|enumerate\(DataLoader|Activity Buffer"
     r"|Command Buffer|Runtime Triggered|Lazy Function|Unrecognized|\[memory\]|## )"
-    r"|\.py(?:[:(]|$)|<built-in"
+    r"|\.py(?:[:()]|$)|<built-in|^\{(?:built-in )?method "
+)
+# Functions whose names tables cut ("cuLaunchK ..."), behind the prefix of their interface.
+_CUT = re.compile(r"(?P<prefix>cuda|cu|hip|ze|cl|vk)(?P<stem>[A-Z]\w*)\s?(?:\u22ef|\u2026|\.{2,3})")
+_WHOLE = (
+    *("LaunchKernel", "MemcpyHtoD", "MemcpyDtoH", "MemcpyDtoD", "MemcpyAsync", "MemsetAsync"),
+    *("MemAlloc", "MemFree", "Malloc", "StreamSynchronize", "DeviceSynchronize", "CtxSynchronize"),
+    *("EventSynchronize", "EventRecord", "ModuleLoadData", "EnqueueNDRangeKernel", "QueueSubmit"),
+    *("CommandQueueExecuteCommandLists", "CommandListAppendMemoryCopy", "EnqueueReadBuffer"),
+    *("CommandListAppendLaunchKernel", "EventHostSynchronize", "ModuleLaunchKernel"),
 )
 _COPY = re.compile(
     r"mem_?(?:cpy|set|move)|memory ?(?:copy|fill)|(?:host|device)_?-?to-?_?(?:device|host)"
@@ -115,11 +124,20 @@ _TOTALS = (
     (re.compile(r"Total Execution Time \((?P<unit>ns)\):\s+(?P<time>\d+)"), "host"),
 )
 _BUSY = re.compile(r"GPU was busy for .{1,30}\((?P<share>[\d.]+)% of the trace\)")
+_CALLING = re.compile(r"calling \w+ APIs took .{1,30}\((?P<share>[\d.]+)% of the trace\)")
 
 
 def is_host(name: str) -> bool:
     """Whether a row is of a function or range of the host."""
     return bool(_HOST.search(name))
+
+
+def completed(name: str) -> str:
+    """The name of a host function that a table has cut; other names as they are."""
+    if (cut := _CUT.fullmatch(name)) is None:
+        return name
+    whole = next((known for known in _WHOLE if known.startswith(cut["stem"])), cut["stem"])
+    return cut["prefix"] + whole
 
 
 def is_copy(name: str) -> bool:
@@ -167,9 +185,11 @@ def _of_one_whole(rows: Sequence[Kernel]) -> list[Kernel]:
 
 
 def totals_of(text: str) -> dict[str, Metric]:
-    """The share of the time in which the device is busy, from the totals that the text prints."""
-    if busy := _BUSY.search(text):
-        return {"gpu_busy_pct": float(busy["share"])}
+    """The shares of the time in which the device is busy and in which the host calls functions of
+    the device, from the totals that the text prints."""
+    printed = {"gpu_busy_pct": _BUSY.search(text), "api_trace_pct": _CALLING.search(text)}
+    if shares := {name: float(found["share"]) for name, found in printed.items() if found}:
+        return {**shares}
     found: dict[str, float] = {}
     for pattern, side in _TOTALS:
         for match in pattern.finditer(text):

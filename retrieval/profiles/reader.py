@@ -34,7 +34,7 @@ READ = (
     " --output-format summary-json`; any lines or table of names with times or shares (nsys stats,"
     " nvprof, unitrace, VTune, PyTorch, TensorRT, ONNX Runtime, ggml, gprof); and any list or table"
     " of known counters (nvprof, toplev, VTune, likwid, PAPI, cachegrind), and samples of"
-    " nvidia-smi and rocm-smi, and reports of llvm-mca."
+    " nvidia-smi and rocm-smi, and reports of llvm-mca and OSACA."
 )
 # The first characters of files that are not text, with the tool and the command that prints them.
 _BINARY = {
@@ -52,6 +52,7 @@ _OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
 )
 _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     stated.read_simulated,
+    stated.read_ports,
     nsight.read,
     resources.read,
     tool_logs.read_monitor,

@@ -40,10 +40,11 @@ _STATED = tuple(
     (re.compile(pattern, re.IGNORECASE), name)
     for pattern, name in (
         (
-            r"\bV?GPRs: +(\d+)|\bNumVgprs: +(\d+)|\.vgpr_count: +(\d+)|\bUsed (\d+) registers"
-            r"|\b(\d+) registers used|\bn_regs\W{1,3}(\d+)|\bgrf_count: (\d+)"
+            r"(?<!Spilled )\bV?GPRs: +(\d+)|\bNumVgprs: +(\d+)|\.vgpr_count: +(\d+)"
+            r"|\bUsed (\d+) registers|\b(\d+) registers used|\bn_regs\W{1,3}(\d+)"
+            r"|\bgrf_count: (\d+)"
             r"|workitem_vgpr_count = (\d+)|allocated (\d+) regs"
-            r"|\b(?:[VA]GPRs?|regs|registers|num_regs|nregs)(?:=|: ?)(\d+)",
+            r"|(?<!Spilled )\b(?:[VA]GPRs?|regs|registers|num_regs|nregs)(?:=|: ?)(\d+)",
             "registers_per_thread",
         ),
         (
@@ -69,13 +70,20 @@ _STATED = tuple(
         (r"Occupancy(?: \[waves/SIMD\])?: +(\d+)", "waves"),
     )
 )
+# A name and its number in any other statistics of a compiler; the heads of columns tell which.
+_PAIR = re.compile(
+    r"(?P<name>[A-Za-z][A-Za-z_ -]{2,60}?)(?: ?[:=] {0,12}| \()(?P<number>\d+)(?![\w.]*[:.]\d)"
+    r"(?: ?(?:/|out of) ?(?P<whole>\d+))?(?P<bytes> bytes)?"
+)
+_INTEL = re.compile(r"\b(?P<stores>\d+):(?P<loads>\d+) spills:fills")  # of Mesa, in registers
+_ARM = re.compile(r"Work registers: (?P<registers>\d+) \(\d+% used at (?P<pct>\d+)% occupancy\)")
 _BESIDE = re.compile(
     r"^\s*(?:\d*\s*\||\^|;|\.|-|#|//|ptxas info|\d+ bytes (?:gmem|stack))|kernel-resource-usage\]"
     r"|^\s*(?:build succeeded|warning:)|\bS(?:GPRs|gprs)\b",
     re.IGNORECASE,
 )
 # What a listing with a line for each case states of it.
-_CASE = re.compile(r"\b(?:[VA]GPRs?|n?_?regs?\w*|registers|num_\w+|spill\w*)\s?[=:].*", re.I)
+_CASE = re.compile(r"\b(?:[VAS]GPRs?|n?_?regs?\w*|registers|num_\w+|spill\w*)\s?[=:].*", re.I)
 _FAILED = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
 # Heads of columns, with the metric of their cells.
 _HEADS = (
@@ -84,13 +92,16 @@ _HEADS = (
     (re.compile(r"spill", re.I), "spilled_registers"),
     (re.compile(r"scratch|private|stack|local mem", re.I), "scratch_bytes"),
     (re.compile(r"^(?:v|arch)?_?(?:gprs?|vgprs?)\b|^(?:num_)?reg(?:ister)?s?\b|^vgpr", re.I), ""),
+    (re.compile(r"^(?:vector|work|total) reg(?:ister)?s?\b|^(?:full|temp) regs?\b", re.I), ""),
     (re.compile(r"\blds\b|\bs(?:hared|hmem|mem)\b|\bslm\b", re.I), "shared_memory_per_block_bytes"),
-    (re.compile(r"waves", re.I), "waves"),
+    (re.compile(r"waves|\bocc$|wavefront occ", re.I), "waves"),
     (re.compile(r"occ", re.I), "occupancy"),
 )
 # A word of every line that states a resource, and of every head of a table.
 _WORDS = re.compile(
-    r"gpr|reg|spill|scratch|private|stack|local mem|smem|slm_|LDS|group_segment|grf|occupancy", re.I
+    r"gpr|reg|spill|scratch|private|stack|local mem|smem|slm_|LDS|group_segment|grf|occupancy"
+    r"|max.waves|\bocc\b",
+    re.I,
 )
 
 
@@ -192,6 +203,7 @@ def _of_lines(text: str) -> list[_Usage]:
     lines = [line for line in text.splitlines() if line.strip()]
     usages = [_Usage("")]
     stating = 0
+    listing = sum({*dict(_numbers(line))} >= {*_WEIGHED} for line in lines if _WORDS.search(line))
     for line in lines:
         if _ENTRY.match(line):
             usages.append(_Usage(""))
@@ -202,19 +214,49 @@ def _of_lines(text: str) -> list[_Usage]:
             elif name != usages[-1].kernel:
                 usages.append(_Usage(name))
         stated = dict(_numbers(line)) if _WORDS.search(line) else {}
-        if found is None and {*stated} >= {*_WEIGHED}:  # a listing with a line for each case
-            usages.append(_Usage(_CASE.sub("", line).strip(" \t:-|,")))
+        case = _CASE.sub("", line).strip(" \t:-|,")
+        if found is None and (case or listing > 1) and {*stated} >= {*_WEIGHED}:
+            usages.append(_Usage(case))  # a listing with a line for each case
         stating += bool(stated or found or _BESIDE.search(line))
         for metric, value in stated.items():
             usages[-1].stated.setdefault(metric, value)
     numbers = sum(len(usage.stated) for usage in usages)
+    if any(_ARM.search(line) or _INTEL.search(line) for line in lines):
+        return usages  # of a compiler that prints other statistics beside
     return usages if numbers >= 2 and stating >= LEAST_PART * len(lines) else []
 
 
+_OF_OTHERS = re.compile(r"occ_|uniform|scalar|count|limit|sgpr|max(?!.?waves)|alloc|dword", re.I)
+
+
 def _numbers(line: str) -> Iterator[tuple[str, float]]:
+    arm, intel = _ARM.search(line), _INTEL.search(line)
+    pairs = [] if arm else [p for p in _PAIR.finditer(line) if not _OF_OTHERS.search(p["name"])]
+    named: dict[str, float] = {}
+    for pair in pairs:  # "4 out of 16", "2 / 16"
+        if pair["whole"] and _head_of(pair["name"]) in ("waves", "occupancy"):
+            named["occupancy"] = 100 * float(pair["number"]) / max(float(pair["whole"]), 1.0)
     for pattern, metric in _STATED:
-        if (found := pattern.search(line)) is not None:
-            yield metric, float(next(group for group in found.groups() if group))
+        if (found := pattern.search(line)) is not None and not (metric == "waves" and named):
+            named[metric] = float(next(group for group in found.groups() if group))
+    if arm is not None:
+        named |= {"registers_per_thread": float(arm["registers"]), "occupancy": float(arm["pct"])}
+    elif intel is not None:
+        named["spilled_registers"] = float(intel["stores"])
+    for pair in pairs:
+        metric = _head_of(pair["name"])
+        metric = "spill_bytes" if metric == "spilled_registers" and pair["bytes"] else metric
+        if metric in ("waves", "occupancy") and {"waves", "occupancy"} & named.keys():
+            continue
+        if metric:
+            named.setdefault(metric, float(pair["number"]))
+    yield from named.items()
+
+
+def _head_of(name: str) -> str:
+    """The metric of a column or of a number by its name; empty for others."""
+    heads = (metric or "registers_per_thread" for words, metric in _HEADS if words.search(name))
+    return next(heads, "")
 
 
 def _of_table(text: str) -> list[_Usage]:
@@ -246,8 +288,8 @@ def _named(cells: Sequence[str]) -> dict[int, str]:
     for place, cell in enumerate(cells[1:], 1):
         if len(cell) > MAX_HEAD:
             continue
-        metric = next((m or "registers_per_thread" for p, m in _HEADS if p.search(cell)), None)
-        if metric is not None and metric not in named.values() and not re.search(r"\d{2}", cell):
+        metric = _head_of(cell)
+        if metric and metric not in named.values() and not re.search(r"\d{2}", cell):
             named[place] = metric
     return named
 

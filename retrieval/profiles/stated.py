@@ -65,6 +65,41 @@ def read_simulated(text: str) -> Profile | None:
     return Profile(MCA, metrics=metrics, notes=notes)
 
 
+OSACA = "osaca"
+# The sums of a report of OSACA: cycles of each port, the critical path, the carried dependency.
+_PORTS = re.compile(
+    r"^ {4,}(?P<ports>\d+\.\d\d(?: +\d+\.\d+)*) {2,}(?P<path>[\d.]+) +(?P<carried>[\d.]+)\s*$", re.M
+)
+_PORT_HEADS = re.compile(r"^ +\|(?P<heads>[^\n]*\bDV\b|[^\n]*\|\| +CP +\| LCD)", re.MULTILINE)
+
+
+def read_ports(text: str) -> Profile | None:
+    """The limits of a loop that OSACA analyses; None for other texts."""
+    sums = _PORTS.search(text)
+    if sums is None or "Port pressure in cycles" not in text:
+        return None
+    ports = [float(cell) for cell in sums["ports"].split()]
+    carried, path = float(sums["carried"]), float(sums["path"])
+    least = max(ports)
+    cycles = max(least, carried) or 1.0
+    divides = max((float(m) for m in _DIVIDING.findall(text)), default=0.0)
+    metrics: dict[str, Metric] = {
+        "mca_throughput_pct": round(100 * least / cycles, 2),
+        "mca_divider_pct": round(min(100.0, 100 * divides / cycles), 2),
+    }
+    said = f"{least:g} of the busiest port, {carried:g} of the dependency from one to the next"
+    return Profile(
+        OSACA,
+        metrics=metrics,
+        notes=(f"{cycles:g} cycles in an iteration: {said}, {path:g} of the longest path",),
+    )
+
+
+# The cycles of the divider, behind those of its port, in the row of a division.
+_DIVIDING = re.compile(
+    r"^ *\d+ \|[ \d.|]*?\d\.\d+ +(\d+\.\d+) \|.*\bv?f?[a-z]*(?:div|sqrt)", re.M | re.I
+)
+
 _TAKES = (
     r"(?:is|are|takes?|took|accounts? for|makes? up|uses?|spends?|consumes?|=)"
     r" (?:about |around |roughly |nearly |almost |~ ?)?"

@@ -18,10 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-from retrieval.profiles.counters import rates
+from retrieval.profiles.counters import metric_of, rates
 from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
-from retrieval.profiles.program import OF_OPERATORS, is_host, of_program, totals_of
+from retrieval.profiles.program import (
+    OF_OPERATORS,
+    WAITS,
+    completed,
+    is_host,
+    of_program,
+    totals_of,
+)
 
 KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
@@ -49,8 +56,8 @@ _NAME = re.compile(
     r"(?:[a-z]+[ _]){0,2}(?:names?|functions?|kernels?|operators?|operations?|ops?|op type|symbols?"
     r"|modules?|regions?|ranges?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?"
     r"|op code|nodes?|activity|stage|pass|labels?|primitive|description|dispatch|command|node type"
-    r"|filename:lineno\(function\)|\[node[ \n]type\]|\[name\]|type)|hlo op name|test|case"
-    r"|benchmark|input_shape",
+    r"|filename:lineno\(function\)|function \(filename\)|\[node[ \n]type\]|\[name\]|type)"
+    r"|hlo op name|test|case|benchmark|input_shape",
     re.IGNORECASE,
 )
 _EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
@@ -62,6 +69,9 @@ _COUNT = re.compile(
 )
 _TIME = re.compile(r"time|duration|total|sum|self|elapsed|latency|device|cuda|gpu|xpu|/step", re.I)
 _SHARE = re.compile(r"%|\bpct\b|percent|share|fraction|\bratio\b", re.IGNORECASE)
+_OF_LIMIT = re.compile(r"peak|util|occupancy|roof|\bmax|hit|efficien|_ratio", re.IGNORECASE)
+# Time of the device between two rows.
+_GAP = re.compile(r"\bop[ -_]to[ -_]op\b|wait time|\bgap\b|idle time", re.IGNORECASE)
 _MEAN = re.compile(r"avg|average|mean|median", re.IGNORECASE)
 _OF_ONE = re.compile(
     r"avg|average|mean|min|max|med|std|dev\b|per[ _]call|/call|first|last|distribution|start|end\b"
@@ -111,6 +121,7 @@ class TableRow:
     beside: bool = False  # times of host and device in one row, for the same calls
     relative: bool = False  # `pct` is a share of the sum of numbers without a unit
     host_pct: float = 0.0  # the printed share of `host`
+    gap: float = 0.0  # before the row
     counters: Mapping[str, str] = field(default_factory=dict)  # other columns
 
 
@@ -120,6 +131,8 @@ def read(text: str, loose: bool = True) -> Profile | None:
     if (sampled := _sampled(text)) is not None:
         return sampled
     text = _SECONDS.sub(r"total time (s)\1time / call (s)", text)
+    text = text.replace(" percall filename:", " percall  filename:")  # of cProfile
+    text = text.replace(" tottime  percall ", " tottime (s)  percall ")
     rows = list(_rows(text, loose))
     if not any(row.us or row.host for row in rows) and sum(r.pct for r in rows) > ONE_WHOLE:
         return None  # percentages of different things
@@ -148,9 +161,32 @@ def read(text: str, loose: bool = True) -> Profile | None:
             more = {**row.counters, **more}
     if _RANGES.search(text):
         return _of_ranges(kind, kernels)
-    more |= _host_share(rows)
+    more = {**_of_stages(rows), **_host_share(rows), **more}
     notes = (NO_UNIT,) if any(row.relative for row in rows) else ()
     return of_program(kind, kernels, functions, more, notes)
+
+
+FEW = 0.5  # of the threads of the stage that has most
+
+
+def _of_stages(rows: Sequence[TableRow]) -> dict[str, Metric]:
+    """The share of the time in which few threads work, and the device's share of the time where
+    the table also has the gaps between its rows."""
+    metrics: dict[str, Metric] = {}
+    threads = [(row.us, number(row.counters[THREADS])) for row in rows if THREADS in row.counters]
+    most = max((count or 0.0 for _, count in threads), default=0.0)
+    whole = sum(us for us, _ in threads)
+    if whole and most >= 2:
+        few = sum(us for us, count in threads if (count or 0.0) < FEW * most)
+        metrics["few_threads_pct"] = round(100 * few / whole, 1)
+    us, gaps = sum(row.us for row in rows), sum(row.gap for row in rows)
+    if us and gaps:
+        metrics["gpu_busy_pct"] = round(100 * us / (us + gaps), 1)
+    return metrics
+
+
+THREADS = "threads"
+_THREADS = re.compile(r"active(?: threads)?|threads", re.IGNORECASE)
 
 
 def _host_share(rows: Sequence[TableRow]) -> dict[str, Metric]:
@@ -313,13 +349,20 @@ def _kernels(rows: Sequence[TableRow], of_both: Sequence[TableRow]) -> list[Kern
     apart = any(row.us and not row.host for row in of_both)
     repeated = {row.name for row in of_both if row.host} if apart else set()
     return [
-        Kernel(_TIMES_BEFORE.sub("", row.name), row.calls, row.us, row.pct)
+        Kernel(_TIMES_BEFORE.sub("", row.name), _runs(row), row.us, row.pct)
         for row in rows
         if (row.us or row.pct)
         and row.name not in repeated
         and not _IDLE.search(row.name)
         and not (row.host and not row.beside and is_host(row.name))
     ]
+
+
+LEAST_RUN = 1e-3  # microseconds; a shorter time of one run shows that the count is of other things
+
+
+def _runs(row: TableRow) -> float:
+    return 1.0 if row.us and row.us < LEAST_RUN * row.calls else row.calls
 
 
 def _of_rates(kind: str, rows: Sequence[TableRow]) -> Profile | None:
@@ -358,7 +401,11 @@ def _without_device(kind: str, rows: Sequence[TableRow]) -> Profile | None:
     operators = [Kernel(row.name, row.calls, row.host or 0.0) for row in timed]
     profile = of_program(kind, operators, notes=(NO_DEVICE,))
     kept = ("copies_pct", "products_pct")
-    return replace(profile, metrics={n: v for n, v in profile.metrics.items() if n in kept})
+    metrics = {n: v for n, v in profile.metrics.items() if n in kept}
+    waited = sum(row.us for row in operators if WAITS.search(row.name))
+    if waited and kind != OF_OPERATORS:
+        metrics["sync_sample_pct"] = round(100 * waited / sum(row.us for row in operators), 1)
+    return replace(profile, metrics=metrics)
 
 
 NO_DEVICE = (
@@ -416,31 +463,6 @@ _METRICS = re.compile(
 )
 
 
-# Heads of columns in the words of people, with the metric of their cells.
-_OF_PEAK = r"\b.*(?:%|peak|util|throughput|busy|active|sol)"
-_METRIC_HEADS = tuple(
-    (re.compile(words, re.IGNORECASE), name)
-    for words, name in (
-        (r"(?:hbm|dram|gddr|vram|(?:device|global) mem\w*)" + _OF_PEAK, "dram_throughput_pct"),
-        (r"(?:mem\w*[ _])?(?:bandwidth|bw)\b.*(?:util|% ?(?:of )?peak)", "dram_throughput_pct"),
-        (r"l2\b.*\bhit", "l2_hit_pct"),
-        (r"(?:l1|tex)\b.*\bhit", "l1_hit_pct"),
-        (r"l2" + _OF_PEAK, "l2_throughput_pct"),
-        (r"l1" + _OF_PEAK, "l1_throughput_pct"),
-        (r"(?:tensor|mma|mfma)" + _OF_PEAK, "tensor_pipe_pct"),
-        (r"(?:sm|compute|cu)" + _OF_PEAK, "compute_throughput_pct"),
-        (r"theor\w*\W*occ\w*", "theoretical_occupancy_pct"),
-        (r"(?:warps? active|active warps?|(?:achieved )?occ(?:upancy)?)[\W%]*$", "occupancy_pct"),
-        (r"reg(?:ister)?s?(?: ?(?:/|per) ?(?:thread|work-?item))?$", "registers_per_thread"),
-    )
-)
-
-
-def metric_of(head: str) -> str:
-    """The metric of a column by its head; empty for another column."""
-    return next((name for words, name in _METRIC_HEADS if words.match(head.strip("*` "))), "")
-
-
 class _TableColumns:
     """The places of a table's columns in the cells of its rows, which may lack the last ones."""
 
@@ -452,13 +474,16 @@ class _TableColumns:
         self.name = name
         self.count = len(heads)
         self.times = bool(times)
-        ranked = sorted(times, key=lambda i: _rank(heads[i]))
+        gaps = [i for i in times if _GAP.search(heads[i])]
+        times = [i for i in times if i not in gaps] or times
+        self._gap = next((i for i in gaps if i not in times), None)
+        ranked = sorted(times, key=lambda i: (not (unit or _unit(heads[i])), _rank(heads[i])))
         of_device = [i for i in ranked if not _OF_HOST.search(heads[i])]
         of_host = [i for i in ranked if _OF_HOST.search(heads[i])]
         self._host = next(iter(of_host), None)
         self._time = next(iter(of_device), None)
         share = [i for i, head in enumerate(heads) if _SHARE.search(head) and i != name]
-        share = [i for i in share if not metric_of(heads[i])]
+        share = [i for i in share if not metric_of(heads[i]) and not _OF_LIMIT.search(heads[i])]
         # The share of the chosen times has a name like theirs: "CUDA total %" of "CUDA total".
         base = _plain(heads[self._time]) if self._time is not None else ""
         like = [i for i in share if base and _plain(heads[i]) == base]
@@ -493,7 +518,7 @@ class _TableColumns:
             cells = [*cells[:-1], *[""] * -surplus, cells[-1]]
         elif surplus > 0 or self.name >= len(cells):
             return None
-        name = cells[self.name].strip(" `*:")
+        name = completed(cells[self.name].strip(" `*:"))
         us, host = self._us(cells, self._time), self._us(cells, self._host)
         pct = self._pct(cells, self._share)
         counted = 1.0
@@ -511,7 +536,15 @@ class _TableColumns:
         rounded = not us and not pct and not host and us is not None
         host_pct = self._pct(cells, self._host_share) or 0.0
         return TableRow(
-            name, calls, us or 0.0, pct or 0.0, host, rounded, host_pct=host_pct, counters=counters
+            name,
+            calls,
+            us or 0.0,
+            pct or 0.0,
+            host,
+            rounded,
+            host_pct=host_pct,
+            gap=self._us(cells, self._gap) or 0.0,
+            counters=counters,
         )
 
     def _counters(self, cells: Sequence[str]) -> dict[str, str]:
@@ -522,6 +555,8 @@ class _TableColumns:
                 part = number(cell) if "%" not in head + cell and metric.endswith("_pct") else None
                 whole = part is None or not 0 < part <= 1
                 found.setdefault(metric, cell if whole or part is None else f"{100 * part:g}")
+            if _THREADS.fullmatch(head) and number(cell) is not None:
+                found[THREADS] = cell
             rate = _RATE.search(head)
             if rate and _CELL.fullmatch(cell):
                 found.setdefault(_rate_name(rate[0]), f"{cell} {rate[0]}")
@@ -532,7 +567,8 @@ class _TableColumns:
         return found
 
     def _us(self, cells: Sequence[str], place: int | None) -> float | None:
-        match = _CELL.fullmatch(_cell(cells, place))
+        text = _without_share(_cell(cells, place))
+        match = _CELL.fullmatch(text)
         if match is None or match["share"] or place is None:
             return None
         value, unit = (
@@ -561,6 +597,11 @@ def _unit(head: str) -> str:
 
 def _cell(cells: Sequence[str], place: int | None) -> str:
     return cells[place].strip(_MARKUP) if place is not None and place < len(cells) else ""
+
+
+def _without_share(cell: str) -> str:
+    """A time without the share behind it ("3.55ms (34.6%)")."""
+    return re.sub(r"\s*\([\d. ]+%\)$", "", cell)
 
 
 def _plain(head: str) -> str:
@@ -613,6 +654,7 @@ def _joined(before: str, line: str, heads: Sequence[str]) -> list[str]:
 
 
 def _is_time(head: str) -> bool:
+    head = head.split("  ")[0]  # "time     percent" above "3.55ms (34.6%)"
     if _OF_ONE.search(head) and not re.search(r"device (?:time|total)|gpu time", head, re.I):
         return False
     return bool(_TIME.search(head)) and not _SHARE.search(head)
@@ -675,6 +717,7 @@ class _Quantity:
     value: float
     mean: bool = False  # adjacent words mark it as the time of one call
     label: str = ""  # the word before it
+    keyed: bool = False  # the label is a key within the line ("peak: 4096")
 
 
 @dataclass(frozen=True)
@@ -722,6 +765,7 @@ def _free(line: str) -> _Free | None:
         if (
             classes[place - 1] == "number"
             and bare
+            and tokens[place][2][-1] not in ":="  # a key of the next number
             and (bare == "%" or _PER.fullmatch(bare) or _OTHER_UNITS.fullmatch(bare))
         ):
             classes[place] = "unit"
@@ -812,6 +856,7 @@ def _quantities(
         beside = line[max(0, start - 14) : end + 12]
         word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[max(0, start - 80) : start])
         label = (match["label"] or (word[1] if word else "")).strip("=:").lower()
+        keyed = place > first and bool(match["label"] or re.search(r"\w[=:]\s*$", line[:start]))
         per = _PER.fullmatch(unit)
         if unit == "%":
             yield _Quantity("share", value)
@@ -819,7 +864,7 @@ def _quantities(
             of_one = "/" in unit or bool(re.search(r"avg|average|mean|\bper\b", beside, re.I))
             yield _Quantity("time", value * UNITS[per["unit"]], of_one, label)
         elif unit in ("", "b", "x"):
-            yield _Quantity("number", value, label=label)
+            yield _Quantity("number", value, label=label, keyed=keyed)
         else:
             rate = _RATE.fullmatch(unit)
             yield _Quantity("rate" if rate else "other", value, label=unit)
@@ -846,6 +891,8 @@ def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRo
     lines_of_text = sum(1 for line in text.splitlines() if line.strip())
     for form, group in forms.items():
         whole = {"t", "s", "n"} <= {*form} or form == "bb"
+        if form == "n" and any(_OWN_UNIT.search(line.name) for line in group):
+            continue  # each name has its unit: quantities of one kernel
         if len(group) < 2 and not whole and (several or not loose):
             continue
         part = len(group) >= max(LEAST_LINES, STRICT_PART * lines_of_text) and "t" in form
@@ -861,6 +908,7 @@ def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRo
                 yield row
 
 
+_OWN_UNIT = re.compile(r"\((?:ns|us|[µμ]s|ms|s)\)$")
 _PER_CASE = re.compile(
     r"\b(?:per|each|every) \w+$|\b(?:calls?|launches|times|runs|copies|kernels)$", re.I
 )
@@ -906,13 +954,14 @@ class _Roles:
         pct = values[self.share].value if self.share is not None else 0.0
         pct = 100 * pct / self.whole if self.whole else pct
         rates = {_rate_name(q.label): f"{q.value} {q.label}" for q in values if q.kind == "rate"}
+        threads = [q.value for q in values if q.keyed and q.label == THREADS]
         if us is None and not pct:
             return TableRow(line.name, 1.0, 0.0, 0.0, counters=rates) if rates else None
         host = self._us(values, self.host)
         if (us or 0.0) < 0 or not 0 <= pct <= 100:
             return None
         return TableRow(
-            line.name,
+            completed(line.name),
             calls or 1.0,
             us or 0.0,
             pct,
@@ -920,6 +969,7 @@ class _Roles:
             rounded=not us and not pct and not host,
             beside=line.form == "bb",
             relative=bool(self.whole),
+            counters={THREADS: f"{threads[0]}"} if threads else {},
         )
 
     def _us(self, values: Sequence[_Quantity], place: int | None) -> float | None:
@@ -969,13 +1019,19 @@ def _roles(group: Sequence[_Free], unit: float) -> _Roles | None:
         )
     if times:
         of_one = [i for i in times if any(line.quantities[i].mean for line in group)]
-        calls_at = next((i for i in numbers if _whole(group, i)), None)
+        counts = [i for i in numbers if _is_count(group[0].quantities[i])]
+        calls_at = next((i for i in counts if _whole(group, i)), None)
         if len(of_one) == len(times):
             return _Roles(None, calls_at, of_one[0], share, None, 1.0)
         named = [i for i in times if group[0].quantities[i].label == "total"]
         total = next(i for i in (*named, *times) if i not in of_one)
         return _Roles(total, calls_at, next(iter(of_one), None), share, None, 1.0)
     return _Roles(None, None, None, share, None, 1.0) if share is not None else None
+
+
+def _is_count(quantity: _Quantity) -> bool:
+    """Whether a number may be one of runs: it has no key, or that of a count."""
+    return not quantity.keyed or bool(_COUNT.fullmatch(quantity.label) or quantity.label == "n")
 
 
 def _of_numbers(group: Sequence[_Free], numbers: Sequence[int], unit: float) -> _Roles | None:

@@ -34,7 +34,7 @@ IDLE = re.compile(
 )
 Device = Literal["cuda", "cpu"]
 _ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
-_ON_HOST = frozenset(("cpu_op", "operator"))
+_ON_HOST = frozenset(("cpu_op", "operator", "node"))
 _ARGUMENTS = {
     "registers per thread": "registers_per_thread",
     "shared memory": "shared_memory_per_block_bytes",
@@ -82,6 +82,9 @@ def _copies(kernels: Sequence[Kernel]) -> float:
 
 def read_json(decoded: object) -> Profile | None:
     """An exported trace, or the driver's events; None for any other JSON."""
+    if isinstance(decoded, list):  # of ONNX Runtime
+        rows = [row for row in decoded if isinstance(row, Mapping) and {"ph", "cat"} <= row.keys()]
+        return _trace(rows) if rows else None
     if not isinstance(decoded, Mapping):
         return None
     if isinstance(decoded.get("traceEvents"), list):
