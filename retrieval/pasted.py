@@ -69,7 +69,8 @@ def pasted(text: str) -> tuple[str, Any]:
     counted = not is_question and not _LOG.search(stripped)
     if short and not known_errors().match(stripped, 1) and shows_signals(stripped, counted):
         return "profile", text
-    if is_question and (stripped.endswith("?") or not _reports(stripped)):
+    reported = _reports(stripped) or known_errors().match(stripped, 1)
+    if is_question and (stripped.endswith("?") or not reported):
         return "query", stripped
     return "log", text
 

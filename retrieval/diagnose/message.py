@@ -142,6 +142,21 @@ def advice_in(message: Sequence[str]) -> Advice | None:
     return None
 
 
+_HINT = re.compile(
+    r"\s*(?:hint|help|tip|suggest(?:ion|ed fix)|possible (?:fix|solution)|try)\s?: "
+    r"(?P<text>\S.{12,})",
+    re.IGNORECASE,
+)
+HINT_WITHIN = 16  # lines below a message, with the listing between
+
+
+def hint_below(lines: Sequence[str], number: int) -> Advice | None:
+    """The hint that a tool prints below the message of line `number`, after a listing."""
+    below = (_HINT.match(without_prefix(line)) for line in lines[number : number + HINT_WITHIN])
+    text = next((found["text"] for found in below if found), "")
+    return Advice(_shortened(text), False) if text else None
+
+
 def message_at(lines: Sequence[str], number: int) -> list[str]:
     """The lines of the message that line `number` (from 1) begins: its text without excerpts of
     source and without lines of other messages."""
@@ -596,8 +611,14 @@ def load_resources() -> tuple[Resource, ...]:
     return tuple(Resource(**row) for row in message_words()["resources"])
 
 
+# Names and numbers side by side, as compilers print their statistics.
+_STATISTICS = re.compile(r"(?:\b[A-Za-z][A-Za-z ]{1,24}: ?\d{1,12}\b[ ,;]{0,4}){4}")
+
+
 def excess_in(line: str) -> Excess | None:
     """The amount of a known resource that exceeds its limit in this line."""
+    if _STATISTICS.search(line):
+        return None
     amounts = [a for a in _AMOUNT.finditer(line) if a["number"] or a["vector"]]
     pairs = [
         (needed, limit, resource)

@@ -46,6 +46,7 @@ from retrieval.diagnose.message import (
     devices_in,
     excess_in,
     first_report,
+    hint_below,
     in_dialect,
     launch_in,
     meaning_of,
@@ -516,6 +517,8 @@ def _advised(match: SignatureMatch, index: LogIndex) -> SignatureMatch:
     """A match with what its message says."""
     message = message_at(index.all_lines, match.line_number)
     advice = advice_in(message)
+    if advice is None and match.signature.level != CAUSE:
+        advice = hint_below(index.all_lines, match.line_number)
     if choice := choice_in(message):
         advice = None  # "make sure that it is one of these" names none
     action = advice is not None and not advice.is_condition
