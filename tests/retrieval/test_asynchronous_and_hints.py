@@ -17,7 +17,6 @@ INDEX = SignatureIndex(load_signatures())
     "line",
     [
         "NPU function error: c10_npu::acl::AclrtSynchronizeStreamWithTimeout(copy_stream), error code is 507001",
-        "hipStreamSynchronize(stream) returned error 9002",
         "zeCommandQueueSynchronize(queue, UINT64_MAX) failed with status 17",
         "musaDeviceSynchronize() failed with code 9",
         "clFinish(queue) failed with error -5555",
