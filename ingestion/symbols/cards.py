@@ -540,7 +540,7 @@ _MACRO = re.compile(
     r"^[ \t]*#[ \t]*define[ \t]+(?P<name>[A-Za-z_]\w*)(?:\([\w, .]*\)|[ \t]+\w)", re.M
 )
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(?P<word>if|ifn?def|el\w+|endif)\b(?P<rest>.*)$", re.M)
-_VERSION = re.compile(r"\w+ *>=? *\w+")
+_VERSION = re.compile(r"\w+ *>=? *\w+(?: *&& *defined *\(?\w+\)?)*")
 _STATED = re.compile(
     r"(?P<type>[A-Za-z_][\w \t*]{0,80}?[\s*])(?P<name>[A-Za-z_]\w*)\((?P<parameters>[^()]{0,500})\)"
 )

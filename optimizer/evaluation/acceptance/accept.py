@@ -309,7 +309,7 @@ def _witness(
     operands = operands_of(statement, name) or []
     if operands:
         for changed in (operands[:-1], [*operands, operands[-1]]):
-            other = _with_operands(statement, name, changed)
+            other = _with_operands(statement, name, changed) if changed else None
             tried = trial.insert(bare, other) if other is not None else None
             if tried is not None and not tried.ok:
                 counted.add(tried.kind)
@@ -385,11 +385,17 @@ def _check_names(
     nonsense = trial.insert_all(witness, [*controls.values()])
     refusals = {card.name: [s for s in tries[card.name] if s in unknown] for card, _ in claims}
     met = _met_conditions({card: not refusals[card.name] for card, _ in claims})
+    known = {card.name for card, _ in claims if not refusals[card.name]}
     undecided = {s for s, control in controls.items() if nonsense[control].kind == tried[s].kind}
     for card, examples in claims:
         if refused := refusals[card.name]:
             first = unknown[refused[0]]
             message = f"the tool does not know it: {first.about(card.name) or first.message}"
+            parts = re.compile(rf"(?<![a-zA-Z0-9]){re.escape(card.name)}(?![a-zA-Z0-9])")
+            if not card.signature and sum(map(bool, map(parts.search, known))) >= LEAST_AGREED:
+                message = "no name of its own: names that the tool knows have it as a part"
+                yield finding("name", "unchecked", card, message, refused[0])
+                continue
             if condition := _condition_of(trial, witness, card, met):
                 message = f"the tool does not know it; the manual has it {condition}"
                 yield finding("name", "unchecked", card, message, refused[0])
@@ -462,7 +468,8 @@ def check_undefined(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Ite
     used: dict[str, tuple[str, str]] = {}
     for host in trial.hosts:
         for unknown in unknown_names("\n".join(host.lines), trial.cards):
-            used.setdefault(unknown.name, ("", host.title))
+            if unknown.name not in HOST_WORDS:
+                used.setdefault(unknown.name, ("", host.title))
     for section in trial.sections:
         for name in _QUOTED.findall(section.text)[:MOST_QUOTED]:
             if len(name) >= LEAST_NAME and _NAME.fullmatch(name) and name not in HOST_WORDS:
@@ -509,6 +516,8 @@ def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iter
         own = {card: count for card, count in stated.items() if mark_of(card.name) == mark}
         untried = {c: n for c, n in own.items() if not uses.get(c.name) and c.name in trial.known}
         witness = witnesses[mark].for_names if mark in witnesses else None
+        if witness is not None and untried and not witness.counted:
+            witness = _call_alone(trial, witness)
         if witness is None:
             untried = {}
         elif witness.in_place:
@@ -522,6 +531,18 @@ def check_operands(trial: ManualTrial, witnesses: Mapping[str, Witness]) -> Iter
             else:
                 message = "the tool does not know the name, or it was not tried"
                 yield finding("operands", "unchecked", card, message)
+
+
+def _call_alone(trial: ManualTrial, witness: Witness) -> Witness:
+    """A witness that is only the call, with numbers: the other words of the line may have another
+    error there, which hides the one about operands."""
+    operands = operands_of(witness.statement, witness.name)
+    if not operands or f"{witness.name}(" not in witness.statement:
+        return witness
+    call = f"{witness.name}({', '.join('1' for _ in operands)})"
+    call += ";" if witness.statement.endswith(";") else ""
+    alone = _witness(trial, witness.host, witness.place, call, witness.name, False)
+    return alone if alone is not None and alone.counted else witness
 
 
 def _operands_by_name(trial: ManualTrial) -> dict[str, dict[int, str]]:

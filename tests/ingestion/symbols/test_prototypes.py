@@ -156,3 +156,12 @@ def test_condition_above_a_group_of_declarations_holds_for_all_of_them() -> None
     cards = _cards(group, "m.md")
     assert cards["sv_a_b_m"].limits == cards["sv_a_b_x"].limits == ("Only if FEATURE_B != 0",)
     assert cards["sv_c_b_m"].limits == ()
+
+
+def test_condition_with_a_defined_macro_is_a_limit() -> None:
+    entry = "/* ====\n   C Prototype: int f_{0}(int Rs)\n   ==== */\n#define f_{0} __builtin_{0}\n"
+    guard = "#if ARCH >= 67 && defined AUDIO\n"
+    header = entry.format("a") + entry.format("b") + guard + entry.format("c") + "#endif\n"
+    cards = _cards(header, "f.h")
+    assert cards["f_c"].limits == ("only if ARCH >= 67 && defined AUDIO",)
+    assert cards["f_a"].limits == ()

@@ -167,9 +167,10 @@ def _section(name: str) -> str:
     return rf"(\n{re.escape(name)} - .*?)"
 
 
-@pytest.mark.slow(seconds=20)
-def test_exactly_planted_faults_are_found(tmp_path: Path) -> None:
-    folder, seed = tmp_path / "chip", 8
+@pytest.mark.slow(seconds=40)
+@pytest.mark.parametrize("seed", [8, 23])
+def test_exactly_planted_faults_are_found(tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "chip"
     subprocess.run([sys.executable, EXAMPLE / "chip.py", str(seed), folder], check=True)
     names = json.loads((folder / "chip.json").read_text(encoding="utf-8"))["operations"]
     slow, short, renamed = (names[n]["name"] for n in ("vmul", "vsub", "exp"))
