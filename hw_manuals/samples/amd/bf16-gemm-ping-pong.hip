@@ -45,7 +45,7 @@ __device__ inline f32x4 multiply(i32x4 a, i32x4 b, f32x4 sum) {
 
 // Barrier of a phase: LDS work is finished, nothing is moved across, loads from HBM stay in flight.
 __device__ inline void end_of_phase() {
-#if defined(__AMDGCN__)
+#if !defined(EMULATED)
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
 #endif
   __builtin_amdgcn_sched_barrier(0);

@@ -17,7 +17,7 @@ constexpr float kNever = -1e30f;  // not infinity: the difference of two stays a
 // float32 sums and bfloat16 weights bear, and 64 multiplications a step are saved.
 constexpr float kLazy = 8.0f;
 
-#if defined(__AMDGCN__)
+#if !defined(EMULATED)  // what hipcc compiles, in both of its passes
 typedef int lds_at;
 __device__ inline lds_at at_of(const char* p) {
   return (int)(__SIZE_TYPE__)(const __attribute__((address_space(3))) char*)p;
@@ -69,7 +69,7 @@ __device__ inline float largest(float x) {
                                        __builtin_bit_cast(unsigned, x), false, false);
   return fmaxf(__builtin_bit_cast(float, a[0]), __builtin_bit_cast(float, a[1]));
 }
-#else  // the emulator that checks the indices on a CPU
+#else  // benchmarks/samples/hip of Kernlore checks the indices on a CPU
 typedef const char* lds_at;
 inline lds_at at_of(const char* p) { return p; }
 inline void copy16(const void* from, char* to) { memcpy(to + 16 * emu_lane(), from, 16); }

@@ -24,7 +24,7 @@ __device__ inline void tile_of(int id, int rows, int cols, int& row, int& col) {
 // Which piece of a row lies in slot s: the XOR is its own inverse.
 __device__ inline int swap(int row, int s) { return s ^ ((row >> 1) & 7); }
 
-#if defined(__AMDGCN__)
+#if !defined(EMULATED)  // what hipcc compiles, in both of its passes
 typedef __attribute__((address_space(3))) void lds_void;
 typedef __attribute__((address_space(1))) void global_void;
 // The address in LDS is the wave's: lane l lands 16 l bytes behind it.
@@ -50,7 +50,7 @@ __device__ inline void wait_reads(i32x4 (&a)[2][4], i32x4 (&b)[2][4]) {
   asm volatile("" : "+v"(b[0][0]), "+v"(b[0][1]), "+v"(b[0][2]), "+v"(b[0][3]), "+v"(b[1][0]),
                     "+v"(b[1][1]), "+v"(b[1][2]), "+v"(b[1][3]));
 }
-#else  // the emulator that checks the indices on a CPU
+#else  // benchmarks/samples/hip of Kernlore checks the indices on a CPU
 inline void copy16(const void* from, char* to) { memcpy(to + 16 * emu_lane(), from, 16); }
 template <int> inline void wait_loads() {}
 inline i32x4 read16(const char* from) { return *(const i32x4*)from; }

@@ -1,5 +1,5 @@
-// Stand-in for <hip/hip_runtime.h>, device side only: the names the samples use, on the compiler's
-// builtins.
+// Stand-in for <hip/hip_runtime.h>: the names the samples use, on the compiler's builtins, and the
+// launch function that the host pass calls in a kernel's stub.
 #pragma once
 #include <stddef.h>
 #define __global__ __attribute__((global))
@@ -10,6 +10,11 @@
 #define __lb2(n, w) __attribute__((amdgpu_flat_work_group_size(1, n), amdgpu_waves_per_eu(w)))
 #define __lbx(a, b, f, ...) f
 #define __launch_bounds__(...) __lbx(__VA_ARGS__, __lb2, __lb1)(__VA_ARGS__)
+struct dim3 {
+  unsigned x, y, z;
+};
+extern "C" int __hipPopCallConfiguration(dim3*, dim3*, size_t*, void**);
+extern "C" int hipLaunchKernel(const void*, dim3, dim3, void**, size_t, void*);
 struct __hip_tid {
   __declspec(property(get = __x)) unsigned x;
   __device__ unsigned __x() const { return __builtin_amdgcn_workitem_id_x(); }
