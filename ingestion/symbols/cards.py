@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from ingestion.elements import Element
 from ingestion.passages import ParsedSection
@@ -239,6 +240,7 @@ def _error_entries(section: ParsedSection) -> list[_ErrorEntry]:
 
 _BESIDE_STUBS = ("@", "#", "import ", "from ", ")", "]", "class ")
 _STUB = re.compile(r"^(?:async )?def ([A-Za-z_]\w*+)\(")
+_OF_A_KERNEL = re.compile(r"@[\w.]*\b(?:jit|autotune|kernel)\b")  # an example, not a name
 _PROTOTYPE_LINE = re.compile(
     r"^(?:(?:[A-Za-z_][\w:]*+|<[^<>]{0,80}>|\[\[[^\]]{0,40}\]\])[\s*&]++){1,8}([A-Za-z_][\w:]*+)\s?\("
 )
@@ -267,10 +269,14 @@ def _stubs(code: str, language: str, place: Surroundings) -> Iterator[Definition
     starts = [n for n, line in enumerate(lines) if _STUB.match(line)]
     if not starts or len(outside) > len(starts):
         return
+    before = 0
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         head, last = _balanced(lines, start)
         name = head.partition("def ")[2].partition("(")[0]
-        doc, empty = _docstring([line.strip() for line in lines[last + 1 : end]])
+        body = takewhile(lambda line: not line.startswith("@"), lines[last + 1 : end])
+        doc, empty = _docstring([line.strip() for line in body])
+        empty = empty and not any(map(_OF_A_KERNEL.match, lines[before:start]))
+        before = start
         typed = "->" in head or ": " in head.partition("(")[2]
         titled = any(name in title for title in place.around[:2])
         if is_name(name) and empty and (typed or titled):
@@ -291,7 +297,7 @@ def _docstring(body: list[str]) -> tuple[str, bool]:
         end = 0 if closed else next((n for n, t in enumerate(rest[1:], 1) if quote in t), 0)
         doc = doc or (rest[1] if len(rest) > 1 else "")
         rest = rest[end + 1 :]
-    return doc, not rest or rest[0] in ("...", "pass") or rest[0].startswith("@")
+    return doc, not rest or rest[0] in ("...", "pass")
 
 
 def _balanced(lines: list[str], start: int) -> tuple[str, int]:
@@ -314,6 +320,9 @@ def _prototypes(code: str, language: str, place: Surroundings) -> Iterator[Defin
         line = lines[number].strip()
         match = _PROTOTYPE_LINE.match(lines[number].strip()[:300]) if depth == 0 else None
         head, end = _balanced(lines, number) if match else ("", number)
+        before = lines[number - 1] if number and not lines[number - 1].endswith(";") else ""
+        if match and _IS_KERNEL.search(f"{before} {head}"):
+            return  # the kernels of an example
         if match and head.endswith((";", ")")) and _declares(head, match[1]):
             prototype = definition(
                 match[1],
@@ -552,6 +561,7 @@ _REMARK = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.S | re.M)
 _RULE = re.compile(r"[=*/-]{4,}")
 _ONLY_IF = re.compile(r"\bonly if\b[^\n]*", re.I)
 _PLACEHOLDER = re.compile(r"[a-z]\d*")  # the name of an example's function
+_IS_KERNEL = re.compile(r"__global__|\b__kernel\b")  # of an example
 _STATEMENTS = frozenset(("return", "else", "goto", "typedef", "case", "new", "delete", "throw"))
 BEFORE = 2_400  # characters before a declaration in which its comment ends
 
@@ -570,6 +580,9 @@ def prototype_definitions(element: Element, place: Surroundings) -> Iterator[Def
     shared, end = "", 0  # a condition above declarations without an empty line between them
     for match in declared:
         if match["before"].split()[0] in _STATEMENTS or not _typed(match["parameters"]):
+            continue
+        lines = re.split(r"[;{}]", code[max(0, match.start() - BEFORE) : match.start("name")])
+        if _IS_KERNEL.search(lines[-1]):
             continue
         comment = _comment_before(code, match.start())
         if comment or re.search(r"\n[ \t]*\n", code[end : match.start()]):

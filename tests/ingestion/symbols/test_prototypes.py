@@ -129,6 +129,21 @@ def test_functions_that_an_example_declares_and_calls_have_no_card() -> None:
     assert set(_cards(example, "m.md")) == {"svout_za32_f32_m", "svout_za32_m"}
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "```hip\n__global__ __attribute__((amdgpu_waves_per_eu(2, 2)))\nvoid kernel(const float *q,"
+        " float *out);\n```",
+        "```cuda\n__global__ void __launch_bounds__(256) kernel(const float* x, float* y);\n```",
+        "```python\n@triton.jit\ndef kernel(x_ptr, N: tl.constexpr): ...\n```",
+        "```python\ndef kernel(x_ref, out_ref):\n    @pl.when(first)\n    def _():\n"
+        "        out_ref[...] = 0\n```",
+    ],
+)
+def test_kernels_of_examples_have_no_card(code: str) -> None:
+    assert _cards(f"# How to write a kernel\n\n{code}\n", "m.md") == {}
+
+
 def test_fields_of_a_word_have_no_card() -> None:
     table = (
         "# Functions\n\n| {} | Name | Meaning |\n|---|---|---|\n| 0-2 | `src_format` | format |\n"
