@@ -70,6 +70,14 @@ def test_effect_as_text(trials: tuple[ShippedTrial, ...], state: str) -> None:
     assert ("row_length 64" in str(effect)) == any(t.harms for t in trials)
 
 
+def test_no_effect_above_one_says_why() -> None:
+    effect = effect_of([trial(1.2, 1.5, placebo=Figure(1.3, 1.2, 1.4, 6))])
+    assert "n=1; certainly faster in 0 of 1 (with a placebo 1.30 [1.20, 1.40]);" in str(effect)
+    effect = effect_of([trial(1.4, 1.5), trial(0.98, 1.1), trial(0.98, 1.1)])
+    assert "n=3; certainly faster in 1 of 3;" in str(effect)
+    assert "certainly" not in str(effect_of([trial(0.95, 1.1)]))
+
+
 def test_evidence_line_round_trips_and_invalid_line_is_named() -> None:
     written = trial(1.1, 1.3)
     read = trial_from_json(json.loads(json.dumps(written.as_json())))

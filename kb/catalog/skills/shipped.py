@@ -145,7 +145,8 @@ class SkillEffect:
     `by` is `Kernlore` for shipped trials, `here` for trials of this installation, empty without
     any. `gain` is over the `cases` in which the skill made a candidate. `harms` names the cases in
     which it did harm, `untried` is why there is no trial. `devices` are names of devices, `on` the
-    date of the newest trial.
+    date of the newest trial. `helped` counts the cases with a certain gain; `placebo` is the gain
+    of a placebo over the same cases.
     """
 
     state: EffectState = "untested"
@@ -156,12 +157,17 @@ class SkillEffect:
     devices: tuple[str, ...] = ()
     on: str = ""
     untried: str = ""
+    helped: int = 0
+    placebo: Figure | None = None
 
     def __str__(self) -> str:
         if self.state == "untested":
             return f"untested ({self.untried})" if self.untried else "untested"
         figure = f"{self.gain}" if self.gain is not None else "no figure"
         text = f"{self.state}: {figure}, n={self.cases}"
+        if self.state == "no effect" and self.gain is not None and self.gain.low > 1.0:
+            placebo = f" (with a placebo {self.placebo})" if self.placebo is not None else ""
+            text += f"; certainly faster in {self.helped} of {self.cases}{placebo}"
         if self.harms:
             more = len(self.harms) - NAMED
             named = ", ".join(self.harms[:NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -231,6 +237,8 @@ def effect_of(trials: Sequence[ShippedTrial]) -> SkillEffect:
         harms,
         tuple(sorted({t.device for t in tried})),
         max(t.date for t in tried),
+        helped=helped,
+        placebo=combined(t.placebo for t in tried if t.placebo is not None),
     )
 
 
@@ -254,11 +262,12 @@ def own_effect(
         for row in trials
         if (polarity != "avoid" and (row.speedup_high or 1.0) < 1.0) or row.details.get("wrong")
     )
-    certain = together.low > 1.0 and 2 * sum(g.low > 1.0 for g in gains) >= len(gains)
+    helped = sum(g.low > 1.0 for g in gains)
+    certain = together.low > 1.0 and 2 * helped >= len(gains)
     state: EffectState = "helps" if certain else "harms" if harms else "no effect"
     newest = max(row.created_at for row in trials)[:10]
     devices = tuple(sorted({row.hardware_id for row in trials}))
-    return SkillEffect(state, "here", together, len(gains), harms, devices, newest)
+    return SkillEffect(state, "here", together, len(gains), harms, devices, newest, helped=helped)
 
 
 def combined(figures: Iterable[Figure]) -> Figure | None:
