@@ -3,8 +3,8 @@ values, two a byte, with one E4M3 scale for 16 neighbours along K. The tensor co
 scales; `alpha`, the product of both tensors' float32 scales, is applied to the sums.
 
 M is free. N: a multiple of 8, because a row of C is a multiple of 16 bytes. K: a multiple of 64.
-The operands come from `nvfp4-quantise.py`, which packs the scales; `pack_scales` does that for
-scales that stand in rows.
+The operands come from `nvfp4-quantise.py` (Quantisation to NVFP4 with scales in the order of
+tcgen05), which packs the scales; `pack_scales` does that for scales that stand in rows.
 """
 
 import torch
