@@ -16,6 +16,7 @@ from kb.problem_terms import canonical_op
 from retrieval.diagnose.signals import DATA
 
 FLOAT = "float"  # the class of operand types without a narrower one
+INTEGER = ("int4", "int8")
 # Comments, docstrings and C's integer types, which hold any bytes.
 _NO_CODE = re.compile(r'"""[\s\S]*?"""|//[^\n]*|#[^\n]*|\bu?int8_t\b')
 _WORD = re.compile(r"\d+:\d+|[a-z0-9]+")

@@ -154,17 +154,35 @@ def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
 # -- the choice
 
 
-def names_by_use(code: str, cards: Sequence[Symbol]) -> list[str]:
-    """The names of cards that occur in a source, the most frequent first. Of a dotted word, such as
-    an instruction with modifiers, the longest beginning that is a name counts."""
-    known = {card.name for card in cards if card.kind != "error"}
+def cards_by_use(codes: Sequence[str], cards: Sequence[Symbol]) -> list[Symbol]:
+    """The cards of names that occur in sources, those of the most frequent names first. Of
+    documents with the same name, each source takes the one of which it uses most names."""
+    cards = [card for card in cards if card.kind != "error"]
+    known = {card.name for card in cards}
+    uses: Counter[str] = Counter()
+    chosen: set[tuple[str, str]] = set()
+    for code in codes:
+        used = _uses(code, known)
+        uses += used
+        named = {(card.document_id, card.name) for card in cards if card.name in used}
+        weight = Counter(document for document, _ in named)
+        most = {name: max(weight[d] for d, n in named if n == name) for name in used}
+        chosen |= {(d, name) for d, name in named if weight[d] == most[name]}
+    rank = {name: place for place, (name, _) in enumerate(uses.most_common())}
+    found = [card for card in cards if (card.document_id, card.name) in chosen]
+    return sorted(found, key=lambda card: rank[card.name])
+
+
+def _uses(code: str, known: Collection[str]) -> Counter[str]:
+    """How often names occur in a source. Of a dotted word, such as an instruction with modifiers,
+    the longest beginning that is a name counts."""
     uses = Counter(names_in(code, known))
     for word in _DOTTED.findall(code):
         while word and word not in known:
             word = word.rpartition(".")[0]
         if word:
             uses[word] += 1
-    return [name for name, _ in uses.most_common()]
+    return uses
 
 
 MOST_NAMES = 32

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import islice, zip_longest
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from kb.problem_terms import canonical_op, op_family
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import below_title
-from retrieval.compose.cards import MOST_TOKENS, chosen_names, names_by_use, symbol_blocks
+from retrieval.compose.cards import MOST_TOKENS, cards_by_use, chosen_names, symbol_blocks
 from retrieval.compose.context import (
     Context,
     Lead,
@@ -44,6 +44,7 @@ from retrieval.compose.kernels import (
     chosen_kernels,
     is_of_kind,
     kernels_of,
+    named_in,
 )
 from retrieval.compose.sections import (
     FENCE,
@@ -70,7 +71,7 @@ from retrieval.compose.target import (
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.layout import Layout
-from retrieval.operators import FLOAT, OperatorTraits, load_operators
+from retrieval.operators import FLOAT, INTEGER, OperatorTraits, load_operators
 from retrieval.readers import STRONG, CommonKnowledge, common_for, gains
 from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
@@ -106,6 +107,9 @@ CHARS_PER_TOKEN = 3.0  # lower bound for logs
 FOREIGN = 2
 # Of the best section's score, for a bare signal and for a log.
 SIGNAL_FLOOR, LOG_FLOOR = 0.55, 0.25
+QUESTION_NEAR = 0.7  # likewise, from which on a section about the chip precedes, for a question
+OPERATOR_FLOOR = 0.5  # likewise, for an operator that is to be written
+KERNEL_FLOOR = 0.7  # likewise, for a bare signal of an operator, beside its kernel
 QUERY_LOG_CHARS = 4_000  # characters of a log that are matched against the sentences of a section
 LEAD_CANDIDATES = 5  # excerpts tried in order as the lead of a context
 BEST = 3  # passages of a category that decide whether a code of the question is explained
@@ -213,8 +217,8 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
         no_kernel = ""
         kept_back = next((k for k in kernels if _may_be_described(k, wanted)), None)
         kernels = [kernel for kernel in kernels if kernel.run_id is not None]
-    if material.verdict.signal_ids:  # the cure is worth more than a second kernel
-        kernels = kernels[:1]
+    if wanted is not None and kernels:
+        kernels = _with_named(snapshot, material, wanted, kernels)
     uploaded = target is None and task == "write" and not strong and _uploaded(snapshot, material)
     layout = _layout_for(material, layout, target, strong, bool(kernels or no_kernel), uploaded)
     stable: Sequence[Block] = ()
@@ -332,6 +336,20 @@ def _kernel_request(material: Material) -> KernelRequest | None:
     )
 
 
+def _with_named(
+    snapshot: Snapshot,
+    material: Material,
+    wanted: KernelRequest,
+    kernels: Sequence[WholeKernel],
+) -> list[WholeKernel]:
+    """The kernels with those that the text of the first names. With a signal, the cure is worth
+    more than a second kernel of the operator."""
+    shown = kernels[:1] if material.verdict.signal_ids else kernels
+    usable = kernels_of(snapshot, wanted.lineage, wanted.languages, wanted.access)
+    named = named_in(snapshot, material.scope, kernels[0], usable)
+    return [*shown, *(kernel for kernel in named if kernel not in shown)]
+
+
 def _missing_kernel(
     snapshot: Snapshot,
     material: Material,
@@ -404,7 +422,10 @@ def _device_offers(snapshot: Snapshot, material: Material, layout: Layout) -> di
     languages = material.chip_languages if language is None else (language,)
 
     def surprises(room: Room, largest: int, shown: frozenset[str]) -> Iterator[Block]:
-        return surprise_blocks(snapshot, material.scope, material.lineage, languages, kinds)
+        signals = material.verdict.signal_ids
+        return surprise_blocks(
+            snapshot, material.scope, material.lineage, languages, kinds, signals
+        )
 
     def facts_of(room: Room, largest: int, shown: frozenset[str]) -> Sequence[Block]:
         facts = fact_block(material.facts, layout, languages, kinds, room.tokens)
@@ -487,6 +508,7 @@ def _sections(
         # The words of a question rank the chip's manual; guides are about the operator.
         if by_operator and not (material.request.in_words and category == "hardware"):
             ranked = _by_operator(snapshot, material, scope)
+            floor = OPERATOR_FLOOR * max((entry.score for entry in ranked), default=0.0)
         elif category == "guidance" and not material.request.in_words:
             ranked = _own_first(snapshot, material, scope, ranked)
     in_full = material.toolchain is None and material.request.reader is None
@@ -502,6 +524,7 @@ def _sections(
         # For a chip's own language, the filter below removes most general blocks.
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=floor,
+        near=QUESTION_NEAR if material.request.in_words and not material.request.log else 0.0,
         # Sibling sections are about other signals and errors.
         merge=not (material.by_signal or material.request.log),
         admits=partial(_is_relevant, material, category, _codes(snapshot, material)),
@@ -614,16 +637,19 @@ def _of_operator(
     are left out. Cached."""
     operators = load_operators()
     kind = operators.kinds[name]
+    wanted = material.traits.operands
 
     def unrelated(passage: Passage) -> bool:
         section = operators.of(None, passage.path[-1:]).kinds
         return any(not operators.relation(kind.id, (other,)) for other in section)
 
     def weight(passage: Passage) -> float | None:
-        section = operators.of(None, passage.path[-1:]).kinds
+        section, operands = astuple(operators.of(None, passage.path[-1:]))
         guide = operators.of(None, (passage.document_title,)).kinds
         foreign = set(section) & set(guide) - {kind.id}
         if foreign or kind.id not in (section or guide):
+            return None
+        if FLOAT not in (operands, wanted) and (operands in INTEGER) != (wanted in INTEGER):
             return None
         return 1.0 if section and not unrelated(passage) else 0.5
 
@@ -642,7 +668,7 @@ def _of_operator(
         alone = frozenset(seq for seq in own if not unrelated(passages[seq]))
         return _OperatorSections(found, own, alone)
 
-    key = (kind.id, scope.key, material.embed is not None)
+    key = (kind.id, wanted, scope.key, material.embed is not None)
     return snapshot.keep("sections of operators", key, read)
 
 
@@ -749,6 +775,8 @@ def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float
     best = material.best
     if best and category != "constraint" and ranked:
         best = ranked[0].score
+    if material.by_signal and material.traits.kinds and category != "constraint":
+        return KERNEL_FLOOR * best
     return (SIGNAL_FLOOR if material.by_signal else LOG_FLOOR) * best
 
 
@@ -828,14 +856,13 @@ def _vocabulary(
     used = snapshot.keep(
         "used names",
         (material.lineage, language, access, tuple(kernel.id for kernel in kernels)),
-        lambda: names_by_use("\n".join(kernel.code for kernel in kernels), named),
+        lambda: cards_by_use([kernel.code for kernel in kernels], named),
     )
     if used:
-        rank = {name: place for place, name in enumerate(used)}
-        cards_of_names = [card for card in named if card.name in rank]
-        cards_of_names.sort(key=lambda card: rank[card.name])
-        documents = len({card.document_id for card in cards_of_names})
-        return symbol_blocks(cards_of_names, room.tokens - documents * FENCE, used)
+        documents = len({card.document_id for card in used})
+        return symbol_blocks(
+            used, room.tokens - documents * FENCE, [*dict.fromkeys(card.name for card in used)]
+        )
     if of_language_alone := [card for card in named if not card.hardware]:
         return symbol_blocks(of_language_alone, room.tokens)
     chosen = chosen_names(

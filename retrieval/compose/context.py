@@ -451,11 +451,12 @@ CHECKED = {"ran": "measured", "compiled": "compiled, not run", "read": "read, no
 @dataclass(frozen=True)
 class Surprise:
     """A statement about `hardware` (ids of chips or families) for some `languages` and `kinds` of
-    operators, empty for any, with the section that says more."""
+    operators, empty for any, with the section that says more and the `signals` that it explains."""
 
     hardware: tuple[str, ...]
     languages: tuple[str, ...]
     kinds: tuple[str, ...]
+    signals: tuple[str, ...]
     text: str
     document: str
     section: str
@@ -481,6 +482,7 @@ def load_surprises() -> tuple[Surprise, ...]:
             hardware=tuple(row["hardware"]),
             languages=tuple(row["languages"]),
             kinds=tuple(row["kinds"]),
+            signals=tuple(row["signals"]),
             text=row["text"],
             document=row["document"],
             section=row["section"],
@@ -506,10 +508,15 @@ def surprise_blocks(
     lineage: tuple[str, ...],
     languages: Collection[str],
     kinds: Sequence[str],
+    signals: Collection[str] = (),
 ) -> Iterator[Block]:
     """The statements that apply, one block each, those about the chip's closest family first. A
-    statement is left out if the caller cannot see its document."""
+    statement is left out if the caller cannot see its document, or if it explains none of the
+    signals while others do."""
     fitting = [row for row in load_surprises() if row.applies(lineage, languages, kinds)]
+    explained = {signal for row in load_surprises() for signal in row.signals} & set(signals)
+    if explained:
+        fitting = [row for row in fitting if explained & set(row.signals)]
     if not fitting:
         return
     titles = _titles(snapshot, scope, lineage)

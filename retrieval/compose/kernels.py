@@ -134,6 +134,15 @@ def is_of_kind(kernel: WholeKernel, wanted: KernelRequest) -> bool:
     return wanted.kind in kernel.traits.kinds
 
 
+def named_in(
+    snapshot: Snapshot, scope: ScopeFilter, kernel: WholeKernel, usable: Sequence[WholeKernel]
+) -> list[WholeKernel]:
+    """The kernels whose titles the description or code of a kernel has: one that makes its
+    operands, or one that shows the change advised first."""
+    text = " ".join(f"{_about(snapshot, scope, kernel)} {kernel.code}".split())
+    return [other for other in usable if other.section and other.title in text]
+
+
 def _without_fillers(kernels: Sequence[WholeKernel], wanted: KernelRequest) -> list[WholeKernel]:
     own = [kernel for kernel in kernels if is_of_kind(kernel, wanted)]
     kin = [kernel for kernel in kernels if not is_of_kind(kernel, wanted)]

@@ -118,13 +118,14 @@ def section_blocks(
     prefer: Mapping[str, float] | None = None,
     most: int = HITS,
     floor: float = 0.0,
+    near: float = 0.0,
     merge: bool = True,
     admits: Admits | None = None,
     room: Room | None = None,
     offered: int = HITS,
 ) -> Iterator[Block]:
     """The sections of the best passages as at most `most` blocks of at most `largest` tokens, best
-    first; those about the chips `own` precede the others.
+    first; those about the chips `own` with at least `near` of the best score precede the others.
 
     Sections and passages with an id in `excluded` are left out, and so are passages with a score
     below `floor`. `prefer` weights documents by id, from 0 to 1; without it all are equal. With
@@ -136,11 +137,11 @@ def section_blocks(
     """
     if largest <= 0:
         return
-    best = _best_of_sections(snapshot, ranked, scope, excluded, prefer, floor)
-    ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
+    best = _best_of_sections(snapshot, ranked, scope, excluded, prefer, floor, own, near)
     shared = _shared_parents(snapshot, best) if merge else frozenset()
     given: set[str] = set()
     refused = 0
+    ordered = list(best.values())
     for passage, section, family in _read_sections(snapshot, ordered, scope, shared, largest):
         if family[0].id in given:
             continue
@@ -209,10 +210,14 @@ def _best_of_sections(
     excluded: frozenset[str],
     prefer: Mapping[str, float] | None,
     floor: float,
+    own: frozenset[str],
+    near: float,
 ) -> dict[str, Passage]:
-    """The best passage of each candidate section, by section, best first."""
+    """The best passage of each candidate section, by section: those about the chips `own` with at
+    least `near` of the best score, then the others, best first."""
     hits = snapshot.load([r.seq for r in ranked[:HITS]], scope)
     best: dict[str, Passage] = {}
+    first: set[str] = set()
     offered = [r for r in ranked[:HITS] if r.score >= floor]
     weighed = sorted(((_score(r, hits, prefer), r) for r in offered), key=lambda w: -w[0])
     for score, entry in weighed:
@@ -221,7 +226,9 @@ def _best_of_sections(
             break
         if passage is not None and not {passage.id, passage.section_id} & excluded:
             best.setdefault(passage.section_id, passage)
-    return best
+            if own & set(passage.hardware) and score >= near * weighed[0][0]:
+                first.add(passage.section_id)
+    return dict(sorted(best.items(), key=lambda entry: entry[0] not in first))  # stable
 
 
 def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, float] | None) -> float:

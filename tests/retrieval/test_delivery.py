@@ -277,7 +277,7 @@ def test_strong_model_gets_short_context_without_measured_gain(
 ) -> None:
     about: dict[str, object] = {"hardware": "h200", "language": "cuda", "op": "attention"}
     strong = ask(base, **about, task="write", reader="strong")
-    assert strong.context_tokens <= 2_000 and "MEMBAR.ALL.GPU" in strong.context
+    assert strong.context_tokens <= 2_000 and "`setmaxnreg` needs" in strong.context
     assert not [part for part in strong.parts if part.kind == "sample"]
     named = [part for part in strong.parts if part.kind == "description"]
     assert len(named) == 1 and f"id {named[0].id}." in strong.context
