@@ -13,8 +13,8 @@ from api.operations import documents, hardware
 from api.operations.documents import RefusedFile, UploadedFiles
 from api.services import Services
 from api.web.pages import (
-    MAX_PAGE,
     PAGE_SIZE,
+    Number,
     SentForm,
     carry_out,
     check_box,
@@ -36,7 +36,6 @@ from retrieval.vocabulary import symbols_of_section
 
 PASSAGES = 20
 router = page_router("/ui")
-Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 @router.get("/documents")

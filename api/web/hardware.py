@@ -16,8 +16,8 @@ from api.operations.evaluations import evaluate_candidate
 from api.operations.retrieve import retrieve
 from api.services import CHECK_COMMAND, Services
 from api.web.pages import (
-    MAX_PAGE,
     PAGE_SIZE,
+    Number,
     SentForm,
     carry_out,
     check_box,
@@ -58,7 +58,6 @@ SHOWN_FACTS = (
 )
 router = page_router("/ui/hardware")
 facts_router = page_router("/ui/facts")
-Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 @router.get("")

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from api.http.routes import Parts
 from api.operations import documents, hardware, knowledge
 from api.web.pages import (
-    MAX_PAGE,
+    Number,
     SentForm,
     carry_out,
     form_route,
@@ -27,7 +27,6 @@ from retrieval.knowledge_validity import STATES as VALIDITY_STATES
 from retrieval.vocabulary import show_symbol
 
 router = page_router("/ui")
-Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 @router.get("/knowledge")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import structlog
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
@@ -51,6 +51,7 @@ ACTOR = "web"
 PAGE_SIZE = 50
 MAX_PARAMETER = 20_000
 MAX_PAGE = 10**6
+Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]  # of a page of a list
 # Pages of the menu, by the first part of their address.
 SECTIONS = {
     "retrieve": "Ask",

@@ -19,6 +19,7 @@ from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
     Form,
+    Number,
     SentForm,
     carry_out,
     counted,
@@ -181,7 +182,6 @@ POLICIES = ("best-first", "mcts", "evolutionary")
 
 
 router = page_router("/ui/runs")
-Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 @router.get("")

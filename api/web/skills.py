@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.routes import Parts
@@ -13,7 +13,7 @@ from api.operations import skills
 from api.operations.hardware import list_hardware as hardware_of
 from api.services import Services
 from api.web.pages import (
-    MAX_PAGE,
+    Number,
     SentForm,
     carry_out,
     counted,
@@ -31,7 +31,6 @@ from skills.skill_library import ORDERS
 
 CARDS = 24  # on a page
 router = page_router("/ui/skills")
-Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 @router.get("")

@@ -274,26 +274,22 @@ class PreparedCase(OpenCase):
     ) -> list[OutputError]:
         """Each output's error with its bound, for inputs and weights `tensors`, by default those of
         the seed."""
-        return self._within_memory(lambda: self._errors(outputs, seed, tensors))
 
-    def _errors(
-        self,
-        outputs: Sequence[torch.Tensor],
-        seed: int,
-        tensors: Sequence[torch.Tensor] | None,
-    ) -> list[OutputError]:
-        expected = self.expected(seed) if tensors is None else self._compute(tensors)
-        values = self.values(seed).tensors if tensors is None else tensors
-        others = OtherRoundings(self, values, self._golden_device, expected.golden)
-        errors = []
-        for number, output in enumerate(outputs):
-            golden, bound = expected.golden[number], expected.bounds[number]
-            here = output.to(self._golden_device)
-            if self._defences.nan_equals_anything and here.is_floating_point():
-                here = torch.where(here.isnan(), golden.to(here.dtype), here)
-            error = compare(here, golden, bound)
-            errors.append(_without_undecided(error, here, bound, others.of(number)))
-        return errors
+        def compared() -> list[OutputError]:
+            expected = self.expected(seed) if tensors is None else self._compute(tensors)
+            values = self.values(seed).tensors if tensors is None else tensors
+            others = OtherRoundings(self, values, self._golden_device, expected.golden)
+            errors = []
+            for number, output in enumerate(outputs):
+                golden, bound = expected.golden[number], expected.bounds[number]
+                here = output.to(self._golden_device)
+                if self._defences.nan_equals_anything and here.is_floating_point():
+                    here = torch.where(here.isnan(), golden.to(here.dtype), here)
+                error = compare(here, golden, bound)
+                errors.append(_without_undecided(error, here, bound, others.of(number)))
+            return errors
+
+        return self._within_memory(compared)
 
     def disagreement(
         self,
@@ -312,47 +308,37 @@ class PreparedCase(OpenCase):
         """
 
         def compared() -> str | None:
-            return self._disagreement(candidate, baseline, tensors, seed, undecided)
+            bounds, device = self.expected(seed).bounds, self._golden_device
+            for number, (ours, theirs, bound) in enumerate(
+                zip(candidate, baseline, bounds, strict=True)
+            ):
+                output, reference = ours.to(device), theirs.to(device)
+                if plainly_equal(output, reference, bound):
+                    continue
+                bound = with_scale_of(bound, reference)
+                golden = reference.double() if bound.kind == "float" else reference
+                error = compare(
+                    output,
+                    golden,
+                    replace(
+                        bound,
+                        reference=reference,
+                        allowed=2 * bound.allowed,
+                        quantile_allowed=2 * bound.quantile_allowed,
+                        finite=False,
+                        pointed=self.pointed(tensors(), device) if bound.pointed else None,
+                    ),
+                )
+                if not error.ok and _is_whole(bound):
+                    others = OtherRoundings(self, tensors(), device)
+                    held = replace(bound, reference=reference)
+                    error = _without_undecided(error, output, held, others.of(number))
+                    undecided[error.output] += error.undecided
+                if not error.ok:
+                    return error.in_words(f"{error.output} of a timed call")
+            return None
 
         return self._within_memory(compared)
-
-    def _disagreement(
-        self,
-        candidate: Sequence[torch.Tensor],
-        baseline: Sequence[torch.Tensor],
-        tensors: Callable[[], Sequence[torch.Tensor]],
-        seed: int,
-        undecided: Counter[str],
-    ) -> str | None:
-        bounds, device = self.expected(seed).bounds, self._golden_device
-        for number, (ours, theirs, bound) in enumerate(
-            zip(candidate, baseline, bounds, strict=True)
-        ):
-            output, reference = ours.to(device), theirs.to(device)
-            if plainly_equal(output, reference, bound):
-                continue
-            bound = with_scale_of(bound, reference)
-            golden = reference.double() if bound.kind == "float" else reference
-            error = compare(
-                output,
-                golden,
-                replace(
-                    bound,
-                    reference=reference,
-                    allowed=2 * bound.allowed,
-                    quantile_allowed=2 * bound.quantile_allowed,
-                    finite=False,
-                    pointed=self.pointed(tensors(), device) if bound.pointed else None,
-                ),
-            )
-            if not error.ok and _is_whole(bound):
-                others = OtherRoundings(self, tensors(), device)
-                held = replace(bound, reference=reference)
-                error = _without_undecided(error, output, held, others.of(number))
-                undecided[error.output] += error.undecided
-            if not error.ok:
-                return error.in_words(f"{error.output} of a timed call")
-        return None
 
     def samples_disagree(
         self,
