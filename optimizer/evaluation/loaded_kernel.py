@@ -28,7 +28,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.runner.fresh_values import refresh
-from optimizer.evaluation.runner.memory import dtype_name, placements_json
+from optimizer.evaluation.runner.memory import PAGE, dtype_name, placements_json
 from optimizer.evaluation.runner.wire import DRAW_BYTES, seed_of_weights, token
 from optimizer.evaluation.shared_arrays import SharedStore, copy_into, same_bits
 from optimizer.evaluation.toolchains.base import Loader
@@ -370,6 +370,7 @@ class LoadedKernel:
                 spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
                 refresh_ns=reply["refresh_ns"],
                 touch_ns=reply["touch_ns"],
+                pages=sum(-(-result.nbytes // PAGE) for result in self.outputs),
                 total_ns=reply["total_ns"],
                 wall_ns=wall,
                 waited_ns=waited,
@@ -531,7 +532,8 @@ class TimedBlock:
     `others_ns` that of other work, None if unknown. `threads` counts Python threads before and
     after. `changed_late` counts calls whose outputs changed after they had ended. `patched`: timers
     or functions of the runner were replaced. `library_patched`: library functions that tell times
-    were. `mode_left`: a mode of torch's dispatcher was on after a call.
+    were. `mode_left`: a mode of torch's dispatcher was on after a call. `pages`: memory pages of
+    the outputs of a call.
     """
 
     times: tuple[int, ...]
@@ -558,6 +560,7 @@ class TimedBlock:
     inside_ns: int = 0
     outer: tuple[int, ...] = ()
     others_ns: float | None = None
+    pages: int = 0
 
     @property
     def disturbed_ns(self) -> float:

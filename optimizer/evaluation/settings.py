@@ -108,7 +108,7 @@ class TimingPolicy:
 
 # -- settings
 
-HARNESS = "22"  # raised whenever the same candidate could get another verdict
+HARNESS = "23"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 # Four short pairs of blocks, whose threads may have waited for a processor half of the time: with

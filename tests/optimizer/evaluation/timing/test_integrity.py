@@ -76,6 +76,37 @@ def test_outputs_completed_by_reader_are_detected(blocks: int, rows: list[int]) 
     assert [flag.defence for flag in clock_flags(theirs, ours, Defences())] == rows
 
 
+@pytest.mark.parametrize(
+    ("pages", "touch_ns", "rows"),
+    [(2_048, 171_000, []), (2_048, 500_000, []), (2_048, 700_000, [36]), (64, 171_000, [36])],
+)
+def test_outputs_in_no_cache_are_no_late_outputs(
+    pages: int, touch_ns: int, rows: list[int]
+) -> None:
+    """Streaming stores leave 8 MiB in memory only: reading each page misses once."""
+    theirs = [replace(block(300_000, 300_000, seed), pages=pages) for seed in range(6)]
+    ours = [replace(one, touch_ns=CALLS * touch_ns) for one in theirs]
+    assert [flag.defence for flag in clock_flags(theirs, ours, Defences())] == rows
+
+
+def test_time_to_read_outputs_is_charged() -> None:
+    """Cold outputs are allowed, and cost the candidate what the reader waits."""
+    theirs = [
+        replace(cpu_block(300_000, 400_000, 400_000, 400_000, seed), pages=2_048)
+        for seed in range(6)
+    ]
+    ours = [
+        replace(
+            cpu_block(300_000, 550_000, 550_000, 550_000, seed),
+            touch_ns=CALLS * 150_000,
+            pages=2_048,
+        )
+        for seed in range(6)
+    ]
+    assert list(clock_flags(theirs, ours, Defences())) == []
+    assert hidden_ns(list(zip(theirs, ours, strict=True)), 2) == pytest.approx(150_000, abs=6_000)
+
+
 @pytest.mark.parametrize("rows, doubtful", [((36,), True), ((1, 36), True), ((4, 36), False)])
 def test_clock_findings_are_measured_again(rows: tuple[int, ...], doubtful: bool) -> None:
     flags = tuple(Flag(row, "reject", "") for row in rows)
