@@ -39,7 +39,8 @@ def fitting_moves(
     which a value is missing; within these by the rank of their signal, those with a condition on a
     measured value before others, and the chip's own before general ones. Moves that depend on the
     problem (its operator, dtype or rules) are listed only if there are no others, at most
-    MAX_FOR_PROBLEMS.
+    MAX_FOR_PROBLEMS. A move for low occupancy that raises another limit than the least one is left
+    out, and one that needs more of a resource that the kernel has used up follows the others.
 
     Of several moves with the same change (role, direction and value) the first is listed. At most
     MAX_MOVES of any role are followed by at most MAX_MOVES further ones of `roles`, so that moves
@@ -59,19 +60,25 @@ def fitting_moves(
         for known in _in_each_language(problem, languages)
     ]
     decided: list[tuple[tuple[Any, ...], Move]] = []
+    least = _least_limits(metrics)
     for order, move in enumerate(moves):
         outcome = _outcome(move.predicate, bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
             continue
         if _is_foreign(move, lineage, chip_languages) or not _mends(move, signals, mending):
             continue
+        if least and not least & _limits_raised(move, signals, least):
+            continue
+        used_up = _used_up(move, metrics, facts)
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         measured = outcome.value is True and _reads(move.predicate, metrics)
         # A reader knows the language, so a move that needs it stays with its signal.
         certain = 0 if set(outcome.missing) <= {LANGUAGE} else _certainty(outcome)
-        key = (certain, leading, _certainty(outcome), not measured, nearness, order)
+        first = (certain, used_up is not None)
+        key = (first, leading, _certainty(outcome), not measured, nearness, order)
+        move = move if used_up is None else _needing(move, *used_up)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
     if chip_languages and not is_common(chip_languages):
         decided = _own_if_any(decided, len(lineage))
@@ -119,6 +126,74 @@ def _mends(
     role = move.change.get("role")
     own = [signal for signal in move.signals if signal in signals]
     return not own or any(signal not in mending or role in mending[signal] for signal in own)
+
+
+# What limits the resident blocks, with the metrics that count the blocks that each allows.
+_BLOCKS_ALLOWED = {
+    limit: f"occupancy_limit_{limit}" for limit in ("registers", "shared_mem", "warps", "blocks")
+}
+_LOST_TO = {"registers": "insufficient_registers_pct", "shared_mem": "insufficient_lds_pct"}
+_LOSES = 25  # per cent of the dispatches' waves; below it a single figure names no limit
+
+
+def _least_limits(metrics: Mapping[str, float]) -> frozenset[str]:
+    """The limits of the occupancy that bind, by the numbers of a report; none if it has no two of
+    them to compare and none that binds by itself."""
+    allowed = {limit: metrics[name] for limit, name in _BLOCKS_ALLOWED.items() if name in metrics}
+    if len(allowed) > 1:
+        return frozenset(limit for limit, n in allowed.items() if n == min(allowed.values()))
+    lost = {limit: metrics[name] for limit, name in _LOST_TO.items() if name in metrics}
+    most = max(lost.values(), default=0)
+    if most < _LOSES:
+        return frozenset()
+    return frozenset(limit for limit, share in lost.items() if share == most)
+
+
+def _limits_raised(
+    move: StoredMove, signals: Sequence[str], least: frozenset[str]
+) -> frozenset[str]:
+    """The limits of the occupancy that the move can raise, by the fact that limits it: more warps
+    in a block divide its registers and fill the block slots, fewer leave less of the warp slots
+    free. `least` for a move that is for another signal or limited by something else."""
+    fact, direction = move.limit_fact or "", move.change.get("direction")
+    if [signal for signal in move.signals if signal in signals] != ["occupancy_limited"]:
+        return least
+    if fact.startswith("max_threads"):
+        return frozenset({"warps"} if direction == "decrease" else {"registers", "blocks"})
+    if fact.startswith(("registers_per", "max_registers")):
+        return frozenset({"registers"})
+    return frozenset({"shared_mem"}) if fact.startswith("shared_memory_per") else least
+
+
+# The metrics and the facts of resources, and the roles whose growth takes more of each.
+_RESOURCES = (
+    ("shared_memory_per_block_bytes", ("shared_memory_per_block", "shared_memory_per_unit")),
+    ("registers_per_thread", ("max_registers_per_thread",)),
+)
+_TAKES = {"pad": (0,), "stages": (0,), "tile_m": (0, 1), "tile_n": (0, 1), "tile_k": (0,)}
+_TAKES["unroll"] = (1,)
+_ROOM = 33 / 32  # a pad takes about this much of a row of an operand
+
+
+def _used_up(
+    move: StoredMove, metrics: Mapping[str, float], facts: Mapping[str, Fact]
+) -> tuple[Fact, float] | None:
+    """The fact and the used amount of a resource of which the move needs more than is free."""
+    role, direction = str(move.change.get("role")), move.change.get("direction")
+    if direction not in ("increase", "add") and not (role == "pad" and direction == "set"):
+        return None
+    for metric, keys in (_RESOURCES[index] for index in _TAKES.get(role, ())):
+        fact = next((facts[key] for key in keys if key in facts), None)
+        used = metrics.get(metric)
+        if fact and fact.number and used and used * _ROOM > fact.number:
+            return fact, used
+    return None
+
+
+def _needing(move: StoredMove, fact: Fact, used: float) -> StoredMove:
+    words = fact.key.replace("_", " ")
+    why = f"{move.why} It needs free {words}: the kernel uses {used:g} of {fact.number:g}."
+    return replace(move, limit_fact=fact.key, why=why)
 
 
 def _own_if_any(

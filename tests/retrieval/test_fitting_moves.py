@@ -8,11 +8,13 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kb.catalog.facts import Fact
 from kb.catalog.knowledge.moves import StoredMove
 from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
@@ -238,3 +240,73 @@ def test_python_recipes_define_every_name(tmp_path: Path) -> None:
     rules = ["check", "--isolated", "--no-cache", "--select", "F821,F823,E9", str(tmp_path)]
     checked = subprocess.run([sys.executable, "-m", "ruff", *rules], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+# -- moves for low occupancy raise the least limit, and need what is free
+
+LIMITS = ("registers", "shared_mem", "warps", "blocks")
+OF_LIMITS = [
+    replace(
+        move(name, role, "signals.occupancy_limited"),
+        signals=("occupancy_limited",),
+        change={"role": role, "direction": direction},
+        limit_fact=fact,
+    )
+    for name, role, direction, fact in (
+        ("smaller", "block", "decrease", "registers_per_unit"),
+        ("fewer stages", "stages", "decrease", "shared_memory_per_unit"),
+        ("more warps", "warps", "increase", "max_threads_per_block"),
+        ("fewer warps", "warps", "decrease", "max_threads_per_block"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ((42, 228, 64, 32), ["more warps"]),
+        ((2, 8, 8, 32), ["smaller", "more warps"]),
+        ((8, 1, 8, 32), ["fewer stages"]),
+        ((3, 3, 2, 32), ["fewer warps"]),
+        ((2, 2, 8, 32), ["smaller", "fewer stages", "more warps"]),
+        ({"insufficient_lds_pct": 61, "insufficient_registers_pct": 2}, ["fewer stages"]),
+        ({"insufficient_registers_pct": 40}, ["smaller", "more warps"]),
+        ({"occupancy_limit_blocks": 16}, [m.name for m in OF_LIMITS]),
+    ],
+)
+def test_move_raises_the_least_limit(metrics: object, expected: list[str]) -> None:
+    if isinstance(metrics, tuple):
+        metrics = {f"occupancy_limit_{n}": v for n, v in zip(LIMITS, metrics, strict=True)}
+    assert isinstance(metrics, dict)
+    listed = fitting_moves(OF_LIMITS, ["occupancy_limited"], metrics, {}, {}, ())
+    assert [item.name for item in listed] == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "metric", "key", "limit"),
+    [
+        ("pad", "shared_memory_per_block_bytes", "shared_memory_per_block", 65536),
+        ("stages", "shared_memory_per_block_bytes", "shared_memory_per_unit", 167936),
+        ("tile_n", "registers_per_thread", "max_registers_per_thread", 255),
+    ],
+)
+def test_move_that_needs_a_used_up_resource_follows(
+    role: str, metric: str, key: str, limit: int
+) -> None:
+    grows = replace(
+        move("grows", role, "signals.memory_bound"), change={"role": role, "direction": "increase"}
+    )
+    moves = [grows, move("permutes", "swizzle", "signals.memory_bound")]
+    facts = {key: fact_of(key, limit)}
+    for used, first in ((limit, "permutes"), (limit / 2, "grows")):
+        listed = fitting_moves(moves, ["memory_bound"], {metric: used}, facts, {}, ())
+        assert listed[0].name == first and len(listed) == 2
+    full = fitting_moves(moves, ["memory_bound"], {metric: limit}, facts, {}, ())[1]
+    assert full.limit is not None and full.limit["value"] == limit
+    assert f"uses {limit:g} of {limit:g}" in full.why
+
+
+def fact_of(key: str, number: float) -> Fact:
+    values: dict[str, Any] = dict.fromkeys(field.name for field in fields(Fact))
+    values |= {"id": key, "hardware_id": "chip", "key": key, "number": number, "unit": "count"}
+    return Fact(**{**values, "text": str(number), "title": "Manual", "locator": "1"})

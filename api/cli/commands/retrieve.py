@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import sys
 import time
@@ -30,6 +31,11 @@ from retrieval.request import help_of
 
 LOADING_SECONDS = 100.0  # the longest wait for the built-in knowledge of a new service
 TEXT_SHOWN = 240  # characters of an excerpt in the list
+# One word with a slash or with the suffix of a log, a report or code; `tl.dot` is a question.
+_FILE_NAME = re.compile(
+    r"\S*[/\\]\S*|\S+\.(?:log|txt|out|err|csv|tsv|jsonl?|xml|ya?ml|toml|html?|md|rst|pdf|(?:ncu|nsys)-rep"
+    r"|sqlite3?|db|prof|trace|pb|gz|zip|py|cuh?|c|cc|cpp|cxx|hp?p?|hip|cl|metal|rs|ll|mlir|ptx|sass|s)"
+)
 FIRST_SHOWN = 800  # of each of the first three
 
 
@@ -193,6 +199,8 @@ def _read_versions(entries: Sequence[str], hardware: str | None) -> dict[str, st
         found |= detect_versions()
     for entry in entries:
         if entry != AUTO:
+            if entry != "-" and not _is_file(entry):
+                _refuse_missing_file(entry, "Give TOOL=VERSION or the path of a file.")
             found |= versions_in(read_log(entry) if _is_file(entry) or entry == "-" else entry)
     return found or None
 
@@ -218,7 +226,14 @@ def _with_text(request: dict[str, Any], text: str) -> dict[str, Any]:
     """The request with a text, or with the text of the file that it names."""
     if text == "-" or _is_file(text):
         text = read_profile_file(text)
+    else:
+        _refuse_missing_file(text, f"To ask about these words: --query {text!r}.")
     return with_text(request, text)
+
+
+def _refuse_missing_file(name: str, hint: str) -> None:
+    if _FILE_NAME.fullmatch(name):
+        raise InvalidRequest(f"there is no file {name}", hint=hint)
 
 
 def _is_file(name: str) -> bool:
