@@ -25,7 +25,9 @@ from skills.lineage.functions import CFunction, CParameter
 FLOATS = ("float32", "float64")
 ENTRY = default_entry("kernel.cpp")
 ORIGINAL = "original"
-CHECKED = (48, 96, 144, 192)  # sizes of a case that kernels of multiples are right for
+# Sizes of a case that kernels of multiples are right for: on a CPU or an emulator, and on a GPU.
+CHECKED = (48, 96, 144, 192)
+TILES = (256, 384, 512, 128)
 ODD = (37, 67, 129, 53)
 MOST_TRIED = 16  # calls of one reference
 # Numbers that a call passes for arguments of these names.
@@ -36,13 +38,23 @@ NUMBERS: Mapping[str, str] = {
     "eps": "1e-5f",
     "epsilon": "1e-5f",
 }
-FLAGS = {"0": re.compile(r"^t[ab]$|^trans\w*$", re.IGNORECASE), "1": re.compile(r"^inc\w$", re.I)}
+FLAGS = {
+    "0": re.compile(r"^t[ab]$|^trans\w*$", re.IGNORECASE),
+    "1": re.compile(r"^inc\w$", re.I),
+    "256": re.compile(r"^(?:block|thread)s?_?(?:size|dim|per_block)?$", re.I),
+    "16": re.compile(r"^sqrt_block_?size$", re.I),
+}
+CPU, EMULATOR, GPU = range(3)  # where a timed case runs: columns of `sizes` in references.toml
 _WORDS = {
     "output": ("y", "out", "o", "dst", "r", "result", "c", "dest", "output"),
     "input": ("x", "in", "inp", "input", "src", "a", "v1", "inp1"),
 }
 # Headers that compilers bring, without a C library.
 _FREESTANDING = r"std(?:int|def|bool|arg)|limits|float|arm_|riscv_|altivec|vecintrin|hexagon_|hvx_"
+# Headers of libraries that a candidate is not linked with; a function that uses one is refused.
+_LIBRARIES = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(?:cublas|cudnn|cusparse|nvtx|nccl|mpi).*$", re.M
+)
 _LEADING = re.compile(r"^ld_?(\w+)$|^(\w+?)_?(?:ld|stride|pitch)$", re.IGNORECASE)
 
 
@@ -68,28 +80,30 @@ class Reference:
         return {**self.inputs, **self.outputs}
 
     def problem(
-        self, element: str, *, emulated: bool, odd: bool, sizes: Mapping[str, int] | None = None
+        self, element: str, *, device: int, odd: bool, sizes: Mapping[str, int] | None = None
     ) -> tuple[str, str]:
-        """The text of a problem file and of its toml. `odd`: with a case of odd sizes; `sizes`
-        replace those of the timed case."""
-        timed = {dim: both[emulated] for dim, both in self.sizes.items()}
+        """The text of a problem file and of its toml. `device` is CPU, EMULATOR or GPU. `odd`: with
+        a case of odd sizes; `sizes` replace those of the timed case."""
+        timed = {dim: each[device] for dim, each in self.sizes.items()}
         timed |= {dim: size for dim, size in (sizes or {}).items() if dim in timed}
         cases = [("main", timed, "")]
-        cases.append(("other", self._spread(CHECKED[::-1]), "timed = false"))
-        cases += [("odd", self._spread(ODD), "timed = false")] if odd else []
+        checked = TILES if device == GPU else CHECKED
+        cases.append(("other", self._spread(checked[::-1], device), "timed = false"))
+        cases += [("odd", self._spread(ODD, device), "timed = false")] if odd else []
         return self._source(timed), self._toml(element, cases)
 
-    def check(self, element: str, *, odd: bool) -> Problem:
+    def check(self, element: str, *, odd: bool, device: int = CPU) -> Problem:
         """The problem with one small case, which is not timed."""
-        sizes = self._spread(ODD if odd else CHECKED)
+        sizes = self._spread(ODD if odd else TILES if device == GPU else CHECKED, device)
         case = ("checked", sizes, "timed = false")
         return problem_from_text(self._source(sizes), self._toml(element, [case]))
 
-    def _spread(self, sizes: Sequence[int]) -> dict[str, int]:
+    def _spread(self, sizes: Sequence[int], device: int) -> dict[str, int]:
         chosen = dict(zip(self.sizes, sizes, strict=False))
+        most = GPU if device == GPU else CPU
         return {
-            dim: 1 if dim == "one" else min(chosen[dim], both[0])
-            for dim, both in self.sizes.items()
+            dim: 1 if dim == "one" else min(chosen[dim], each[most])
+            for dim, each in self.sizes.items()
         }
 
     def _source(self, sizes: Mapping[str, int]) -> str:
@@ -141,6 +155,8 @@ def calls_of(function: CFunction) -> list[BoundCall]:
     """The calls to try, the likeliest first: those of references that the function's name suggests,
     then of others with the same number of arrays."""
     name = function.name.lower()
+    if function.language == "triton":
+        return list(_python_calls(function))
     found: list[tuple[bool, BoundCall]] = []
     for reference in references():
         named = any(word in name for word in reference.functions)
@@ -155,9 +171,17 @@ def calls_of(function: CFunction) -> list[BoundCall]:
 def bundle_of(function: CFunction, call: str, chip: str = "") -> Bundle:
     """The function with a call as a candidate. `chip` is the language of an emulated chip whose
     kernels get `chip.h`, empty for C and C++ on a CPU."""
+    if function.language == "triton":
+        return _python_bundle(function, call)
     suffix = ".c" if chip or function.suffix in (".c", ".h") else ".cpp"
-    text = function.text
-    if chip:
+    text, language = function.text, chip or function.language
+    if language == "cuda":
+        text = _LIBRARIES.sub("", text)
+        suffix, head = ".cu", '#include "kernlore_abi.h"\n#include <cassert>\n#include <cmath>\n#include <cstdio>\n'
+        signature = f"KERNLORE_EXPORT int {ENTRY}(const kernlore_tensor *t,"
+        signature += " const kernlore_counts *counts)"
+        result = "  (void)counts;\n  return cudaGetLastError() == cudaSuccess ? 0 : 1;\n"
+    elif chip:
         hosted = rf"^[ \t]*#[ \t]*include[ \t]*<(?!{_FREESTANDING})[^>\n]*>.*$"
         text = re.sub(hosted, "", text, flags=re.M)
         head, result = '#include "chip.h"\n', ""
@@ -173,7 +197,38 @@ def bundle_of(function: CFunction, call: str, chip: str = "") -> Bundle:
         result = "  (void)counts;\n  return 0;\n"
     main = f'{head}#include "{ORIGINAL}{suffix}"\n\n{signature} {{\n{call}{result}}}\n'
     files = {f"{ORIGINAL}{suffix}": text, f"kernel{suffix}": main}
-    return Bundle(files, f"kernel{suffix}", chip or "cpp", ENTRY)
+    return Bundle(files, f"kernel{suffix}", language, ENTRY)
+
+
+def _python_bundle(function: CFunction, call: str) -> Bundle:
+    """A Python function as a module class; the call is an expression over `t`."""
+    head = function.text if re.search(r"^import torch$", function.text, re.M) else ""
+    head = head or _after_future(function.text, "import torch\n")
+    expression = call.strip()
+    main = (
+        f"{head}\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, *t):\n"
+        f"        return {expression}\n"
+    )
+    return Bundle({**function.files, "kernel.py": main}, "kernel.py", "triton", "ModelNew")
+
+
+def _after_future(text: str, line: str) -> str:
+    """The text with a line before its first statement that is no import from the future."""
+    place = re.match(r"(?:from __future__ import .*\n+)*", text)
+    return text[: place.end()] + line + text[place.end() :] if place else line + text
+
+
+def _python_calls(function: CFunction) -> Iterator[BoundCall]:
+    """Calls with a reference's inputs in order, of references that the name suggests."""
+    elements = ("float16", "float32") if "float16" in function.text else ("float32",)
+    name = function.name.lower()
+    for reference in references():
+        if len(reference.inputs) == len(function.parameters) and any(
+            word in name for word in reference.functions
+        ):
+            given = ", ".join(f"t[{n}]" for n in range(len(reference.inputs)))
+            for element in elements:
+                yield BoundCall(function.name, reference, element, f"{function.name}({given})")
 
 
 # -- the calls of one reference
@@ -189,7 +244,8 @@ def _calls(function: CFunction, reference: Reference) -> Iterator[BoundCall]:
     if scalar != ("one" in reference.sizes and list(reference.outputs.values()) == [["one"]]):
         return
     for arrays in _arrays(pointers, reference, scalar):
-        for loop in (False, True) if reference.loop else (False,):
+        rows = reference.loop and function.language != "cuda"
+        for loop in (False, True) if rows else (False,):
             dims = [d for d in reference.sizes if d != "one" and not (loop and d == reference.loop)]
             for sizes in _sizes(function.parameters, dims, reference, arrays):
                 total = _score(arrays, sizes, reference, {})
@@ -305,6 +361,7 @@ class _Writer:
     reference: Reference
     ctype: str
     row: bool
+    cuda: bool
 
     def extent(self, dim: str) -> str:
         shapes = self.reference.arrays
@@ -326,6 +383,13 @@ class _Writer:
 
     def filled(self, output: str, source: str) -> str:
         """Set an output to an input, or to zero."""
+        if self.cuda:
+            count = f"{self.elements(output)} * sizeof({self.ctype})"
+            target, end = f"{self.array(output)}.data", f"{count}, (cudaStream_t)counts->stream);"
+            if not source:
+                return f"  cudaMemsetAsync({target}, 0, {end}"
+            copied = f"{self.array(source)}.data, {count}, cudaMemcpyDeviceToDevice"
+            return f"  cudaMemcpyAsync({target}, {copied}, (cudaStream_t)counts->stream);"
         value = f"((const {self.ctype} *){self.array(source)}.data)[n]" if source else "0"
         target = f"(({self.ctype} *){self.array(output)}.data)[n]"
         return f"  for (long n = 0; n < {self.elements(output)}; n++) {target} = {value};"
@@ -348,7 +412,7 @@ def _statements(
     loop: bool,
     zeroed: bool,
 ) -> str:
-    writer = _Writer(reference, C_TYPES[element], loop)
+    writer = _Writer(reference, C_TYPES[element], loop, function.language == "cuda")
     lines = [
         writer.filled(output, source)
         for source, output in arrays.values()

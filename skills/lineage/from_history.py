@@ -42,8 +42,18 @@ from skills.curator.comparison import canonical, kernel_key, shown_lines
 from skills.curator.contrast import gain_of, noise_floor
 from skills.curator.distil import Distilled, distil_source
 from skills.curator.pipeline import KNOWN
-from skills.lineage.binding import BoundCall, Reference, bundle_of, calls_of, references
+from skills.lineage.binding import (
+    CPU,
+    EMULATOR,
+    GPU,
+    BoundCall,
+    Reference,
+    bundle_of,
+    calls_of,
+    references,
+)
 from skills.lineage.functions import C_SUFFIXES, CFunction, CParameter, functions_of
+from skills.lineage.python_functions import python_functions_of
 from skills.trajectories.external import (
     SYNTHESIZER,
     ExternalProblem,
@@ -73,8 +83,10 @@ Outcome = Literal["learned", "measured", "refused"]
 @dataclass(frozen=True)
 class HistoryRequest:
     """What to look at. `files_are_steps`: the paths are versions of one kernel, in order.
+    A path of a step may name its function, `PATH:FUNCTION`.
 
-    `problem` with `call`, C statements over the arrays `t`, takes the place of the references.
+    `problem` with `call`, C statements over the arrays `t` or a Python expression over the tensors
+    `t`, takes the place of the references; `{function}` in it is the function's name.
     `sizes` replace those of the timed case, by dimension. `functions` limits the functions, `limit`
     the changes, the newest first.
     """
@@ -130,16 +142,15 @@ def learn_from_history(
 ) -> HistoryReport:
     """Measure the changes of a history and give what holds to the curator. `report` gets a line for
     each change. Raises InvalidRequest for a place that is no history, for a size that no reference
-    has, and where nothing compiles C for the hardware."""
+    has, and where nothing compiles kernels for the hardware."""
     dims = {dim for reference in references() for dim in reference.sizes if dim != "one"}
     for name in request.sizes.keys() - dims:
         hint = f"Sizes are {', '.join(sorted(dims))}."
         raise InvalidRequest(f"no reference has a size {name}", hint=hint)
     hardware = resolved_hardware(base, request.hardware)
-    places, chip = _c_places(base, hardware)
+    places, chip = _places(base, hardware)
     with _source(request) as (repository, changes, refused):
-        names = request.functions
-        newest = [c for c in changes[::-1] if not names or c.after.name in names]
+        newest = changes[::-1]
         tried = [TriedChange(outcome="refused", **vars(refusal)) for refusal in refused]
         trial = _Trial(base, request, hardware, places, chip)
         for change in newest[: request.limit]:
@@ -155,28 +166,37 @@ def learn_from_history(
 def _source(
     request: HistoryRequest,
 ) -> Iterator[tuple[Repository, list[Change], list[RefusedChange]]]:
-    claimed = not request.every_change
+    claimed, names = not request.every_change, request.functions
     if request.patches:
         with patched(request.patches) as (repository, failed):
-            changes, refused = changes_of(repository, ["."], claimed_only=claimed)
+            changes, refused = changes_of(repository, ["."], claimed_only=claimed, names=names)
             yield repository, changes, [*failed, *refused]
         return
     repository = Repository(request.place)
-    if not request.paths or not repository.commits(request.paths, with_first=True):
+    paths = [_place_of(path)[0] for path in request.paths]
+    if not paths or not repository.commits(paths, with_first=True):
         raise InvalidRequest(
             "no path is given, or no commit changes one",
             hint="Name kernel files or folders as the repository has them.",
         )
     if request.files_are_steps:
-        yield repository, *steps_of_files(repository, request.paths)
+        yield repository, *steps_of_files(repository, request.paths, names, request.call)
     else:
-        yield repository, *changes_of(repository, request.paths, claimed_only=claimed)
+        yield (
+            repository,
+            *changes_of(
+                repository, request.paths, claimed_only=claimed, names=names, call=request.call
+            ),
+        )
 
 
-def _c_places(base: KnowledgeBase, hardware: str) -> tuple[dict[str, TargetToolchain], str]:
-    """Places that compile C, with torch if it runs the reference, and the language of an emulated
-    chip, empty for a CPU."""
+def _places(base: KnowledgeBase, hardware: str) -> tuple[dict[str, TargetToolchain], str]:
+    """Places that compile C, CUDA or Triton, with torch if it runs the reference, and the language
+    of an emulated chip, empty for a CPU and a GPU."""
     places = places_for(base, hardware, None)
+    if next(iter(places.values())).target.device == "cuda":
+        places.pop("cpp", None)
+        return places, ""
     if "cpp" in places:
         return {name: places[name] for name in ("cpp", "torch") if name in places}, ""
     for name, place in places.items():
@@ -185,7 +205,8 @@ def _c_places(base: KnowledgeBase, hardware: str) -> tuple[dict[str, TargetToolc
             return {name: place}, name
     raise InvalidRequest(
         f"nothing here compiles plain C functions for {hardware}",
-        hint="Give a CPU of this machine, or an emulated chip whose kernels include chip.h.",
+        hint="Give a CPU or a GPU of this machine, or an emulated chip whose kernels include"
+        " chip.h.",
     )
 
 
@@ -222,35 +243,38 @@ class _Trial:
             # On a simulator the first right kernel is what all others are compared with.
             first = self._right(bench, before, "before")
             last = self._right(bench, after, "after")
-            middle = list(self._middle(bench, change, calls))
-            evaluations = {before.sha256: first, after.sha256: last}
-            evaluations |= {bundle.sha256: result for bundle, result in middle}
             reference = bench.reference()
-        whole = _trajectory(place, self.hardware, change, [before, after], self.request.licence)
-        parts = [before, *(bundle for bundle, _ in middle), after]
-        split = _trajectory(place, self.hardware, change, parts, self.request.licence)
-        gain = self._stored(whole, problem, reference, evaluations)[-1]
-        gains = self._stored(split, problem, reference, evaluations) if middle else [gain]
-        result = replace(
-            _result(change, "measured", ""), reference=name, gain=gain, trajectory=whole.id
-        )
-        if gain is None:
-            busy = "repeat" in (first.timing, last.timing)
-            why = "the machine was busy; run this again" if busy else f"timing {last.timing}"
-            return replace(result, outcome="refused", reason=f"right, but not timed: {why}")
-        steps = tuple(gains[1:])  # without that of the first kernel over the reference
-        floor = noise_floor(self.chip or "cpp")
-        # A half-applied change may be slow: that its rest is faster than that teaches nothing.
-        slowed = any(step is not None and step.high < 1 - floor for step in steps)
-        if middle and gain.low > 1 + floor and not slowed:
-            learned = _learned(
-                replace(result, steps=steps, trajectory=split.id),
-                distil_source(self.base, split.id),
+            measured = {before.sha256: first, after.sha256: last}
+
+            def stored(bundles: Sequence[Bundle]) -> tuple[str, list[Interval | None]]:
+                external = _trajectory(place, self.hardware, change, bundles, self.request.licence)
+                return external.id, self._stored(external, problem, reference, measured)
+
+            whole, (*_, gain) = stored([before, after])
+            result = replace(
+                _result(change, "measured", ""), reference=name, gain=gain, trajectory=whole
             )
-            if learned.skills:
-                return learned
+            if gain is None:
+                busy = "repeat" in (first.timing, last.timing)
+                why = "the machine was busy; run this again" if busy else f"timing {last.timing}"
+                return replace(result, outcome="refused", reason=f"right, but not timed: {why}")
+            floor = noise_floor(after.language)
+            middle: list[tuple[Bundle, Evaluation]] = []
+            if gain.low > 1 + floor:
+                middle = list(self._middle(bench, change, calls))
+                measured |= {bundle.sha256: evaluation for bundle, evaluation in middle}
+        if middle:
+            split, gains = stored([before, *(bundle for bundle, _ in middle), after])
+            steps = tuple(gains[1:])  # without that of the first kernel over the reference
             result = replace(result, steps=steps)
-        return _learned(result, distil_source(self.base, whole.id))
+            # A half-applied change may be slow: that its rest is faster teaches nothing.
+            if not any(step is not None and step.high < 1 - floor for step in steps):
+                learned = _learned(
+                    replace(result, trajectory=split), distil_source(self.base, split)
+                )
+                if learned.skills:
+                    return learned
+        return _learned(result, distil_source(self.base, whole))
 
     # -- binding
 
@@ -262,22 +286,30 @@ class _Trial:
             toml = problem.path.with_suffix(".toml")
             declared = toml.read_text(encoding="utf-8") if toml.is_file() else None
             call = self.request.call.rstrip() + "\n"
-            return problem.name, ExternalProblem(None, problem.source, declared), (call, call)
+            before, after = (
+                call.replace("{function}", f.name) for f in (change.before, change.after)
+            )
+            return problem.name, ExternalProblem(None, problem.source, declared), (before, after)
         after = self._call(change.after)
         before = after
         if change.before.parameters != change.after.parameters:
             before = self._call(change.before, after.reference)
         # With a case of odd sizes if both versions are right for such sizes.
         versions = ((change.before, before.statements), (change.after, after.statements))
-        checked = after.reference.check(after.element, odd=True)
+        checked = after.reference.check(after.element, odd=True, device=self._device)
         with self._bench(checked, kept=False) as bench:
             bundles = [bundle_of(version, call, self.chip) for version, call in versions]
             odd = all(bench.evaluate(Proposal(b, SYNTHESIZER)).correct for b in bundles)
         source, toml_text = after.reference.problem(
-            after.element, emulated=bool(self.chip), odd=odd, sizes=self.request.sizes
+            after.element, device=self._device, odd=odd, sizes=self.request.sizes
         )
         name = after.reference.name if odd else f"{after.reference.name}, sizes of multiples"
         return name, ExternalProblem(None, source, toml_text), (before.statements, after.statements)
+
+    @property
+    def _device(self) -> int:
+        on_gpu = next(iter(self.places.values())).target.device == "cuda"
+        return EMULATOR if self.chip else GPU if on_gpu else CPU
 
     def _call(self, function: CFunction, only: Reference | None = None) -> BoundCall:
         """The first call whose results are those of its reference. Raises _Stopped."""
@@ -287,7 +319,8 @@ class _Trial:
             calls.insert(0, self.known[key].of(function))
         if not calls:
             kinds = ", ".join(
-                f"{p.element}{'*' if p.pointer else ''} {p.name}" for p in function.parameters
+                f"{p.element}{'*' if p.pointer and p.element else ''} {p.name}".strip()
+                for p in function.parameters
             )
             raise _Stopped(f"no reference has arguments like ({kinds}); give --problem and --call")
         last = ""
@@ -296,7 +329,7 @@ class _Trial:
             for call in calls:
                 name = call.reference.name
                 if name not in benches:
-                    checked = call.reference.check(call.element, odd=False)
+                    checked = call.reference.check(call.element, odd=False, device=self._device)
                     benches[name] = stack.enter_context(self._bench(checked, kept=False))
                 bundle = bundle_of(function, call.statements, self.chip)
                 result = benches[name].evaluate(Proposal(bundle, SYNTHESIZER))
@@ -336,7 +369,8 @@ class _Trial:
             return
         call, ends = calls[0], (change.before, change.after)
         seen = {kernel_key(bundle_of(version, call, self.chip)) for version in ends}
-        for text in between(change.before.text, change.after.text):
+        python = change.after.language == "triton"
+        for text in between(change.before.text, change.after.text, python=python):
             bundle = bundle_of(replace(change.after, text=text), call, self.chip)
             if kernel_key(bundle) in seen:
                 continue
@@ -362,9 +396,9 @@ class _Trial:
         return [gain_of(step.parent, step.child) for step in steps]
 
 
-def between(before: str, after: str) -> list[str]:
+def between(before: str, after: str, *, python: bool = False) -> list[str]:
     """The texts between two versions: the first hunk applied, the first two, and so on."""
-    old, new = (list(shown_lines(text, python=False)) for text in (before, after))
+    old, new = (list(shown_lines(text, python=python)) for text in (before, after))
     matcher = difflib.SequenceMatcher(
         None, [canonical(line) for line in old], [canonical(line) for line in new], autojunk=False
     )
@@ -437,6 +471,8 @@ def _result(change: Change, outcome: Outcome, reason: str) -> TriedChange:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_LAUNCHED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^<>;{}]*>)?\s*<<<")
+SUFFIXES = C_SUFFIXES | {".py"}
 _WHO = ("-c", "user.name=kernlore", "-c", "user.email=kernlore@localhost")
 _COMMIT = (*_WHO, "-c", "commit.gpgSign=false", "commit", "-q")
 
@@ -475,27 +511,39 @@ class RefusedChange:
     subject: str = ""
 
 
-def _functions(repository: Repository, commit: str, path: str) -> dict[str, CFunction]:
-    """The functions of a C or C++ file in a commit."""
+def _functions(
+    repository: Repository, commit: str, path: str, names: Sequence[str] = (), call: str = ""
+) -> dict[str, CFunction]:
+    """The functions of a file in a commit, or those with these names. With a `call` their arguments
+    are given, so that none refuses one."""
     text = repository.text(commit, path)
     if text is None:
         return {}
-    return functions_of(text, path, lambda name: repository.text(commit, name))
+    read = python_functions_of if path.endswith(".py") else functions_of
+    found = read(text, path, lambda name: repository.text(commit, name))
+    chosen = {name: f for name, f in found.items() if not names or name in names}
+    return {name: replace(f, refusal="") for name, f in chosen.items()} if call else chosen
 
 
 def changes_of(
-    repository: Repository, paths: Sequence[str], *, claimed_only: bool = True
+    repository: Repository,
+    paths: Sequence[str],
+    *,
+    claimed_only: bool = True,
+    names: Sequence[str] = (),
+    call: str = "",
 ) -> tuple[list[Change], list[RefusedChange]]:
-    """The changes of functions that a history claims to be faster, and those left out."""
+    """The changes of functions that a history claims to be faster, and those left out; `names`
+    limits the functions."""
     changes: list[Change] = []
     refused: list[RefusedChange] = []
     for commit in repository.commits(paths):
         claim = CLAIM.search(commit.message)
         for path in commit.paths:
-            if PurePosixPath(path).suffix not in C_SUFFIXES or (claimed_only and not claim):
+            if PurePosixPath(path).suffix not in SUFFIXES or (claimed_only and not claim):
                 continue
-            after = _functions(repository, commit.sha, path)
-            before = _functions(repository, commit.parent, path)
+            after = _functions(repository, commit.sha, path, names, call)
+            before = _functions(repository, commit.parent, path, names, call)
             if not before and after:
                 refused.append(_left_out(commit, path, "", "the file is new: nothing is before it"))
             factor = claimed_speedup(commit.message)
@@ -510,24 +558,33 @@ def changes_of(
     return changes, refused
 
 
+def _place_of(step: str) -> tuple[str, str]:
+    """The path of a step, and the function that it names."""
+    path, _, name = step.partition(":")
+    return path, name
+
+
 def steps_of_files(
-    repository: Repository, paths: Sequence[str]
+    repository: Repository, steps: Sequence[str], names: Sequence[str] = (), call: str = ""
 ) -> tuple[list[Change], list[RefusedChange]]:
-    """Files of the newest commit as steps of one kernel, in the given order."""
+    """Files of the newest commit, or functions of files, as steps of one kernel, in the given
+    order."""
     commit = repository.head()
     changes: list[Change] = []
     refused: list[RefusedChange] = []
-    for earlier, later in pairwise(paths):
-        before, after = (_functions(repository, commit, path) for path in (earlier, later))
-        subject = f"{earlier} -> {later}"
+    for pair in pairwise(steps):
+        (earlier, old_name), (later, new_name) = map(_place_of, pair)
+        before = _functions(repository, commit, earlier, (old_name,) if old_name else names, call)
+        after = _functions(repository, commit, later, (new_name,) if new_name else names, call)
+        subject = f"{pair[0]} -> {pair[1]}"
         outer = [_outermost(functions) for functions in (before, after)]
         if not {old.name for old in outer[0]} & {new.name for new in outer[1]}:
-            before = _renamed(*outer)
+            before = _renamed(*outer, named=bool(old_name and new_name))
         if not before:
             reason = (
                 "the two files have no function in common, and not one each of equal parameters"
             )
-            refused.append(RefusedChange(commit, later, "", reason, subject))
+            refused.append(RefusedChange(commit, later, new_name, reason, subject))
         for old, new in _changed(before, after):
             if new.refusal or old.refusal:
                 reason = new.refusal or old.refusal
@@ -547,14 +604,20 @@ def _outermost(functions: Mapping[str, CFunction]) -> list[CFunction]:
     return [function for function in usable if not called(function.name)]
 
 
-def _renamed(before: Sequence[CFunction], after: Sequence[CFunction]) -> dict[str, CFunction]:
-    """The function before under the name of the only one after with equal parameters, and its
-    numbered helpers under theirs; empty if there are more."""
-    alike = [(old, new) for old in before for new in after if old.parameters == new.parameters]
+def _renamed(
+    before: Sequence[CFunction], after: Sequence[CFunction], *, named: bool = False
+) -> dict[str, CFunction]:
+    """The function before under the name of the only one after with equal parameters (`named`: with
+    any), and its kernel and numbered helpers under theirs; empty if there are more."""
+    pairs = [(old, new) for old in before for new in after]
+    alike = [(old, new) for old, new in pairs if named or old.parameters == new.parameters]
     if len(alike) != 1:
         return {}
     old, new = alike[0]
     names = {old.name: new.name}
+    kernels = [set(_LAUNCHED.findall(function.own)) for function in (old, new)]
+    if len(kernels[0]) == len(kernels[1]) == 1:
+        names |= dict(zip(*kernels, strict=True))
     words = set(_WORD.findall(new.text))
     numbers = [re.findall(r"\d+", function.name)[-1:] for function in (old, new)]
     if all(numbers):  # its helpers are numbered as it is

@@ -7,14 +7,14 @@ does not compile or is not right, so no figure depends on this.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from kb.candidate_abi import C_TYPES
 from skills.curator.comparison import code, without_comments
 
-C_SUFFIXES = frozenset({".c", ".h", ".cc", ".cpp", ".cxx", ".hpp"})
+C_SUFFIXES = frozenset({".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh"})
 MAX_HEADERS = 60
 
 # The element type of a C type, by torch's names; integers without an exact width are sizes.
@@ -25,7 +25,7 @@ INTEGERS = frozenset(
 )
 _QUALIFIERS = re.compile(
     r"\b(?:const|restrict|__restrict__|__restrict|register|volatile|struct|extern|static|inline"
-    r"|__inline__|__inline|signed)\b|(?:__attribute__|alignas|__declspec)\s*\((?:[^()]|\((?:[^()]"
+    r"|__inline__|__inline|signed|__host__)\b|(?:__attribute__|alignas|__declspec)\s*\((?:[^()]|\((?:[^()]"
     r"|\([^()]*\))*\))*\)"
 )
 _LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
@@ -33,7 +33,14 @@ _INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _TRANSPARENT = re.compile(r"(?:extern\s*\"[^\"]*\"|\bnamespace(?:\s+[\w:]+)?)\s*$")
 _ALIAS = re.compile(r"\btypedef\s+(\w+)\s+(\w+)\s*;")
-_LOOP = re.compile(r"\b(?:for|while)\s*\(")
+# Words at the top level of a declaration that it does not define.
+_KEYWORDS = INTEGERS | frozenset(
+    {"typedef", "struct", "static", "const", "extern", "template", "class", "typename", "inline"}
+    | {"constexpr", "using", "void", "char", "bool", "float", "double", "alignas", "signed"}
+    | {"volatile", "__device__", "__host__", "__constant__", "__shared__", "__align__", "half"}
+)
+_WORKS = re.compile(r"\b(?:for|while)\s*\(|<<<")
+_ON_GPU = re.compile(r"\b__(?:global|device)__\b")
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,13 @@ class CParameter:
 
 @dataclass(frozen=True)
 class CFunction:
-    """A function with its file's other definitions that it needs, in order, as one `text`.
+    """A function of C, CUDA or Python with its file's other definitions that it needs, in order, as
+    one `text`.
 
     `own` is its own definition, and `needed` that with what it needs, without includes and
     conditions, as they are compared. `returns` is the element type of its result, empty for void.
     `suffix` is that of its file. `refusal` says why it cannot be called with arrays and numbers, or
-    is empty.
+    is empty. `files` are modules that a Python function imports from its repository.
     """
 
     name: str
@@ -66,6 +74,14 @@ class CFunction:
     returns: str = ""
     parameters: tuple[CParameter, ...] = ()
     refusal: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def language(self) -> str:
+        """The language of the function's candidates, without an emulated chip."""
+        if self.suffix == ".py":
+            return "triton"
+        return "cuda" if "<<<" in self.text else "cpp"
 
 
 @dataclass(frozen=True)
@@ -93,11 +109,13 @@ def functions_of(
     defined = [_defined(item) for item in items]
     functions: dict[str, CFunction] = {}
     for item in items:
-        if item.kind != "function" or item.name not in own or not _LOOP.search(item.text):
+        if item.kind != "function" or item.name not in own or not _WORKS.search(item.text):
+            continue
+        if _ON_GPU.search(item.head):  # measured through the host function that launches it
             continue
         returns, parameters, refusal = _signature(item, aliases)
         if refusal or any(parameter.pointer for parameter in parameters):
-            kept, needed = _needed(items, words, defined, item.name)
+            kept, needed = _needed(items, words, defined, item.name, suffix)
             functions[item.name] = CFunction(
                 name=item.name,
                 text=kept,
@@ -116,7 +134,7 @@ def _with_headers(
 ) -> str:
     """The text with the tree's own headers in place of their includes, each once. Includes of files
     that the tree does not have are left out if they are in quotes."""
-    seen = set() if seen is None else seen
+    seen = {path} if seen is None else seen
     folder = PurePosixPath(path).parent
     lines = []
     for line in text.splitlines():
@@ -132,8 +150,22 @@ def _with_headers(
             if inner is not None:
                 seen.add(name)
                 lines.append(_with_headers(inner, name, header, seen))
+                lines += _definitions(name, header, seen)
                 break
     return "\n".join(lines) + "\n"
+
+
+def _definitions(name: str, header: Callable[[str], str | None], seen: set[str]) -> Iterator[str]:
+    """The text of the source file that belongs to a header, beside it or in `src`."""
+    place = PurePosixPath(name)
+    parts = ["src" if part == "include" else part for part in place.parts[:-1]]
+    for folder in dict.fromkeys((place.parent, PurePosixPath(*parts))):
+        for suffix in (".c", ".cc", ".cpp", ".cu"):
+            source = str(folder / (place.stem + suffix))
+            text = header(source) if source not in seen else None
+            if text is not None:
+                seen.add(source)
+                yield _with_headers(text, source, header, seen)
 
 
 def _normal(path: str) -> str:
@@ -211,7 +243,10 @@ class _Cutter:
 
 def _is_head(text: str) -> bool:
     bare = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return re.search(r"\)\s*(?:const|noexcept)?\s*$", bare) is not None and "=" not in bare
+    without, count = bare, 1
+    while count:  # default arguments have a "=" too
+        without, count = re.subn(r"\([^()]+\)|<[^<>]+>", "()", without)
+    return re.search(r"\)\s*(?:const|noexcept)?\s*$", bare) is not None and "=" not in without
 
 
 def _item(text: str, kind: str) -> _Item:
@@ -233,7 +268,7 @@ def _item(text: str, kind: str) -> _Item:
 
 
 def _needed(
-    items: list[_Item], words: list[set[str]], defined: list[set[str]], name: str
+    items: list[_Item], words: list[set[str]], defined: list[set[str]], name: str, suffix: str
 ) -> tuple[str, str]:
     """The named function and the items that it needs, in the order of the file, and the code of
     these items alone. `words` are those of each item, `defined` the names that it defines."""
@@ -252,6 +287,7 @@ def _needed(
                     grown = True
     kept: list[str] = []
     functions = [number for number in sorted(taken) if items[number].kind == "function"]
+    functions = functions if suffix in (".c", ".h") else []
     for number, item in enumerate(items):
         if functions and number == functions[0]:
             # C once allowed calls of functions that are declared later.
@@ -285,7 +321,7 @@ def _defined(item: _Item) -> set[str]:
     for char in item.text.partition("=")[0]:
         depth += (char == "{") - (char == "}")
         outer.append(char if depth == 0 else " ")
-    return set(_WORD.findall("".join(outer))) - {"typedef", "struct", "static", "const", "extern"}
+    return set(_WORD.findall("".join(outer))) - _KEYWORDS
 
 
 def _without_empty_conditions(texts: list[str]) -> str:
@@ -334,7 +370,8 @@ def _signature(item: _Item, aliases: dict[str, str]) -> tuple[str, list[CParamet
         if not element:
             return "", [], f"argument `{' '.join(part.split())[:60]}` is of type {kind[:30]}"
         size = not pointers and kind in INTEGERS
-        parameters.append(CParameter(name, element, bool(pointers), "const" in part, size))
+        constant = bool(pointers) and "const" in part
+        parameters.append(CParameter(name, element, bool(pointers), constant, size))
     return returns, parameters, ""
 
 

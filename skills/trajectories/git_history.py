@@ -59,6 +59,7 @@ class Repository:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._texts: dict[tuple[str, str], str | None] = {}
+        self._trees: dict[str, frozenset[str]] = {}
         self._git("rev-parse", "--git-dir")
         remote = self._git("config", "--get", "remote.origin.url", missing="")
         name = re.sub(r"^.*?([\w.-]+/[\w.-]+?)(?:\.git)?/?$", r"\1", remote.strip())
@@ -86,6 +87,11 @@ class Repository:
     def text(self, commit: str, path: str) -> str | None:
         """The text of a file in a commit; None if it has none, or it is no text or too large."""
         key = (commit, path)
+        if commit not in self._trees:
+            listed = run_git(self.place, "ls-tree", "-r", "--name-only", "-z", commit) or b""
+            self._trees[commit] = frozenset(listed.decode(errors="replace").split("\0"))
+        if path not in self._trees[commit]:
+            return None
         if key not in self._texts:
             size = run_git(self.place, "cat-file", "-s", f"{commit}:{path}")
             small = size is not None and int(size) <= MAX_TEXT
