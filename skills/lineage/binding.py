@@ -177,7 +177,10 @@ def bundle_of(function: CFunction, call: str, chip: str = "") -> Bundle:
     text, language = function.text, chip or function.language
     if language == "cuda":
         text = _LIBRARIES.sub("", text)
-        suffix, head = ".cu", '#include "kernlore_abi.h"\n#include <cassert>\n#include <cmath>\n#include <cstdio>\n'
+        suffix, head = (
+            ".cu",
+            '#include "kernlore_abi.h"\n#include <cassert>\n#include <cmath>\n#include <cstdio>\n',
+        )
         signature = f"KERNLORE_EXPORT int {ENTRY}(const kernlore_tensor *t,"
         signature += " const kernlore_counts *counts)"
         result = "  (void)counts;\n  return cudaGetLastError() == cudaSuccess ? 0 : 1;\n"

@@ -438,15 +438,22 @@ def _trajectory(
 
 def _learned(result: TriedChange, distilled: Distilled) -> TriedChange:
     """The result with the curator's decision about the change, or about its last step."""
-    stored = [row for d in distilled.distillations for row in d.stored]
+    # Node 1 is the kernel before the change: that it beats the reference is no merit of the change.
+    stored = [
+        row
+        for d in distilled.distillations
+        for delta, row in zip(d.deltas, d.stored, strict=True)
+        if delta.node > 1
+    ]
     decisions = [d for distillation in distilled.distillations for d in distillation.decisions]
-    known = [d.reason for d in decisions if d.stage == "match" and d.reason.endswith(KNOWN)]
+    later = [d for d in decisions if d.node > 1]
+    known = [d.reason for d in later if d.stage == "match" and d.reason.endswith(KNOWN)]
     names = tuple(
         dict.fromkeys([*(row.skill for row in stored), *(r.removesuffix(KNOWN) for r in known)])
     )
     if names:
         return replace(result, outcome="learned", reason=", ".join(names), skills=names)
-    refused = [d for d in decisions if not d.passed and d.node > 1] or decisions
+    refused = [d for d in later if not d.passed] or decisions
     return replace(result, reason=f"{refused[-1].stage}: {refused[-1].reason}")
 
 

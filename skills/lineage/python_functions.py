@@ -156,10 +156,11 @@ class _Modules:
                 self._module(alias.name.split("."), path)
         elif isinstance(node, ast.ImportFrom):
             parts = self._parts(node, path)
-            inner = [alias.name for alias in node.names if alias.name != "*"]
-            found = [name for name in inner if self._module([*parts, name], path)]
-            if len(found) < len(node.names):
-                self._module(parts, path)
+            own = self._text(parts, path)  # what a package defines hides a module of that name
+            for name in (alias.name for alias in node.names):
+                defined = name == "*" or (own and re.search(rf"\b{re.escape(name)}\b", own))
+                if defined or not self._module([*parts, name], path):
+                    self._module(parts, path)
 
     def _parts(self, node: ast.ImportFrom, path: str) -> list[str]:
         """The module that a statement of a file imports from, by its full name."""
@@ -171,25 +172,33 @@ class _Modules:
 
     def _module(self, parts: Sequence[str], path: str) -> bool:
         """Take a module of the tree, and those that it imports; whether there is one."""
-        if parts and parts[0] in ("torch", "triton"):  # a package may have a folder of this name
-            return False
+        for name, place in self._places(parts, path):
+            text = self.read(place)
+            if text is None:
+                continue
+            if name not in self.files and len(self.files) <= MAX_HEADERS:
+                self.files[name] = text
+                try:
+                    tree = ast.parse(text)
+                except (SyntaxError, ValueError, RecursionError):
+                    return True
+                for node in ast.walk(tree):
+                    self._take(node, place)
+            return True
+        return False
+
+    def _text(self, parts: Sequence[str], path: str) -> str | None:
+        texts = (self.read(place) for _, place in self._places(parts, path))
+        return next((text for text in texts if text is not None), None)
+
+    def _places(self, parts: Sequence[str], path: str) -> Iterator[tuple[str, str]]:
+        """The files that a module may be, by its name among the candidate's files."""
+        if not parts or parts[0] in ("torch", "triton"):  # a package may have such a folder
+            return
         for root in ([], ["src"], ["python"], _root(path, self.read)):
             for end in (".py", "/__init__.py"):
                 name = "/".join(parts) + end
-                place = "/".join([*root, name])
-                text = self.read(place) if parts else None
-                if text is None:
-                    continue
-                if name not in self.files and len(self.files) <= MAX_HEADERS:
-                    self.files[name] = text
-                    try:
-                        tree = ast.parse(text)
-                    except (SyntaxError, ValueError, RecursionError):
-                        return True
-                    for node in ast.walk(tree):
-                        self._take(node, place)
-                return True
-        return False
+                yield name, "/".join([*root, name])
 
 
 def _root(path: str, read: Reader) -> list[str]:

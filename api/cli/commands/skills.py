@@ -469,7 +469,9 @@ def from_history(
     as_steps: Annotated[
         bool,
         typer.Option(
-            "--as-steps", help="PATHs are files that are versions of one kernel, in order."
+            "--as-steps",
+            help="PATHs are files that are versions of one kernel, in order, or functions of files,"
+            " PATH:FUNCTION.",
         ),
     ] = False,
     every_change: Annotated[
@@ -477,7 +479,7 @@ def from_history(
         typer.Option("--every-change", help="Also changes whose message does not claim speed."),
     ] = False,
     hardware: Annotated[
-        str, typer.Option(help="A CPU of this machine, or an emulated chip that is here.")
+        str, typer.Option(help="A CPU or GPU of this machine, or an emulated chip that is here.")
     ] = "auto",
     function: Annotated[
         list[str] | None, typer.Option(help="Only this function; repeat for more.")
@@ -492,7 +494,8 @@ def from_history(
         str,
         typer.Option(
             help="C statements that call it over the problem's arrays t, such as"
-            " `f((float *)t[1].data, (float *)t[0].data, t[0].shape[0]);`."
+            " `f((float *)t[1].data, (float *)t[0].data, t[0].shape[0]);`, or for Triton a Python"
+            " expression over the inputs t, such as `f(*t)`. {function} is the function's name."
         ),
     ] = "",
     size: Annotated[
