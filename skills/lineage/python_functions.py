@@ -21,7 +21,7 @@ Reader = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
-class _Item:
+class _Statement:
     """A statement at the top level of a file. `names` are those that it defines, `words` those that
     it uses; `kernel`: it is a Triton kernel."""
 
@@ -54,12 +54,12 @@ def python_functions_of(text: str, path: str, module: Reader) -> dict[str, CFunc
 
 def _function(
     node: ast.FunctionDef | ast.ClassDef,
-    item: _Item,
-    needed: Sequence[_Item],
+    item: _Statement,
+    needed: Sequence[_Statement],
     path: str,
     module: Reader,
 ) -> CFunction:
-    modules = _Modules(module)
+    modules = _TreeModules(module)
     texts = [modules.with_absolute_import(other, path) for other in needed]
     whole = "\n\n".join(texts) + "\n"
     arguments = node.args if isinstance(node, ast.FunctionDef) else None
@@ -84,14 +84,14 @@ def _parameters(arguments: ast.arguments) -> tuple[CParameter, ...]:
     return tuple(CParameter(a.arg, "", pointer=True, const=False) for a in required)
 
 
-def _items(text: str, tree: ast.Module) -> Iterator[_Item]:
+def _items(text: str, tree: ast.Module) -> Iterator[_Statement]:
     for node in tree.body:
         if isinstance(node, ast.Expr) or _is_main(node):
             continue
         decorators = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(d.lineno for d in decorators)])
         lines = text.splitlines()[first - 1 : node.end_lineno]
-        yield _Item(
+        yield _Statement(
             node,
             "\n".join(lines),
             frozenset(_defined(node)),
@@ -117,7 +117,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
             yield from _defined(child)
 
 
-def _needed(items: Sequence[_Item], name: str) -> list[_Item]:
+def _needed(items: Sequence[_Statement], name: str) -> list[_Statement]:
     """The statements that a definition needs, in the order of the file."""
     wanted, taken = {name}, set[int]()
     grown = True
@@ -133,13 +133,13 @@ def _needed(items: Sequence[_Item], name: str) -> list[_Item]:
 
 
 @dataclass
-class _Modules:
+class _TreeModules:
     """The modules of a repository that a file imports, as files of a candidate."""
 
     read: Reader
     files: dict[str, str] = field(default_factory=dict)
 
-    def with_absolute_import(self, item: _Item, path: str) -> str:
+    def with_absolute_import(self, item: _Statement, path: str) -> str:
         """The text of a statement of the file; a relative import is made absolute. Takes the
         modules that it imports."""
         for node in ast.walk(item.node):

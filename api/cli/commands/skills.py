@@ -470,8 +470,7 @@ def from_history(
         bool,
         typer.Option(
             "--as-steps",
-            help="PATHs are files that are versions of one kernel, in order, or functions of files,"
-            " PATH:FUNCTION.",
+            help="PATHs are versions of one kernel, in order: files, or functions PATH:FUNCTION.",
         ),
     ] = False,
     every_change: Annotated[
@@ -495,7 +494,7 @@ def from_history(
         typer.Option(
             help="C statements that call it over the problem's arrays t, such as"
             " `f((float *)t[1].data, (float *)t[0].data, t[0].shape[0]);`, or for Triton a Python"
-            " expression over the inputs t, such as `f(*t)`. {function} is the function's name."
+            " expression such as `f(*t)`. {function} is the function's name."
         ),
     ] = "",
     size: Annotated[
