@@ -286,10 +286,8 @@ class _Trial:
             toml = problem.path.with_suffix(".toml")
             declared = toml.read_text(encoding="utf-8") if toml.is_file() else None
             call = self.request.call.rstrip() + "\n"
-            before, after = (
-                call.replace("{function}", f.name) for f in (change.before, change.after)
-            )
-            return problem.name, ExternalProblem(None, problem.source, declared), (before, after)
+            old, new = (call.replace("{function}", f.name) for f in (change.before, change.after))
+            return problem.name, ExternalProblem(None, problem.source, declared), (old, new)
         after = self._call(change.after)
         before = after
         if change.before.parameters != change.after.parameters:
