@@ -275,6 +275,7 @@ _SPELLED = {
     "threads": ("thread",),
     "registers": ("register", "vgprs", "grf"),
     "warp": ("wavefront", "wave", "subgroup", "simdgroup"),
+    "width": ("wide",),
 }
 _UNITS = re.compile(r"(?i)\b(?:compute units|(?:streaming )?multiprocessors|sms|cus|cores)\b")
 _GENERATION = re.compile(r"(?i)\b(hbm|gddr|lpddr)\d\w*")
@@ -296,8 +297,8 @@ def named_facts(question: str, facts: Mapping[str, Fact]) -> tuple[NamedFact, ..
         return ()
     words = _fact_words(question)
     found: dict[str, frozenset[str]] = {}
-    for key in facts:
-        parts = _words_of_key(key)
+    for key, fact in facts.items():
+        parts = _words_of_key(key) | ({"size"} if fact.unit == "B" else frozenset())
         common, strong = parts & words, parts - _WEAK
         if strong and strong <= common and common != {"memory"}:
             found[key] = common

@@ -68,13 +68,25 @@ def test_other_questions_ask_for_no_value(question: str) -> None:
 KEYS = (
     *("memory_size", "memory_bandwidth", "shared_memory_per_unit", "shared_memory_per_block"),
     *("shared_memory_banks", "compute_units", "warp_size", "l2_size", "l2_bandwidth"),
-    *("peak_matrix_fp8", "peak_fp32", "x_tensor_memory_size", "max_registers_per_thread"),
+    *(
+        "x_dma_data_width",
+        "peak_matrix_fp8",
+        "peak_fp32",
+        "x_tensor_memory_size",
+        "max_registers_per_thread",
+    ),
 )
 
 
 def fact(key: str) -> Fact:
     values: dict[str, Any] = dict.fromkeys(field.name for field in fields(Fact))
-    values |= {"id": key, "hardware_id": "talon", "key": key, "number": 64.0, "unit": "B"}
+    values |= {
+        "id": key,
+        "hardware_id": "talon",
+        "key": key,
+        "number": 64.0,
+        "unit": "B" if "size" in key or "_per_" in key else "count",
+    }
     values |= {"text": "64", "kind": "datasheet", "title": "Manual", "locator": "1"}
     return Fact(**values)
 
@@ -95,6 +107,11 @@ FACTS = {key: fact(key) for key in KEYS}
         (
             "How much Unified Buffer can a kernel use?",
             {"shared_memory_per_unit", "shared_memory_per_block"},
+        ),
+        ("How wide is the DMA data path?", {"x_dma_data_width"}),
+        (
+            "How large is the scratchpad and how many banks has it?",
+            {"shared_memory_per_unit", "shared_memory_per_block", "shared_memory_banks"},
         ),
         ("How do I hide the latency of memory?", set()),
         ("Can I use thread blocks of one warp with shared memory?", set()),
