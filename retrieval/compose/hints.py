@@ -56,6 +56,8 @@ def hints_of(
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
         if not excerpts and material.request.draft:
             small = "Nothing was found for the code alone: add op, a question, a log or metrics."
+        elif not excerpts:
+            small = "No passage was found for this: add the hardware, op or a question."
     request = material.request
     strange = _foreign_language_hint(request, material.chip_languages)
     # Documents of the chip are not searched for a language that the chip does not have.
