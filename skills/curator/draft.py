@@ -44,6 +44,8 @@ WHEN = {"use": "When to use", "avoid": "When it hurts"}
 MOST_SIGNALS = 3
 MOST_CASES = 6  # named in the text; all of them are evidence
 MOST_LINES = 24  # of each side of a snippet
+# Of the side after it, in characters: a rewritten kernel cannot be applied from a part of it.
+MOST_AFTER = 3_400
 # A skill is offered for sizes this many times smaller or larger than measured: the text states the
 # measured ones, and its user measures again.
 TESTED_MARGIN = 4.0
@@ -416,14 +418,17 @@ def _snippet(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], st
         values = sorted(change.step.proposal.values.items())
         return (), tuple(f"{name} = {value}" for name, value in values), "text"
     gone = [line[1:] for line in change.pattern if line.startswith("-")]
-    return _cut(gone), _cut(change.added), CODE.get(change.language, "text")
+    whole = sum(map(len, change.added)) <= MOST_AFTER
+    after = _cut(change.added, len(change.added) if whole else MOST_LINES)
+    before = _cut(gone, MOST_LINES if len(after) <= MOST_LINES else MOST_LINES // 2)
+    return before, after, CODE.get(change.language, "text")
 
 
-def _cut(lines: Sequence[str]) -> tuple[str, ...]:
-    """At most MOST_LINES lines, without their common indentation."""
+def _cut(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """At most `most` lines, without their common indentation."""
     depth = min(map(_depth, lines), default=0)
-    shown = [line[depth:] for line in lines[:MOST_LINES]]
-    return (*shown, "...") if len(lines) > MOST_LINES else tuple(shown)
+    shown = [line[depth:] for line in lines[:most]]
+    return (*shown, "...") if len(lines) > most else tuple(shown)
 
 
 def _effect_lines(change: KernelChange, evidence: Sequence[EvidenceRow]) -> tuple[str, ...]:
