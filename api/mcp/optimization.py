@@ -30,8 +30,8 @@ class ProblemArguments(Arguments):
     problem: Name | None = Field(None, description="A built-in problem, like softmax.")
     problem_source: str | None = Field(
         None,
-        description="Or the text of a Python file with `Model` (a torch.nn.Module), `get_inputs()`"
-        " and, for its arguments, `get_init_inputs()`.",
+        description="Or the text of a Python file with `Model`, `get_inputs()` and"
+        " `get_init_inputs()`.",
     )
     problem_toml: str | None = Field(
         None, description="Cases, dtypes and tolerances of `problem_source`."
@@ -137,8 +137,9 @@ class TrajectoryArguments(ProblemArguments):
 
 async def evaluate_candidate(routes: Routes, given: EvaluateArguments) -> results.Evaluated:
     """Compile, check and time one kernel against the reference of a problem: is it correct on
-    every case, how fast, and why. Runs the code. For many kernels of one problem start a run by
-    `next_candidate_context` instead."""
+    every case, how fast, and why. Runs the code. In cpp and cuda: `int kernlore_run(const
+    kernlore_tensor *t, const kernlore_counts *c)` of `kernlore_abi.h`. `next_candidate_context`
+    has the interface, for many kernels of one problem."""
     if given.evaluation_id is None:
         body = {"problem": _problem(given), "candidate": _kernel(given), "hardware": given.hardware}
         body |= {"cases": given.cases} if given.cases is not None else {}

@@ -40,7 +40,7 @@ _STATED = tuple(
     (re.compile(pattern, re.IGNORECASE), name)
     for pattern, name in (
         (
-            r"(?<!Spilled )\bV?GPRs: +(\d+)|\bNumVgprs: +(\d+)|\.vgpr_count: +(\d+)"
+            r"(?<!Spilled )\bV?GPRs: +(\d+)|\bNumVgprs: +(\d+)|\bvgpr_count: *(\d+)"
             r"|\bUsed (\d+) registers|\b(\d+) registers used|\bn_regs\W{1,3}(\d+)"
             r"|\bgrf_count: (\d+)"
             r"|workitem_vgpr_count = (\d+)|allocated (\d+) regs"
@@ -48,18 +48,18 @@ _STATED = tuple(
             "registers_per_thread",
         ),
         (
-            r"VGPRs Spill: (\d+)|\.vgpr_spill_count: +(\d+)|\bn_spills\W{1,3}(\d+)|\b(\d+) spills\b"
+            r"VGPRs Spill: (\d+)|\bvgpr_spill_count: *(\d+)|\bn_spills\W{1,3}(\d+)|\b(\d+) spills\b"
             r"|spilled around (\d+)"
             r"|\b(?:vgpr_|num_|reg_)?spill(?:s|ed)?(?:=|: ?)(\d+)\b(?! ?bytes)",
             "spilled_registers",
         ),
-        (r"SGPRs Spill: (\d+)|\.sgpr_spill_count: +(\d+)", "sgpr_spills"),
+        (r"SGPRs Spill: (\d+)|\bsgpr_spill_count: *(\d+)", "sgpr_spills"),
         (r"\b(\d+) bytes spill stores", "spill_store_bytes"),
         (r"spill_mem_used: (\d+)", "spill_bytes"),
         (r"\b(\d+) bytes spill loads", "spill_load_bytes"),
         (
             r"ScratchSize(?: \[bytes/lane\])?: +(\d+)|\.private_segment_fixed_size: +(\d+)"
-            r"|workitem_private_segment_byte_size = (\d+)|private_mem_used: (\d+)",
+            r"|workitem_private_segment_byte_size = (\d+)|private_mem_used: (\d+)|\bscratch:(\d+)B",
             "scratch_bytes",
         ),
         (
@@ -67,7 +67,7 @@ _STATED = tuple(
             r"|\b(\d+) bytes smem|slm_used: (\d+)",
             "shared_memory_per_block_bytes",
         ),
-        (r"Occupancy(?: \[waves/SIMD\])?: +(\d+)", "waves"),
+        (r"Occupancy(?: \[waves/SIMD\])?: +(\d+)\b(?!%)", "waves"),
     )
 )
 # A name and its number in any other statistics of a compiler; the heads of columns tell which.
@@ -226,7 +226,9 @@ def _of_lines(text: str) -> list[_Usage]:
     return usages if numbers >= 2 and stating >= LEAST_PART * len(lines) else []
 
 
-_OF_OTHERS = re.compile(r"occ_|uniform|scalar|count|limit|sgpr|max(?!.?waves)|alloc|dword", re.I)
+_OF_OTHERS = re.compile(
+    r"occ_|uniform|scalar|count|limit|sgpr|max(?!.?waves)|alloc|dword|achieved", re.I
+)
 
 
 def _numbers(line: str) -> Iterator[tuple[str, float]]:

@@ -229,3 +229,19 @@ def test_compilers_report_is_read_in_either_field(sent: RetrieveRequest) -> None
 def test_profile_without_known_errors_is_no_log() -> None:
     text = "Function Name: k\nVGPRs: 63\nOccupancy [waves/SIMD]: 8\n"
     assert with_known_counters(RetrieveRequest(log=text))[0].log is None
+
+
+def test_scratch_without_spills_is_no_spill() -> None:
+    """A kernel trace of OpenMP on AMD: a local array lies in scratch, both counts of spills are 0,
+    and the achieved occupancy is not what the resources allow."""
+    text = (
+        "DEVID: 0 SGN:2 ConstWGSize:256 args: 4 teamsXthrds:(   1X 256) reqd:(   0X   0)"
+        " lds_usage:4B scratch:528B sgpr_count:22 vgpr_count:12 agpr_count:0 sgpr_spill_count:0"
+        " vgpr_spill_count:0 tripcount:1000 Max Occupancy: 8 Achieved Occupancy: 3%"
+    )
+    read = with_known_counters(RetrieveRequest(profile=text))[1]
+    assert read is not None and read.metrics["spilled_registers"] == 0
+    assert read.metrics["registers_per_thread"] == 12 and read.metrics["scratch_bytes"] == 528
+    assert diagnosed(text) == []
+    spilled = text.replace("vgpr_spill_count:0", "vgpr_spill_count:9")
+    assert diagnosed(spilled) == ["register_spill"]
