@@ -420,8 +420,8 @@ def _snippet(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], st
     gone = [line[1:] for line in change.pattern if line.startswith("-")]
     whole = sum(map(len, change.added)) <= MOST_AFTER
     after = _cut(change.added, len(change.added) if whole else MOST_LINES)
-    before = _cut(gone, MOST_LINES if len(after) <= MOST_LINES else MOST_LINES // 2)
-    return before, after, CODE.get(change.language, "text")
+    most = MOST_LINES if len(after) <= MOST_LINES else MOST_LINES // 2
+    return _cut(gone, most), after, CODE.get(change.language, "text")
 
 
 def _cut(lines: Sequence[str], most: int) -> tuple[str, ...]:
