@@ -572,7 +572,7 @@ def _stated_count(card: Symbol) -> int | None:
 
 
 def _of_variants(written: str, name: str) -> str:
-    """The name, if it is what is written with or without the parts in brackets."""
+    """The name, if it matches the text with or without its parts in brackets."""
     return name if name in _variants(written) else written
 
 
