@@ -1,5 +1,5 @@
-"""Evidence for shipped recipes: trials on cases that they were not made from, here or in a packed
-session, as lines of `evidence.jsonl`.
+"""Evidence for shipped skills: trials on cases that they were not made from, here or in a packed
+session, as lines of `evidence.jsonl`. A skill that is text is tried with a model (`text_trials`).
 
 A recipe is tried on two cases inside its preconditions, one at their edge and one outside. Each
 shipped recipe was made from the built-in problem that it fits, so other problems come first: those
@@ -32,19 +32,28 @@ from kb.ids import new_id
 from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.collectors.probe import identify
-from optimizer.evaluation.problem.load import SHIPPED
+from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSnapshot
-from optimizer.search.portable.skill_trial import PlannedTrial, RecipeTrials, TrialRecord, only_case
+from optimizer.search.loop import Listener
+from optimizer.search.portable.skill_trial import (
+    PlannedTrial,
+    RecipeTrials,
+    SilentListener,
+    TrialRecord,
+    only_case,
+)
 from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.knowledge import library_recipes, recipe_of
 from optimizer.search.runs.sessions import session_target, write_session
 from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.recipe import Recipe, RecipeMismatch, match
 from optimizer.search.synthesizers.recipe.synthesizer import fit, start
 from retrieval.knowledge_base import KnowledgeBase
+from skills.trials.text_trials import TextTrials
 from skills.trials.trial import LEAST, can_be_offered
 from skills.trials.verification import Verifier
 
@@ -311,8 +320,18 @@ class Proof:
 class Prover:
     """Runs trials of shipped skills on this machine, or packs them for another one."""
 
-    def __init__(self, base: KnowledgeBase, problems: Path | None = None) -> None:
+    def __init__(
+        self,
+        base: KnowledgeBase,
+        problems: Path | None = None,
+        models: ModelOptions | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        if problems is not None and not problems.is_dir():
+            raise NotFound(f"no folder {problems}", hint="Give a folder of problems.")
         self._base = base
+        self._models = models if models is not None and models.models else None
+        self._listener = listener or SilentListener()
         self._verifier = Verifier(base)
         self._folder = problems
 
@@ -343,20 +362,26 @@ class Prover:
         places = self._verifier.places
         target = next(iter(places.values())).target
         hardware = hardware_view_of(target, places)
-        planner = TrialPlanner(self._problems(), hardware.facts, target.device or "cpu")
+        device = target.device or "cpu"
+        planner = TrialPlanner(self._problems(), hardware.facts, device)
         recipes = library_recipes(self._base)
         running = RecipeTrials(recipes, hardware, budget, say=say)
+        session = {
+            "hardware": hardware.id,
+            "lineage": hardware.lineage,
+            "device": device,
+            "languages": {name: "" for name in hardware.languages},
+            "facts": hardware.facts,
+        }
         for name in names:
             skill = self._skill(name)
-            reason = _why_untried(skill, hardware.id, hardware.lineage, hardware.languages)
+            reason = self._why_untried(skill, hardware.id, hardware.lineage, hardware.languages)
             if reason:
                 row = ShippedTrial(hardware.id, _today(), command=command, untried=reason)
                 yield Proof(name, [row])
                 continue
-            recipe = recipe_of(skill)
-            assert recipe is not None
             rows, transcripts = list[ShippedTrial](), list[Mapping[str, Any]]()
-            for planned in planner.plan(skill, recipe):
+            for planned in self._planned(skill, planner, session, budget):
                 load = round(os.getloadavg()[0], 2)
                 record = self._record(planned, running, hardware.id, say)
                 say(_line(record))
@@ -388,9 +413,44 @@ class Prover:
             return get_skill(connection, name)
 
     def _problems(self) -> list[Problem]:
-        """The built-in problems, which sizes are drawn from, and those of the folder."""
-        others = Verifier(self._base, self._folder).all_problems if self._folder else []
-        return [*self._verifier.all_problems, *others]
+        """The problems of the folder, and the built-in ones, which sizes are drawn from."""
+        return [*_problems_in(self._folder), *self._verifier.all_problems]
+
+    def _own_problems(self, skill: str) -> list[Problem]:
+        """The problems in the subfolder with a skill's name."""
+        return _problems_in(self._folder / skill if self._folder is not None else None)
+
+    def _planned(
+        self, skill: SkillRow, planner: TrialPlanner, target: Mapping[str, Any], budget: int
+    ) -> list[PlannedTrial]:
+        """The trials of a skill, with the drafts of models for one that is text."""
+        recipe = recipe_of(skill)
+        if recipe is not None:
+            return planner.plan(skill, recipe)
+        assert self._models is not None
+        trials = TextTrials(
+            self._base,
+            planner.problems,
+            self._own_problems,
+            target,
+            self._models,
+            budget,
+            self._listener,
+        )
+        return trials.drafted(trials.plan(skill), skill)
+
+    def _why_untried(
+        self, skill: SkillRow, hardware: str, lineage: Sequence[str], languages: Sequence[str]
+    ) -> str:
+        """Why a skill cannot be tried on a hardware; empty if it can."""
+        chips, own = set(skill.scopes.hardware), set(skill.scopes.languages)
+        if chips and not chips & set(lineage):
+            return f"no {' or '.join(sorted(chips))} was at hand"
+        if skill.recipe is None and self._models is None:
+            return NO_RECIPE
+        if own and not own & set(languages):
+            return f"no device for {', '.join(sorted(own))} was at hand"
+        return ""
 
     # -- elsewhere
 
@@ -413,9 +473,8 @@ class Prover:
         languages = tuple(target["languages"])
         for name in names:
             skill = self._skill(name)
-            reason = _why_untried(skill, identity, target["lineage"], languages)
-            recipe = recipe_of(skill)
-            planned = planner.plan(skill, recipe) if recipe is not None and not reason else []
+            reason = self._why_untried(skill, identity, target["lineage"], languages)
+            planned = [] if reason else self._planned(skill, planner, target, budget)
             say(f"{name}: {len(planned)} trials" if planned else f"{name}: {reason or 'no case'}")
             if not planned:
                 left[name] = reason or "no problem fits its preconditions"
@@ -424,7 +483,7 @@ class Prover:
         if not searched:
             raise Unavailable(
                 f"none of these skills can be tried on {identity}",
-                hint="Name skills with a recipe in one of its languages.",
+                hint="Name skills for one of its languages; one that is text needs --models.",
             )
         recipes = [r for r in library_recipes(self._base) if r.language in languages]
         with self._base.catalog.read() as connection:
@@ -442,6 +501,14 @@ class Prover:
             ],
         )
         return {"session": str(output), "trials": len(searched), "left out": left}
+
+
+def _problems_in(folder: Path | None) -> list[Problem]:
+    """The problems of a folder; none without one."""
+    if folder is None or not folder.is_dir():
+        return []
+    paths = [*folder.glob("*.py"), *folder.glob(f"*/{SOURCE_NAME}")]
+    return [load_problem(path) for path in sorted(paths)]
 
 
 def _in_rounds(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
@@ -532,20 +599,6 @@ def _add_rows(
     left = [row for row in stored if case(row) not in replaced and not is_void(row)]
     lines = [json.dumps(row, ensure_ascii=False) for row in (*left, *rows)]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _why_untried(
-    skill: SkillRow, hardware: str, lineage: Sequence[str], languages: Sequence[str]
-) -> str:
-    """Why a skill cannot be tried on a hardware; empty if it can."""
-    chips, own = set(skill.scopes.hardware), set(skill.scopes.languages)
-    if chips and not chips & set(lineage):
-        return f"no {' or '.join(sorted(chips))} was at hand"
-    if skill.recipe is None:
-        return NO_RECIPE
-    if own and not own & set(languages):
-        return f"no device for {', '.join(sorted(own))} was at hand"
-    return ""
 
 
 def _today() -> str:

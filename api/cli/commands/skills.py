@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import Actor, command, operation_command
+from api.cli.command import Actor, ApiBase, Reader, command, operation_command
 from api.cli.output import Json, columns, note, pairs, shortened, table
 from api.cli.target import CommandTarget, login
 from api.operations import Incoming, skills
@@ -675,12 +675,25 @@ def prove(
         Path | None,
         typer.Option(help="Folder of the shipped skills, whose evidence.jsonl is written."),
     ] = None,
+    models: Annotated[
+        str,
+        typer.Option(help="Models that write kernels with and without the skills that are text."),
+    ] = "",
+    api_base: ApiBase = None,
+    model_seconds: Annotated[
+        float, typer.Option(help="Longest time of one call of a model, in seconds.", min=1)
+    ] = 300.0,
+    reader: Reader = "auto",
 ) -> Json:
     """Measure searches with and without skills.
 
     Each recipe is tried on cases that it was not made from: two inside its preconditions, one at
-    their edge, one outside. With --library, the results are written into the skills' folders.
+    their edge, one outside. A skill that is text needs --models and is tried on problems of its
+    operators, those in a subfolder of --problems with its name first. With --library, the results
+    are written into the skills' folders.
     """
+    from api.cli.search import remarks
+    from optimizer.search.synthesizers.llm.settings import ModelOptions
     from skills.trials.proof import Prover, proofs_of, write_evidence
 
     if (pack is None) != (hardware is None) or (pack is not None and results is not None):
@@ -693,7 +706,8 @@ def prove(
         proofs: Iterable[Proof] = proofs_of(results, f"{command} --pack, --import")
     else:
         local.load_knowledge(note)
-        prover = Prover(local.services, problems)
+        options = ModelOptions(models, api_base, timeout_s=model_seconds, reader=reader)
+        prover = Prover(local.services, problems, options, remarks())
         chosen = prover.names(names or [])
         if pack is not None and hardware is not None:
             return prover.pack(chosen, hardware, budget, pack, note)

@@ -44,7 +44,8 @@ class ShippedTrial:
     each, `end` the same at the last candidate, `placebo` the advantage of a placebo over the search
     without the skill. `place` is that of the case relative to the skill's preconditions, `unseen`
     says why the skill was not made from it. `made` counts candidates of the skill, `wrong` the
-    incorrect ones. `untried` is the reason why nothing was measured; then all figures are None.
+    incorrect ones, less those of the search without it where a `model` wrote them. `untried` is
+    the reason why nothing was measured; then all figures are None.
     `load` is the machine's load average before the trial. `transcript` names the file with the
     searches, relative to the repository.
     """
@@ -72,6 +73,7 @@ class ShippedTrial:
     load: float | None = None
     note: str = ""
     untried: str = ""
+    model: str = ""
 
     @property
     def helps(self) -> bool:
@@ -146,7 +148,7 @@ class SkillEffect:
     any. `gain` is over the `cases` in which the skill made a candidate. `harms` names the cases in
     which it did harm, `untried` is why there is no trial. `devices` are names of devices, `on` the
     date of the newest trial. `helped` counts the cases with a certain gain; `placebo` is the gain
-    of a placebo over the same cases.
+    of a placebo over the same cases. `models` wrote the candidates, empty for a recipe's.
     """
 
     state: EffectState = "untested"
@@ -159,6 +161,7 @@ class SkillEffect:
     untried: str = ""
     helped: int = 0
     placebo: Figure | None = None
+    models: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.state == "untested":
@@ -185,7 +188,8 @@ class SkillEffect:
         """Who measured it, on which devices and when."""
         if self.by == "here":
             return "here"
-        return f"by {self.by} on {', '.join(self.devices)}, {self.on}"
+        written = f", kernels written by {', '.join(self.models)}" if self.models else ""
+        return f"by {self.by} on {', '.join(self.devices)}, {self.on}{written}"
 
 
 UNTESTED = SkillEffect()
@@ -239,6 +243,7 @@ def effect_of(trials: Sequence[ShippedTrial]) -> SkillEffect:
         max(t.date for t in tried),
         helped=helped,
         placebo=combined(t.placebo for t in tried if t.placebo is not None),
+        models=tuple(sorted({t.model for t in tried if t.model})),
     )
 
 

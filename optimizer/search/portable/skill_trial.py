@@ -1,5 +1,6 @@
-"""A trial of a recipe: three searches of one case with equal budget and seed, with the recipe,
-without it, and with a placebo in its place. Their best kernels are measured again.
+"""A trial of a skill: three searches of one case with equal budget and seed, with the skill,
+without it, and with a placebo in its place. Their best kernels are measured again. The candidates
+of a recipe are proposed here; those for a skill that is text were drafted by models before.
 
 The placebo proposes what the other proposers would, with a comment that changes nothing, and takes
 as many places of the budget as a recipe may. Equal candidates are evaluated once.
@@ -34,8 +35,8 @@ from optimizer.evaluation.timing.statistics import bounded, combined
 from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import SnapshotKnowledge
-from optimizer.search.loop import Search
-from optimizer.search.records import Node, Proposal, best_of
+from optimizer.search.loop import Search, evaluate_all
+from optimizer.search.records import REFERENCE, Node, Proposal, best_of, node_from_json
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import (
     HardwareView,
@@ -139,8 +140,9 @@ def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
 @dataclass(frozen=True)
 class PlannedTrial:
     """A trial to run. `place` is the position of the case relative to the preconditions of the
-    recipe, `unseen` why the recipe was not made from it. `reason` is set for a case outside, on
-    which the recipe makes no candidate, so that nothing is searched."""
+    skill, `unseen` why the skill was not made from it. `reason` is set for a case outside, on which
+    nothing is searched. `drafts` are the candidates of a `model` by arm, for a skill that is
+    text."""
 
     skill: str
     problem: Problem
@@ -149,6 +151,8 @@ class PlannedTrial:
     unseen: str
     seed: int = 0
     reason: str = ""
+    drafts: Mapping[str, Sequence[Node]] = field(default_factory=dict)
+    model: str = ""
 
     @property
     def name(self) -> str:
@@ -166,14 +170,17 @@ class PlannedTrial:
             "unseen": self.unseen,
             "seed": self.seed,
             "reason": self.reason,
+            "model": self.model,
+            "drafts": {arm: [n.as_json() for n in nodes] for arm, nodes in self.drafts.items()},
         }
 
 
 def planned_from_json(row: Mapping[str, Any], problem: Problem) -> PlannedTrial:
     """Inverse of `PlannedTrial.as_json`, for the problem as the session holds it."""
     case = Case(**row["case"])
-    others = {name: row[name] for name in ("skill", "place", "unseen", "seed", "reason")}
-    return PlannedTrial(problem=only_case(problem, case), case=case, **others)
+    others = {name: row[name] for name in ("skill", "place", "unseen", "seed", "reason", "model")}
+    drafts = {arm: list(map(node_from_json, nodes)) for arm, nodes in row["drafts"].items()}
+    return PlannedTrial(problem=only_case(problem, case), case=case, drafts=drafts, **others)
 
 
 def only_case(problem: Problem, case: Case) -> Problem:
@@ -197,7 +204,8 @@ class TrialRecord:
     """The result of a trial. `gain` is the advantage of the search with the recipe over the search
     without it, `end` the same at the last candidate, `placebo` the advantage of the placebo over
     the search without the recipe; all three are None for a case outside, which is not searched.
-    `made` counts candidates of the recipe, `wrong` those of them that are not correct. `device` is
+    `made` counts candidates of the skill, `wrong` those of them that are not correct, for drafts of
+    models less the incorrect ones without the skill. `device` is
     the processor's name; `seconds` are those of the whole trial."""
 
     planned: PlannedTrial
@@ -231,6 +239,7 @@ class TrialRecord:
             "problem_sha256": planned.problem.sha256,
             "case": planned.case.name,
             "seed": planned.seed,
+            "model": planned.model,
             **row,
             "sizes": dict(self.sizes),
             "arms": {name: list(arm.candidates) for name, arm in self.arms.items()},
@@ -312,6 +321,32 @@ class RecipeTrials:
         began = time.monotonic()
         view = problem_view(planned.problem, bench.device)
         once = _OnceBench(bench)
+        if planned.drafts:
+            trees = {arm: self._evaluated(once, nodes) for arm, nodes in planned.drafts.items()}
+            made, beside = trees["with"].nodes[1:], _wrong(trees["without"].nodes[1:])
+        else:
+            trees, made = self._searched(planned, view, once)
+            beside = 0
+        reference = once.reference()
+        record = TrialRecord(
+            planned,
+            self.hardware.id,
+            identify("cuda" if bench.device == "cuda" else "cpu").name,
+            next((n.evaluation.toolchain for n in made if n.evaluation), reference.toolchain),
+            self.budget,
+            made=len(made),
+            wrong=max(0, _wrong(made) - beside),
+            dtype=view.main.dtype or "",
+            sizes=dict(view.main.quantities),
+            arms={name: _arm(tree) for name, tree in trees.items()},
+        )
+        record = self._measured(record, trees, bench)
+        return replace(record, seconds=round(time.monotonic() - began, 1))
+
+    def _searched(
+        self, planned: PlannedTrial, view: Any, once: _OnceBench
+    ) -> tuple[dict[str, Tree], list[Node]]:
+        """The searches of a recipe by arm, and the candidates of the recipe."""
         own = next(recipe for recipe in self.recipes if recipe.name == planned.skill)
         others = [recipe for recipe in self.recipes if recipe.name != planned.skill]
         languages = self.hardware.languages
@@ -324,22 +359,13 @@ class RecipeTrials:
             "without": search(RecipeSynthesizer(others, languages)),
             "placebo": search(PlaceboSynthesizer(TracedSynthesizer(self.say))),
         }
-        made = [n for n in trees["with"] if n.proposal and n.proposal.recipe == own.name]
-        reference = once.reference()
-        record = TrialRecord(
-            planned,
-            self.hardware.id,
-            identify("cuda" if bench.device == "cuda" else "cpu").name,
-            next((n.evaluation.toolchain for n in made if n.evaluation), reference.toolchain),
-            self.budget,
-            made=len(made),
-            wrong=sum(n.evaluation is not None and not n.correct for n in made),
-            dtype=view.main.dtype or "",
-            sizes=dict(view.main.quantities),
-            arms={name: _arm(tree) for name, tree in trees.items()},
-        )
-        record = self._measured(record, trees, bench)
-        return replace(record, seconds=round(time.monotonic() - began, 1))
+        return trees, [n for n in trees["with"] if n.proposal and n.proposal.recipe == own.name]
+
+    def _evaluated(self, once: _OnceBench, drafts: Sequence[Node]) -> Tree:
+        """The drafts of one arm as a search that proposed them in their order."""
+        root = Node(REFERENCE, None, "evaluated", None, once.reference())
+        numbered = [replace(draft, number=place) for place, draft in enumerate(drafts, start=1)]
+        return Tree([root, *evaluate_all(once, numbered, self.say, lambda: 0.0)])
 
     def _search(
         self,
@@ -381,7 +407,8 @@ class RecipeTrials:
             return replace(record, note=f"{len(unknown)} candidates could not be timed or run")
         standing = {name: standings(tree.nodes[1:], self.budget) for name, tree in trees.items()}
         counted: dict[str, Node] = {}
-        for name in ("with", "placebo"):
+        compared = [name for name in ("with", "placebo") if name in trees]
+        for name in compared:
             weights = {
                 **_weights(standing[name], standing["without"]),
                 **_weights(standing[name][-1:], standing["without"][-1:]),
@@ -394,7 +421,7 @@ class RecipeTrials:
             return replace(record, note=f"not measured again: {problem}")
         measured = {
             name: advantage(standing[name], standing["without"], lambda n: figures[_key(n)])
-            for name in ("with", "placebo")
+            for name in compared
         }
         gain = measured["with"]
         note = "the machine was too busy to measure the best kernels again"
@@ -402,7 +429,7 @@ class RecipeTrials:
             record,
             gain=gain.over,
             end=gain.end,
-            placebo=measured["placebo"].over,
+            placebo=measured["placebo"].over if "placebo" in measured else None,
             note=record.note or (note if gain.over is None else ""),
         )
 
@@ -416,6 +443,10 @@ class RecipeTrials:
                 assert proposal is not None
                 evaluations[key].append(bench.confirm(proposal, held_out=False))
         return {key: figure_of(measured) for key, measured in evaluations.items()}
+
+
+def _wrong(nodes: Sequence[Node]) -> int:
+    return sum(node.evaluation is not None and not node.correct for node in nodes)
 
 
 def _unknown(node: Node) -> bool:

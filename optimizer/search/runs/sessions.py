@@ -38,7 +38,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import journal_evaluation, problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import KnowledgeSnapshot, take_snapshot
+from optimizer.search.knowledge import KnowledgeSnapshot, KnowledgeSource, take_snapshot
 from optimizer.search.loop import Listener, Search
 from optimizer.search.portable.launch import CEILINGS, SESSION
 from optimizer.search.portable.skill_trial import PlannedTrial
@@ -578,6 +578,24 @@ def _drafts(
 ) -> tuple[Drafted, str]:
     """A run with its next candidates, and the reason if they are fewer than `drafts`."""
     problem = load_problem(Path(run.problem))
+    knowledge = ServiceKnowledge(base)
+    nodes, why = draft_candidates(base, run, problem, target, models, drafts, listener, knowledge)
+    return Drafted(problem, run, nodes), why
+
+
+def draft_candidates(
+    base: KnowledgeBase,
+    run: RunRow,
+    problem: Problem,
+    target: Mapping[str, Any],
+    models: ModelOptions,
+    count: int,
+    listener: Listener,
+    knowledge: KnowledgeSource,
+) -> tuple[list[Node], str]:
+    """The nodes of a run, which need not be stored, followed by up to `count` new candidates of
+    models, in flight; and the reason if they are fewer. `target` is a session's. Raises
+    KernloreError."""
     view = problem_view(problem, target["device"], remote=True)
     offered = (run.goal.language,) if run.goal.language else tuple(target["languages"])
     hardware = HardwareView(
@@ -594,15 +612,15 @@ def _drafts(
         store=run_store(base),  # it has no nodes of a run that is not stored yet
         bench=_NoBench(),
         synthesizers=[language_models(base, models, run.goal, listener, tools)],
-        knowledge=ServiceKnowledge(base),
+        knowledge=knowledge,
         problem=view,
         hardware=hardware,
         listener=listener,
     )
     if not len(search.tree):
         search.tree.add(Node(REFERENCE, None, "evaluated", None, None, problem=NOT_RUN))
-    new, why = search.drafts(drafts)
-    return Drafted(problem, run, [*search.tree.nodes, *new]), why
+    new, why = search.drafts(count)
+    return [*search.tree.nodes, *new], why
 
 
 def _store_waiting(base: KnowledgeBase, drafted: Drafted) -> None:
