@@ -16,7 +16,7 @@ from annotated_types import IsFinite, MaxLen, MinLen
 from kb.catalog.facts import Fact, Outdated
 from kb.catalog.hardware import HardwareRegistry
 from kb.errors import Conflict, InvalidRequest, NotFound
-from kb.hardware.facts import SubjectKind, readable
+from kb.hardware.facts import SubjectKind, key_problem, readable
 from kb.hardware.lineage import find
 from kb.hardware.lineage import folded_name as spelled
 from kb.hardware.schema import parse_hardware, with_defaults
@@ -136,8 +136,21 @@ class OutdatedFact:
 
 
 @dataclass(frozen=True)
+class UnreadRow:
+    """A row or sentence of a document with a number that gave no fact. `key` and `text` are a
+    proposal for `add_fact`; `key` is a known one, or made of the label."""
+
+    document_id: str
+    title: str
+    row: str
+    key: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Facts:
-    """Facts, other statements about their keys, where sources disagree, and outdated facts."""
+    """Facts, other statements about their keys, where sources disagree, and outdated facts.
+    `not_read`, with the proposed facts: rows of documents that gave none."""
 
     hardware: str
     lineage: tuple[str, ...]
@@ -145,6 +158,7 @@ class Facts:
     other_kinds: list[ShownFact]
     conflicts: list[FactConflict]
     outdated: list[OutdatedFact]
+    not_read: list[UnreadRow]
 
 
 @dataclass(frozen=True)
@@ -303,7 +317,53 @@ def facts_of(
             for entry in registry.outdated(hardware)
             if entry.now and entry.accepted.fact_id in ids
         ],
+        not_read=[
+            row
+            for row in map(_unread_row, registry.rows_not_read(hardware))
+            if status == "proposed"
+            and key in (None, row.key)
+            and (
+                document is None or document == row.document_id or _names_part(document, row.title)
+            )
+        ],
     )
+
+
+_REASON = re.compile(r" \(perhaps (\w+)(?: or \w+)*, but not clearly\)$")
+_COUNTED = re.compile(r"(\d[\d,.]*) [a-z ]+")  # "2 cores": a count and its noun
+
+
+def _unread_row(found: tuple[str, str, str]) -> UnreadRow:
+    """A row of a report with the key and the value that it seems to state."""
+    document, title, row = found
+    reason = _REASON.search(row)
+    label, _, value = _REASON.sub("", row).partition(": ")
+    key = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")[:64]
+    key = f"x_{key}"[:64] if key_problem(key) and not key_problem(f"x_{key}"[:64]) else key
+    counted = _COUNTED.fullmatch(value)
+    text = counted[1] if counted else value
+    return UnreadRow(document, title, row, reason[1] if reason else key if value else "", text)
+
+
+def add_fact(
+    registry: HardwareRegistry,
+    hardware_id: str,
+    key: Annotated[Name, Doc("A known key, such as l2_size, or one of your own.")],
+    text: Annotated[
+        Annotated[str, MinLen(1), MaxLen(200)], Doc("The value with its unit, like 192 KiB.")
+    ],
+    document_id: Annotated[Name | None, Doc("The document that states it.")] = None,
+    locator: Annotated[
+        Annotated[str, MaxLen(400)], Doc("The place in it: a page, or the row as written.")
+    ] = "",
+    actor: Annotated[str, Doc("Who states it."), MaxLen(200)] = "api",
+) -> ShownFact:
+    """It is accepted, and applies to every later request. A row of `not_read` is no longer listed
+    there when its text is the `locator`."""
+    fact = registry.add_fact(
+        hardware_id, key, text, document_id=document_id, locator=locator, actor=actor
+    )
+    return _fact(fact, fact.hardware_id)
 
 
 def outdated_fact(entry: Outdated) -> OutdatedFact:

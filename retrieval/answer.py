@@ -22,6 +22,7 @@ from retrieval.compose.hints import hints_of
 from retrieval.compose.moves import fitting_moves, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.compose.standing import Standings, standings_of, versions_of
+from retrieval.compose.target import own_scope
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.hot_lines import words_of
@@ -43,6 +44,8 @@ from retrieval.search.titles import Titles
 from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
 
+FIRST_AMONG = 60  # ranked passages among which those of uploaded manuals come first
+OWN_NEAR = 0.5  # of the best score, from which on a passage of them does
 PER_CATEGORY = 8  # with fewer ranked passages, a category is searched separately
 
 
@@ -107,7 +110,10 @@ def answer(
     if not (request.in_words or request.metrics):
         make = partial(signal_excerpts, signal=verdict.primary if verdict.signals else None)
     without, mark = exclusions.excerpts, standings.marked_excerpt
-    excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=without, mark=mark)
+    shown = (
+        _uploaded_first(snapshot, ranked, scope) if request.query and not request.log else ranked
+    )
+    excerpts = make(snapshot, shown, scope.filter, request.k, excluded=without, mark=mark)
 
     by_signal = not request.in_words and bool(verdict.signals)
     traits = traits_of(request)
@@ -342,6 +348,38 @@ def _ranking(
     return lambda within: standings.weighed(
         in_order(rank(snapshot, plan, within, config.embed, near))
     )
+
+
+def _uploaded_first(
+    snapshot: Snapshot, ranked: Sequence[Ranked], scope: RequestScope
+) -> Sequence[Ranked]:
+    """For a question about a chip with uploaded manuals: the passages of these that are near to it
+    precede, and of each other section only the best passage follows them directly."""
+    if scope.hardware is None or not ranked:
+        return ranked
+    about = snapshot.documents_about(
+        (scope.hardware.id,), own_scope(scope.hardware.id, scope.filter)
+    )
+    uploaded = {document.id for document in about if not document.builtin}
+    if not uploaded:
+        return ranked
+    passages = snapshot.load([entry.seq for entry in ranked[:FIRST_AMONG]], scope.filter)
+    floor = OWN_NEAR * ranked[0].score
+    own = {
+        entry.seq
+        for entry in ranked[:FIRST_AMONG]
+        if entry.score >= floor
+        and entry.seq in passages
+        and passages[entry.seq].document_id in uploaded
+    }
+    sections: set[int] = set()
+    later: set[int] = set()
+    for seq in (e.seq for e in ranked[:FIRST_AMONG] if e.seq in passages and e.seq not in own):
+        section = passages[seq].section_seq
+        if own and section in sections:
+            later.add(seq)
+        sections.add(section)
+    return sorted(ranked, key=lambda entry: (entry.seq not in own, entry.seq in later))
 
 
 def _near(snapshot: Snapshot, config: AnswerConfig) -> Near:

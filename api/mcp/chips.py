@@ -150,6 +150,7 @@ async def list_facts(routes: Routes, given: FactsArguments) -> results.ListedFac
         hardware=answer["hardware"],
         facts=[_fact(row) for row in answer["facts"]],
         conflicts=answer["conflicts"],
+        not_read=[f"{row['row']} ({row['title']})" for row in answer["not_read"]],
     )
 
 
@@ -173,7 +174,7 @@ async def decide_facts(routes: Routes, given: DecisionArguments) -> results.Fact
         hardware=answer["hardware"],
         decided=[_fact(row) for row in answer["facts"]],
         left=answer["left"],
-        hint=LEFT if answer["left"] else "",
+        hint=LEFT if answer["left"] else "" if answer["facts"] else "No fact waits for a decision.",
     )
 
 

@@ -322,6 +322,7 @@ class ListedFacts(Result):
     hardware: str
     facts: list[StatedFact]
     conflicts: list[Json]
+    not_read: list[str] = Field(description="Rows of manuals that gave none.")
 
 
 class FactDecisions(Result):

@@ -321,6 +321,15 @@ def publish_drafts(services: Services, chip: str, anew: bool = False) -> Submitt
 list_facts = declared(
     "GET /hardware/{hardware_id}/facts", "List facts with their sources", on=_registry
 )(hardware.facts_of)
+add_fact = declared(
+    "POST /hardware/{hardware_id}/facts",
+    "Add a fact by hand",
+    role="curator",
+    status=201,
+    on=_registry,
+    body=("NewFact", "A number or short text about a chip, and its place in a document."),
+    examples=lambda: {"newcomer": {"value": {"key": "clock_boost", "text": "400 MHz"}}},
+)(hardware.add_fact)
 decide_facts = declared(
     "PATCH /hardware/{hardware_id}/facts",
     "Accept or reject many facts at once",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -30,7 +30,7 @@ from api.web.pages import (
     see_other,
 )
 from ingestion.hardware import FactFilter, ShownFact
-from kb.errors import InvalidRequest, KernloreError, NotFound
+from kb.errors import InvalidRequest, KernloreError, NotFound, UnknownHardware
 from kb.hardware.facts import fact_keys
 from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
 from kb.hardware.spec import is_shipped
@@ -131,14 +131,21 @@ def list_facts(
     number: Number = 1,
     decided: int = 0,
     status: str = "",
+    row: int = -1,
 ) -> HTMLResponse:
     """Facts with their sources, to filter, to sort and to decide about. By default those in use, or
-    the proposed ones if there are none."""
+    the proposed ones if there are none. `row` fills the form of a fact with a row that gave none.
+    """
     if facts is None:
         in_use = hardware.list_facts(services, hardware_id).facts
         facts = "effective" if in_use or q else "proposed"
+    new: dict[str, str] = {}
+    if row >= 0:
+        unread = hardware.list_facts(services, hardware_id, "proposed").not_read[row : row + 1]
+        new = {k: v for found in unread for k, v in vars(found).items()}
+        new["locator"] = new.pop("row", "")
     return _facts_page(
-        request, services, hardware_id, facts, q, sort, number, done=(decided, status)
+        request, services, hardware_id, facts, q, sort, number, done=(decided, status), new=new
     )
 
 
@@ -152,6 +159,7 @@ def _facts_page(
     number: int = 1,
     done: tuple[int, str] = (0, ""),
     error: KernloreError | None = None,
+    new: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     chip = hardware.show_hardware(services, hardware_id)
     listed = hardware.list_facts(services, chip.id, chosen)
@@ -181,7 +189,24 @@ def _facts_page(
         given={"facts": chosen, "q": q, "sort": sort},
         done=done,
         error=error,
+        new=new or {},
+        keys=fact_keys().values(),
     )
+
+
+@form_route(router, "/{hardware_id}/facts/new", hardware.add_fact)
+def add_fact(hardware_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """State a fact, of a row that gave none or of no document; an error is shown with the form."""
+    names = ("key", "text", "document_id", "locator")
+    given = {name: form.text(name) for name in names if form.text(name)}
+    try:
+        carry_out(request, services, hardware.add_fact, hardware_id=hardware_id, **given)
+    except KernloreError as error:
+        if error.status >= 500 or error.status == UnknownHardware.status:
+            raise
+        return _facts_page(request, services, hardware_id, "proposed", error=error, new=given)
+    told = urlencode({"facts": "proposed", "decided": 1, "status": "added"})
+    return see_other(request, f"/hardware/{hardware_id}/facts?{told}")
 
 
 @router.get("/{hardware_id}/documents")

@@ -19,7 +19,7 @@ from kb import clock
 from kb.catalog import visible
 from kb.catalog.engine import columns_of, record_of
 from kb.catalog.meta import bump_revision
-from kb.catalog.tables import document_versions, documents, facts
+from kb.catalog.tables import document_scopes, document_versions, documents, facts
 from kb.errors import Conflict
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.validity import Checked, Validity, of_source
@@ -243,6 +243,35 @@ def documents_gone(connection: Connection) -> list[str]:
     gone = ~sa.exists().where(documents.c.id == facts.c.document_id)
     ids = sa.select(facts.c.document_id).distinct()
     return list(connection.scalars(ids.where(facts.c.document_id.is_not(None), gone)))
+
+
+# -- rows that a person makes facts of
+
+
+def rows_not_read(
+    connection: Connection, hardware_id: str, access: AccessScope = ALL_ACCESS
+) -> list[tuple[str, str, str]]:
+    """The rows with a number that reading a chip's documents gave no fact of, and no person made
+    one of: the id and title of the document, and the row."""
+    about = document_scopes.alias()
+    found = connection.execute(
+        sa.select(documents.c.id, documents.c.title, document_versions.c.report)
+        .join(document_versions, document_versions.c.id == documents.c.current_version_id)
+        .join(about, about.c.document_id == documents.c.id)
+        .where(about.c.kind == "hardware", about.c.value == hardware_id)
+        .where(visible.documents(access))
+        .order_by(documents.c.title, documents.c.id)
+    )
+    made = sa.select(facts.c.document_id, facts.c.locator).where(
+        facts.c.hardware_id == hardware_id, facts.c.origin == "person"
+    )
+    known = {(row.document_id, row.locator) for row in connection.execute(made)}
+    return [
+        (document.id, document.title, row)
+        for document in found
+        for row in dict.fromkeys(document.report.get("rows_not_read") or ())
+        if (document.id, row) not in known
+    ]
 
 
 # -- a person's correction of a value

@@ -31,6 +31,7 @@ from kb.catalog.facts import (
     note_value_read,
     outdated_facts,
     replace_outdated,
+    rows_not_read,
     select_facts,
     value_read,
 )
@@ -38,7 +39,14 @@ from kb.catalog.knowledge.documents import owe_erasure
 from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
-from kb.hardware.facts import MAX_TEXT, fact_keys, value_problem, value_with_unit
+from kb.hardware.facts import (
+    MAX_TEXT,
+    fact_keys,
+    key_problem,
+    stated_value,
+    value_problem,
+    value_with_unit,
+)
 from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.ids import derived_id
@@ -343,6 +351,50 @@ class HardwareRegistry:
                 replace_outdated(connection, [fact_id])
             meta.bump_revision(connection)
             return _fact(connection, fact_id)
+
+    def add_fact(
+        self, name: str, key: str, text: str, *, document_id: str | None, locator: str, actor: str
+    ) -> Fact:
+        """Add an accepted fact that a person states, of a document or of none. Raises
+        InvalidKnowledge for a key or a value that a hardware.toml may not state either."""
+        hardware_id = self.resolve(name)
+        self._access.check_change((hardware_id,), f"a fact of {hardware_id}")
+        if problem := key_problem(key):
+            raise InvalidKnowledge(problem, hint="Correct the key, then send the fact again.")
+        title = ""
+        with self._catalog.write() as connection:
+            if document_id is not None:
+                of = t.documents.c.id == document_id, visible.documents(self._access)
+                title = connection.scalar(sa.select(t.documents.c.title).where(*of)) or ""
+                if not title:
+                    lists = "GET /documents lists them."
+                    raise NotFound(f"no document {document_id!r}", hint=lists)
+            number, unit = stated_value(key, text)
+            values = {
+                **_checked_value(key, number, text),
+                "id": derived_id("fact", hardware_id, "person", key, text, locator, clock.now()),
+                "hardware_id": hardware_id,
+                "key": key,
+                "unit": unit,
+                "kind": "datasheet",
+                "status": "accepted",
+                "origin": "person",
+                "title": title or "stated by a person",
+                "publisher": "",
+                "locator": locator,
+                "document_id": document_id,
+                "actor": actor,
+                "created_at": clock.now(),
+            }
+            connection.execute(facts.insert().values(**values))
+            meta.bump_revision(connection)
+            return _fact(connection, str(values["id"]))
+
+    def rows_not_read(self, name: str) -> list[tuple[str, str, str]]:
+        """Rows of the documents about exactly this hardware that gave no fact: the id and title of
+        the document, and the row."""
+        with self._catalog.read() as connection:
+            return rows_not_read(connection, self.resolve(name), self._access)
 
     def fact(self, fact_id: str) -> Fact:
         """The fact with this id. Raises NotFound, also if the caller may not see it."""

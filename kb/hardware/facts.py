@@ -253,9 +253,30 @@ def value_with_unit(key: str, text: str) -> float | None:
     if not match[2]:
         return number
     unit = find_unit(match[2])
+    if unit is None and known is not None and known.tail is not None:
+        return number if known.tail.fullmatch(match[2]) else None  # "2 cores" of a count
     if unit is None or (known is not None and unit.canonical != known.unit):
         return None
     return number * unit.factor
+
+
+def stated_value(key: str, text: str) -> tuple[float | None, str]:
+    """The number, None for a text, and the canonical unit of a value under a known or own key."""
+    number, known = value_with_unit(key, text), fact_keys().get(key)
+    if known is not None:
+        return number, known.unit
+    unit = find_unit(match[2]) if (match := _WITH_UNIT.fullmatch(text.strip())) else None
+    if number is None:
+        return None, "text"
+    return number, unit.canonical if unit is not None else "count"
+
+
+def key_problem(key: str) -> str:
+    """Why a fact cannot have this key; empty for a known one or one of an author's own."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", key):
+        return f"{key[:64]!r} is not a key: lower case words joined by _, like l2_size"
+    meant = mistyped_key(key)
+    return f"{key} looks like a typing error of {meant}; an own key begins with x_" if meant else ""
 
 
 def is_quantity(value: object) -> TypeGuard[int | float]:

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from api.cli.commands.retrieve import retrieve
 from retrieval.request import request_fields
-from tests.api.conftest import assert_error
+from tests.api.conftest import assert_error, finished, upload
 
 LOG = "OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448."
 METRICS = {
@@ -188,3 +188,35 @@ def test_a_field_of_the_body_in_a_query_names_the_post(client: TestClient) -> No
     answer = client.get("/retrieve", params={"log": "error: x", "hardware": "h100"})
     assert answer.status_code == 400
     assert answer.json()["hint"].startswith("Send log in the JSON body of POST /retrieve.")
+
+
+OVERLAP = """# Skua engine
+
+## Loads
+
+The mover copies tiles of device memory into the scratchpad while the array computes. Vector loads
+of the mover are 64 bytes wide, and wider loads keep more bytes in flight.
+
+## Registers
+
+An accumulator holds sixteen rows.
+
+## Lengths
+
+The register `vlen` stops the mover after a partial tile; the rest of the tail is not written.
+"""
+
+
+MASKED = "how is the tail of a load masked and which value do masked lanes get"
+
+
+def test_uploaded_manual_precedes_general_guides(client: TestClient) -> None:
+    client.post("/hardware", json={"id": "skua-x1"})
+    sent = upload(client, "skua.md", OVERLAP.encode(), hardware="skua-x1").json()
+    finished(client, sent["job_id"])
+    question = {"query": MASKED, "hardware": "skua-x1", "k": 8}
+    excerpts = client.post("/retrieve", json=question).json()["excerpts"]
+    assert excerpts[0]["document"]["id"] == sent["document_id"]
+    general = [e["section"] for e in excerpts if e["document"]["id"] != sent["document_id"]]
+    assert general, "the guides follow"
+    assert len(set(map(tuple, general[:3]))) == 3, "one passage of each section at first"

@@ -39,6 +39,7 @@ BODIES: dict[str, Any] = {
     "/hardware/{hardware_id}/readings": {"models": "openai/m"},
     "/hardware/{hardware_id}/prepare": {"models": "openai/m"},
     "/hardware/{hardware_id}/drafts": {"status": "accepted"},
+    "post /hardware/{hardware_id}/facts": {"key": "x_lanes", "text": "4"},
     "/documents/{document_id}/restore": {"version": 1},
     "/jobs/{job_id}/decision": {"decision": "discard"},
     "/skills/{name}/narrow": {"key": "op", "value": "softmax", "actor": "a", "reason": "a test"},
@@ -60,7 +61,7 @@ def test_every_route_refuses_foreign_id(client: TestClient) -> None:
                 answer = client.request(
                     method,
                     path,
-                    json=BODIES[template] if method == "patch" or template in BODIES else None,
+                    json=BODIES.get(f"{method} {template}", BODIES.get(template)),
                     headers={"host": "127.0.0.1:8321"},
                 )
                 assert_error(answer, 404)

@@ -51,6 +51,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "restore_document": {"version": 1},
     "decide_version": {"decision": "discard"},
     "decide_drafts": {"status": "rejected", "actor": "ann"},
+    "add_fact": {"key": "x_lanes", "text": "4", "actor": "ann"},
     "decide_facts": {"status": "rejected", "where": {}, "actor": "ann"},
     "prepare_hardware": {"models": "openai/m", "signals": ["no such signal"]},
     "read_documents": {"models": ""},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -92,8 +93,9 @@ NO_FACTS = (
 def _facts_text(answer: Json) -> str:
     """A few lines for each fact: the value, its source, how it was derived."""
     left = answer.get("left") or ()
+    unread = list(_unread_lines(answer))
     if not answer["facts"] and not left:
-        return f"no facts; {NO_FACTS}"
+        return "\n".join(["no facts are proposed", *unread]) if unread else f"no facts; {NO_FACTS}"
     lines = [line for fact in answer["facts"] for line in _fact_lines(fact)]
     others = answer.get("other_kinds") or ()
     if others:
@@ -108,7 +110,25 @@ def _facts_text(answer: Json) -> str:
     if waiting and not left:
         decide = f"kernlore hardware facts {answer['hardware']} --accept"
         lines += ["", f"to accept one: {decide} {waiting[0]['id']}; all: {decide}-all"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *unread])
+
+
+UNREAD_SHOWN = 20
+
+
+def _unread_lines(answer: Json) -> Iterator[str]:
+    """Rows of documents that gave no fact, and the command that makes one of the first."""
+    rows = answer.get("not_read") or ()
+    if not rows:
+        return
+    yield from ("", f"rows with a number that gave no fact: {len(rows)}")
+    yield from (f"    {row['row']}  ({row['title']})" for row in rows[:UNREAD_SHOWN])
+    if len(rows) > UNREAD_SHOWN:
+        yield f"    and {len(rows) - UNREAD_SHOWN} more; --json lists all"
+    first = rows[0]
+    given = shlex.join([first["key"] or "KEY", first["text"]])
+    at = shlex.join(["--document", first["document_id"], "--row", first["row"]])
+    yield f"to add a fact: kernlore hardware facts {answer['hardware']} --add {given} {at}"
 
 
 def _fact_lines(fact: Json) -> Iterator[str]:
@@ -201,6 +221,17 @@ def facts(
             "--set", metavar="FACT_ID VALUE", help="Set the fact FACT_ID to VALUE, and accept it."
         ),
     ] = None,
+    add: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--add",
+            metavar="KEY VALUE",
+            help="Add a fact by hand; --document and --row name its place.",
+        ),
+    ] = None,
+    row: Annotated[
+        str, typer.Option(help="With --add, the place in the document, such as a row of it.")
+    ] = "",
     withdraw: Annotated[
         list[str] | None,
         typer.Option(help="Take the correction of this fact (id) back; repeat for more."),
@@ -226,6 +257,18 @@ def facts(
         if not (accept or reject or set_ or withdraw or accept_all or reject_all):
             return {"hardware": shown["hardware_id"], "facts": [shown]}
         hardware_id = str(shown["hardware_id"])
+    if add is not None:
+        own, text = add
+        made = target.call(
+            hardware.add_fact,
+            hardware_id,
+            key=own,
+            text=text,
+            document_id=document,
+            locator=row,
+            actor=login(),
+        )
+        return {"hardware": made["hardware_id"], "facts": [made]}
     where: dict[str, Any] = {
         "key": key,
         "subject": subject,

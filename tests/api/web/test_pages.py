@@ -274,6 +274,54 @@ def test_proposed_facts_are_decided(filled: Filled) -> None:
     assert page.find(role="alert")
 
 
+FEATURES = """# Lathe features
+
+## Features
+
+| Feature | | Details |
+|---|---|---|
+| Core Count | | 2 cores |
+| Frequency | | 400MHz |
+| On-Chip SRAM | | 8MiB |
+| Dividers | | 3 dividers |
+"""
+
+
+def test_rows_that_gave_no_fact_become_facts_by_hand(filled: Filled) -> None:
+    client, chip = filled.client, "lathe-x1"
+    client.post("/hardware", json={"id": chip})
+    sent = upload(client, "features.md", FEATURES.encode(), hardware=chip).json()
+    finished(client, sent["job_id"])
+    path = f"/hardware/{chip}/facts"
+    listed = client.get(f"{path}?status=proposed").json()
+    assert {f["key"]: f["value"] for f in listed["facts"]} == {
+        "compute_units": 2,
+        "clock_boost": 4e8,
+    }
+    assert [row["row"] for row in listed["not_read"]] == [
+        "On-Chip SRAM: 8MiB",
+        "Dividers: 3 dividers",
+    ]
+    page = soup(client.get(f"/ui{path}?facts=proposed"))
+    [link] = page.find_all("a", attrs={"aria-label": "Make a fact of Dividers: 3 dividers"})
+    shown = soup(client.get(f"/ui{path}{str(link['href']).partition('#')[0]}"))
+    form = shown.find("form", action=re.compile("/facts/new$"))
+    assert form is not None
+    given = {str(i["name"]): str(i["value"]) for i in form.find_all("input")}
+    assert given["key"] == "dividers" and given["text"] == "3"
+    soup(client.post(f"/ui{path}/new", data=given))
+    [fact] = [f for f in client.get(path).json()["facts"] if f["key"] == "dividers"]
+    assert (fact["value"], fact["unit"], fact["origin"]) == (3.0, "count", "person")
+    assert fact["document_id"] == sent["document_id"]
+    left = client.get(f"{path}?status=proposed").json()["not_read"]
+    assert [row["row"] for row in left] == ["On-Chip SRAM: 8MiB"]
+    wrong = soup(client.post(f"/ui{path}/new", data={"key": "l2_size", "text": "8 GHz"}), 400)
+    assert "l2_size cannot be" in wrong.text
+    soup(client.post(f"/ui{path}/new", data={"key": "clock_bost", "text": "1"}), 400)
+    by_hand = {"key": "l2_size", "text": "8 MiB"}
+    assert client.post(path, json=by_hand).json()["value"] == 8 * 2**20
+
+
 def test_facts_page_lists_what_probes_contradict(filled: Filled, settings: Settings) -> None:
     folder = settings.knowledge_dir / "probes"
     shutil.copytree(ROOT / "hw_manuals" / "probes", folder)
