@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
@@ -146,7 +147,24 @@ async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.Symbo
         limit=given.limit,
         language=given.language,
     )
-    return results.SymbolCards.model_validate({**answer, "hint": _way_on(given, answer)})
+    known = answer["symbols"] or given.name in answer["nearest"]
+    found = "" if known else await _occurrence(routes, given)
+    return results.SymbolCards.model_validate({**answer, "hint": found or _way_on(given, answer)})
+
+
+async def _occurrence(routes: Routes, given: SymbolArguments) -> str:
+    """Where the chip's manuals use a name that has no card; empty if no found passage has it."""
+    request = {"query": given.name, "hardware": given.hardware, "task": "ask", "k": 8}
+    answer = await routes.call("retrieve", request={**request, "fields": ["excerpts"]})
+    name = re.compile(rf"(?<![\w.]){re.escape(given.name)}(?![\w.]*\w)")
+    for excerpt in answer["excerpts"]:
+        if name.search(excerpt["text"]):
+            section, title = excerpt["section"], excerpt["document"]["title"]
+            return (
+                f"It has no card; it occurs in section {section} of {title}: get_section with"
+                f" {excerpt['id']} reads it."
+            )
+    return ""
 
 
 def _way_on(given: SymbolArguments, answer: Any) -> str:

@@ -351,10 +351,13 @@ _SENTENCE = re.compile(r"(?:\b[a-z]{2,}\s+){3}[a-z]{2,}")
 
 
 def labelled_definitions(section: ParsedSection, number: int) -> Iterator[Definition]:
-    """The definition of a section whose heading begins with a name, if a labelled syntax has that
-    name."""
+    """The definition of a section with a labelled syntax that has the name in its heading, or that
+    is code alone, below a heading in words: "**Format:** `matmul.preload rs1, rs2`"."""
     headed = _heading_name(section.title)
     signature = _labelled_syntax(section.elements, headed) if headed else ""
+    if not signature:
+        signature = _labelled_code(section)
+        headed = signature.partition(" ")[0].partition("(")[0]
     if not signature:
         return
     written = _token(signature, headed)
@@ -411,6 +414,28 @@ def _labelled_syntax(elements: Sequence[Element], name: str) -> str:
         if _token(plain, name) and len(plain) <= MAX_SIGNATURE and not _SENTENCE.search(words):
             return plain
     return ""
+
+
+_STATED = re.compile(
+    r"`{1,2}(?P<name>[.@%$]?[A-Za-z_][\w.]{1,60})"
+    r"(?P<rest> [\w$%#.]+(?:, ?[\w$%#.\[\]:()]+){0,7})?`{1,2}"
+)
+
+
+def _labelled_code(section: ParsedSection) -> str:
+    """The labelled line of a section that is one instruction in code: a coded name, or a name with
+    several operands. A usage of a program has words or options and is none."""
+    if is_foreign((section.title, *reversed(section.path[-3:-1]))):
+        return ""
+    stated = dict.fromkeys(
+        match[0]
+        for line in _behind_labels(section.elements[:MAX_ELEMENTS])
+        if (match := _STATED.fullmatch(line.rstrip(".; ")))
+        and is_name(match["name"])
+        and match["name"].lower() not in EMPTY_WORDS
+        and (looks_coded(match["name"]) or "," in (match["rest"] or ""))
+    )
+    return without_ticks(next(iter(stated))) if len(stated) == 1 else ""
 
 
 def _labelled_description(elements: Sequence[Element]) -> str:

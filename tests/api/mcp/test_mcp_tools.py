@@ -43,7 +43,12 @@ MANUAL = """# Wom assembler
 ```wom
 addw r0, r1, r2
 ```
+
+## Kettles
+
+A kettle is emptied after the loop with kettle_drain, once for each word.
 """
+IN_TEXT = "kettle_drain"
 KEPT = ("id", "hardware", "section", "page", "score")
 
 
@@ -173,6 +178,8 @@ def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
     assert elsewhere["symbols"] == [] and "addw" in elsewhere["nearest"]
     assert "without `language`" in elsewhere["hint"]
     assert "search_manual" in agent.call("lookup_symbol", name="qqqq", hardware="mcp-chip")["hint"]
+    used = agent.call("lookup_symbol", name=IN_TEXT, hardware="mcp-chip")
+    assert used["symbols"] == [] and "it occurs in section" in used["hint"]
 
 
 def test_chip_is_added_with_tools_alone(agent: Agent, rest: httpx.Client) -> None:

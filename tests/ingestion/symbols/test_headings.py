@@ -175,3 +175,25 @@ def test_table_gives_message_and_remedy() -> None:
 def test_single_line_with_code_is_not_an_error_list() -> None:
     text = "RFC-2119: key words\n\nISO-8601  dates\n\nUse both.\n"
     assert not any(card.kind == "error" for card in cards_of_text(text, "notes.txt").values())
+
+
+FORMATS = """# Matrix instructions
+
+## Preloading
+
+**Format:** `matmul.preload rs1, rs2`
+
+- `rs1` = address in the scratchpad
+
+## Running
+
+**Usage:** `runner --size 3`
+
+**Format:** `name value`
+"""
+
+
+def test_format_line_names_an_instruction_below_a_heading_in_words() -> None:
+    found = cards(FORMATS.encode(), "formats.md")
+    assert found["matmul.preload"].signature == "matmul.preload rs1, rs2"
+    assert not {"runner", "name", "Preloading"} & set(found)
