@@ -234,6 +234,20 @@ def test_view_without_samples_error_names_right_view() -> None:
         read_profile('"File Path","k.cu"\n"Line No","Source"\n"1","int i;"\n')
 
 
+def test_barrier_stall_of_warpgroup_product_waits_for_matrix_unit() -> None:
+    """Recorded on an H200: `warpgroup_mma` in Gluon, awaited at once."""
+    text = (
+        '"Kernel Name","attn"\n"Address","Source","Warp Stall Sampling (All Samples)",'
+        '"# Samples","stall_barrier","stall_wait"\n'
+        '"0x10","  HGMMA.64x64x16.F32.BF16 R88, gdesc[UR44], RZ, !UPT, gsb0 ","40","40","0","9"\n'
+        '"0x20","      WARPGROUP.DEPBAR.LE gsb0, 0x0 ","800","800","760","10"\n'
+        '"0x30","      BAR.SYNC.DEFER_BLOCKING 0x0 ","160","160","150","10"\n'
+    )
+    verdict = diagnosed(text)
+    assert [line.cause for line in verdict.lines[:2]] == ["matrix-late", "barrier"]
+    assert verdict.primary == "tensor_core_underuse"
+
+
 def test_sums_of_lines_are_metrics_of_kernel() -> None:
     metrics = read_profile(NCU).metrics
     assert metrics["long_scoreboard_stall_share"] == pytest.approx(0.6297)
