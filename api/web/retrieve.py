@@ -205,7 +205,10 @@ def _actions(answer: Answer) -> Iterator[ShownAction]:
         if signature.get("remedy"):
             what, _, why = str(signature["remedy"]).partition(". ")
             yield ShownAction(what.rstrip(".") + ".", why)
-    notes = answer.profile.notes if answer.profile and answer.profile.functions else ()
+    profile = answer.profile
+    notes: tuple[str, ...] = ()
+    if profile is not None and (profile.functions or not answer.diagnosis.signals):
+        notes = profile.notes  # without a signal, what was read says what to measure or to change
     for finding, _, advice in (note.partition(": ") for note in notes if ": " in note):
         yield ShownAction(
             f"{finding[:1].upper()}{finding[1:]}.", f"{advice[:1].upper()}{advice[1:]}"

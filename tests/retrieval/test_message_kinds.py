@@ -88,6 +88,17 @@ CAUSES = [
         "offsets and lengths of DataCopy",
     ),
     (
+        "[EZ9999]: Inner Error!\n"
+        "  errorStr: VEC instruction error: the ub address out of bounds. fixp_error0 info: 0x0",
+        "illegal_memory_access",
+        "size of its local buffer",
+    ),
+    (
+        "errorStr: The UB address of the VEC instruction is out of range",
+        "illegal_memory_access",
+        "size of its local buffer",
+    ),
+    (
         "ERROR 811 [neuronx-cc]:  An Internal Compiler Error has occurred\n"
         "ERROR 811 [neuronx-cc]: Error message:  The subgraph has no outputs that depend on inputs",
         "compile_error",

@@ -121,6 +121,12 @@ dram__throughput.avg.pct_of_peak_sustained_elapsed: 71.5 %
 """
 
 
+def test_first_level_alone_asks_for_the_next_one() -> None:
+    request, read = with_known_counters(RetrieveRequest(profile=TOPLEV))
+    assert read is not None and read.notes[0].startswith("measure the next level first")
+    assert not Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict.signals
+
+
 @pytest.mark.parametrize(
     ("text", "signal"),
     [
@@ -129,7 +135,6 @@ dram__throughput.avg.pct_of_peak_sustained_elapsed: 71.5 %
         (OLD_TORCH, "compute_bound"),
         (JULIA, "launch_overhead"),
         (ASCEND, "compute_bound"),
-        (TOPLEV, "memory_latency"),
         (TOPLEV_NODES, "memory_latency"),
         (LISTED, "memory_bound"),
     ],

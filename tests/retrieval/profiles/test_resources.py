@@ -245,3 +245,16 @@ def test_scratch_without_spills_is_no_spill() -> None:
     assert diagnosed(text) == []
     spilled = text.replace("vgpr_spill_count:0", "vgpr_spill_count:9")
     assert diagnosed(spilled) == ["register_spill"]
+
+
+SCRATCH = """\
+remark: k.hip:3:0: Function Name: fill [-Rpass-analysis=kernel-resource-usage]
+remark: k.hip:3:0:     VGPRs: 12 [-Rpass-analysis=kernel-resource-usage]
+remark: k.hip:3:0:     ScratchSize [bytes/lane]: 528 [-Rpass-analysis=kernel-resource-usage]
+remark: k.hip:3:0:     VGPRs Spill: 0 [-Rpass-analysis=kernel-resource-usage]
+"""
+
+
+def test_scratch_without_a_spill_is_a_local_array() -> None:
+    request, read = with_known_counters(RetrieveRequest(profile=SCRATCH))
+    assert read is not None and read.notes[0].startswith("keep the local array in registers")
