@@ -256,5 +256,5 @@ remark: k.hip:3:0:     VGPRs Spill: 0 [-Rpass-analysis=kernel-resource-usage]
 
 
 def test_scratch_without_a_spill_is_a_local_array() -> None:
-    request, read = with_known_counters(RetrieveRequest(profile=SCRATCH))
+    _, read = with_known_counters(RetrieveRequest(profile=SCRATCH))
     assert read is not None and read.notes[0].startswith("keep the local array in registers")
