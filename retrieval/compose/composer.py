@@ -381,10 +381,10 @@ def _missing_kernel(
 
 
 def _may_be_described(kernel: WholeKernel, wanted: KernelRequest | None) -> bool:
-    """Whether the description of a kernel helps without its code: it computes the operator, or is a
-    sample that has run. Kernels of runs are shown whole."""
+    """Whether the description of a kernel helps without its code: it computes the operator and was
+    not measured as slower, or is a sample that has run. Kernels of runs are shown whole."""
     helps = kernel.section is not None and kernel.status == "right"
-    own = wanted is not None and is_of_kind(kernel, wanted)
+    own = wanted is not None and is_of_kind(kernel, wanted) and kernel.status != "slower"
     return kernel.run_id is None and (own or helps)
 
 

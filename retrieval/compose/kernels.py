@@ -414,7 +414,8 @@ def _about(snapshot: Snapshot, scope: ScopeFilter, kernel: WholeKernel) -> str:
 def _block(kernel: WholeKernel, code: str, about: str = "", left_out: str = "") -> Block:
     facts = [f"arguments {', '.join(kernel.shapes)}"] if kernel.shapes else []
     facts += [kernel.evidence] if kernel.evidence else []
-    if kernel.status not in ("right", "runs"):
+    # The evidence of a recipe says what was measured of it.
+    if kernel.section is not None and kernel.status not in ("right", "runs"):
         facts.append("never run")
     head = f"{kernel.title}: {'; '.join(facts)}" if facts else kernel.title
     parts = [head, kernel.note, about, f"```{kernel.language}\n{code}\n```", left_out]

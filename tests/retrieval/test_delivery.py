@@ -435,3 +435,13 @@ def test_question_about_code_gets_sections_that_name_it(base: KnowledgeBase) -> 
 def test_checks_of_kernel_are_stated_once(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h100", language="triton", op="mamba", task="write")
     assert "Checked: " not in got.context and "right (Triton" in got.context
+
+
+def test_strong_reader_is_not_described_a_recipe_that_was_slower(base: KnowledgeBase) -> None:
+    given: dict[str, object] = {"op": "layernorm", "language": "triton", "task": "write"}
+    context = ask(base, hardware="h200", reader="strong", **given).context
+    assert "triton-resident-row-layernorm" not in context
+    # It stays a kernel for a reader that needs one, with what was measured instead of "never run".
+    whole = ask(base, hardware="h200", reader="small", **given).context
+    head = next(line for line in whole.splitlines() if "harms: " in line)
+    assert "never run" not in head
