@@ -19,7 +19,7 @@ from typing import Any
 from kb.answers import HotLines, SignalFinding, Verdict
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, PredicateResult, Value
-from retrieval.diagnose.hot_lines import findings_of, hot_lines
+from retrieval.diagnose.hot_lines import FILLED, findings_of, hot_lines, metrics_of
 from retrieval.diagnose.log_lines import is_advisory
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.rules import (
@@ -152,7 +152,7 @@ class Diagnoser:
         causes = {signal: match.cause or signal for signal, match in by_log.items()}
         remedied = tuple(dict.fromkeys(causes.get(signal, signal) for signal in findings))
         roles = {s: m.roles for s, m in by_log.items() if s in remedied and m.roles is not None}
-        return Conclusion(verdict, metrics.values, remedied, roles)
+        return Conclusion(verdict, {**metrics.values, **metrics_of(lines)}, remedied, roles)
 
     def _matches(
         self,
@@ -257,8 +257,9 @@ def _with_lines(measured: Verdict, lines: Sequence[HotLines]) -> Iterator[Signal
     lines. Signals that the counters of the whole kernel refute are left out."""
     refuted = {row["signal"] for row in measured.ruled_out}
     whole = {finding.id: finding.evidence for finding in measured.signals}
-    leading = [group for group in lines if group.share_pct >= LEADING_SHARE]
-    further = [group for group in lines if group.share_pct < LEADING_SHARE]
+    first = [group for group in lines[:1] if group.cause in FILLED]  # others wait behind it
+    leading = [group for group in lines if group in first or group.share_pct >= LEADING_SHARE]
+    further = [group for group in lines if group not in leading]
     for finding in findings_of(leading):
         if finding.id not in refuted:
             yield replace(finding, evidence=(*finding.evidence, *whole.get(finding.id, ())))

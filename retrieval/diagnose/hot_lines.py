@@ -18,6 +18,7 @@ from typing import Any
 from kb.answers import HotLines, SignalFinding
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, Value, compile_predicate
+from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import DATA, load_signals
 from retrieval.profiles.lines import (
     OTHER,
@@ -27,6 +28,8 @@ from retrieval.profiles.lines import (
     LineRow,
     access_of,
     awaited_by,
+    congesting,
+    registers_named,
     without_skid,
 )
 
@@ -38,8 +41,12 @@ MAX_QUOTED = 12  # source lines of a group
 MAX_SOURCE_LINE = 200  # characters
 # Share of the stalls of a line from which a reason leads.
 LEADING = 0.2
-OF_SHARED_QUEUE = ("mio_throttle", "short_scoreboard")
-COUNTED = ("uncoalesced", "bank-conflict")  # causes that counters of each instruction show
+# Causes that counters of each instruction show, and the stalls in the queue that they fill.
+FILLED = {
+    "bank-conflict": ("mio_throttle", "short_scoreboard"),
+    "uncoalesced": ("lg_throttle",),
+}
+BEHIND_SECTORS = ("lg_throttle", "long_scoreboard", "drain")  # where most traffic is in vain
 # Kinds of instructions that other ones wait for; a stalled instruction is described by them.
 SLOW = frozenset(
     (
@@ -54,7 +61,8 @@ OF_RESULTS = ("long_scoreboard", "short_scoreboard", "waitcnt", "barrier", "drai
 @dataclass(frozen=True)
 class LineCause:
     """A cause of a hot line: the signals it means, the leading one first, and its sentence, in
-    which `{name}` is a value of the predicate. `words` are searched for."""
+    which `{name}` is a value of the predicate. `words` are searched for. `metric` is the share of
+    the samples that it explains, for the moves against it; "" for none."""
 
     id: str
     when: Predicate
@@ -63,6 +71,12 @@ class LineCause:
     text: str
     words: tuple[str, ...]
     source: str
+    metric: str = ""
+
+    @property
+    def by_stall(self) -> bool:
+        """Whether it explains the samples of a stall reason only."""
+        return "stall" in self.when.names().parameters
 
 
 @dataclass(frozen=True)
@@ -81,12 +95,20 @@ class _Line:
     def weight(self) -> float:
         return sum(row.samples for row in self.rows)
 
+    @property
+    def explained(self) -> float:
+        """The samples that the cause explains: a line may wait for several reasons."""
+        if self.cause is None or not self.cause.by_stall or not self.values["stall"]:
+            return self.weight
+        return sum(row.stalls.get(str(self.values["stall"]), 0.0) for row in self.rows)
+
 
 def hot_lines(
     rows: Sequence[LineRow], unit: str = "samples", draft: str | None = None
 ) -> tuple[HotLines, ...]:
-    """The groups of hot lines of one kernel, in descending order of their share. `rows` are in the
-    order of addresses; `draft` is the source of the kernel, from which lines are quoted."""
+    """The groups of hot lines of one kernel, those with the most explained samples first. `rows`
+    are in the order of addresses; `draft` is the source of the kernel, from which lines are quoted.
+    """
     if unit == TIME_UNIT:
         rows = without_skid(_located(rows, draft or ""))
     total = sum(row.samples for row in rows)
@@ -117,14 +139,18 @@ def _located(rows: Sequence[LineRow], draft: str) -> list[LineRow]:
 
 
 def _in_order(groups: Sequence[list[_Line]]) -> list[list[_Line]]:
-    """The groups with a known cause by their share, then the others. Shared memory with conflicts
-    also delays the other instructions of its queue."""
-    weights = {id(group): sum(line.weight for line in group) for group in groups}
-    queued = sum(weights[id(g)] for g in groups if g[0].values["stall"] in OF_SHARED_QUEUE)
+    """The groups with a known cause by the samples that it explains, then the others. Accesses in
+    vain also delay the other instructions of their queue."""
+    weights = {id(group): sum(line.explained for line in group) for group in groups}
+    rows = [row for group in groups for line in group for row in line.rows]
+    in_vain = 2 * sum(row.excess_sectors for row in rows) >= sum(row.sectors for row in rows)
+    filled = {**FILLED, "uncoalesced": BEHIND_SECTORS} if in_vain else FILLED
 
     def key(group: list[_Line]) -> tuple[bool, float]:
-        conflicts = _id(group[0]) == "bank-conflict"
-        return group[0].cause is None, -(weights[id(group)] + (queued if conflicts else 0.0))
+        queue = filled.get(_id(group[0]), ())
+        behind = (g for g in groups if g is not group and g[0].values["stall"] in queue)
+        behind = (g for g in behind if _id(g[0]) not in (*FILLED, "few-warps", "idle-lanes"))
+        return group[0].cause is None, -weights[id(group)] - sum(weights[id(g)] for g in behind)
 
     return sorted(groups, key=key)
 
@@ -142,6 +168,16 @@ def findings_of(lines: Iterable[HotLines]) -> Iterator[SignalFinding]:
                 "raw": "",
             }
             yield SignalFinding(signal, group.confidence, (evidence,))
+
+
+def metrics_of(lines: Iterable[HotLines]) -> dict[str, float]:
+    """The shares of the samples by cause, in per cent, for causes that moves read."""
+    names = {cause.id: cause.metric for cause in load_causes() if cause.metric}
+    shares: dict[str, float] = {}
+    for group in lines:
+        if name := names.get(group.cause):
+            shares[name] = round(shares.get(name, 0.0) + group.share_pct, 1)
+    return shares
 
 
 def words_of(lines: Iterable[HotLines]) -> str:
@@ -163,6 +199,14 @@ def _lines(rows: Sequence[LineRow], total: float, unit: str) -> Iterator[_Line]:
             by_line.setdefault(key, []).append(index)
     all_sectors = sum(row.excess_sectors for row in rows)
     all_wavefronts = sum(row.excess_wavefronts for row in rows)
+    slots = sum((row.executed for row in rows if row.lanes), 0.0) * LANES
+    queue = congesting(rows, total)
+    whole: dict[str, Value | None] = {
+        "unit": unit,
+        "registers": (registers := registers_named(rows)),
+        "warps": REGISTERS // (registers * LANES) if registers else None,
+        "matrix": any(access_of(row.instruction).kind == "matrix" for row in rows),
+    }
     for (file, place), indexes in by_line.items():
         own = tuple(rows[index] for index in indexes)
         hottest = max(indexes, key=lambda index: rows[index].samples)
@@ -171,8 +215,10 @@ def _lines(rows: Sequence[LineRow], total: float, unit: str) -> Iterator[_Line]:
         at = awaited_by(rows, hottest, stall) if needs else None
         awaited = rows[at] if at is not None else None
         does = _accesses(own, rows[hottest], awaited)
+        if queue is not None and _queues(stall, does, rows[queue]):
+            awaited, does = rows[queue], access_of(rows[queue].instruction)
         values: dict[str, Value | None] = {
-            "unit": unit,
+            **whole,
             "share_pct": 100 * sum(row.samples for row in own) / total,
             "stall": stall,
             "stall_pct": stall_pct,
@@ -182,11 +228,56 @@ def _lines(rows: Sequence[LineRow], total: float, unit: str) -> Iterator[_Line]:
             "scalar": does.scalar,
             "instruction": _short((awaited or rows[hottest]).instruction),
             "lanes": _lanes(own),
+            "idle_pct": _idle(own, slots),
+            **_contents(own),
             "waits": _waits(stall, does, awaited),
             # A line may wait for the result of another one.
             **_moved((*own, awaited) if awaited else own, all_sectors, all_wavefronts),
         }
+        for kind in ("atomic", "special"):
+            if does.kind == kind and not values[kind]:
+                values[kind] = _short((awaited or rows[hottest]).instruction)
+        values["shared_atomic"] = str(values["atomic"]).startswith(("ATOMS", "REDS", "ds_"))
         yield _Line(own, place, place, file, _cause(values), values, awaited)
+
+
+LANES = 32  # of a warp of SASS, whose profiles alone count active lanes
+REGISTERS = 65_536  # of a multiprocessor, in all generations since Kepler
+_FUNCTION = re.compile(
+    r"\b(?:__|\w{1,12}(?:::|\.))?(?P<name>(?:erfc?|exp(?:2|m1)?|log(?:2|10|1p)?|pow|a?(?:sin|cos|tan)h?"
+    r"|atan2|cbrt|[tl]gamma|sigmoid|gelu)f?)\s*\("
+)
+
+
+def _queues(stall: str, does: Access, atomic: LineRow) -> bool:
+    """Whether a line waits in the queue that an atomic fills, or for a load that passes it."""
+    reasons = FILLED["uncoalesced" if atomic.stalls.get("lg_throttle") else "bank-conflict"]
+    passes = "lg_throttle" in reasons and does.kind == "global_load"
+    return stall in reasons or (stall == "long_scoreboard" and passes)
+
+
+def _idle(own: Sequence[LineRow], slots: float) -> float:
+    """The part of the kernel's lanes, in per cent, that this line leaves idle."""
+    idle = sum(row.executed * (LANES - row.lanes) for row in own if row.lanes)
+    return 100 * idle / slots if slots else 0.0
+
+
+def _contents(own: Sequence[LineRow]) -> dict[str, Value | None]:
+    """The atomic and the special instruction of a line, the share of the special ones in per cent,
+    and a function that the source calls."""
+    weight = any(row.executed for row in own)
+    counts = [(row.executed if weight else 1.0, row.instruction) for row in own if row.instruction]
+    kinds = {text: access_of(text).kind for _, text in counts}
+    special = [(n, text) for n, text in counts if kinds[text] == "special"]
+    atomic = max(((n, text) for n, text in counts if kinds[text] == "atomic"), default=(0.0, ""))
+    called = next((found for row in own if (found := _FUNCTION.search(row.source))), None)
+    whole = sum(n for n, _ in counts)
+    return {
+        "atomic": _short(atomic[1]) if atomic[0] else "",
+        "special": _short(max(special)[1]) if special else "",
+        "special_pct": 100 * sum(n for n, _ in special) / whole if whole else 0.0,
+        "function": called["name"] if called else "",
+    }
 
 
 def _waits(stall: str, does: Access, awaited: LineRow | None) -> str:
@@ -263,7 +354,7 @@ def _matters(group: Sequence[_Line], total: float, unit: str) -> bool:
         sum(float(line.values[name] or 0) for line in group) >= 4 * MIN_SHARE
         for name in ("of_excess_pct", "of_conflicts_pct")
     )
-    return share >= MIN_SHARE or (in_vain and cause is not None and cause.id in COUNTED)
+    return share >= MIN_SHARE or (in_vain and cause is not None and cause.id in FILLED)
 
 
 def _merged(lines: Sequence[_Line]) -> list[list[_Line]]:
@@ -323,11 +414,14 @@ def _described(group: Sequence[_Line], total: float, unit: str) -> HotLines:
 
 
 def _at(line: _Line) -> str:
-    """Where the awaited instruction is, if on another line."""
-    awaited = line.awaited
-    if awaited is None or not awaited.line or awaited.line == line.first:
-        return ""
-    return f" (line {line.first} waits for line {awaited.line})"
+    """Where the awaited instruction is, if on another line, and the header of inlined code."""
+    awaited, hottest = line.awaited, max(line.rows, key=lambda row: row.samples)
+    waits = awaited is not None and awaited.line not in (0, line.first)
+    parts = (
+        f"line {line.first} waits for line {awaited.line}" if waits and awaited else "",
+        f"inlined from {via}" if (via := hottest.via) else "",
+    )
+    return f" ({'; '.join(filter(None, parts))})" if any(parts) else ""
 
 
 def _place(file: str, first: int, last: int) -> str:
@@ -427,8 +521,11 @@ def _cause_from(row: Mapping[str, Any], origin: str) -> LineCause:
     name = row.get("id", "?")
     keys = {"id", "when", "signals", "confidence", "text", "words", "source"}
     problem = ""
-    if row.keys() != keys:
-        problem = f"has missing or unknown keys: {', '.join(sorted(keys ^ row.keys()))}"
+    if row.keys() - {"metric"} != keys:
+        odd = ", ".join(sorted(keys ^ (row.keys() - {"metric"})))
+        problem = f"has missing or unknown keys: {odd}"
+    elif row.get("metric", "") not in ("", *load_metrics().metrics):
+        problem = f"names the unknown metric {row['metric']!r}"
     elif unknown := [signal for signal in row["signals"] if signal not in load_signals()]:
         problem = f"names unknown signals {unknown}"
     if not problem:
@@ -448,4 +545,5 @@ def _cause_from(row: Mapping[str, Any], origin: str) -> LineCause:
         row["text"],
         tuple(row["words"]),
         row["source"],
+        row.get("metric", ""),
     )

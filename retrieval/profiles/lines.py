@@ -7,9 +7,10 @@ access of an instruction, for SASS, AMD's GPUs, x86-64 and AArch64.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import PurePath
 from typing import NamedTuple
 
 
@@ -38,6 +39,7 @@ class LineRow:
     wavefronts: float = 0.0
     excess_wavefronts: float = 0.0
     lanes: float | None = None
+    via: str = ""
 
 
 TIME_UNIT = "the time"  # unit of samples of a processor, which have no stall reasons
@@ -285,9 +287,48 @@ def awaited_by(rows: Sequence[LineRow], place: int, stall: str = "") -> int | No
         found = _awaited_in_sass(rows, place)
         if found is None and stall == "long_scoreboard":
             # cp.async is waited for by a barrier behind LDGDEPBAR, which names no register.
-            return _nearest(rows, place, ("async_copy",), LOOK_BACK)
+            found = _nearest(rows, place, ("async_copy",), LOOK_BACK)
+        if found is None and stall == "long_scoreboard" and _tries_barrier(rows, place):
+            # Other warps may issue the bulk copy, in code that follows.
+            kinds = (access_of(row.instruction).kind for row in rows)
+            return next((at for at, kind in enumerate(kinds) if kind == "async_copy"), None)
         return found
     return None
+
+
+def _tries_barrier(rows: Sequence[LineRow], place: int) -> bool:
+    """Whether the instruction waits for the phase of an mbarrier."""
+    return any("TRYWAIT" in row.instruction for row in rows[max(0, place - 1) : place + 1])
+
+
+def congesting(rows: Sequence[LineRow], total: float) -> int | None:
+    """The index of the atomic whose additions to few addresses fill the queue that the loads of the
+    kernel pass too; None without one."""
+    for index, row in enumerate(rows):
+        if row.samples < CONGESTED * total or access_of(row.instruction).kind != "atomic":
+            continue
+        queued = sum(row.stalls.get(reason, 0.0) for reason in ("lg_throttle", "mio_throttle"))
+        # A sector holds eight words: fewer words than lanes, or one lane that speaks for its warp.
+        words, lanes = 8 * row.sectors, (row.lanes or 32.0) * row.executed
+        apart = row.lanes != 1 and words >= lanes * 0.9 > 0
+        if 2 * queued >= row.samples and not (row.sectors and apart):
+            return index
+    return None
+
+
+CONGESTED = 0.05  # share of the samples at an atomic from which on it delays loads
+
+
+def registers_named(rows: Iterable[LineRow]) -> int:
+    """The registers of a thread by the highest one that SASS names, in steps of their allocation;
+    0 for another instruction set."""
+    numbers = [
+        int(number) + access_of(row.instruction).bits // 33
+        for row in rows
+        if _IS_SASS.match(_PREDICATE.sub("", row.instruction.strip(), count=1))
+        for number in re.findall(r"\bR(\d{1,3})\b", row.instruction)
+    ]
+    return 8 * (max(numbers) // 8 + 1) if numbers else 0
 
 
 NEAR = 16  # instructions
@@ -376,16 +417,50 @@ def _distinct(rows: Sequence[LineRow]) -> list[LineRow]:
     instructions = [row for row in rows if row.address]
     if not instructions:
         return [row for row in rows if row.samples or row.sectors or row.instruction]
-    # Code that is inlined is listed under the line of the function and under that of the call.
+    # Code that is inlined is listed under the line of the function and, mostly, of the call.
     weight: dict[str, float] = {}
     for row in instructions:
         weight[row.file] = weight.get(row.file, 0.0) + row.samples
-    best: dict[str, LineRow] = {}
+    entry = min(instructions, key=lambda row: _order(row.address)).file
+    own = max(weight, key=lambda file: (not _LIBRARY.search(file), file == entry, weight[file]))
+    called: dict[str, LineRow] = {}
+    inner: dict[str, LineRow] = {}
     for row in instructions:
-        known = best.get(row.address)
-        if known is None or weight[row.file] > weight[known.file]:
-            best[row.address] = row
-    return sorted(best.values(), key=lambda row: _order(row.address))
+        if row.file == own:
+            called.setdefault(row.address, row)
+        elif row.address not in inner or weight[row.file] > weight[inner[row.address].file]:
+            inner[row.address] = row
+    addresses = sorted({**inner, **called}, key=_order)
+    return list(_at_calls(addresses, called, inner))
+
+
+# Files of toolchains and libraries, whose code is inlined into kernels.
+_LIBRARY = re.compile(r"/include/|(?:site|dist)-packages/|\.(?:h|hh|hpp|hxx|cuh|inl|inc)$")
+_ENDS = re.compile(r"(?:EXIT|RET\S*|BRA\S*)\b")
+_TARGET = re.compile(r"\bBRA\S*\s.*?(0x[0-9a-f]+)$")
+
+
+def _at_calls(
+    addresses: Sequence[str], called: Mapping[str, LineRow], inner: Mapping[str, LineRow]
+) -> Iterator[LineRow]:
+    """The instructions at the lines of the kernel's file. One that is listed in headers only is at
+    the line before it, or at that of the branch that leads to it."""
+    line: LineRow | None = None
+    branches: dict[int, LineRow] = {}
+    for address in addresses:
+        line = called.get(address) or line or branches.get(_order(address))
+        row, header = called.get(address), inner.get(address)
+        row = row or header
+        assert row is not None
+        if header is not None and line is not None and line.line:
+            via = f"{PurePath(header.file).name} line {header.line}"
+            row = replace(row, file=line.file, line=line.line, source=line.source, via=via)
+        yield row
+        target = _TARGET.search(row.instruction.strip())
+        if target is not None and line is not None:
+            branches.setdefault(_order(target[1]), line)
+        if _ENDS.match(row.instruction.strip()):  # not predicated: what follows is led to
+            line = None
 
 
 def _order(address: str) -> int:

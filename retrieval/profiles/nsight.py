@@ -27,7 +27,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
+from retrieval.profiles.lines import (
+    LineRow,
+    access_of,
+    of_leading,
+    registers_named,
+    stall_name,
+)
 from retrieval.profiles.profile import (
     Kernel,
     Metric,
@@ -368,7 +374,7 @@ _COUNTERS = {
         "derived__memory_l1_wavefronts_shared_excessive",
     ),
 }
-_LANES = ("Avg. Threads Executed", "Avg. Predicated-On Threads Executed")
+_LANES = ("Avg. Threads Executed", "Avg. Predicated-On Threads Executed")  # on: of the executed
 
 
 def read_lines(text: str) -> dict[str, list[LineRow]]:
@@ -445,19 +451,25 @@ def _source_row(header: Sequence[str], cells: Sequence[str], file: str) -> LineR
     address = next((named[name] for name in _ADDRESSES if named.get(name)), "").strip("-")
     texts = [cell for name, cell in pairs if name == "Source"]
     line = int(numbered) if numbered.isdigit() and not address else 0
-    lanes = next((number(named[name]) for name in _LANES if name in named), None)
+    known = [number(named.get(name)) or 0.0 for name in _LANES]
+    instruction = texts[-1] if address else ""
+    switches = access_of(instruction).kind in ("branch", "barrier", "other")
+    lanes = (known[0] or known[1]) if switches or not known[1] else known[1]
     return LineRow(
         samples=_counted(named, _SAMPLES),
         file=file,
         line=line,
         address=address,
-        instruction=texts[-1] if address else "",
+        instruction=instruction,
         source=texts[0] if line else "",
         stalls=_stalls(pairs),
         not_issued=_counted(named, _NOT_ISSUED),
         executed=_counted(named, _EXECUTED),
         lanes=lanes or None,
-        **{name: _counted(named, columns) for name, columns in _COUNTERS.items()},
+        sectors=_counted(named, _COUNTERS["sectors"]),
+        excess_sectors=_counted(named, _COUNTERS["excess_sectors"]),
+        wavefronts=_counted(named, _COUNTERS["wavefronts"]),
+        excess_wavefronts=_counted(named, _COUNTERS["excess_wavefronts"]),
     )
 
 
@@ -510,6 +522,20 @@ def _sums(rows: Sequence[LineRow]) -> dict[str, Metric]:
         spilled = ("local_load", "local_store")
         local = sum(r.executed for r in rows if access_of(r.instruction).kind in spilled)
         metrics["local_instruction_share"] = round(local / executed, 4)
+    return {**metrics, **_of_threads(rows)}
+
+
+def _of_threads(rows: Sequence[LineRow]) -> dict[str, Metric]:
+    """The mean of active lanes, and the registers of a thread where no tile of a product is kept in
+    them on purpose."""
+    metrics: dict[str, Metric] = {}
+    active = [(row.lanes, row.executed) for row in rows if row.address and row.lanes]
+    if issued := sum(count for _, count in active):
+        mean = sum(lanes * count for lanes, count in active) / issued
+        metrics["active_threads_per_instruction"] = round(mean, 2)
+    tiled = any(access_of(row.instruction).kind == "matrix" for row in rows)
+    if (registers := registers_named(rows)) and not tiled:
+        metrics["registers_per_thread"] = registers
     return metrics
 
 

@@ -229,6 +229,120 @@ def test_faults_recorded_on_h200_are_first_lines(name: str, signal: str) -> None
     assert any(quoted.startswith(f"{line}: ") for quoted in first.source)
 
 
+WIDE = (
+    *COLUMNS[:13],
+    *("stall_lg", "stall_long_sb", "stall_selected", "stall_short_sb", "stall_mio", "stall_wait"),
+)
+
+
+def view(*files: tuple[str, list[tuple[int, str, list[tuple[Any, ...]]]]]) -> str:
+    """A view of ncu: files of (line, source, instructions), these as (address, text, samples,
+    executions, lanes, excessive and all sectors, stalls in the order of WIDE)."""
+    text = ""
+    for file, lines in files:
+        text += f'"File Path","{file}"\n"Function Name","k(float *)"\n'
+        text += ",".join(f'"{name}"' for name in WIDE) + "\n"
+        for line, source, instructions in lines:
+            head = [line, source, "-", "-", *[0] * (len(WIDE) - 4)]
+            text += ",".join(f'"{cell}"' for cell in head) + "\n"
+            for address, code, samples, executed, lanes, *rest in instructions:
+                excess, sectors, *stalls = [*rest, *[0] * (8 - len(rest))]
+                row = ["", "", hex(address), code, samples, samples, samples, executed, lanes]
+                row += [0, 0, excess, sectors, *stalls]
+                text += ",".join(f'"{cell}"' for cell in row) + "\n"
+    return text
+
+
+def concluded(text: str) -> Any:
+    request, _ = with_known_counters(RetrieveRequest(profile=text))
+    return Diagnoser(load_signals()).conclude(request, {}, ("nvidia",), ())
+
+
+LOAD_AND_RED = [
+    (6, "int id = ids[i] % 4;", [(0x10, "LDG.E R8, [R4.64]", 20, 64, 32, 0, 256, 5, 15)]),
+    (7, "id *= 2;", [(0x20, "IADD3 R9, R8, R8, RZ", 640, 64, 32, 0, 0, 0, 640)]),
+]
+
+
+@pytest.mark.parametrize(("sectors", "first"), [(64, (6, 9)), (2048, (6, 7))])
+def test_loads_wait_behind_atomics_on_few_addresses(sectors: int, first: tuple[int, int]) -> None:
+    red = (0x30, "REDG.E.ADD.F32 [R6.64], R9", 90, 64, 32, 0, sectors, 88)
+    line = (9, "atomicAdd(bins + id, w);", [red])
+    conclusion = concluded(view(("/src/k.cu", [*LOAD_AND_RED, line])))
+    lead = conclusion.verdict.lines[0]
+    assert (lead.first, lead.last) == first
+    if sectors == 64:  # 32 lanes add to the eight words of one sector
+        assert lead.cause == "atomic" and conclusion.verdict.primary == "sync_stall"
+        assert conclusion.metrics["atomic_sample_pct"] == 100
+    else:
+        assert lead.cause == "narrow-loads"
+
+
+def test_code_inlined_from_header_is_at_line_of_call() -> None:
+    """ncu lists the last instructions of a wait in the header only."""
+    header = "/opt/cuda/include/cccl/cuda/std/__thread/threading_support.h"
+    wait = (0x50, "@P0 BRA 0x90", 700, 64, 32, 0, 0, 0, 690)
+    trial = (0x40, "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R11+URZ], R5", 20, 64, 32, 0, 0, 0, 20)
+    text = view(
+        (header, [(68, "if (__f())", [trial, wait])]),
+        (
+            "/src/k.cu",
+            [
+                (3, "__global__ void k(float *y) {", [(0x10, "LDC R1, c[0x0][0x28]", 1, 4, 32)]),
+                (17, "cp_async_bulk(tile);", [(0x20, "UBLKCP.S.G [UR8], [UR4], UR7", 3, 9, 1)]),
+                (22, "full.wait(token);", [(0x30, "CS2R R6, SR_GLOBALTIMERLO", 9, 64, 32)]),
+                (23, "sum += tile[k];", [(0x90, "FADD R0, R5, R0", 400, 99, 32, *[0] * 5, 200)]),
+            ],
+        ),
+    )
+    conclusion = concluded(text)
+    lead = conclusion.verdict.lines[0]
+    assert lead.cause == "copies-not-ahead" and lead.first <= 22 <= lead.last
+    assert lead.finding.startswith("k.cu lines 17 to 22")
+    assert "inlined from threading_support.h line 68" in lead.finding
+    assert conclusion.metrics["copy_sample_pct"] > 50
+
+
+def test_idle_lanes_lead_over_wait_for_load() -> None:
+    tail = [
+        (0x100 + k, "FFMA R9, R9, R0, R8", 90, 64, 1, 0, 0, 0, 40, 0, 0, 0, 50) for k in range(8)
+    ]
+    load = (0x10, "LDG.E R8, [R4.64]", 20, 64, 32, 0, 256, 5, 15)
+    text = view(("/src/k.cu", [(8, "float v = x[c];", [load]), (9, "v = v * v + a;", tail)]))
+    verdict = concluded(text).verdict
+    assert verdict.lines[0].cause == "idle-lanes" and verdict.primary == "divergence"
+    assert verdict.lines[0].first <= 9 <= verdict.lines[0].last
+
+
+def test_registers_of_listing_limit_resident_warps() -> None:
+    sums = [(0x100 + k, f"FFMA R{40 + k}, R8, R0, R{40 + k}", 2, 64, 32) for k in range(130)]
+    rows = [*LOAD_AND_RED, (12, "acc[k] += v;", sums)]
+    verdict = concluded(view(("/src/k.cu", rows))).verdict
+    assert verdict.lines[0].cause == "few-warps" and verdict.primary == "occupancy_limited"
+    assert "with 176 registers a thread at most 11 warps" in verdict.lines[0].finding
+
+
+@pytest.mark.parametrize(
+    ("source", "codes"),
+    [
+        ("a = b;", ["MUFU.EX2 R4, R4", "FMUL R4, R4, R5", "FADD R4, R4, R6"]),
+        ("a = erff(a);", ["FFMA R4, R4, R5, R6", "FFMA R4, R4, R7, R8"]),
+    ],
+)
+def test_functions_lead_where_pipes_are_full(source: str, codes: list[str]) -> None:
+    rows = [(0x10 * k, code, 90, 64, 32, 0, 0, 0, 0, 0, 0, 0, 80) for k, code in enumerate(codes)]
+    conclusion = concluded(view(("/src/k.cu", [(5, source, rows)])))
+    assert conclusion.verdict.primary == "instruction_mix"
+    assert conclusion.metrics["special_sample_pct"] == 100
+
+
+def test_strided_store_leads_over_loads_behind_it() -> None:
+    store = (0x40, "STG.E [R6.64], R9", 90, 64, 32, 1792, 2048, 80)
+    rows = [*LOAD_AND_RED, (9, "y[c * n + r] = v;", [store])]
+    verdict = concluded(view(("/src/k.cu", rows))).verdict
+    assert verdict.lines[0].first == 9 and verdict.primary == "uncoalesced_access"
+
+
 def test_view_without_samples_error_names_right_view() -> None:
     with pytest.raises(InvalidRequest, match="cuda,sass"):
         read_profile('"File Path","k.cu"\n"Line No","Source"\n"1","int i;"\n')
