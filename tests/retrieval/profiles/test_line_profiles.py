@@ -235,7 +235,7 @@ WIDE = (
 )
 
 
-def view(*files: tuple[str, list[tuple[int, str, list[tuple[Any, ...]]]]]) -> str:
+def view(*files: tuple[str, list[Any]]) -> str:
     """A view of ncu: files of (line, source, instructions), these as (address, text, samples,
     executions, lanes, excessive and all sectors, stalls in the order of WIDE)."""
     text = ""
@@ -246,9 +246,8 @@ def view(*files: tuple[str, list[tuple[int, str, list[tuple[Any, ...]]]]]) -> st
             head = [line, source, "-", "-", *[0] * (len(WIDE) - 4)]
             text += ",".join(f'"{cell}"' for cell in head) + "\n"
             for address, code, samples, executed, lanes, *rest in instructions:
-                excess, sectors, *stalls = [*rest, *[0] * (8 - len(rest))]
                 row = ["", "", hex(address), code, samples, samples, samples, executed, lanes]
-                row += [0, 0, excess, sectors, *stalls]
+                row += [0, 0, *rest, *[0] * (8 - len(rest))]
                 text += ",".join(f'"{cell}"' for cell in row) + "\n"
     return text
 
@@ -258,7 +257,7 @@ def concluded(text: str) -> Any:
     return Diagnoser(load_signals()).conclude(request, {}, ("nvidia",), ())
 
 
-LOAD_AND_RED = [
+LOAD_AND_RED: list[Any] = [
     (6, "int id = ids[i] % 4;", [(0x10, "LDG.E R8, [R4.64]", 20, 64, 32, 0, 256, 5, 15)]),
     (7, "id *= 2;", [(0x20, "IADD3 R9, R8, R8, RZ", 640, 64, 32, 0, 0, 0, 640)]),
 ]
