@@ -380,8 +380,24 @@ class Evaluator:
                 level="+".join((self._level, *attempt.processes.confined)),
             ),
             seconds={stage: round(took, 4) for stage, took in attempt.seconds.items()},
-            notes=tuple(attempt.notes),
+            notes=(*attempt.notes, *_interface_notes(attempt.bundle, attempt.validity)),
         )
+
+
+FOREIGN_INTERFACE = (
+    'the source does not use `kernlore_tensor`: the harness calls `extern "C" int NAME(const'
+    " kernlore_tensor *tensors, const kernlore_counts *counts)` of `kernlore_abi.h`, with the"
+    " inputs, then the parameters, then the outputs; other arguments are read as garbage"
+)
+
+
+def _interface_notes(bundle: Bundle, validity: Validity) -> Iterator[str]:
+    """The interface, for a C function that failed and has another one."""
+    text = "\n".join(bundle.files.values())
+    of_harness = "kernlore_tensor" in text or "torch/" in text
+    failed = validity in ("not_compiled", "crashed") and bundle.language in ("cpp", "cuda")
+    if failed and not of_harness:
+        yield FOREIGN_INTERFACE
 
 
 # -- one attempt

@@ -101,6 +101,16 @@ def test_correct_kernel_is_correct_and_timed(evaluator: Evaluator) -> None:
     assert found.isolation is not None and found.isolation.level.startswith(("name", "process"))
 
 
+def test_failed_kernel_of_another_signature_is_shown_the_interface(evaluator: Evaluator) -> None:
+    other = (
+        'extern "C" int kernlore_run(const float *x, float *y, long n) { y[n] = x[n]; return 0; }'
+    )
+    found = verdict(evaluator, cpp(other))
+    assert found.validity == "crashed" and "kernlore_abi.h" in found.notes[-1]
+    own = verdict(evaluator, cpp(KERNEL.replace("return 0;", "return x;", 1)))
+    assert not any("kernlore_abi.h" in note for note in own.notes)
+
+
 def test_reference_is_correct(evaluator: Evaluator) -> None:
     assert verdict(evaluator, model(MODEL_NEW)).validity == "correct"
 
