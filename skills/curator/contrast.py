@@ -21,6 +21,7 @@ from optimizer.evaluation.timing.statistics import bounded, independent_ratio
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.curator.comparison import LineDifference, canonical, code_lines, difference, kernel_key
+from skills.curator.excerpt import kernel_code
 from skills.curator.records import (
     ADOPTED,
     UNNAMED,
@@ -31,6 +32,7 @@ from skills.curator.records import (
     Polarity,
     Roles,
 )
+from skills.curator.structure import STRUCTURES, structure_of
 from skills.format.lint import is_name
 from skills.trajectories.records import (
     EvaluationSummary,
@@ -50,6 +52,8 @@ from skills.trajectories.records import (
 # timing, `python -m benchmarks.evaluation.checks`). A ratio's interval contains it already; the
 # floor allows for the many candidates that are looked at.
 NOISE_FLOOR: Mapping[str, float] = {"cpu": 0.018, "gpu": 0.005}
+# Texts state bounds to two digits, rounded outwards: a gain must differ from 1.00 there.
+LEAST_GAIN = 0.01
 GPU_LANGUAGES = frozenset({"triton", "cuda", "hip"})
 TIMED = frozenset({"measured", "simulator"})
 
@@ -109,7 +113,7 @@ def gate(
 def noise_floor(language: str) -> float:
     """The distance from 1 that a bound needs, as a ratio; that of a CPU for a language that also
     runs on one."""
-    return NOISE_FLOOR["gpu" if language in GPU_LANGUAGES else "cpu"]
+    return max(NOISE_FLOOR["gpu" if language in GPU_LANGUAGES else "cpu"], LEAST_GAIN)
 
 
 def gain_of(
@@ -199,6 +203,11 @@ def _untimed(trajectory: Trajectory, child: EvaluationSummary) -> str:
 
 # Two parameters that change together may need each other; of more, the cause is not known.
 MOST_CAUSES = 2
+VECTORIZE = "vectorize-global-access"
+# Rules that are a part of another one.
+PARTS = {
+    name: ("reduce-in-warp", "reduce-across-warps") for name in ("warp-per-row", "block-per-row")
+}
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\s*(?::\s*[\w.]+\s*)?=\s*(\d+)(?![\w.])")
@@ -206,14 +215,21 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\s*(?::\s*[\w.]+\s*)?=\s*(\d+)(?![\w.])")
 
 @dataclass(frozen=True)
 class CodeRule:
-    """A transformation of free code, recognised by a pattern in the lines that came. `role` and
-    `direction` are those of its move, empty if it has none."""
+    """A transformation of free code, recognised by a pattern in the lines that came, or by the
+    `structure` before and after. `role` and `direction` are those of its move, empty if it has
+    none; then `why` is its reason. `when` is a condition on the kernel before, `signals` those of
+    its verdict that the change answers. A `minor` rule names a change only if no other does."""
 
     name: str
     languages: frozenset[str]
     added: re.Pattern[str]
     role: str = ""
     direction: str = ""
+    structure: bool = False
+    minor: bool = False
+    when: str = ""
+    why: str = ""
+    signals: tuple[str, ...] = ()
 
 
 def contrast(
@@ -275,8 +291,7 @@ def _change(step: TrajectoryStep, passed: GatePass, roles: Roles) -> KernelChang
         return named(transformation_of(moved), parameters)
     if not lines.added:
         return "no line came: what was taken away has no name"
-    new, old = "\n".join(lines.added), "\n".join(code_lines(parent.bundle))
-    rules = matching_rules(new, old, child.bundle.language)
+    rules = rules_in(step)
     pattern = (*(f"-{line}" for line in lines.removed), *(f"+{line}" for line in lines.added))
     return named("-and-".join(rules) if len(rules) <= MOST_CAUSES else UNNAMED, (), pattern)
 
@@ -335,11 +350,12 @@ def _vocabulary() -> tuple[tuple[CodeRule, ...], Mapping[str, str]]:
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rules = tuple(
         CodeRule(
-            row["name"],
-            frozenset(row["languages"]),
-            re.compile(row["added"]),
-            row.get("role", ""),
-            row.get("direction", ""),
+            **{
+                **row,
+                "languages": frozenset(row["languages"]),
+                "added": re.compile(row["added"]),
+                "signals": tuple(row.get("signals", ())),
+            }
         )
         for row in data["rules"]
     )
@@ -351,17 +367,43 @@ def constant_role(name: str) -> str | None:
     return _vocabulary()[1].get(name.lower())
 
 
-def rule_named(transformation: str, language: str) -> CodeRule | None:
-    """The rule behind a transformation of free code."""
-    rules = (r for r in _vocabulary()[0] if r.name == transformation and language in r.languages)
-    return next(rules, None)
+def rules_named(transformation: str, language: str) -> list[CodeRule]:
+    """The rules behind a transformation of free code, which may be several joined by `-and-`."""
+    named = transformation.split("-and-")
+    return [r for r in _vocabulary()[0] if r.name in named and language in r.languages]
 
 
-def rules_in(kernel: Bundle, parent: Bundle | None) -> tuple[str, ...]:
-    """Names of the structures that a kernel has and its parent lacks, in the order of the rules;
-    without a parent, all that it has."""
-    old = "\n".join(code_lines(parent)) if parent is not None else ""
-    return matching_rules("\n".join(code_lines(kernel)), old, kernel.language)
+def rules_in(step: TrajectoryStep, *, whole: bool = False) -> tuple[str, ...]:
+    """Names of the structures that a step's kernel has and its parent lacks, in the order of the
+    rules; of a `whole` kernel all that it has."""
+    kernel = step.proposal.bundle
+    parent = None if whole else step.parent.bundle
+    new, old = ("" if k is None else _source(k) for k in (kernel, parent))
+    before, after = structure_of(parent), structure_of(kernel)
+    found: list[CodeRule] = []
+    for rule in _vocabulary()[0]:
+        if kernel.language not in rule.languages:
+            continue
+        if rule.structure:
+            holds = STRUCTURES[rule.name](before, after)
+            holds = holds and (rule.name != VECTORIZE or _scalar_loads(step.parent))
+        else:
+            holds = bool(rule.added.search(new)) and not rule.added.search(old)
+        if holds and rule.name not in [other.name for other in found]:
+            found.append(rule)
+    names = {rule.name for rule in found if not rule.minor}
+    parts = {part for name in names for part in PARTS.get(name, ())}
+    return tuple(r.name for r in found if r.name not in parts and not (r.minor and names))
+
+
+def _source(kernel: Bundle) -> str:
+    return kernel_code(kernel).source or "\n".join(code_lines(kernel))
+
+
+def _scalar_loads(kernel: MeasuredKernel) -> bool:
+    """Whether its compiled code has loads that can be wider, as far as that was counted."""
+    metrics = kernel.evaluation.metrics if kernel.evaluation is not None else {}
+    return metrics.get("ld_global_scalar") != 0 or not metrics.get("ld_global_vector")
 
 
 def matching_rules(new: str, old: str, language: str) -> tuple[str, ...]:

@@ -27,25 +27,30 @@ from optimizer.evaluation.records import CaseTiming, Interval
 from retrieval.diagnose.signals import load_signals
 from skills.curator.comparison import kernel_key
 from skills.curator.contrast import (
+    VECTORIZE,
+    CodeRule,
     GatePass,
     contrast,
     gain_of,
     matching_rules,
-    rule_named,
     rules_in,
+    rules_named,
 )
+from skills.curator.excerpt import excerpt
 from skills.curator.records import UNNAMED, WRITTEN, KernelChange, Roles
+from skills.curator.structure import NAMES, VECTORS, differences, needs, structure_of
 from skills.format.lint import is_name
 from skills.format.schema import MAX_NAME, TEXT, sources_of
 from skills.format.skillfile import with_content_hash
-from skills.trajectories.records import Trajectory, TrajectoryStep
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 
 WHEN = {"use": "When to use", "avoid": "When it hurts"}
 MOST_SIGNALS = 3
 MOST_CASES = 6  # named in the text; all of them are evidence
-MOST_LINES = 24  # of each side of a snippet
-# Of the side after it, in characters: a rewritten kernel cannot be applied from a part of it.
-MOST_AFTER = 3_400
+MOST_LINES = 24  # of a snippet of a whole kernel
+# Characters of both sides: a rewritten kernel cannot be applied from a part of it.
+MOST_CODE = 6_600
+MOST_LIMITS = 5
 # A skill is offered for sizes this many times smaller or larger than measured: the text states the
 # measured ones, and its user measures again.
 TESTED_MARGIN = 4.0
@@ -54,9 +59,14 @@ COMPARE = (
     " the same session."
 )
 CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hip": "cpp"}
+COMPARED = "Leave everything else as it is, build, and compare with the kernel before."
+LAUNCHED = "Fit the launch to it, build, and compare with the kernel before."
 WRITERS = frozenset({"llm", "external"})  # origins of kernels that a model or a person wrote
 AROUND = 1  # lines shown before and after one that a rule names
 CHANGED = "change-kernel"
+# Shares of measured limits in percent, as a verdict gives them.
+LIMITS = {"matmul_peak_pct": "matrix product rate", "copy_bandwidth_pct": "copy bandwidth"}
+LEAST_SHARE, MOST_SHARE = 1.0, 110.0
 EvidenceKind = Literal["pair", "simulator"]
 
 
@@ -217,10 +227,19 @@ def slugged(text: str) -> str:
 
 
 def _leading_signals(change: KernelChange) -> tuple[str, ...]:
-    """Registered signals of the parent's verdict, the leading ones first."""
+    """Registered signals of the parent's verdict, the leading ones first. Of a change of code only
+    those that its rules answer: any other is no reason for it."""
     known = load_signals()
     signals = tuple(s for s in dict.fromkeys(change.before) if s in known)
+    if not (change.parameters or change.adopted or change.transformation == WRITTEN):
+        answered = {signal for rule in _rules(change) for signal in rule.signals}
+        signals = tuple(s for s in signals if s in answered)
     return signals if change.adopted else signals[:MOST_SIGNALS]
+
+
+def _rules(change: KernelChange) -> list[CodeRule]:
+    """The rules that name a change of code."""
+    return rules_named(change.transformation, change.language)
 
 
 def _required_signals(change: KernelChange) -> tuple[str, ...]:
@@ -273,10 +292,8 @@ def _moves(change: KernelChange, predicate: str) -> tuple[Mapping[str, Any], ...
             for p in change.parameters
             for direction in [direction_of(p.before, p.after)]
         )
-    rule = rule_named(change.transformation, change.language)
-    if rule is None or not rule.role:
-        return ()
-    return (_move(rule.name, predicate, rule.role, rule.direction),)
+    rules = [rule for rule in _rules(change) if rule.role]
+    return tuple(_move(rule.name, predicate, rule.role, rule.direction) for rule in rules)
 
 
 def _move(
@@ -321,16 +338,26 @@ def _sentences(trajectory: Trajectory, change: KernelChange) -> SkillSentences:
     ]
     none = ("The verdict names none of these signals.",) if signals else ()
     steps, check, signs = _advice(change)
+    applies = tuple(rule.when for rule in _rules(change) if rule.when)
     if change.polarity == "use":
         signs = (*signs, "The time does not fall beyond noise: take the change back.")
     return SkillSentences(
         description=_description(change, place, seen),
-        when=(f"The kernel is {place}{dtype}.", *instance, *signals, sizes),
-        when_not=(far, *none),
+        when=(f"The kernel is {place}{dtype}.", *applies, *instance, *signals, sizes),
+        when_not=(far, *none, *_limits(change)),
         steps=steps,
         check=(*check, COMPARE),
         failure_signs=signs,
     )
+
+
+def _limits(change: KernelChange) -> tuple[str, ...]:
+    """What the code after needs and the code before does not."""
+    parent, rewritten = change.step.parent.bundle, not (change.parameters or change.adopted)
+    if parent is None or not rewritten or change.polarity == "avoid":
+        return ()
+    found = needs(structure_of(parent), structure_of(change.step.proposal.bundle))
+    return tuple(found[:MOST_LIMITS])
 
 
 def place_of(trajectory: Trajectory, change: KernelChange) -> str:
@@ -374,7 +401,7 @@ def _phrase(change: KernelChange) -> str:
 
 def _advice(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Steps, checks, failure signs."""
-    last = "Leave everything else as it is, build, and compare with the kernel before."
+    last = COMPARED
     used = [roles()[p.role] for p in change.parameters]
     checks, signs = tuple(r["check"] for r in used), tuple(r["sign"] for r in used)
     if change.polarity == "avoid":
@@ -393,13 +420,24 @@ def _advice(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], tup
     if change.adopted:
         first = f"Instantiate the recipe `{change.adopted}` with the values under After."
         return (first, "Then tune one value at a time."), (), ()
-    rule = rule_named(change.transformation, change.language)
-    first = f"Apply {change.transformation.replace('-', ' ')} as shown under After."
-    if rule is None or not rule.role:
-        return (first, last), (), ()
-    role = roles()[rule.role]
-    why = reason_for(rule.role, rule.direction)
-    return (f"{first} {why}", last), (role["check"],), (role["sign"],)
+    steps = [_step(rule) for rule in _rules(change)]
+    used = [roles()[rule.role] for rule in _rules(change) if rule.role]
+    limits = ("Each point under When not, for the new code and its launch.",)
+    checks = (*(r["check"] for r in used), *(limits if _limits(change) else ()))
+    parent = change.step.parent.bundle
+    if parent is not None and any(rule.structure for rule in _rules(change)):
+        found = differences(structure_of(parent), structure_of(change.step.proposal.bundle))
+        said = (NAMES, VECTORS) if VECTORIZE in change.transformation else (NAMES,)
+        others = [text for text in found if not text.startswith(said)]
+        steps += [f"What differs beside it or with it: {' '.join(others)}"] if others else []
+        last = LAUNCHED
+    steps = steps or [f"Apply {change.transformation.replace('-', ' ')} as shown under After."]
+    return (*steps, last), checks, tuple(r["sign"] for r in used)
+
+
+def _step(rule: CodeRule) -> str:
+    why = reason_for(rule.role, rule.direction) if rule.role else rule.why
+    return f"Apply {rule.name.replace('-', ' ')} as shown under After. {why}".strip()
 
 
 def _value(name: str, value: Any) -> str:
@@ -417,11 +455,12 @@ def _snippet(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], st
     if change.adopted:
         values = sorted(change.step.proposal.values.items())
         return (), tuple(f"{name} = {value}" for name, value in values), "text"
+    code, parent = CODE.get(change.language, "text"), change.step.parent.bundle
+    shown = excerpt(parent, change.step.proposal.bundle, MOST_CODE) if parent is not None else None
+    if shown is not None and change.transformation != WRITTEN:
+        return *shown, code
     gone = [line[1:] for line in change.pattern if line.startswith("-")]
-    whole = sum(map(len, change.added)) <= MOST_AFTER
-    after = _cut(change.added, len(change.added) if whole else MOST_LINES)
-    most = MOST_LINES if len(after) <= MOST_LINES else MOST_LINES // 2
-    return _cut(gone, most), after, CODE.get(change.language, "text")
+    return _cut(gone, MOST_LINES), _cut(change.added, MOST_LINES), code
 
 
 def _cut(lines: Sequence[str], most: int) -> tuple[str, ...]:
@@ -445,17 +484,38 @@ def _effect_lines(change: KernelChange, evidence: Sequence[EvidenceRow]) -> tupl
         " measured. Speed over the kernel before, with its interval:",
         "",
     ]
+    tuned = bool(change.parameters or change.adopted)
     for n in range(1, min(len(evidence), MOST_CASES) + 1):
         ref = f"ev:{n}."
         lines.append(
             f"- {{{{{ref}case_id}}}} on {{{{{ref}hardware_id}}}} ({{{{{ref}sizes}}}}):"
             f" {{{{{ref}speedup}}}}, from {{{{{ref}speedup_low}}}} to {{{{{ref}speedup_high}}}},"
-            f" {{{{{ref}n}}}} pairs of blocks"
+            f" {{{{{ref}n}}}} pairs of blocks{'' if tuned else _level(evidence[n - 1], ref)}"
         )
     if len(evidence) > 1:
         bounds = "from {{ev:all.speedup_low}} to {{ev:all.speedup_high}}"
         lines += ["", f"Over all cases the bounds run {bounds}."]
     return tuple(lines)
+
+
+def _level(row: EvidenceRow, ref: str) -> str:
+    """Time, and speed against the reference or the share of a measured limit, before and after: a
+    gain over a slow kernel is not one over a good kernel."""
+    if row.kind == "simulator" or row.baseline_us is None or row.measured_us is None:
+        return ""
+    parts = [f"; time from {{{{{ref}baseline_us}}}} to {{{{{ref}measured_us}}}} us"]
+    if row.details.get("over_reference"):
+        parts.append(
+            f", speed as a share of the reference's from {{{{{ref}reference_before}}}} to"
+            f" {{{{{ref}reference_after}}}}"
+        )
+    parts += [
+        f", share of the measured {limit} from {{{{{ref}{name}_before}}}} to"
+        f" {{{{{ref}{name}_after}}}}"
+        for name, limit in LIMITS.items()
+        if row.details.get(name)
+    ]
+    return "".join(parts)
 
 
 def _sources(trajectory: Trajectory, change: KernelChange) -> tuple[str, ...]:
@@ -498,7 +558,7 @@ def as_text(trajectory: Trajectory, change: KernelChange, draft: DraftedSkill) -
     kernel, parent = change.step.proposal.bundle, change.step.parent.bundle
     whole = change.transformation == WRITTEN
     compared = "its parent" if parent is not None else "the reference"
-    moves = rules_in(kernel, None if whole else parent)
+    moves = rules_in(change.step, whole=whole)
     transformation = f"{WRITTEN if whole else CHANGED}-{kernel_key(kernel)[:6]}"
     description = (
         f"Use when writing {place_of(trajectory, change)}. Key lines of a kernel that was right and"
@@ -514,7 +574,7 @@ def as_text(trajectory: Trajectory, change: KernelChange, draft: DraftedSkill) -
         draft.words,
         description=description,
         when_not=(*draft.words.when_not, limits),
-        steps=_text_steps(moves, compared, kernel.language),
+        steps=_text_steps(change, moves, compared),
     )
     return replace(
         draft,
@@ -528,17 +588,21 @@ def as_text(trajectory: Trajectory, change: KernelChange, draft: DraftedSkill) -
     )
 
 
-def _text_steps(moves: Sequence[str], compared: str, language: str) -> tuple[str, ...]:
-    """The named structures, each with the reason that its rule gives."""
+def _text_steps(change: KernelChange, moves: Sequence[str], compared: str) -> tuple[str, ...]:
+    """The named structures, each with the reason that its rule gives, or what differs."""
     named = ", ".join(f"`{name}`" for name in moves)
     first = (
         f"Read the lines under After. Structures of the kernel that {compared} has not: {named}."
         if moves
         else f"Read the lines under After. No rule here has a name for what {compared} has not."
     )
-    rules = [rule_named(name, language) for name in moves]
-    reasons = [f"`{r.name}`: {reason_for(r.role, r.direction)}" for r in rules if r and r.role]
-    return (first, *reasons, "Take over what differs for your own shapes, build, and compare.")
+    rules = rules_named("-and-".join(moves), change.language)
+    reasons = [(r, reason_for(r.role, r.direction) if r.role else r.why) for r in rules]
+    steps = [first, *(f"`{rule.name}`: {reason}" for rule, reason in reasons if reason)]
+    parent = change.step.parent.bundle
+    if parent is not None and not moves:
+        steps += differences(structure_of(parent), structure_of(change.step.proposal.bundle))
+    return (*steps, "Take over what differs for your own shapes, build, and compare.")
 
 
 def key_lines(change: KernelChange) -> tuple[str, ...]:
@@ -626,6 +690,7 @@ def _evidence_row(
         "origin": proposal.origin,
         **({"reviewed": evaluation.reviewed} if evaluation.reviewed else {}),
         **({"provenance": dict(change.step.provenance)} if change.step.provenance else {}),
+        **(_shares(parent, child, timing) if timing is not None and change.pattern else {}),
     }
     return EvidenceRow(
         id=derived_id("ev", trajectory.id, child.number, name, evaluation.key),
@@ -646,6 +711,35 @@ def _evidence_row(
     )
 
 
+def _shares(
+    parent: MeasuredKernel, child: MeasuredKernel, timing: CaseTiming
+) -> dict[str, tuple[float, float]]:
+    """Speed over the reference, and the shares of limits that either verdict has, as pairs of
+    parent and child. The work is equal, so a missing share follows from the times."""
+    assert child.evaluation is not None
+    own = parent.timing(timing.case)
+    if parent.proposal is None or own is None or parent.evaluation is None:
+        return {}
+    found = {}
+    if own.speedup is not None and timing.speedup is not None:
+        found["over_reference"] = (own.speedup.value, timing.speedup.value)
+    was, now = own.candidate_us, timing.candidate_us
+    if not was or not now or len(child.evaluation.cases) != 1:
+        return found
+    for name in LIMITS:
+        before, after = (side.metrics.get(name) for side in (parent.evaluation, child.evaluation))
+        if isinstance(after, float):
+            pair = (after * now / was, after)
+        elif isinstance(before, float):
+            pair = (before, before * was / now)
+        else:
+            continue
+        # A share below says nothing, and one above is that of a cache.
+        if LEAST_SHARE <= pair[1] <= MOST_SHARE:
+            found[name] = pair
+    return found
+
+
 def _down(value: float | None) -> str | None:
     return None if value is None else f"{math.floor(value * 100) / 100:.2f}"
 
@@ -659,12 +753,27 @@ def _sizes(details: Mapping[str, Any]) -> str:
     return ", ".join(sizes) or "sizes not recorded"
 
 
+def _pair(row: EvidenceRow, name: str, place: int, unit: str) -> str | None:
+    pair = row.details.get(name)
+    if not pair:
+        return None
+    value = pair[place]
+    return f"{value:.0f}{unit}" if value >= 10 else f"{value:.2g}{unit}"
+
+
 _FIGURES: Mapping[str, Callable[[EvidenceRow], str | None]] = {
     "speedup": lambda row: None if row.speedup is None else f"{row.speedup:.2f}",
     "speedup_low": lambda row: _down(row.speedup_low),
     "speedup_high": lambda row: _up(row.speedup_high),
     "baseline_us": lambda row: None if row.baseline_us is None else f"{row.baseline_us:.1f}",
     "measured_us": lambda row: None if row.measured_us is None else f"{row.measured_us:.1f}",
+    "reference_before": lambda row: _pair(row, "over_reference", 0, ""),
+    "reference_after": lambda row: _pair(row, "over_reference", 1, ""),
+    **{
+        f"{name}_{side}": lambda row, name=name, n=n: _pair(row, name, n, " %")  # type: ignore[misc]
+        for name in LIMITS
+        for n, side in enumerate(("before", "after"))
+    },
     "n": lambda row: str(row.n),
     "case_id": lambda row: row.case_id or "all cases",
     "hardware_id": lambda row: row.hardware_id,

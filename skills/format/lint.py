@@ -15,9 +15,9 @@ from typing import Literal
 from kb.hardware.lineage import NameIndex
 
 Kind = Literal["figure", "hardware", "absolute", "instruction", "secret", "hidden", "length"]
-# About a page; a prompt has room for three.
-MAX_BODY = 6_000
-MAX_LINES = 160
+# About two pages: a page of sentences and figures, and the code of two kernels.
+MAX_BODY = 10_000
+MAX_LINES = 280
 EXCERPT = 60  # characters shown of a finding
 
 _REFERENCE = re.compile(r"\{\{ev:[A-Za-z0-9_.]+\}\}")

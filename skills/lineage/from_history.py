@@ -3,8 +3,8 @@ judged by the curator like any other trajectory.
 
 A change is bound to a problem by its results (`binding`). Both versions are compiled and checked;
 those that are right are timed against the same reference, and the hunks between them are applied
-one after the other, so that a step that does not compile or is wrong is joined with the next. The
-author's claim is stored and compared, and enters no figure.
+one after the other, so that a step that does not compile, is wrong or makes no certain difference
+is joined with the next. The author's claim is stored and compared, and enters no figure.
 
 A history is read from git, a series of patches, or files that are steps of one kernel.
 Repositories are read with git in place and not changed. A commit counts if its message claims
@@ -32,6 +32,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing.statistics import independent_ratio
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench
@@ -41,6 +42,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.comparison import canonical, kernel_key, shown_lines
 from skills.curator.contrast import gain_of, noise_floor
 from skills.curator.distil import Distilled, distil_source
+from skills.curator.excerpt import kernel_code
 from skills.curator.pipeline import KNOWN
 from skills.lineage.binding import (
     CPU,
@@ -262,6 +264,10 @@ class _Trial:
             middle: list[tuple[Bundle, Evaluation]] = []
             if gain.low > 1 + floor:
                 middle = list(self._middle(bench, change, calls))
+                versions = [(before, first), *middle, (after, last)]
+                bundles, results = zip(*versions, strict=True)
+                kept = apart(bundles, [result.speedup for result in results], floor)
+                middle = [versions[place] for place in kept]
                 measured |= {bundle.sha256: evaluation for bundle, evaluation in middle}
         if middle:
             split, gains = stored([before, *(bundle for bundle, _ in middle), after])
@@ -392,6 +398,23 @@ class _Trial:
             store.end(row.id, owner, ended.state, ended.measured, **ended.summary)
         steps: Sequence[TrajectoryStep] = trajectory(self.base, row.id).steps
         return [gain_of(step.parent, step.child) for step in steps]
+
+
+def apart(
+    kernels: Sequence[Bundle], speedups: Sequence[Interval | None], floor: float
+) -> list[int]:
+    """The places, but for the two ends, of kernels that are steps of their own. One that does not
+    differ certainly from the one kept before it is none: a definition that nothing uses yet belongs
+    to the step that uses it. Nor is one that the next only launches differently."""
+    kept = [0]
+    for place, speedup in enumerate(speedups[:-1]):
+        last = speedups[kept[-1]]
+        gain = independent_ratio(speedup, last) if place and speedup and last else None
+        if gain is not None and (gain.low > 1 + floor or gain.high < 1 - floor):
+            kept.append(place)
+    codes = [kernel_code(kernels[place]).text for place in (*kept, len(kernels) - 1)]
+    after = zip(kept[1:], codes[1:-1], codes[2:], strict=True)
+    return [place for place, own, following in after if own != following]
 
 
 def between(before: str, after: str, *, python: bool = False) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from kb.candidate_abi import C_TYPES
+from skills.curator.code_items import INCLUDE, Item, items_of
 from skills.curator.comparison import code, without_comments
 
 C_SUFFIXES = frozenset({".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh"})
@@ -28,10 +29,7 @@ _QUALIFIERS = re.compile(
     r"|__inline__|__inline|signed|__host__)\b|(?:__attribute__|alignas|__declspec)\s*\((?:[^()]|\((?:[^()]"
     r"|\([^()]*\))*\))*\)"
 )
-_LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
-_INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_TRANSPARENT = re.compile(r"(?:extern\s*\"[^\"]*\"|\bnamespace(?:\s+[\w:]+)?)\s*$")
 _ALIAS = re.compile(r"\btypedef\s+(\w+)\s+(\w+)\s*;")
 # Words at the top level of a declaration that it does not define.
 _KEYWORDS = INTEGERS | frozenset(
@@ -84,27 +82,16 @@ class CFunction:
         return "cuda" if "<<<" in self.text else "cpp"
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A definition, declaration or directive at the top level of a file. `name` is set for the
-    definition of a function, whose head is `head`."""
-
-    text: str
-    kind: str  # function, directive, include, bracket or other
-    name: str = ""
-    head: str = ""
-
-
 def functions_of(
     text: str, path: str, header: Callable[[str], str | None] = lambda path: None
 ) -> dict[str, CFunction]:
     """The functions with a loop and an array in a file, by name. `header` returns the text of a
     file of the same tree, or None."""
     whole = _with_headers(text, path, header)
-    items = list(_items(without_comments(whole, python=False)))
+    items = list(items_of(without_comments(whole, python=False)))
     aliases = dict((new, old) for old, new in _ALIAS.findall(whole))
     suffix = PurePosixPath(path).suffix
-    own = {item.name for item in _items(without_comments(text, python=False))}
+    own = {item.name for item in items_of(without_comments(text, python=False))}
     words = [set(_WORD.findall(item.text)) for item in items]
     defined = [_defined(item) for item in items]
     functions: dict[str, CFunction] = {}
@@ -138,7 +125,7 @@ def _with_headers(
     folder = PurePosixPath(path).parent
     lines = []
     for line in text.splitlines():
-        match = _INCLUDE.match(line)
+        match = INCLUDE.match(line)
         if match is None or match[1] == "<":
             lines.append("" if line.strip() == "#pragma once" else line)
             continue
@@ -181,94 +168,8 @@ def _normal(path: str) -> str:
     return "/".join(parts)
 
 
-def _items(text: str) -> Iterator[_Item]:
-    """The top-level items of a text without comments, in order."""
-    held: list[str] = []  # lines of the present item
-    cutter = _Cutter()
-    lines = iter(text.splitlines())
-    for line in lines:
-        if line.lstrip().startswith("#"):
-            while line.endswith("\\"):
-                line += "\n" + next(lines, "")
-            if cutter.inside:
-                held.append(line)
-            else:
-                yield _Item(line, "include" if _INCLUDE.match(line) else "directive")
-            continue
-        start = 0
-        masked = _LITERAL.sub(lambda m: "s" * len(m.group()), line)
-        for place, char in enumerate(masked):
-            kind = cutter.after(char, held, line[start:place])
-            if kind:
-                whole = "\n".join([*held, line[start : place + 1]])
-                yield _item(whole, kind)
-                held, start = [], place + 1
-        if line[start:].strip():
-            held.append(line[start:])
-
-
-@dataclass
-class _Cutter:
-    """Braces and parentheses that are open at a place of a file. `function`: they are those of a
-    function's body."""
-
-    depth: int = 0
-    parens: int = 0
-    function: bool = False
-
-    @property
-    def inside(self) -> bool:
-        return bool(self.depth or self.parens)
-
-    def after(self, char: str, held: list[str], line: str) -> str:
-        """The kind of the item that ends with this character, or ""."""
-        self.parens += (char == "(") - (char == ")")
-        if char == "{":
-            if self.depth == 0:
-                head = "\n".join([*held, line])
-                if _TRANSPARENT.search(head.strip()):
-                    return "bracket"
-                self.function = self.function or _is_head(head)
-            self.depth += 1
-            return ""
-        if char == "}" and self.depth == 0:
-            return "bracket"
-        self.depth -= char == "}"
-        if self.inside or not (char == ";" or (char == "}" and self.function)):
-            return ""
-        kind = "function" if self.function else "other"
-        self.function = False
-        return kind
-
-
-def _is_head(text: str) -> bool:
-    bare = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    without, count = bare, 1
-    while count:  # default arguments have a "=" too
-        without, count = re.subn(r"\([^()]+\)|<[^<>]+>", "()", without)
-    return re.search(r"\)\s*(?:const|noexcept)?\s*$", bare) is not None and "=" not in without
-
-
-def _item(text: str, kind: str) -> _Item:
-    if kind != "function":
-        return _Item(text.strip("\n"), kind)
-    masked = "\n".join("" if line.lstrip().startswith("#") else line for line in text.splitlines())
-    head = masked.partition("{")[0].rstrip()
-    closing = head.rfind(")")
-    depth, opening = 0, -1
-    for place in range(closing, -1, -1):
-        depth += (head[place] == ")") - (head[place] == "(")
-        if depth == 0:
-            opening = place
-            break
-    name = re.search(r"([\w:~]+)\s*$", head[:opening])
-    if name is None:
-        return _Item(text.strip("\n"), "other")
-    return _Item(text.strip("\n"), "function", name[1], head)
-
-
 def _needed(
-    items: list[_Item], words: list[set[str]], defined: list[set[str]], name: str, suffix: str
+    items: list[Item], words: list[set[str]], defined: list[set[str]], name: str, suffix: str
 ) -> tuple[str, str]:
     """The named function and the items that it needs, in the order of the file, and the code of
     these items alone. `words` are those of each item, `defined` the names that it defines."""
@@ -302,7 +203,7 @@ def _needed(
     return _without_empty_conditions(kept), code(needs, python=False)
 
 
-def _defined(item: _Item) -> set[str]:
+def _defined(item: Item) -> set[str]:
     """The names that an item defines."""
     if item.kind == "function":
         return {item.name}
@@ -341,7 +242,7 @@ def _without_empty_conditions(texts: list[str]) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _signature(item: _Item, aliases: dict[str, str]) -> tuple[str, list[CParameter], str]:
+def _signature(item: Item, aliases: dict[str, str]) -> tuple[str, list[CParameter], str]:
     """Returned element type, parameters, and the reason for a refusal."""
     if "::" in item.name or "~" in item.name:
         return "", [], "it is a method"

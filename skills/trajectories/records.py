@@ -18,6 +18,7 @@ from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, Timin
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.tree import Tree
 
+SHARES = ("matmul_peak_pct", "copy_bandwidth_pct")
 # The quantities that bound advice: bytes to move and loop lengths decide how a kernel is tuned.
 # The others follow from these, the operator and the element type.
 BOUNDING = ("compulsory_bytes", "reduction_length")
@@ -202,7 +203,7 @@ def summary_of(evaluation: Evaluation, reviewed: str = "") -> EvaluationSummary:
         device=evaluation.device,
         checks=(sum(check.ok for check in evaluation.checks), len(evaluation.checks)),
         signals=evaluation.verdict.signal_ids,
-        metrics=evaluation.metrics,
+        metrics={**_shares_of_limits(evaluation), **evaluation.metrics},
         speedup=evaluation.speedup,
         cases=evaluation.timings,
         flags=tuple(flag.message for flag in evaluation.flags),
@@ -210,6 +211,12 @@ def summary_of(evaluation: Evaluation, reviewed: str = "") -> EvaluationSummary:
         message=evaluation.message,
         reviewed=reviewed,
     )
+
+
+def _shares_of_limits(evaluation: Evaluation) -> dict[str, float]:
+    """Shares of measured limits in the evidence of the verdict."""
+    evidence = (row for signal in evaluation.verdict.signals for row in signal.evidence)
+    return {row["name"]: row["value"] for row in evidence if row.get("name") in SHARES}
 
 
 def problem_of_trajectory(
