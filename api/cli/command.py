@@ -4,6 +4,9 @@ The name of a function's first parameter selects the target of its command: `tar
 service of `--url` or of the data directory, else this process; `local` is this process; `services`
 are those of this process. A function without one of them opens nothing. `--data-dir`, `--url` and
 `--json` are added as needed; the value that the function returns is printed.
+
+A parameter with `Doc` is an option, as in operations: `Annotated[int, Doc("..."), Ge(1)]`. Options
+under further names are `typer.Option`, positional arguments `typer.Argument`.
 """
 
 from __future__ import annotations
@@ -16,29 +19,27 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
+from annotated_types import Ge
 
 from api.cli.output import show
 from api.cli.target import login, open_target, opened
+from api.operations import Input
 from kb.errors import InvalidRequest
+from kb.plain import Doc
 
 DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        help="Data directory. Default: KERNLORE_DATA_DIR from the environment, or ./data.",
-    ),
+    Path | None, Doc("Data directory. Default: KERNLORE_DATA_DIR from the environment, or ./data.")
 ]
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url",
-        help="URL of a service to use. Default: KERNLORE_URL from the environment, or the service"
-        " that runs on the data directory, or none.",
+    Doc(
+        "URL of a service to use. Default: KERNLORE_URL from the environment, or the service"
+        " that runs on the data directory, or none."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as one line of JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Actor = Annotated[str | None, typer.Option(help="Who decides. Default: your login name.")]
+Actor = Annotated[str | None, Doc("Who decides. Default: your login name.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A new or empty folder.")]
 ProblemPath = Annotated[
     str,
@@ -46,50 +47,43 @@ ProblemPath = Annotated[
         metavar="PROBLEM", help="A problem file, folder or the name of a built-in problem."
     ),
 ]
-DeviceHardware = Annotated[
-    str, typer.Option("--hardware", help="Hardware id; auto: the hardware of this machine.")
-]
+DeviceHardware = Annotated[str, Doc("Hardware id; auto: the hardware of this machine.")]
 Ray = Annotated[
     str | None,
     typer.Option(
-        "--ray",
         help="HOST:PORT of a Ray cluster whose nodes do the work, or auto for the one on this"
         " machine.",
         show_default=False,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
+Seed = Annotated[int, Doc("Random seed.")]
 Models = Annotated[
     str,
-    typer.Option(
-        help="Language models that propose candidates too, by their litellm names, with optional"
+    Doc(
+        "Language models that propose candidates too, by their litellm names, with optional"
         " weights: a=2,b."
     ),
 ]
 ApiBase = Annotated[
-    str | None,
-    typer.Option(help="Address of an OpenAI-compatible server. Default: that of the provider."),
+    str | None, Doc("Address of an OpenAI-compatible server. Default: that of the provider.")
 ]
 # Of a run that continues: the default is the value that the run had.
 ContextTokensOfRun = Annotated[
     int | None,
-    typer.Option(
-        help="Most tokens of knowledge in a prompt. Default: that of the run, or 48,000.", min=1_000
-    ),
+    Doc("Most tokens of knowledge in a prompt. Default: that of the run, or 48,000."),
+    Ge(1_000),
 ]
 Reader = Annotated[
     str,
-    typer.Option(
-        help="Class of the models as readers of knowledge: strong, small, full for everything that"
+    Doc(
+        "Class of the models as readers of knowledge: strong, small, full for everything that"
         " fits, or auto for that of their names."
     ),
 ]
 ModelSecondsOfRun = Annotated[
     float | None,
-    typer.Option(
-        help="Longest time of one call of a model, in seconds. Default: that of the run, or 300.",
-        min=1,
-    ),
+    Doc("Longest time of one call of a model, in seconds. Default: that of the run, or 300."),
+    Ge(1),
 ]
 
 
@@ -123,7 +117,7 @@ def switched_on(word: str) -> bool:
 
 
 if TYPE_CHECKING:
-    from api.operations import Input, Operation
+    from api.operations import Operation
 
 F = TypeVar("F", bound=Callable[..., Any])
 PLACES = ("target", "local", "services")
@@ -143,13 +137,14 @@ def command(
     app: typer.Typer | None = None,
     name: str = "",
     *,
-    text: Callable[[Any], str],
+    text: Callable[[Any], str] | None = None,
     failed: Callable[[Any], int] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> Callable[[F], F]:
     """Make a function a command of `app`, or a command by itself.
 
-    `text` renders the returned value for people. The command exits with 1 where `failed` is true of
+    `text` renders the returned value for people; without it, the function prints its answer and
+    returns the exit code, 0 for None. The command exits with 1 where `failed` is true of
     the value, or with the code that `failed` gives; `after` prints remarks about it. The function
     gets `data_dir` and `as_json` if it has these parameters.
     """
@@ -163,21 +158,20 @@ def command(
             passed = {name: given[name] for name in names}
             with _opened(place, given.get("data_dir"), given.get("url")) as first:
                 value = function(*first, **passed)
+            if text is None:
+                return int(value or 0)
             show(value, given["as_json"], text)
             if after is not None:
                 after(value)
             return 0 if failed is None else int(failed(value))
 
-        common = names | {"as_json"} | ({"data_dir"} if place else set())
+        common = names | ({"as_json"} if text else set()) | ({"data_dir"} if place else set())
         common |= {"url"} if place == "target" else set()
+        shown = [p for p in own if p.name not in COMMON]
+        shown += [p for p in COMMON.values() if p.name in common]
         parameters = [
-            inspect.Parameter(
-                p.name, p.KEYWORD_ONLY, default=p.default, annotation=_resolved(p, function)
-            )
-            for p in own
-            if p.name not in COMMON
+            p.replace(kind=p.KEYWORD_ONLY, annotation=_resolved(p, function)) for p in shown
         ]
-        parameters += [p for p in COMMON.values() if p.name in common]
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -252,8 +246,16 @@ def _opened(place: str, data_dir: Any, url: str | None) -> Iterator[tuple[Any, .
 
 
 def _resolved(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
+    """The annotation of a parameter, with a Typer option in place of its documentation."""
     annotation = parameter.annotation
-    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+    if isinstance(annotation, str):
+        annotation = eval(annotation, function.__globals__)
+    given = Input(parameter.name, "query", annotation, parameter.default)
+    if not given.description:
+        return annotation
+    # A named flag has no `--no-` twin.
+    names = [f"--{given.name.replace('_', '-')}"] if given.type is bool else []
+    return Annotated[given.type, typer.Option(*names, help=given.description, **_bounds(given))]
 
 
 # -- options of operations
@@ -261,15 +263,19 @@ def _resolved(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any
 
 def _option(given: Input) -> Any:
     """The annotation of an option for a parameter of an operation."""
-    bounds = {
+    kind, choices = _plain_type(given.type)
+    help = f"{given.description} One of {', '.join(choices)}." if choices else given.description
+    return Annotated[kind, typer.Option(help=help, **_bounds(given))]
+
+
+def _bounds(given: Input) -> dict[str, Any]:
+    """The bounds of a parameter in Typer's names."""
+    return {
         end: value
         for bound in given.bounds
         for end, attribute in (("min", "ge"), ("max", "le"))
         if (value := getattr(bound, attribute, None)) is not None
     }
-    kind, choices = _plain_type(given.type)
-    help = f"{given.description} One of {', '.join(choices)}." if choices else given.description
-    return Annotated[kind, typer.Option(help=help, **bounds)]
 
 
 def _plain_type(kind: Any) -> tuple[Any, Sequence[str]]:

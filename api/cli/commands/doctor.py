@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.command import AsJson, DataDir, Url
+from api.cli.command import AsJson, DataDir, Url, command
 from api.cli.output import Json, show
 from api.cli.target import CommandTarget, read_settings, send_logs_to_stderr
 from kb.errors import Conflict, KernloreError, NotFound, StoreAway
+from kb.plain import Doc
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -31,44 +32,37 @@ if TYPE_CHECKING:
     from optimizer.evaluation.exploits.proof import Defence, ExploitResult
 
 
+@command()
 def doctor(
     data_dir: DataDir = None,
     url: Url = None,
     exploits: Annotated[
-        bool,
-        typer.Option(
-            "--exploits",
-            help="Instead, run the known ways to cheat an evaluation against this one.",
-        ),
+        bool, Doc("Instead, run the known ways to cheat an evaluation against this one.")
     ] = False,
     without: Annotated[
         int | None,
         typer.Option(
-            "--without",
-            metavar="ROW",
-            help="With --exploits: switch off the defence of this exploit.",
+            metavar="ROW", help="With --exploits: switch off the defence of this exploit."
         ),
     ] = None,
     only: Annotated[
         list[int] | None,
         typer.Option(
-            "--only", metavar="ROW", help="With --exploits: run only this exploit; repeat for more."
+            metavar="ROW", help="With --exploits: run only this exploit; repeat for more."
         ),
     ] = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Check the data directory and the installation. Exits 1 if something is wrong."""
     send_logs_to_stderr("error")
     if exploits or without is not None or only:
-        _run_exploits(without, only, as_json)
-        return
+        return _run_exploits(without, only, as_json)
     checks = list(
         check_service(url) if url is not None else check_directory(read_settings(data_dir))
     )
     healthy = all(check.ok for check in checks)
     show({"ok": healthy, "checks": checks}, as_json, _checks_text)
-    if not healthy:
-        raise typer.Exit(1)
+    return 0 if healthy else 1
 
 
 def _checks_text(answer: Json) -> str:
@@ -361,7 +355,7 @@ def _parity(services: Services) -> Check:
 # -- exploits
 
 
-def _run_exploits(without: int | None, only: Sequence[int] | None, as_json: bool) -> None:
+def _run_exploits(without: int | None, only: Sequence[int] | None, as_json: bool) -> int:
     """Print one line for each exploit as soon as it has run, then the counts."""
     from optimizer.evaluation.exploits.proof import run_exploits
 
@@ -385,8 +379,7 @@ def _run_exploits(without: int | None, only: Sequence[int] | None, as_json: bool
             f"caught {caught} of {len(counted)}"
         ),
     )
-    if caught < len(counted):
-        raise typer.Exit(1)
+    return int(caught < len(counted))
 
 
 def _line(result: ExploitResult, without: int | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from api.cli.command import AsJson, Yes, command, operation_command
 from api.cli.commands.jobs import report_lines
@@ -14,6 +15,7 @@ from api.cli.output import Json, columns, confirm, pairs, shortened
 from api.cli.target import CommandTarget, login
 from api.operations import documents
 from kb.errors import InvalidRequest
+from kb.plain import Doc
 
 app = typer.Typer(help="Documents: list, show, correct, delete.")
 
@@ -114,7 +116,7 @@ operation_command(
     "Its file is read again as the newest version; `kernlore documents show` lists the versions.",
     parameters={
         "document_id": DocumentId,
-        "version": Annotated[int, typer.Option(help="Number of the version.", min=1)],
+        "version": Annotated[int, Doc("Number of the version."), Ge(1)],
     },
     text=lambda sent: (
         f"{sent['document_id']}: {sent['outcome']}"
@@ -148,15 +150,15 @@ def correct(
     passage_id: Annotated[
         str, typer.Argument(help="Id of a passage; see `kernlore documents passages`.")
     ],
-    text: Annotated[str | None, typer.Option(help="The corrected text.")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="A file with the corrected text.")] = None,
+    text: Annotated[str | None, Doc("The corrected text.")] = None,
+    text_file: Annotated[Path | None, Doc("A file with the corrected text.")] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option(help="A tag as KIND=VALUE; repeat for each. They replace the present tags."),
+        Doc("A tag as KIND=VALUE; repeat for each. They replace the present tags."),
     ] = None,
     hardware: Annotated[
         list[str] | None,
-        typer.Option(help="Hardware that it is about; repeat for each. `any`: about no hardware."),
+        Doc("Hardware that it is about; repeat for each. `any`: about no hardware."),
     ] = None,
 ) -> Json:
     """Correct a passage. It also holds in later revisions that have the same text."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from annotated_types import Ge, Le
 
 from api.cli.command import ApiBase, AsJson, DataDir, Yes, command, operation_command
 from api.cli.commands.jobs import UploadedFile, wait_for_jobs
@@ -18,6 +19,7 @@ from api.operations import hardware
 from ingestion.model_calls import AT_ONCE, SECONDS
 from kb.errors import Conflict, InvalidRequest
 from kb.hardware.facts import SubjectKind, readable
+from kb.plain import Doc, plain
 
 app = typer.Typer(help="Hardware: descriptions, facts, coverage.")
 
@@ -181,40 +183,21 @@ def facts(
     target: CommandTarget,
     hardware_id: HardwareId,
     proposed: Annotated[
-        bool,
-        typer.Option(
-            "--proposed", help="Facts that were read from documents and wait for a decision."
-        ),
+        bool, Doc("Facts that were read from documents and wait for a decision.")
     ] = False,
-    key: Annotated[
-        str | None, typer.Option("--key", help="Only this key, such as l2_size.")
-    ] = None,
-    subject: Annotated[
-        str | None,
-        typer.Option("--subject", help="Only facts whose subject has this in its name."),
-    ] = None,
+    key: Annotated[str | None, Doc("Only this key, such as l2_size.")] = None,
+    subject: Annotated[str | None, Doc("Only facts whose subject has this in its name.")] = None,
     subject_kind: Annotated[
-        SubjectKind | None,
-        typer.Option(
-            "--subject-kind",
-            help="Only facts about the chip itself, a family above it, or unclear.",
-        ),
+        SubjectKind | None, Doc("Only facts about the chip itself, a family above it, or unclear.")
     ] = None,
     document: Annotated[
-        str | None,
-        typer.Option(
-            "--document", help="Only facts of this document: its id, or part of its title."
-        ),
+        str | None, Doc("Only facts of this document: its id, or part of its title.")
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Accept this fact (its id, or the key of the only one); repeat for more."
-        ),
+        Doc("Accept this fact (its id, or the key of the only one); repeat for more."),
     ] = None,
-    reject: Annotated[
-        list[str] | None, typer.Option(help="Reject this fact; repeat for more.")
-    ] = None,
+    reject: Annotated[list[str] | None, Doc("Reject this fact; repeat for more.")] = None,
     set_: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -233,22 +216,12 @@ def facts(
         str, typer.Option(help="With --add, the place in the document, such as a row of it.")
     ] = "",
     withdraw: Annotated[
-        list[str] | None,
-        typer.Option(help="Take the correction of this fact (id) back; repeat for more."),
+        list[str] | None, Doc("Take the correction of this fact (id) back; repeat for more.")
     ] = None,
-    accept_all: Annotated[
-        bool,
-        typer.Option("--accept-all", help="Accept every proposed fact that the filters leave."),
-    ] = False,
-    reject_all: Annotated[
-        bool,
-        typer.Option("--reject-all", help="Reject every proposed fact that the filters leave."),
-    ] = False,
+    accept_all: Annotated[bool, Doc("Accept every proposed fact that the filters leave.")] = False,
+    reject_all: Annotated[bool, Doc("Reject every proposed fact that the filters leave.")] = False,
     include_unclear: Annotated[
-        bool,
-        typer.Option(
-            "--include-unclear", help="With --accept-all, also facts whose subject is not clear."
-        ),
+        bool, Doc("With --accept-all, also facts whose subject is not clear.")
     ] = False,
 ) -> Json:
     """List facts with their sources, or decide about them."""
@@ -342,7 +315,7 @@ def lexicon(
     ] = None,
     as_read: Annotated[
         list[str] | None,
-        typer.Option("--as-read", metavar="TERM", help="Take the decision about TERM back."),
+        typer.Option(metavar="TERM", help="Take the decision about TERM back."),
     ] = None,
     as_json: AsJson = False,
 ) -> Json:
@@ -383,7 +356,7 @@ def new(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. Default: print it.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, Doc("Replace an existing file.")] = False,
 ) -> Json:
     """Write a commented hardware.toml to fill in."""
     from kb.hardware.schema import hardware_template
@@ -416,10 +389,7 @@ def add(
 def remove(
     target: CommandTarget,
     hardware_id: HardwareId,
-    with_documents: Annotated[
-        bool,
-        typer.Option("--with-documents", help="Also delete documents that are only about it."),
-    ] = False,
+    with_documents: Annotated[bool, Doc("Also delete documents that are only about it.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> Json:
@@ -506,7 +476,6 @@ def _counter_line(counter: Json) -> str:
 @command(app, text=_check_text, failed=lambda checked: not checked["ok"])
 def check(local: CommandTarget, hardware_id: HardwareId) -> Json:
     """Check a chip's tools, sample, counters and prompt. Exits 1 if something needed is missing."""
-    from kb.plain import plain
     from optimizer.evaluation.hardware_check import check_hardware
 
     checked = check_hardware(local.services, hardware_id)
@@ -533,24 +502,19 @@ def _acceptance_failed(result: Json) -> int:
 def accept(
     local: CommandTarget,
     hardware_id: HardwareId,
-    language: Annotated[str, typer.Option(help="Only this language of the chip.")] = "",
-    fail_under: Annotated[
-        float, typer.Option(min=0, max=100, help="Exit with 1 if a mark is lower.")
-    ] = 0,
+    language: Annotated[str, Doc("Only this language of the chip.")] = "",
+    fail_under: Annotated[float, Doc("Exit with 1 if a mark is lower."), Ge(0), Le(100)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write the page to this file.")
     ] = None,
-    models: Annotated[
-        str, typer.Option(help="Let these models write kernels from the manuals alone.")
-    ] = "",
-    attempts: Annotated[int, typer.Option(min=1, max=32, help="Kernels for each problem.")] = 4,
+    models: Annotated[str, Doc("Let these models write kernels from the manuals alone.")] = "",
+    attempts: Annotated[int, Doc("Kernels for each problem."), Ge(1), Le(32)] = 4,
     api_base: Annotated[
-        str | None, typer.Option(help="Address of an OpenAI-compatible server of the models.")
+        str | None, Doc("Address of an OpenAI-compatible server of the models.")
     ] = None,
 ) -> Json:
     """Test a chip's manuals on its own toolchain. It exits with 5, and `mark` is null in the JSON,
     where nothing could be decided for a language."""
-    from kb.plain import plain
     from optimizer.evaluation.acceptance.accept import accept_manuals
 
     result = accept_manuals(local.services, hardware_id, language)
@@ -582,21 +546,17 @@ def _probe_text(answer: Json) -> str:
 def probe(
     local: CommandTarget,
     hardware_id: HardwareId,
-    language: Annotated[str, typer.Option(help="Only probes in this language.")] = "",
-    only: Annotated[list[str] | None, typer.Option(help="Only this probe; repeatable.")] = None,
-    library: Annotated[
-        Path | None, typer.Option(help="Folder of probes. Default: the built-in ones.")
-    ] = None,
+    language: Annotated[str, Doc("Only probes in this language.")] = "",
+    only: Annotated[list[str] | None, Doc("Only this probe; repeatable.")] = None,
+    library: Annotated[Path | None, Doc("Folder of probes. Default: the built-in ones.")] = None,
     pack: Annotated[
-        Path | None,
-        typer.Option(help="Write a zip that runs the probes on another machine, and end."),
+        Path | None, Doc("Write a zip that runs the probes on another machine, and end.")
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(help="Store the probes.json that a pack wrote, and show it.")
+        Path | None, Doc("Store the probes.json that a pack wrote, and show it.")
     ] = None,
 ) -> Json:
     """Measure a chip and compare it with its facts."""
-    from kb.plain import plain
     from optimizer.evaluation.acceptance import probes
 
     base, names = local.services, only or ()
@@ -617,10 +577,10 @@ def probe(
 # -- language models over a chip's manuals
 
 Model = Annotated[str, typer.Option("--models", metavar="NAME", help="The model's litellm name.")]
-Calls = Annotated[int, typer.Option(min=1, help="Most calls of the model.")]
-AtOnce = Annotated[int, typer.Option(min=1, max=32, help="Calls at the same time.")]
-Usd = Annotated[float | None, typer.Option(help="Make no further call once so much was spent.")]
-ModelSeconds = Annotated[float, typer.Option(min=1, help="Longest time of a call.")]
+Calls = Annotated[int, Doc("Most calls of the model."), Ge(1)]
+AtOnce = Annotated[int, Doc("Calls at the same time."), Ge(1), Le(32)]
+Usd = Annotated[float | None, Doc("Make no further call once so much was spent.")]
+ModelSeconds = Annotated[float, Doc("Longest time of a call."), Ge(1)]
 
 
 @command(app, text=lambda report: reading_text(report), failed=lambda r: bool(r["left"]))
@@ -633,9 +593,7 @@ def read(
     at_once: AtOnce = AT_ONCE,
     usd: Usd = None,
     model_seconds: ModelSeconds = SECONDS,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also sections that a model has read before.")
-    ] = False,
+    again: Annotated[bool, Doc("Also sections that a model has read before.")] = False,
 ) -> Json:
     """Have a language model read a chip's documents.
 
@@ -643,7 +601,6 @@ def read(
     one ended; it exits 1 if sections are left.
     """
     from api.section_models import limits_of, read_sections, section_model
-    from kb.plain import plain
 
     model = section_model(models, api_base, model_seconds)
     limits = limits_of(model, calls, at_once, usd)
@@ -683,16 +640,12 @@ def prepare(
     hardware_id: HardwareId,
     models: Model,
     api_base: ApiBase = None,
-    signal: Annotated[
-        list[str] | None, typer.Option(help="Only this signal; repeat for more.")
-    ] = None,
+    signal: Annotated[list[str] | None, Doc("Only this signal; repeat for more.")] = None,
     calls: Calls = hardware.DRAFT_CALLS,
     at_once: AtOnce = AT_ONCE,
     usd: Usd = None,
     model_seconds: ModelSeconds = SECONDS,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also signals with a decided draft.")
-    ] = False,
+    again: Annotated[bool, Doc("Also signals with a decided draft.")] = False,
 ) -> Json:
     """Have a language model draft sections about signals.
 
@@ -700,7 +653,6 @@ def prepare(
     person accepts the rest.
     """
     from api.section_models import draft_sections, limits_of, section_model
-    from kb.plain import plain
 
     model = section_model(models, api_base, model_seconds)
     limits = limits_of(model, calls, at_once, usd)
@@ -733,7 +685,7 @@ def drafts(
     target: CommandTarget,
     hardware_id: HardwareId,
     status: Annotated[
-        str | None, typer.Option(help="Only with this status: proposed, accepted or rejected.")
+        str | None, Doc("Only with this status: proposed, accepted or rejected.")
     ] = None,
     accept: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Accept this draft; repeat for more.")
@@ -741,9 +693,7 @@ def drafts(
     reject: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Reject this draft; repeat for more.")
     ] = None,
-    accept_all: Annotated[
-        bool, typer.Option("--accept-all", help="Accept all proposed drafts.")
-    ] = False,
+    accept_all: Annotated[bool, Doc("Accept all proposed drafts.")] = False,
     as_json: AsJson = False,
 ) -> Any:
     """List sections that a model drafted, or decide about them."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.command import AsJson, DataDir, Ray, Url
+from api.cli.command import AsJson, DataDir, Ray, Url, command
 from api.cli.commands.hardware import NO_FACTS, coverage_text, reading_text
 from api.cli.commands.jobs import UploadedFile, counts_of, file_text, wait_for_jobs
 from api.cli.output import Json, note, show
@@ -21,41 +21,35 @@ from api.operations import Incoming, documents, hardware
 from ingestion.model_calls import AT_ONCE
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 from kb.ids import new_id
+from kb.plain import Doc
 
 if TYPE_CHECKING:
     from ingestion.includes import JoinedUpload
     from ingestion.uploads import LocalFile
 
 
+@command()
 def ingest(
     paths: Annotated[list[Path] | None, typer.Argument(help="Files and folders to read.")] = None,
     hardware: Annotated[
-        list[str] | None, typer.Option(help="Hardware that they are about; repeat for each.")
+        list[str] | None, Doc("Hardware that they are about; repeat for each.")
     ] = None,
-    category: Annotated[
-        str | None, typer.Option(help="Category: constraint, guidance or hardware.")
-    ] = None,
+    category: Annotated[str | None, Doc("Category: constraint, guidance or hardware.")] = None,
     language: Annotated[
-        list[str] | None,
-        typer.Option(help="Language that they are about, like triton; repeat for each."),
+        list[str] | None, Doc("Language that they are about, like triton; repeat for each.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of a single document.")] = None,
+    title: Annotated[str | None, Doc("Title of a single document.")] = None,
     source_key: Annotated[
         str | None,
-        typer.Option(
-            help="A name that stays the same over the revisions of a document. Default: hardware"
+        Doc(
+            "A name that stays the same over the revisions of a document. Default: hardware"
             " and file name."
         ),
     ] = None,
     replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace", help="Replace documents of the same name also if their text is unrelated."
-        ),
+        bool, Doc("Replace documents of the same name also if their text is unrelated.")
     ] = False,
-    builtin: Annotated[
-        bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
-    ] = False,
+    builtin: Annotated[bool, Doc("Read the built-in knowledge too.")] = False,
     models: Annotated[
         str,
         typer.Option(
@@ -65,14 +59,13 @@ def ingest(
         ),
     ] = "",
     api_base: Annotated[
-        str | None,
-        typer.Option(help="With --models: address of an OpenAI-compatible server."),
+        str | None, Doc("With --models: address of an OpenAI-compatible server.")
     ] = None,
     ray: Ray = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
-) -> None:
+) -> bool:
     """Read files and folders into the knowledge base.
 
     Waits until each file is searchable, or refused with a reason. Exits 1 if any was refused or
@@ -118,8 +111,7 @@ def ingest(
     if models:
         answer["read"] = read
     show(answer, as_json, lambda _: _report(files, coverage, waiting, read))
-    if any(file.bad for file in files) or any(report["left"] for report in read):
-        raise typer.Exit(1)
+    return any(file.bad for file in files) or any(report["left"] for report in read)
 
 
 show_hardware, show_coverage = hardware.show_hardware, hardware.show_coverage

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge, Le
 
 from api.cli.command import DataDir, command
 from api.cli.output import Json, note, pairs, table
 from api.cli.target import login, read_settings
-from kb.plain import plain
+from kb.plain import Doc, plain
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -22,21 +23,21 @@ def create(
     services: Services,
     role: Annotated[
         str,
-        typer.Option(
-            help="What it may do: reader asks; writer also uploads, corrects and describes chips;"
+        Doc(
+            "What it may do: reader asks; writer also uploads, corrects and describes chips;"
             " curator also decides about facts and skills; admin also deletes and has code run."
         ),
     ],
     hardware: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Restrict it to this hardware, the families above it and general knowledge;"
+        Doc(
+            "Restrict it to this hardware, the families above it and general knowledge;"
             " repeat for several."
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Its owner or purpose.")] = "",
+    name: Annotated[str, Doc("Its owner or purpose.")] = "",
     expires: Annotated[
-        float | None, typer.Option(help="Days after which it ends. Default: never.", min=0.001)
+        float | None, Doc("Days after which it ends. Default: never."), Ge(0.001)
     ] = None,
 ) -> Json:
     """Make a key, and show it once.
@@ -88,9 +89,9 @@ def _changes_table(answer: Json) -> str:
 
 @command(app, text=_changes_table)
 def audit(
-    limit: Annotated[int, typer.Option(help="Changes to show.", min=1, max=100_000)] = 50,
-    key: Annotated[str, typer.Option(help="Only changes by this key, by its id.")] = "",
-    subject: Annotated[str, typer.Option(help="Only changes of the object with this id.")] = "",
+    limit: Annotated[int, Doc("Changes to show."), Ge(1), Le(100_000)] = 50,
+    key: Annotated[str, Doc("Only changes by this key, by its id.")] = "",
+    subject: Annotated[str, Doc("Only changes of the object with this id.")] = "",
     data_dir: DataDir = None,
 ) -> Json:
     """Show who changed what, newest first. It is read from audit.jsonl of the data directory."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from annotated_types import Ge, Le
 
 from api.cli.command import AsJson, DataDir, Url, command, operation_command
 from api.cli.output import Json, columns, note, shortened, show
@@ -19,6 +20,7 @@ from api.cli.target import CommandTarget, open_target, opened, read_settings, se
 from api.operations import hardware as chips
 from api.operations import knowledge
 from kb.errors import InvalidRequest, NotFound
+from kb.plain import Doc
 from retrieval.knowledge_validity import STATES
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def tree(
     path: Annotated[
         str, typer.Argument(help="A path like hardware/h100/memory. Default: the root.")
     ] = "",
-    depth: Annotated[int, typer.Option(min=1, max=8, help="Levels to show.")] = 2,
+    depth: Annotated[int, Doc("Levels to show."), Ge(1), Le(8)] = 2,
 ) -> Json:
     """Show the tree of knowledge with counts."""
     node = dict(target.call(knowledge.show_knowledge, path))
@@ -136,9 +138,7 @@ def _recipe_lines(recipes: Sequence[Json]) -> str:
 @command(app, text=_recipe_lines)
 def recipes(
     target: CommandTarget,
-    hardware: Annotated[
-        str, typer.Option(help="Only recipes for this chip, its family or its vendor.")
-    ] = "",
+    hardware: Annotated[str, Doc("Only recipes for this chip, its family or its vendor.")] = "",
     accept: Annotated[str | None, typer.Option(metavar="ID", help="Accept this recipe.")] = None,
     reject: Annotated[
         str | None, typer.Option(metavar="ID", help="Reject this recipe: it is never used.")
@@ -157,9 +157,9 @@ NO_CARD = "No card: upload a manual that defines the language's names."
 NO_PROPOSAL = "No proposed card: --propose asks a language model for some."
 
 
-@app.command()
+@command(app)
 def symbols(
-    hardware: Annotated[str, typer.Option(help="Hardware id, see `kernlore hardware list`.")],
+    hardware: Annotated[str, Doc("Hardware id, see `kernlore hardware list`.")],
     query: Annotated[
         str, typer.Option("--query", "--q", "-q", help="A name, or words about it.")
     ] = "",
@@ -173,9 +173,7 @@ def symbols(
             help="With --correct: signature, meaning or example and its text; repeat for more.",
         ),
     ] = None,
-    proposed: Annotated[
-        bool, typer.Option("--proposed", help="List cards that a language model has proposed.")
-    ] = False,
+    proposed: Annotated[bool, Doc("List cards that a language model has proposed.")] = False,
     accept: Annotated[
         list[str] | None,
         typer.Option(metavar="ID", help="Accept this proposed card; repeat for more."),
@@ -186,10 +184,9 @@ def symbols(
     ] = None,
     propose: Annotated[
         bool,
-        typer.Option(
-            "--propose",
-            help="Let a language model propose cards for sections that name code and have no card."
-            " Text that is not in the section word for word is dropped.",
+        Doc(
+            "Let a language model propose cards for sections that name code and have no card."
+            " Text that is not in the section word for word is dropped."
         ),
     ] = False,
     models: Annotated[
@@ -197,13 +194,12 @@ def symbols(
     ] = "",
     api_base: Annotated[
         str | None,
-        typer.Option(
-            help="With --propose: address of an OpenAI-compatible server. Default: that of the"
-            " provider."
+        Doc(
+            "With --propose: address of an OpenAI-compatible server. Default: that of the provider."
         ),
     ] = None,
     sections: Annotated[
-        int, typer.Option(min=1, help="With --propose: ask about at most this many sections.")
+        int, Doc("With --propose: ask about at most this many sections."), Ge(1)
     ] = 50,
     data_dir: DataDir = None,
     url: Url = None,
@@ -316,15 +312,20 @@ samples = operation_command(
         "hardware_id": Annotated[
             str, typer.Option("--hardware", help="Hardware id, see `kernlore hardware list`.")
         ],
-        "operator": Annotated[str, typer.Option(help="Only kernels that compute this.")],
+        "operator": Annotated[str, Doc("Only kernels that compute this.")],
     },
     pick="samples",
     text=_sample_lines,
 )
 
 
-@app.command()
+@command(
+    app,
+    text=lambda result: _knowledge_check_lines(result),
+    failed=lambda result: any(change["change"] == "expired" for change in result["changes"]),
+)
 def check(
+    local: CommandTarget,
     toolchain: Annotated[
         list[Path] | None,
         typer.Option(
@@ -334,19 +335,13 @@ def check(
         ),
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Only kernels for this chip, its family or its vendor.")
+        str | None, Doc("Only kernels for this chip, its family or its vendor.")
     ] = None,
-    kind: Annotated[
-        CheckedKind | None,
-        typer.Option(help="Only entries of this kind."),
-    ] = None,
+    kind: Annotated[CheckedKind | None, Doc("Only entries of this kind.")] = None,
     tool: Annotated[
-        list[str] | None,
-        typer.Option(help="Only entries that depend on this tool; repeat for several."),
+        list[str] | None, Doc("Only entries that depend on this tool; repeat for several.")
     ] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> int:
+) -> Json:
     """Check the knowledge with the tools of this machine.
 
     Compiles and runs the built-in kernels, makes tools print the texts of error signatures, and
@@ -358,14 +353,10 @@ def check(
     for folder in toolchain or ():
         if not folder.is_dir():
             raise InvalidRequest(f"{folder} is no folder", hint="Name the folder of a toolchain.")
-    with opened(data_dir) as local:
-        folders = [folder.resolve() for folder in toolchain or ()]
-        local.load_knowledge(note)
-        result = check_knowledge(
-            local.services, folders, hardware, [kind] if kind else KINDS, tool or (), note
-        )
-    show(asdict(result), as_json, _knowledge_check_lines)
-    return int(any(change.change == "expired" for change in result.changes))
+    folders = [folder.resolve() for folder in toolchain or ()]
+    local.load_knowledge(note)
+    kinds = [kind] if kind else KINDS
+    return asdict(check_knowledge(local.services, folders, hardware, kinds, tool or (), note))
 
 
 def _knowledge_check_lines(result: Json) -> str:

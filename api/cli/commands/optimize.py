@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from api.cli.command import (
     ApiBase,
@@ -26,12 +27,14 @@ from api.cli.command import (
     Reader,
     Seed,
     Wait,
+    command,
     switched_on,
     wait_for_processors,
 )
 from api.cli.output import note, show
 from api.cli.target import CommandTarget, opened
 from kb.errors import InvalidRequest, NotFound
+from kb.plain import Doc
 
 if TYPE_CHECKING:
     from api.cli.search import SearchOptions
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from retrieval.knowledge_base import KnowledgeBase
 
 
+@command()
 def optimize(
     problems: Annotated[
         list[str],
@@ -50,25 +54,23 @@ def optimize(
         ),
     ],
     hardware: DeviceHardware = "auto",
-    language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
+    language: Annotated[str | None, Doc("Only candidates in this language.")] = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Stop at this speed-up (1.5x), time of a call (120us), or share of the device's"
+        Doc(
+            "Stop at this speed-up (1.5x), time of a call (120us), or share of the device's"
             " measured ceilings (0.85roofline)."
         ),
     ] = None,
-    candidates: Annotated[int, typer.Option(help="Try at most this many candidates.")] = 30,
-    minutes: Annotated[
-        float | None, typer.Option(help="Search for at most this many minutes.")
-    ] = None,
+    candidates: Annotated[int, Doc("Try at most this many candidates.")] = 30,
+    minutes: Annotated[float | None, Doc("Search for at most this many minutes.")] = None,
     usd: Annotated[
-        float | None, typer.Option(help="Spend at most this many US dollars on language models.")
+        float | None, Doc("Spend at most this many US dollars on language models.")
     ] = None,
     models: Models = "",
     api_base: ApiBase = None,
     context_tokens: Annotated[
-        int, typer.Option(help="Most tokens of knowledge in a model's prompt.", min=1_000)
+        int, Doc("Most tokens of knowledge in a model's prompt."), Ge(1_000)
     ] = 48_000,
     reader: Reader = "auto",
     tools: Annotated[
@@ -80,34 +82,31 @@ def optimize(
         ),
     ] = None,
     model_seconds: Annotated[
-        float, typer.Option(help="Longest time of one call of a model, in seconds.", min=1)
+        float, Doc("Longest time of one call of a model, in seconds."), Ge(1)
     ] = 300.0,
     synthesizers: Annotated[
         str,
-        typer.Option(
-            help="Only these proposers: recipe, sample, traced, compiler, llm; separate them by"
+        Doc(
+            "Only these proposers: recipe, sample, traced, compiler, llm; separate them by"
             " commas. Default: all that are available."
         ),
     ] = "",
     knowledge: Annotated[
-        str, typer.Option(help="Whether proposers are shown retrieved knowledge: on or off.")
+        str, Doc("Whether proposers are shown retrieved knowledge: on or off.")
     ] = "on",
     policy: Annotated[
-        str,
-        typer.Option(
-            help="How the next candidate to improve is chosen: best-first, mcts or evolutionary."
-        ),
+        str, Doc("How the next candidate to improve is chosen: best-first, mcts or evolutionary.")
     ] = "best-first",
     memory: Annotated[
         str,
-        typer.Option(
-            help="Earlier candidates that proposers are shown with the one to change: none,"
+        Doc(
+            "Earlier candidates that proposers are shown with the one to change: none,"
             " parent (its own), siblings (earlier changes of it), both, or ancestors."
         ),
     ] = "both",
     seed: Seed = 0,
     stall: Annotated[
-        int | None, typer.Option(help="Stop after this many candidates without an improvement.")
+        int | None, Doc("Stop after this many candidates without an improvement.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -115,9 +114,7 @@ def optimize(
             "--output", "-o", help="Folder for the module and the report. Default: a new one here."
         ),
     ] = None,
-    distill: Annotated[
-        bool, typer.Option("--distill", help="Afterwards, distil the run into skills.")
-    ] = False,
+    distill: Annotated[bool, Doc("Afterwards, distil the run into skills.")] = False,
     wait: Wait = 0.0,
     ray: Ray = None,
     data_dir: DataDir = None,

@@ -5,6 +5,7 @@ evaluation of a candidate kernel, and a signed result for a submission to a task
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from api.cli.command import AsJson, DeviceHardware, ProblemPath, Wait, command, 
 from api.cli.output import Json, columns, note, pairs, shortened, show
 from kb import telemetry
 from kb.errors import InvalidRequest, KernloreError, NotFound, nearest
-from kb.plain import plain
+from kb.plain import Doc, plain
 from kb.problem_terms import canonical_op
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ app = typer.Typer(help="Problems: the computations that kernels are written for.
 @command(app, text=pairs)
 def new(
     name: Annotated[str, typer.Argument(help="Name: lower case, digits and underscores.")],
-    op: Annotated[str, typer.Option("--op", help="Operator that it computes, like softmax.")] = (
-        "elementwise"
-    ),
+    op: Annotated[str, Doc("Operator that it computes, like softmax.")] = ("elementwise"),
     folder: Annotated[Path, typer.Option("--dir", help="Folder to create it in.")] = Path(),
 ) -> Json:
     """Write a commented problem to start from."""
@@ -44,7 +43,7 @@ def new(
     return {"path": str(path), "next": f"edit {path}, then `kernlore problem check {path}`"}
 
 
-@app.command()
+@command(app)
 def aten(
     names: Annotated[
         list[str] | None,
@@ -166,14 +165,9 @@ def check(
             " problem is checked.",
         ),
     ],
-    case: Annotated[
-        list[str] | None, typer.Option("--case", help="Check only this case; repeat for more.")
-    ] = None,
+    case: Annotated[list[str] | None, Doc("Check only this case; repeat for more.")] = None,
     device: Annotated[
-        str,
-        typer.Option(
-            help="Device of the reference: cpu or cuda. Cases for other devices are left out."
-        ),
+        str, Doc("Device of the reference: cpu or cuda. Cases for other devices are left out.")
     ] = "cpu",
 ) -> Json:
     """Check that a problem tells correct kernels from wrong ones. Exits 1 if a case does not.
@@ -243,17 +237,8 @@ def _evaluation_text(result: Json) -> str:
     lines = [
         f"{result['validity']}: {result['message'] or result['problem']} ({result['hardware']})"
     ]
-    for timing in result["timings"]:
-        lines.append("  " + timing_text(timing))
-    if result["speedup"]:
-        ratio = result["speedup"]
-        lines.append(
-            f"speed-up {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] over eager"
-        )
-    lines += [
-        f"  {flag['severity']}: row {flag['defence']}, {flag['message']}"
-        for flag in result["flags"]
-    ]
+    lines += _time_lines(result, "eager")
+    lines += _flag_lines(result)
     if result["metrics"]:
         metrics = list(result["metrics"].items())[:SHOWN_METRICS]
         shown = (f"{name}={v if isinstance(v, str) else f'{v:.4g}'}" for name, v in metrics)
@@ -263,6 +248,19 @@ def _evaluation_text(result: Json) -> str:
     if result["validity"] == "not_compiled" and result["log"]:
         lines += ["", result["log"][:2000]]
     return "\n".join(lines)
+
+
+def _time_lines(evaluation: Json, over: str) -> Iterator[str]:
+    """The time of each case, and the speed-up over all of them."""
+    for timing in evaluation["timings"]:
+        yield f"  {timing_text(timing)}"
+    if ratio := evaluation["speedup"]:
+        yield f"speed-up {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] over {over}"
+
+
+def _flag_lines(evaluation: Json) -> Iterator[str]:
+    for flag in evaluation["flags"]:
+        yield f"  {flag['severity']}: row {flag['defence']}, {flag['message']}"
 
 
 def timing_text(timing: Json) -> str:
@@ -318,18 +316,14 @@ def evaluate(
     ],
     hardware: DeviceHardware = "auto",
     language: Annotated[
-        str | None, typer.Option(help="Language of the kernel. Default: by its file name.")
+        str | None, Doc("Language of the kernel. Default: by its file name.")
     ] = None,
-    entry: Annotated[
-        str | None, typer.Option(help="Class or function of the kernel to call.")
-    ] = None,
-    case: Annotated[
-        list[str] | None, typer.Option(help="Evaluate only this case; repeat for more.")
-    ] = None,
+    entry: Annotated[str | None, Doc("Class or function of the kernel to call.")] = None,
+    case: Annotated[list[str] | None, Doc("Evaluate only this case; repeat for more.")] = None,
     isolation: Annotated[
         str,
-        typer.Option(
-            help="How the kernel is isolated: auto, namespaces, container (podman or docker) or"
+        Doc(
+            "How the kernel is isolated: auto, namespaces, container (podman or docker) or"
             " process. `kernlore doctor` lists those of this machine."
         ),
     ] = "auto",
@@ -389,20 +383,13 @@ def _judgement_text(record: Json) -> str:
     found, task, hidden = record["evaluation"], record["task"], record["hidden"]
     reason = f": {record['message']}" if record["message"] else ""
     lines = [f"{record['verdict']}{reason} ({task['name']}, {task['format']}, {found['hardware']})"]
-    lines += [f"  {timing_text(timing)}" for timing in found["timings"]]
-    if ratio := found["speedup"]:
-        lines.append(
-            f"speed-up {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] over the"
-            " reference"
-        )
+    lines += _time_lines(found, "the reference")
     if (share := record["roofline"]["percent"]) is not None:
         lines.append(f"roofline: {share:.3g} % (case {record['roofline']['case']})")
     shapes = ", ".join(hidden["shapes"]) or "none"
     checked = f": {hidden['validity']}" if hidden["shapes"] else ""
     lines.append(f"hidden shapes ({hidden['origin']}) {shapes}{checked}")
-    lines += [
-        f"  {flag['severity']}: row {flag['defence']}, {flag['message']}" for flag in found["flags"]
-    ]
+    lines += _flag_lines(found)
     isolation = found["isolation"]
     lines.append(f"isolation: {isolation['level'] if isolation else 'nothing ran'}")
     return "\n".join(lines)
@@ -440,47 +427,35 @@ def judge(
     ],
     task: Annotated[
         Path | None,
-        typer.Option(
-            help="The task: a file or folder, a built-in problem, or a folder of KernelBench tasks."
-        ),
+        Doc("The task: a file or folder, a built-in problem, or a folder of KernelBench tasks."),
     ] = None,
     format: Annotated[
         str,
-        typer.Option(
-            help="Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench,"
+        Doc(
+            "Convention of task and submission: kernelbench, gpu-mode, flashinfer-bench,"
             " sol-execbench, robust-kbench, jax, openevolve, agent-kernel-arena, pytest, or auto:"
             " the one that recognises the task."
         ),
     ] = "auto",
     hardware: DeviceHardware = "auto",
     isolation: Annotated[
-        str,
-        typer.Option(
-            help="How the submission is isolated: auto, namespaces, container or process."
-        ),
+        str, Doc("How the submission is isolated: auto, namespaces, container or process.")
     ] = "auto",
     strict_shapes: Annotated[
         bool,
-        typer.Option(
-            "--strict-shapes",
-            help="A submission that is wrong on derived shapes is incorrect; otherwise it is only"
-            " reported.",
+        Doc(
+            "A submission that is wrong on derived shapes is incorrect; otherwise it is only"
+            " reported."
         ),
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the signed judgement (JSON) to this file.")
-    ] = None,
+    output: Annotated[Path | None, Doc("Write the signed judgement (JSON) to this file.")] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(help="Write the result in the convention of the task to this file."),
+        Path | None, Doc("Write the result in the convention of the task to this file.")
     ] = None,
     sign_key: Annotated[
-        Path | None,
-        typer.Option(help="File with the secret key of the signature (HMAC-SHA256)."),
+        Path | None, Doc("File with the secret key of the signature (HMAC-SHA256).")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check the signature of a judgement; judge nothing.")
-    ] = False,
+    verify: Annotated[bool, Doc("Check the signature of a judgement; judge nothing.")] = False,
 ) -> Json:
     """Judge a submission to a task of a benchmark or leaderboard.
 

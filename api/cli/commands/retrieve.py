@@ -22,6 +22,7 @@ from api.operations import retrieve as asking
 from kb.answers import ANSWER_FIELDS, KNOWLEDGE_LOADING
 from kb.errors import InvalidRequest
 from kb.hardware.facts import readable
+from kb.plain import Doc
 from kb.tokens import below_title
 from kb.validity import versions_in
 from retrieval.compose.moves import move_in_words
@@ -39,6 +40,7 @@ _FILE_NAME = re.compile(
 FIRST_SHOWN = 800  # of each of the first three
 
 
+@command()
 def retrieve(
     text: Annotated[
         str | None,
@@ -49,35 +51,30 @@ def retrieve(
     ] = None,
     signal: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Id of a signal, see `kernlore signals`; repeat for more, the main one first."
-        ),
+        Doc("Id of a signal, see `kernlore signals`; repeat for more, the main one first."),
     ] = None,
     query: Annotated[
         str | None, typer.Option("--query", "--question", "--q", "-q", help=help_of("query"))
     ] = None,
     log: Annotated[
-        str | None, typer.Option(help="File with a compiler or run-time log; -: standard input.")
+        str | None, Doc("File with a compiler or run-time log; -: standard input.")
     ] = None,
     metrics: Annotated[
-        list[str] | None,
-        typer.Option(help="Metric of a profiler: NAME=VALUE or a JSON file; repeat for more."),
+        list[str] | None, Doc("Metric of a profiler: NAME=VALUE or a JSON file; repeat for more.")
     ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="File with a profiler's output; -: standard input.")
-    ] = None,
+    profile: Annotated[str | None, Doc("File with a profiler's output; -: standard input.")] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(
-            help="Hardware id, see `kernlore hardware list`; `auto`: this machine, with its tools'"
+        Doc(
+            "Hardware id, see `kernlore hardware list`; `auto`: this machine, with its tools'"
             " versions."
         ),
     ] = None,
-    op: Annotated[str | None, typer.Option(help=help_of("op"))] = None,
-    language: Annotated[str | None, typer.Option(help=help_of("language"))] = None,
-    dtype: Annotated[str | None, typer.Option(help=help_of("dtype"))] = None,
+    op: Annotated[str | None, Doc(help_of("op"))] = None,
+    language: Annotated[str | None, Doc(help_of("language"))] = None,
+    dtype: Annotated[str | None, Doc(help_of("dtype"))] = None,
     problem: Annotated[
-        list[str] | None, typer.Option(help=f"NAME=VALUE; repeat for more. {help_of('problem')}")
+        list[str] | None, Doc(f"NAME=VALUE; repeat for more. {help_of('problem')}")
     ] = None,
     versions: Annotated[
         list[str] | None,
@@ -88,22 +85,18 @@ def retrieve(
         ),
     ] = None,
     k: Annotated[int | None, typer.Option("--k", "-k", help=help_of("k"))] = None,
-    max_tokens: Annotated[int | None, typer.Option(help=help_of("max_tokens"))] = None,
-    category: Annotated[list[str] | None, typer.Option(help=help_of("categories"))] = None,
-    skill_state: Annotated[list[str] | None, typer.Option(help=help_of("skill_states"))] = None,
-    role: Annotated[list[str] | None, typer.Option(help=help_of("roles"))] = None,
-    fields: Annotated[list[str] | None, typer.Option(help=help_of("fields"))] = None,
-    run_id: Annotated[str | None, typer.Option(help=help_of("run_id"))] = None,
-    node_id: Annotated[str | None, typer.Option(help=help_of("node_id"))] = None,
-    task: Annotated[str | None, typer.Option(help=help_of("task"))] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="File with the source of the kernel in hand.")
-    ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help=help_of("exclude"))] = None,
-    reader: Annotated[str | None, typer.Option(help=help_of("reader"))] = None,
-    context: Annotated[
-        bool, typer.Option("--context", help="Print only the text for a prompt.")
-    ] = False,
+    max_tokens: Annotated[int | None, Doc(help_of("max_tokens"))] = None,
+    category: Annotated[list[str] | None, Doc(help_of("categories"))] = None,
+    skill_state: Annotated[list[str] | None, Doc(help_of("skill_states"))] = None,
+    role: Annotated[list[str] | None, Doc(help_of("roles"))] = None,
+    fields: Annotated[list[str] | None, Doc(help_of("fields"))] = None,
+    run_id: Annotated[str | None, Doc(help_of("run_id"))] = None,
+    node_id: Annotated[str | None, Doc(help_of("node_id"))] = None,
+    task: Annotated[str | None, Doc(help_of("task"))] = None,
+    draft: Annotated[str | None, Doc("File with the source of the kernel in hand.")] = None,
+    exclude: Annotated[list[str] | None, Doc(help_of("exclude"))] = None,
+    reader: Annotated[str | None, Doc(help_of("reader"))] = None,
+    context: Annotated[bool, Doc("Print only the text for a prompt.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -160,17 +153,14 @@ def outcome(
     target: CommandTarget,
     retrieval_id: Annotated[str, typer.Argument(help="The retrieval_id of an answer.")],
     used: Annotated[
-        list[str] | None, typer.Option(help="Id of an excerpt, skill or move acted on; repeat.")
+        list[str] | None, Doc("Id of an excerpt, skill or move acted on; repeat.")
     ] = None,
     correct: Annotated[
         bool | None, typer.Option("--correct/--incorrect", help="Whether the kernel was correct.")
     ] = None,
-    speedup: Annotated[
-        float | None, typer.Option(help="Speed-up of the kernel over the reference.")
-    ] = None,
+    speedup: Annotated[float | None, Doc("Speed-up of the kernel over the reference.")] = None,
     baseline_speedup: Annotated[
-        float | None,
-        typer.Option(help="Speed-up over the reference of the kernel that was changed."),
+        float | None, Doc("Speed-up over the reference of the kernel that was changed.")
     ] = None,
 ) -> Json:
     """Report whether an answer led to a correct and faster kernel.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from api.cli.command import (
     Actor,
@@ -29,6 +30,7 @@ from api.cli.commands.optimize import named_synthesizers
 from api.cli.output import Json, columns, note, pairs, show, table
 from api.cli.target import CommandTarget, login, open_target, opened
 from kb.errors import InvalidRequest
+from kb.plain import Doc
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -59,20 +61,16 @@ def list_runs(target: CommandTarget) -> Any:
     return [{"id": run["id"], **summary_of_shown(run)} for run in shown]
 
 
-@app.command("show")
+@command(app, "show")
 def show_run(
     run: RunId,
     attribution: Annotated[
-        bool,
-        typer.Option("--attribution", help="Instead, show which knowledge changed each candidate."),
+        bool, Doc("Instead, show which knowledge changed each candidate.")
     ] = False,
     candidate: Annotated[
-        int | None,
-        typer.Option(help="Instead, show this candidate; its number is in `kernlore runs tree`."),
+        int | None, Doc("Instead, show this candidate; its number is in `kernlore runs tree`.")
     ] = None,
-    source: Annotated[
-        bool, typer.Option("--source", help="With --candidate: show its source and nothing else.")
-    ] = False,
+    source: Annotated[bool, Doc("With --candidate: show its source and nothing else.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -175,31 +173,28 @@ def compare(
     return compare_runs(services, first, second)
 
 
-@app.command()
+@command(app)
 def resume(
+    local: CommandTarget,
     run: RunId,
     models: Models = "",
     api_base: ApiBase = None,
     model_seconds: ModelSecondsOfRun = None,
     ray: Ray = None,
-    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
     """Continue a run that was killed, cancelled or failed.
 
     It asks the same language models as before, at the same address, unless you give others.
     """
-    with opened(data_dir) as local:
-        from api.cli.search import SearchOptions, search
-        from optimizer.search.runs.run_store import run_store, summary_of
-        from optimizer.search.synthesizers.llm.settings import ModelOptions
+    from api.cli.search import SearchOptions, search
+    from optimizer.search.runs.run_store import run_store, summary_of
+    from optimizer.search.synthesizers.llm.settings import ModelOptions
 
-        row = run_store(local.services).run(run)
-        asked = ModelOptions.to_resume(row.asked, models, api_base, model_seconds)
-        options = SearchOptions(row.goal, row.hardware, asked, ray)
-        finished, code = search(
-            local.services, Path(row.problem), options, quiet=as_json, resume=run
-        )
+    row = run_store(local.services).run(run)
+    asked = ModelOptions.to_resume(row.asked, models, api_base, model_seconds)
+    options = SearchOptions(row.goal, row.hardware, asked, ray)
+    finished, code = search(local.services, Path(row.problem), options, quiet=as_json, resume=run)
     show(summary_of(finished.run), as_json, pairs)
     note(f"to write its files: kernlore runs export {run} -o DIR")
     return code
@@ -231,22 +226,18 @@ def pack(
         list[str],
         typer.Argument(help="Problem files, folders of them, or names of built-in problems."),
     ],
-    hardware: Annotated[str, typer.Option(help="Id of the hardware that it will run on.")],
+    hardware: Annotated[str, Doc("Id of the hardware that it will run on.")],
     output: ZipFile,
-    candidates: Annotated[
-        int, typer.Option(help="Try at most this many candidates for each problem.")
-    ] = 30,
+    candidates: Annotated[int, Doc("Try at most this many candidates for each problem.")] = 30,
     minutes: Annotated[
-        float | None, typer.Option(help="Search for at most this many minutes for each problem.")
+        float | None, Doc("Search for at most this many minutes for each problem.")
     ] = None,
     seed: Seed = 0,
-    knowledge: Annotated[
-        str, typer.Option(help="Whether to pack retrieved knowledge: on or off.")
-    ] = "on",
+    knowledge: Annotated[str, Doc("Whether to pack retrieved knowledge: on or off.")] = "on",
     synthesizers: Annotated[
         str,
-        typer.Option(
-            help="Only these proposers: recipe, traced, compiler; separate them by commas."
+        Doc(
+            "Only these proposers: recipe, traced, compiler; separate them by commas."
             " Default: all three."
         ),
     ] = "",
@@ -289,27 +280,23 @@ def propose(
     output: ZipFile,
     models: Annotated[
         str,
-        typer.Option(
-            help="Language models to ask, by their litellm names: a=2,b. Default: those of the"
+        Doc(
+            "Language models to ask, by their litellm names: a=2,b. Default: those of the"
             " first run that is continued."
         ),
     ] = "",
-    hardware: Annotated[
-        str | None, typer.Option(help="Id of the hardware of problems to begin with.")
-    ] = None,
-    language: Annotated[
-        str | None, typer.Option(help="Language of the candidates of new runs.")
-    ] = None,
-    drafts: Annotated[int, typer.Option(help="Candidates of each run.", min=1)] = 4,
+    hardware: Annotated[str | None, Doc("Id of the hardware of problems to begin with.")] = None,
+    language: Annotated[str | None, Doc("Language of the candidates of new runs.")] = None,
+    drafts: Annotated[int, Doc("Candidates of each run."), Ge(1)] = 4,
     api_base: ApiBase = None,
     context_tokens: ContextTokensOfRun = None,
     reader: Annotated[
-        str | None, typer.Option(help="strong, small, full or auto. Default: that of the run.")
+        str | None, Doc("strong, small, full or auto. Default: that of the run.")
     ] = None,
     model_seconds: ModelSecondsOfRun = None,
     seed: Seed = 0,
     knowledge: Annotated[
-        str, typer.Option(help="Whether models of new runs are shown retrieved knowledge.")
+        str, Doc("Whether models of new runs are shown retrieved knowledge.")
     ] = "on",
 ) -> Json:
     """Pack candidates of models for a device elsewhere.
@@ -411,16 +398,10 @@ def review(
             metavar="NODE", help="Number of the candidate in `kernlore runs flagged RUN`."
         ),
     ],
-    reason: Annotated[str, typer.Option(help="Why. It is stored with the decision.")],
-    accept: Annotated[
-        bool,
-        typer.Option("--accept", help="The candidate does the whole work; ignore its flags."),
-    ] = False,
+    reason: Annotated[str, Doc("Why. It is stored with the decision.")],
+    accept: Annotated[bool, Doc("The candidate does the whole work; ignore its flags.")] = False,
     refuse: Annotated[
-        bool,
-        typer.Option(
-            "--refuse", help="The candidate does not do the whole work; count it as rejected."
-        ),
+        bool, Doc("The candidate does not do the whole work; count it as rejected.")
     ] = False,
     actor: Actor = None,
 ) -> Any:

@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from api.cli.command import DataDir, Url
+from api.cli.command import DataDir, Url, command
 from api.cli.output import note
 from api.cli.target import CommandTarget, read_settings, send_logs_to_stderr, service_at
 from kb.addresses import from_elsewhere, from_here, is_loopback
 from kb.data_dir import access_of_others, private_files
 from kb.errors import Conflict
+from kb.plain import Doc
 
 if TYPE_CHECKING:
     import httpx
@@ -52,26 +51,16 @@ LOG_EXAMPLE = (
 )
 
 
+@command()
 def serve(
-    host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on. Default: 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", help="Port to listen on. Default: 8321.")
-    ] = None,
+    host: Annotated[str | None, Doc("Address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, Doc("Port to listen on. Default: 8321.")] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allowed-host",
-            help="Further host name of the service, such as that of a proxy; repeat for each.",
-        ),
+        Doc("Further host name of the service, such as that of a proxy; repeat for each."),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            help="Processes that answer retrievals, one for each processor. Default: 1.",
-        ),
+        int | None, Doc("Processes that answer retrievals, one for each processor. Default: 1.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -245,6 +234,7 @@ def _run_service(
 # -- tools of a coding agent
 
 
+@command()
 def mcp(url: Url = None, data_dir: DataDir = None) -> int:
     """Answer a coding agent through MCP tools. The agent starts this command and speaks to it over
     standard input and output; a running service has the same tools at /mcp. Where the service

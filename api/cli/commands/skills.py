@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from api.cli.command import Actor, ApiBase, Reader, command, operation_command
 from api.cli.output import Json, columns, note, pairs, shortened, table
 from api.cli.target import CommandTarget, login
 from api.operations import Incoming, skills
 from kb.errors import InvalidKnowledge, InvalidRequest, Unavailable
+from kb.plain import Doc, plain
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -26,23 +28,13 @@ Name = Annotated[str, typer.Argument(help="Name of a skill.")]
 Words = Annotated[
     str, typer.Argument(metavar="TEXT", help="Words of the name, text, operators or signals.")
 ]
-Hardware = Annotated[str | None, typer.Option(help="Only skills that hold for this hardware.")]
-Language = Annotated[
-    str | None, typer.Option(help="Only skills for kernels in this language, or in any.")
-]
-Reason = Annotated[str, typer.Option(help="Reason for the history.")]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force", help="Approve although no trial supports it; its history records that."
-    ),
-]
-Budget = Annotated[
-    int, typer.Option(help="Candidates of each search, with and without the skill.", min=1)
-]
+Hardware = Annotated[str | None, Doc("Only skills that hold for this hardware.")]
+Language = Annotated[str | None, Doc("Only skills for kernels in this language, or in any.")]
+Reason = Annotated[str, Doc("Reason for the history.")]
+Force = Annotated[bool, Doc("Approve although no trial supports it; its history records that.")]
+Budget = Annotated[int, Doc("Candidates of each search, with and without the skill."), Ge(1)]
 Problems = Annotated[
-    Path | None,
-    typer.Option(help="Folder of problems for the trials. Default: the built-in problems."),
+    Path | None, Doc("Folder of problems for the trials. Default: the built-in problems.")
 ]
 FILTERS = ("tier", "state", "hardware", "signal", "language", "effect", "order")
 
@@ -220,13 +212,9 @@ def revise(
     target: CommandTarget,
     name: Name,
     reason: Reason,
-    description: Annotated[
-        str | None, typer.Option(help="What it does, and when to use it.")
-    ] = None,
-    predicate: Annotated[str | None, typer.Option(help="Its precondition; '' for none.")] = None,
-    text_file: Annotated[
-        Path | None, typer.Option(help="A file with its text, below the front matter.")
-    ] = None,
+    description: Annotated[str | None, Doc("What it does, and when to use it.")] = None,
+    predicate: Annotated[str | None, Doc("Its precondition; '' for none.")] = None,
+    text_file: Annotated[Path | None, Doc("A file with its text, below the front matter.")] = None,
     actor: Actor = None,
 ) -> Json:
     """Change the text or precondition of a skill.
@@ -403,18 +391,16 @@ def distill(
         typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`."),
     ] = None,
     trajectory: Annotated[
-        str | None, typer.Option(help="Instead of a run: id of an external trajectory.")
+        str | None, Doc("Instead of a run: id of an external trajectory.")
     ] = None,
     model: Annotated[
-        str,
-        typer.Option(help="Language model that drafts the sentences, by its litellm name."),
+        str, Doc("Language model that drafts the sentences, by its litellm name.")
     ] = "",
     errors: Annotated[
         bool,
-        typer.Option(
-            "--errors",
-            help="Instead of a run: look over all stored runs for errors that were mended on two"
-            " different kernels.",
+        Doc(
+            "Instead of a run: look over all stored runs for errors that were mended on two"
+            " different kernels."
         ),
     ] = False,
 ) -> Json:
@@ -467,49 +453,33 @@ def from_history(
         ),
     ],
     as_steps: Annotated[
-        bool,
-        typer.Option(
-            "--as-steps",
-            help="PATHs are versions of one kernel, in order: files, or functions PATH:FUNCTION.",
-        ),
+        bool, Doc("PATHs are versions of one kernel, in order: files, or functions PATH:FUNCTION.")
     ] = False,
-    every_change: Annotated[
-        bool,
-        typer.Option("--every-change", help="Also changes whose message does not claim speed."),
-    ] = False,
+    every_change: Annotated[bool, Doc("Also changes whose message does not claim speed.")] = False,
     hardware: Annotated[
-        str, typer.Option(help="A CPU or GPU of this machine, or an emulated chip that is here.")
+        str, Doc("A CPU or GPU of this machine, or an emulated chip that is here.")
     ] = "auto",
-    function: Annotated[
-        list[str] | None, typer.Option(help="Only this function; repeat for more.")
-    ] = None,
+    function: Annotated[list[str] | None, Doc("Only this function; repeat for more.")] = None,
     problem: Annotated[
-        Path | None,
-        typer.Option(
-            help="Problem that the function solves, where no reference fits; with --call."
-        ),
+        Path | None, Doc("Problem that the function solves, where no reference fits; with --call.")
     ] = None,
     call: Annotated[
         str,
-        typer.Option(
-            help="C statements that call it over the problem's arrays t, such as"
+        Doc(
+            "C statements that call it over the problem's arrays t, such as"
             " `f((float *)t[1].data, (float *)t[0].data, t[0].shape[0]);`, or for Triton a Python"
             " expression such as `f(*t)`. {function} is the function's name."
         ),
     ] = "",
     size: Annotated[
-        list[str] | None,
-        typer.Option(help="Size of the timed case, such as inner=4096; repeat for more."),
+        list[str] | None, Doc("Size of the timed case, such as inner=4096; repeat for more.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Changes to measure, the newest first.", min=1)] = 50,
-    licence: Annotated[
-        str | None, typer.Option(help="SPDX id of the licence of the repository.")
-    ] = None,
+    limit: Annotated[int, Doc("Changes to measure, the newest first."), Ge(1)] = 50,
+    licence: Annotated[str | None, Doc("SPDX id of the licence of the repository.")] = None,
 ) -> Json:
     """Learn from changes of kernels in a git history. Each change is compiled before and after,
     checked and timed here; what holds becomes a candidate skill, and a table says why the rest was
     refused."""
-    from kb.plain import plain
     from skills.lineage.from_history import HistoryRequest, learn_from_history
 
     if (problem is None) != (not call):
@@ -590,12 +560,8 @@ def _figure(ratio: Mapping[str, float] | None) -> str:
 def verify(
     local: CommandTarget,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a skill.")] = None,
-    queued: Annotated[
-        bool, typer.Option("--queued", help="Verify all suspect skills, the longest waiting first.")
-    ] = False,
-    candidates: Annotated[
-        bool, typer.Option("--candidates", help="Verify all learned candidates.")
-    ] = False,
+    queued: Annotated[bool, Doc("Verify all suspect skills, the longest waiting first.")] = False,
+    candidates: Annotated[bool, Doc("Verify all learned candidates.")] = False,
     budget: Budget = 4,
     problems: Problems = None,
 ) -> Any:
@@ -658,22 +624,19 @@ def prove(
     ] = None,
     budget: Budget = 3,
     problems: Annotated[
-        Path | None, typer.Option(help="Folder of further problems, which no skill was made from.")
+        Path | None, Doc("Folder of further problems, which no skill was made from.")
     ] = None,
     pack: Annotated[
         Path | None,
         typer.Option(metavar="ZIP", help="Pack the trials for another machine instead."),
     ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(help="With --pack: id of that machine's hardware.")
-    ] = None,
+    hardware: Annotated[str | None, Doc("With --pack: id of that machine's hardware.")] = None,
     results: Annotated[
         Path | None,
         typer.Option("--import", metavar="RESULTS", help="Read the results of a packed session."),
     ] = None,
     library: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the shipped skills, whose evidence.jsonl is written."),
+        Path | None, Doc("Folder of the shipped skills, whose evidence.jsonl is written.")
     ] = None,
     models: Annotated[
         str,

@@ -10,6 +10,7 @@ import typer
 from api.cli.command import Output, command
 from api.cli.output import Json, columns, note, pairs, table
 from kb.errors import InvalidRequest
+from kb.plain import Doc
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -89,8 +90,7 @@ def submit(
         ),
     ],
     problem: Annotated[
-        Path | None,
-        typer.Option(help="Problem file, folder or name, where FILE does not contain it."),
+        Path | None, Doc("Problem file, folder or name, where FILE does not contain it.")
     ] = None,
 ) -> Json:
     """Evaluate every step of a trajectory here. Exits 1 unless it is ready afterwards."""
@@ -110,23 +110,17 @@ def import_session(
             " git repository with --path.",
         ),
     ],
-    problem: Annotated[
-        Path, typer.Option(help="Problem file, folder or name that its candidates solve.")
-    ],
-    hardware: Annotated[str, typer.Option(help="Hardware to measure on.")] = "auto",
+    problem: Annotated[Path, Doc("Problem file, folder or name that its candidates solve.")],
+    hardware: Annotated[str, Doc("Hardware to measure on.")] = "auto",
     entry: Annotated[
         str,
-        typer.Option(
-            help="Class or function of the candidates. Default: ModelNew, kernel_function or"
+        Doc(
+            "Class or function of the candidates. Default: ModelNew, kernel_function or"
             " custom_kernel in Python, else kernlore_run."
         ),
     ] = "",
-    path: Annotated[
-        str, typer.Option(help="Of a repository: the file whose versions are the candidates.")
-    ] = "",
-    licence: Annotated[
-        str | None, typer.Option(help="SPDX id of the licence of the candidates.")
-    ] = None,
+    path: Annotated[str, Doc("Of a repository: the file whose versions are the candidates.")] = "",
+    licence: Annotated[str | None, Doc("SPDX id of the licence of the candidates.")] = None,
 ) -> Json:
     """Evaluate the candidates of another tool's session here. Secrets are removed first. Exits 1
     unless it is ready afterwards."""
@@ -210,28 +204,19 @@ def verify(services: Services, trajectory_id: TrajectoryId) -> Json:
 def export(
     services: Services,
     output: Output,
-    shape: Annotated[str, typer.Option(help="Shape for TRL's trainers: sft, dpo or grpo.")],
-    format: Annotated[str, typer.Option(help="File format: jsonl or parquet.")] = "jsonl",
+    shape: Annotated[str, Doc("Shape for TRL's trainers: sft, dpo or grpo.")],
+    format: Annotated[str, Doc("File format: jsonl or parquet.")] = "jsonl",
     run: Annotated[
-        list[str] | None,
-        typer.Option("--run", help="Export only this run or trajectory (id); repeat for more."),
+        list[str] | None, Doc("Export only this run or trajectory (id); repeat for more.")
     ] = None,
     trainable: Annotated[
-        bool,
-        typer.Option(
-            "--trainable",
-            help="Export only candidates that may be trained on; prints how many were left out.",
-        ),
+        bool, Doc("Export only candidates that may be trained on; prints how many were left out.")
     ] = False,
     with_excerpts: Annotated[
-        bool,
-        typer.Option(
-            "--with-excerpts", help="Include the texts of uploads, and of skills that others wrote."
-        ),
+        bool, Doc("Include the texts of uploads, and of skills that others wrote.")
     ] = False,
     accept_model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model whose terms allow training on its output; repeat for more."),
+        list[str] | None, Doc("A model whose terms allow training on its output; repeat for more.")
     ] = None,
 ) -> Json:
     """Export candidates as training data. Each has state, action and reward; a manifest lists what
