@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kb.memory import collect_rarely
+from kb.plain import from_json
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -32,14 +33,14 @@ def main(text: str) -> int:
     from api.cli.target import CommandTarget, read_settings, send_logs_to_stderr
     from kb import telemetry
     from kb.errors import KernloreError
-    from optimizer.search.goal import goal_from_json
+    from optimizer.search.goal import Goal
     from optimizer.search.runs.run_store import store_failed
 
     signal.signal(signal.SIGTERM, _exit)
     send_logs_to_stderr("error")
     telemetry.start()
     description = json.loads(text)
-    goal = goal_from_json(description["goal"])
+    goal = from_json(Goal, description["goal"])
     local = CommandTarget(read_settings())
     services = local.services
     carry_out = _run_of_command if "ray" in description else _run_here

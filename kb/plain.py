@@ -1,11 +1,15 @@
-"""Conversion of results into JSON values, and the documentation of their fields."""
+"""Conversion of records into JSON values and back, and the documentation of their fields."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import cache, partial
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 
 def plain(value: Any) -> Any:
@@ -27,6 +31,42 @@ def plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(plain(entry) for entry in value)
     raise TypeError(f"{type(value).__name__} cannot be converted to JSON")
+
+
+def from_json(cls: type[T], row: Mapping[str, Any]) -> T:
+    """The inverse of `dataclasses.asdict` for values that were JSON: lists become tuples, and
+    objects records, as the fields of `cls` declare. Fields of newer versions are ignored; those
+    that an older version lacks get their defaults. Raises TypeError for another row."""
+    kind: Any = cls
+    readers = _readers(kind)
+    return cls(**{name: read(row[name]) for name, read in readers.items() if name in row})
+
+
+@cache
+def _readers(cls: Any) -> Mapping[str, Callable[[Any], Any]]:
+    hints = get_type_hints(cls)
+    return {field.name: _reader(hints[field.name]) for field in fields(cls)}
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Reads a value of the type from JSON."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return partial(from_json, cast(type[Any], kind))
+    if NoneType in parts:
+        known = [_reader(part) for part in parts if part is not NoneType]
+        return lambda value: None if value is None else known[0](value)
+    if origin is tuple:
+        item = _reader(parts[0])
+        return lambda value: tuple(map(item, value))
+    if origin is Mapping and _reader(parts[1]) is not _same:
+        entry = _reader(parts[1])
+        return lambda value: {key: entry(one) for key, one in value.items()}
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 class Doc:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
-from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
+from optimizer.evaluation.collectors.ceilings import Ceilings, ceilings_from_json, measure_ceilings
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from retrieval.diagnose.linear_patterns import trust_patterns
 
@@ -79,7 +79,7 @@ def machine_of(folder: Path) -> Measured:
     path = folder / "machine.json"
     if path.is_file():
         report = json.loads(path.read_text(encoding="utf-8"))
-        return Measured(report["device"], report["host"], from_json(report["ceilings"]))
+        return Measured(report["device"], report["host"], ceilings_from_json(report["ceilings"]))
     result = Measured(device_line(), machine(), measure_ceilings("cuda", THREADS))
     folder.mkdir(parents=True, exist_ok=True)
     report = {"device": result.device, "host": result.host, "ceilings": result.ceilings.as_json()}

@@ -25,6 +25,7 @@ from benchmarks.evaluation.gpu_machine import (
     write_report,
 )
 from benchmarks.report import ended, say, table
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.profilers import Collected
@@ -32,7 +33,7 @@ from optimizer.evaluation.evaluator import Attempt, Evaluator
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
@@ -241,7 +242,7 @@ def measure_all(given: argparse.Namespace) -> None:
             say(f"{planted.name}: {result.validity} {result.message} {took:.1f} s")
     last = {record["file"]: record for record in stored_records(folder, RECORDS)}
     rows = [
-        Row(planted, evaluation_from_json(last[planted.file]))
+        Row(planted, from_json(Evaluation, last[planted.file]))
         for planted in all_planted()
         if planted.file in last
     ]

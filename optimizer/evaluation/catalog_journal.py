@@ -19,6 +19,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.evaluations import CandidateRow, CaseFigures, CaseRow, Evaluations, ProblemRow
 from kb.catalog.tables import devices
 from kb.ids import derived_id
+from kb.plain import from_json
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
@@ -26,7 +27,7 @@ from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import HARNESS
 
 
@@ -40,7 +41,7 @@ class CatalogJournal(EvaluationJournal):
     def finished(self, key: str) -> Evaluation | None:
         row = self._rows.find(key)
         record = row.record if row else None
-        return evaluation_from_json(record) if record else None
+        return from_json(Evaluation, record) if record else None
 
     def left(self, key: str) -> Mapping[str, Any]:
         row = self._rows.find(key)

@@ -27,6 +27,7 @@ import torch
 from kb import telemetry
 from kb.errors import Unavailable
 from kb.hardware.spec import SignatureSpec
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.candidate_processes import (
     Baselines,
@@ -69,7 +70,6 @@ from optimizer.evaluation.records import (
     TimingState,
     Validity,
     Violation,
-    checks_from_json,
 )
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.runner.defences import Defences
@@ -661,7 +661,7 @@ class Attempt:
     def _check(self, runner: RunnerProcess, loader: Loader) -> None:
         done: Mapping[str, Any] = self.context.journal.left(self.key).get("correctness") or {}
         if done:
-            self.checks = checks_from_json(done["checks"])
+            self.checks = [from_json(CaseCheck, row) for row in done["checks"]]
             self.notes.append("checked by an evaluation that was interrupted later")
             self.validity = "correct"
             return

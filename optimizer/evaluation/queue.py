@@ -26,7 +26,7 @@ from kb.catalog.evaluations import Evaluations, Review, Reviews, SentEvaluations
 from kb.catalog.work import Job
 from kb.errors import Conflict, InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
-from kb.plain import plain
+from kb.plain import from_json, plain
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
 from kb.workers import ROOT, ChildProcess, WorkerThread, environment, keep_lease
@@ -322,9 +322,9 @@ class EvaluationQueue:
 
     def _with_knowledge(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         from optimizer.evaluation.evaluate import with_knowledge
-        from optimizer.evaluation.records import evaluation_from_json
+        from optimizer.evaluation.records import Evaluation
 
-        return dict(plain(with_knowledge(self._base, evaluation_from_json(record))))
+        return dict(plain(with_knowledge(self._base, from_json(Evaluation, record))))
 
     def _run(self, arguments: Sequence[str]) -> tuple[str, str]:
         """Standard output and standard error of the command."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
-from kb.answers import HotLines, SignalFinding, Verdict
+from kb.answers import Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 Validity = Literal[
@@ -252,63 +252,6 @@ class Evaluation:
         """The stored and printed form."""
         verdict = self.verdict.as_json()
         return {**asdict(self), "verdict": verdict, "correct": self.correct}
-
-
-def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
-    """The inverse of `Evaluation.as_json`. Fields of a newer harness are ignored."""
-    fields = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
-    return Evaluation(
-        **{
-            **fields,
-            "checks": tuple(_check(row) for row in fields.get("checks", ())),
-            "timings": tuple(_timing(row) for row in fields.get("timings", ())),
-            "speedup": _interval(fields.get("speedup")),
-            "flags": tuple(Flag(**row) for row in fields.get("flags", ())),
-            "verdict": verdict_from_json(fields.get("verdict") or {}),
-            "isolation": Isolation(**fields["isolation"]) if fields.get("isolation") else None,
-            "notes": tuple(fields.get("notes", ())),
-        }
-    )
-
-
-def verdict_from_json(record: Mapping[str, Any]) -> EvaluationVerdict:
-    """The inverse of `EvaluationVerdict.as_json`. Records of an older harness may lack fields;
-    fields of a newer one are ignored."""
-    fields = {
-        name: record[name] for name in EvaluationVerdict.__dataclass_fields__ if name in record
-    }
-    for name in ("unrecognised", "ruled_out", "abstained", "measure_next", "signatures", "kernels"):
-        fields[name] = tuple(fields.get(name, ()))
-    signals = tuple(_signal(row) for row in fields.get("signals", ()))
-    lines = tuple(_hot_lines(row) for row in fields.get("lines", ()))
-    return EvaluationVerdict(**{**fields, "signals": signals, "lines": lines})
-
-
-def _hot_lines(row: Mapping[str, Any]) -> HotLines:
-    lists = {name: tuple(row[name]) for name in ("signals", "instructions", "source")}
-    return HotLines(**{**row, **lists})
-
-
-def _signal(row: Mapping[str, Any]) -> SignalFinding:
-    return SignalFinding(row["id"], row.get("confidence", ""), tuple(row.get("evidence") or ()))
-
-
-def checks_from_json(rows: Sequence[Mapping[str, Any]]) -> list[CaseCheck]:
-    """The inverse of `asdict` on each check."""
-    return [_check(row) for row in rows]
-
-
-def _check(row: Mapping[str, Any]) -> CaseCheck:
-    errors = (OutputError(**{**e, "where": tuple(e["where"])}) for e in row["errors"])
-    return CaseCheck(**{**row, "errors": tuple(errors)})
-
-
-def _timing(row: Mapping[str, Any]) -> CaseTiming:
-    return CaseTiming(**{**row, "speedup": _interval(row.get("speedup"))})
-
-
-def _interval(row: Mapping[str, Any] | None) -> Interval | None:
-    return Interval(**row) if row else None
 
 
 # -- rough times, for readers

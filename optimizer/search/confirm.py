@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -298,15 +298,3 @@ def _figure(timings: Sequence[CaseTiming], held_out: bool) -> CaseFigure:
     return CaseFigure(
         last.case, held_out, speedup, last.candidate_us or 0.0, last.baseline_us or 0.0
     )
-
-
-def outcome_from_json(result: Mapping[str, Any]) -> RunOutcome:
-    """Inverse of `RunOutcome.as_json`; results of older versions lack fields with a default."""
-    fields = {name: result[name] for name in RunOutcome.__dataclass_fields__ if name in result}
-    for name in ("gain", "inherited"):
-        fields[name] = Interval(**result[name]) if result[name] else None
-    fields["figures"] = tuple(
-        CaseFigure(**{**figure, "speedup": Interval(**figure["speedup"])})
-        for figure in result["figures"]
-    )
-    return RunOutcome(**{**fields, "notes": tuple(result["notes"])})

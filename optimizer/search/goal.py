@@ -205,14 +205,8 @@ class Goal:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
 
     def as_json(self) -> dict[str, Any]:
-        """The stored row, which `goal_from_json` reads."""
+        """The stored row."""
         return asdict(self)
-
-
-def goal_from_json(row: Mapping[str, Any]) -> Goal:
-    """Inverse of `Goal.as_json`; ignores fields of newer versions."""
-    fields = {name: row[name] for name in Goal.__dataclass_fields__ if name in row}
-    return Goal(**{**fields, "synthesizers": tuple(fields.get("synthesizers", ()))})
 
 
 RESERVED = 0.5  # largest share of the minutes that is reserved for the last measurement

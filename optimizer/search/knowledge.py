@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from kb.plain import from_json
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import guide_words
 from optimizer.search.records import Node, ShownIds
@@ -94,18 +95,8 @@ class ShownKnowledge:
 
 
 def knowledge_from_json(row: Mapping[str, Any]) -> ShownKnowledge:
-    """Inverse of `Knowledge.as_json`."""
-    return ShownKnowledge(
-        row["retrieval_id"],
-        tuple(ShownExcerpt(**excerpt) for excerpt in row["excerpts"]),
-        tuple(ShownMove(**move) for move in row["remedies"]),
-        tuple(ShownSkill(**skill) for skill in row["skills"]),
-        dict(row["facts"]),
-        row.get("target", ""),
-        row.get("situation", ""),
-        tuple(row.get("parts", ())),
-        dict(row.get("units", {})),
-    )
+    """Inverse of `ShownKnowledge.as_json`."""
+    return from_json(ShownKnowledge, {**row, "moves": row["remedies"]})
 
 
 class KnowledgeSource(Protocol):

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle, Origin
-from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
+from optimizer.evaluation.records import Evaluation, Interval
 
 REFERENCE = 0  # number of the reference's node
 NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]  # of a stored node
@@ -139,32 +140,11 @@ class Node:
 
 
 def node_from_json(row: Mapping[str, Any]) -> Node:
-    """Inverse of `Node.as_json`; ignores fields of newer versions."""
-    fields = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
-    if fields.get("proposal") is not None:
-        fields["proposal"] = proposal_from_json(fields["proposal"])
-    if fields.get("evaluation") is not None:
-        fields["evaluation"] = evaluation_from_json(fields["evaluation"])
-    shown = fields.get("shown") or {}
-    fields["shown"] = ShownIds(
-        **_tuples({n: shown[n] for n in ShownIds.__dataclass_fields__ if n in shown})
-    )
-    fields["exhausted"] = tuple((name, number) for name, number in fields.get("exhausted") or ())
-    fields["silent"] = tuple(fields.get("silent") or ())
-    fields["batch"] = tuple(fields["batch"]) if fields.get("batch") else None
-    return Node(**fields)
-
-
-def proposal_from_json(row: Mapping[str, Any]) -> Proposal:
-    """Inverse of `asdict` of a proposal."""
-    fields = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
-    if "beside" in fields:  # of versions up to 0.1
-        fields["alternatives"] = fields.pop("beside")
-    return Proposal(**_tuples(fields))
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    """Inverse of `Node.as_json`."""
+    proposal = row.get("proposal") or {}
+    if "beside" in proposal:  # of versions up to 0.1
+        row = {**row, "proposal": {**proposal, "alternatives": proposal["beside"]}}
+    return from_json(Node, row)
 
 
 def time_text(node: Node) -> str:

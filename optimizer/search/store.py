@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kb.errors import Conflict, NotFound
-from optimizer.search.goal import Goal, goal_from_json
+from kb.plain import from_json
+from optimizer.search.goal import Goal
 from optimizer.search.records import Node, node_from_json
 
 
@@ -46,15 +47,9 @@ class RunRow:
     work: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The stored row, which `run_from_json` reads."""
+        """The stored row."""
         row = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {**row, "goal": self.goal.as_json()}
-
-
-def run_from_json(row: Mapping[str, Any]) -> RunRow:
-    """Inverse of `RunRow.as_json`; ignores fields of newer versions."""
-    fields = {name: row[name] for name in RunRow.__dataclass_fields__ if name in row}
-    return RunRow(**{**fields, "goal": goal_from_json(row["goal"])})
 
 
 class RunStore(Protocol):
@@ -108,7 +103,7 @@ class FileStore:
         path = self._of(run_id) / "run.json"
         if not path.is_file():
             raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
-        return run_from_json(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(RunRow, json.loads(path.read_text(encoding="utf-8")))
 
     def update(self, run: RunRow) -> None:
         """Replace `run.json` atomically."""

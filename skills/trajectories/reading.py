@@ -19,11 +19,11 @@ from typing_extensions import TypedDict
 from kb.catalog.evaluations import Evaluations, Review, ReviewDecision, Reviews
 from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, InvalidRequest, NotFound
-from kb.plain import Doc, plain
+from kb.plain import Doc, from_json, plain
 from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_from_json
+from optimizer.evaluation.records import Evaluation, Flag, Interval
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
@@ -134,7 +134,7 @@ def _external_tree(
         stored = rows.find(keys[str(number)]) if str(number) in keys else None
         if stored is None or stored.record is None:
             return None
-        return evaluation_from_json(stored.record)
+        return from_json(Evaluation, stored.record)
 
     by_bundle = {
         step.bundle.sha256: measured

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kb.plain import from_json
 from kb.problem_terms import op_family
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.spec import Case, Problem
@@ -361,23 +362,5 @@ def _kernel_from_json(
         )
         proposal = Proposal(bundle, recipe=kernel["recipe"], values=kernel["values"], **proposed)
     return MeasuredKernel(
-        row["number"], proposal, None if summary is None else summary_from_json(summary)
+        row["number"], proposal, None if summary is None else from_json(EvaluationSummary, summary)
     )
-
-
-def summary_from_json(row: Mapping[str, Any]) -> EvaluationSummary:
-    return EvaluationSummary(
-        **{
-            **row,
-            **{name: tuple(row[name]) for name in ("checks", "signals", "flags")},
-            "speedup": _interval_from_json(row["speedup"]),
-            "cases": tuple(
-                CaseTiming(**{**timing, "speedup": _interval_from_json(timing["speedup"])})
-                for timing in row["cases"]
-            ),
-        }
-    )
-
-
-def _interval_from_json(row: Mapping[str, Any] | None) -> Interval | None:
-    return None if row is None else Interval(**row)

@@ -18,6 +18,7 @@ from kb.catalog.evaluations import Evaluations
 from kb.catalog.trajectories import State, StoredTrajectory
 from kb.catalog.work import ENDED
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
+from kb.plain import from_json
 from kb.workers import keep_lease
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
@@ -28,7 +29,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSett
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.user_code import substituted
 from optimizer.evaluation.queue import EvaluationQueue, Submission
-from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
@@ -130,7 +131,7 @@ class Reevaluation:
         job_id = self._submitted(sent)
         while (job := self.evaluations.get(job_id)).state not in ENDED:
             self._pause()
-        return job.error or {} if job.result is None else evaluation_from_json(job.result)
+        return job.error or {} if job.result is None else from_json(Evaluation, job.result)
 
     def _stored(
         self, problem: Problem, bundle: Bundle, hardware: str, cases: tuple[str, ...]

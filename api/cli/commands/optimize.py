@@ -34,7 +34,7 @@ from api.cli.command import (
 from api.cli.output import note, show
 from api.cli.target import CommandTarget, opened
 from kb.errors import InvalidRequest, NotFound
-from kb.plain import Doc
+from kb.plain import Doc, from_json
 
 if TYPE_CHECKING:
     from api.cli.search import SearchOptions
@@ -123,10 +123,11 @@ def optimize(
     """Search for a faster kernel. Exits 0 even without a gain."""
     from api.cli.search import SearchOptions
     from optimizer.evaluation.problem.load import problem_paths
-    from optimizer.search.goal import goal_from_json
+    from optimizer.search.goal import Goal
     from optimizer.search.synthesizers.llm.settings import ModelOptions
 
-    goal = goal_from_json(
+    goal = from_json(
+        Goal,
         {
             "language": language,
             **target_of(target),
@@ -139,7 +140,7 @@ def optimize(
             "memory": memory,
             "seed": seed,
             "stall": stall,
-        }
+        },
     )
     options = SearchOptions(
         goal,

@@ -14,8 +14,9 @@ from statistics import median
 
 from benchmarks.report import table
 from kb.errors import InvalidRequest, NotFound
+from kb.plain import from_json
 from optimizer.evaluation.records import Interval
-from optimizer.search.confirm import outcome_from_json
+from optimizer.search.confirm import RunOutcome
 from optimizer.search.portable.launch import RESULTS, WHY_FAILED
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
@@ -143,7 +144,7 @@ def _result(run: RunRow, folder: Path) -> Result:
         return Result(
             name, None, "", default, best, False, "", "", candidates, first, run.seconds, reason
         )
-    outcome = outcome_from_json(run.result)
+    outcome = from_json(RunOutcome, run.result)
     proposal = tree[outcome.node].proposal if outcome.node is not None else None
     gain = outcome.gain.value if outcome.gain else (1.0 if outcome.measured else None)
     return Result(

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from kb.hardware.table_reader import Problems, TableReader, names_of
 from kb.plain import plain
@@ -409,10 +409,3 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def run_from_json(record: Mapping[str, Any]) -> ProbeRun:
-    """The inverse of `plain` for a run. Raises KeyError or TypeError on another form."""
-    rows = (dict(row) for row in record["measured"])
-    measured = tuple(Measured(**{**row, "values": tuple(row["values"])}) for row in rows)
-    return ProbeRun(**{**record, "measured": measured})

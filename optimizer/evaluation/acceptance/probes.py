@@ -20,7 +20,7 @@ from kb.catalog import meta
 from kb.catalog.facts import Fact
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.facts import readable
-from kb.plain import plain
+from kb.plain import from_json, plain
 from optimizer.evaluation.acceptance.probe_runs import (
     PACKED,
     Machine,
@@ -31,7 +31,6 @@ from optimizer.evaluation.acceptance.probe_runs import (
     Value,
     probe_run,
     read_library,
-    run_from_json,
 )
 from optimizer.evaluation.acceptance.records import Finding, Outcome
 from optimizer.evaluation.collectors.ceilings import MAX_WAITED
@@ -245,7 +244,7 @@ def import_results(base: KnowledgeBase, hardware_id: str, path: Path) -> ProbeRe
 def read_results(path: Path) -> ProbeRun:
     """The run in a file. Raises InvalidRequest."""
     try:
-        return run_from_json(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(ProbeRun, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
             f"{path} has no results of probes: {error}",
@@ -278,7 +277,7 @@ def _newer(before: ProbeRun, run: ProbeRun) -> ProbeRun:
 def _stored(base: KnowledgeBase, hardware: str) -> list[ProbeRun]:
     with base.catalog.read() as connection:
         rows: list[dict[str, Any]] = meta.get(connection, f"{KEY}{hardware}") or []
-    return [run_from_json(row) for row in rows]
+    return [from_json(ProbeRun, row) for row in rows]
 
 
 def show_probes(base: KnowledgeBase, hardware_id: str) -> ProbeReport:

@@ -29,6 +29,7 @@ from typing import Any
 
 from kb.data_dir import private_file, private_folder
 from kb.errors import Unavailable
+from kb.plain import from_json
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.launch import threads_and_memory
 from optimizer.evaluation.isolation.machine import DeviceLock
@@ -151,17 +152,11 @@ class Ceilings:
         return {"form": FORM, **asdict(self)}
 
 
-def from_json(record: Mapping[str, Any]) -> Ceilings:
+def ceilings_from_json(record: Mapping[str, Any]) -> Ceilings:
     """The inverse of `Ceilings.as_json`. Raises KeyError or TypeError on another form."""
     if record["form"] != FORM:
         raise KeyError("form")
-    fields = {name: record[name] for name in Ceilings.__dataclass_fields__}
-    for name in ("copy", "read", "write", "clone"):
-        fields[name] = tuple(BandwidthPoint(**row) for row in record[name])
-    fields["matmul"] = {dtype: MeasuredRate(**row) for dtype, row in record["matmul"].items()}
-    for name in ("launch", "dispatch"):
-        fields[name] = MeasuredRate(**record[name]) if record[name] else None
-    return Ceilings(**fields)
+    return from_json(Ceilings, record)
 
 
 def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
@@ -199,7 +194,7 @@ def _ceilings(identity: DeviceIdentity, threads: int, figures: Mapping[str, Any]
         "cache_bytes": identity.cache_bytes,
         "measured_at": time.time(),
     }
-    return from_json({**figures, **common})
+    return ceilings_from_json({**figures, **common})
 
 
 def _largest(identity: DeviceIdentity) -> int:
@@ -271,7 +266,7 @@ def _outdated(stored: Ceilings) -> bool:
 def from_file(path: Path) -> Ceilings | None:
     """The ceilings in a file; None if it has another format."""
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
+        return ceilings_from_json(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         return None
 
@@ -286,7 +281,7 @@ class DeviceStore:
         """The stored ceilings; None without any in this format."""
         stored = self._read(identity)
         try:
-            return from_json(stored["ceilings"][str(threads)])
+            return ceilings_from_json(stored["ceilings"][str(threads)])
         except (KeyError, TypeError):
             return None
 

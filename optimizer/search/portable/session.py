@@ -24,6 +24,7 @@ import torch
 
 from kb.errors import KernloreError
 from kb.hardware.table_reader import Problems
+from kb.plain import from_json
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_file, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.launch import ForkServer
@@ -37,7 +38,7 @@ from optimizer.evaluation.toolchains.python import prepare as prepare_triton
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
-from optimizer.search.goal import Goal, goal_from_json
+from optimizer.search.goal import Goal
 from optimizer.search.knowledge import SnapshotKnowledge
 from optimizer.search.loop import Listener, Search, evaluate_all, why_untried
 from optimizer.search.portable.launch import (
@@ -57,7 +58,7 @@ from optimizer.search.portable.skill_trial import (
     planned_from_json,
 )
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, node_from_json
-from optimizer.search.store import FileStore, RunRow, run_from_json
+from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import HardwareView, ModelCall, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
@@ -167,7 +168,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _goal(session: Mapping[str, Any], options: argparse.Namespace, left: float | None) -> Goal:
-    goal = goal_from_json(session["goal"])
+    goal = from_json(Goal, session["goal"])
     if options.candidates:
         goal = replace(goal, candidates=options.candidates)
     if options.language:
@@ -210,7 +211,7 @@ def _search(
     level_for(settings.isolation, target.device or "cpu")  # refuse before anything is measured
     environment = {name: place.toolchain.version() for name, place in places.items()}
     if "run" in entry:
-        run = replace(run_from_json(entry["run"]), environment=environment, state="running")
+        run = replace(from_json(RunRow, entry["run"]), environment=environment, state="running")
         with LocalBench(problem, places, settings, ceilings=ceilings) as bench:
             evaluate_drafts(store, run, entry["nodes"], bench, Lines(problem.name), most)
         return

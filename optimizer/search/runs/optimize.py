@@ -24,6 +24,7 @@ from kb.catalog.knowledge.symbols import RefusedName
 from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
+from kb.plain import from_json
 from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.isolation.machine import MIN_SECONDS, other_work, too_busy
@@ -40,7 +41,6 @@ from optimizer.search.confirm import (
     best_so_far,
     confirm,
     not_confirmed,
-    outcome_from_json,
     so_far,
 )
 from optimizer.search.goal import Goal
@@ -860,7 +860,7 @@ def outcome_of(run: RunRow, tree: Tree) -> RunOutcome:
         return so_far(tree, WHY_NOT.get(run.state, "the run did not end"))
     if run.state == "cancelled" and "best_so_far" not in run.result:  # by an older version
         return so_far(tree, WHY_NOT["cancelled"])
-    return outcome_from_json(run.result)
+    return from_json(RunOutcome, run.result)
 
 
 def write_result(finished: FinishedRun, output: Path | None = None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kb.catalog.runs import RunMail
 from kb.data_dir import private_folder
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
+from kb.plain import from_json
 from kb.workers import ChildProcess, WorkerThread
 from optimizer.search.runs.run_store import (
     AcceptedStep,
@@ -114,10 +115,10 @@ class ServiceRuns:
         cannot be run here, and Conflict for more than MAX_RUNNING runs, which would wait for the
         same device.
         """
-        from optimizer.search.goal import goal_from_json
+        from optimizer.search.goal import Goal
         from optimizer.search.runs.places import refuse_absent
 
-        checked_goal = goal_from_json(goal).as_json()
+        checked_goal = from_json(Goal, goal).as_json()
         submitted = submitted_problem(problem)
         refuse_absent(self._base, hardware, checked_goal["language"])
         run_id = new_id("run")

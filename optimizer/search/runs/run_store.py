@@ -35,7 +35,7 @@ from kb.catalog.runs import (
 from kb.data_dir import is_locked, private_folder, take_lock
 from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound
 from kb.ids import new_id
-from kb.plain import Doc, plain
+from kb.plain import Doc, from_json, plain
 from kb.workers import keep_lease
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.problem.load import load_problem
@@ -44,7 +44,7 @@ from optimizer.search.confirm import UNTRIED
 from optimizer.search.goal import Goal
 from optimizer.search.output.plots import SHARES, shares_of
 from optimizer.search.records import Node, Proposal, node_from_json, time_text
-from optimizer.search.store import RunRow, run_from_json
+from optimizer.search.store import RunRow
 from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_gain, rough_of
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -306,11 +306,11 @@ class CatalogStore:
 
     def run(self, run_id: str) -> RunRow:
         """The run with this id. Raises NotFound."""
-        return run_from_json(self._runs.find(run_id).settings)
+        return from_json(RunRow, self._runs.find(run_id).settings)
 
     def latest(self, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN) -> list[RunRow]:
         """At most `limit` matching runs, newest first, after the first `offset`."""
-        return [run_from_json(row.settings) for row in self._runs.latest(limit, offset, where)]
+        return [from_json(RunRow, row.settings) for row in self._runs.latest(limit, offset, where)]
 
     def count(self, where: RunWhere = EVERY_RUN) -> int:
         """Number of matching runs."""

@@ -13,9 +13,10 @@ import pytest
 
 from api.cli.commands.problem import knowledge_lines
 from api.cli.target import CommandTarget
+from kb.answers import SignalFinding
 from kb.settings import Settings
 from optimizer.evaluation.evaluate import knowledge_about
-from optimizer.evaluation.records import Evaluation, verdict_from_json
+from optimizer.evaluation.records import Evaluation, EvaluationVerdict
 from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -38,7 +39,7 @@ SCALAR = Evaluation(
     timing="repeat",
     reached="benchmark",
     metrics={"packed_instructions": 0, "vec_missed": 5},
-    verdict=verdict_from_json({"signals": [{"id": "not_vectorized"}]}),
+    verdict=EvaluationVerdict((SignalFinding("not_vectorized", "B"),)),
 )
 
 

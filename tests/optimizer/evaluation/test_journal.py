@@ -16,13 +16,14 @@ from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog import tables as t
 from kb.catalog.evaluations import Evaluations
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.launch import PreparedProcesses
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
+from optimizer.evaluation.records import Evaluation, EvaluationVerdict
 from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
@@ -101,7 +102,7 @@ def test_evaluation_is_one_row_and_reused(store: tuple[Path, Catalog], pool: Run
     assert case.correct and case.baseline_us > 0
     record = Evaluations(catalog).find(row.key).record  # type: ignore[union-attr]
     assert record is not None
-    assert json.loads(json.dumps(evaluation_from_json(record).as_json())) == record
+    assert json.loads(json.dumps(from_json(Evaluation, record).as_json())) == record
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are for Linux")
@@ -150,7 +151,10 @@ def test_verdict_keeps_its_stored_form() -> None:
         "not_measured": {"perf": "no counters"},
         "op": "matmul",
     }
-    assert json.dumps(verdict_from_json(stored).as_json()) == json.dumps(stored)
-    assert verdict_from_json({}).as_json() == {}
-    older = verdict_from_json({"signals": [{"id": "poor_reuse"}], "of_a_newer_harness": 1})
+    assert json.dumps(from_json(EvaluationVerdict, stored).as_json()) == json.dumps(stored)
+    assert from_json(EvaluationVerdict, {}).as_json() == {}
+    older = from_json(
+        EvaluationVerdict,
+        {"signals": [{"id": "poor_reuse", "confidence": ""}], "of_a_newer_harness": 1},
+    )
     assert older.signal_ids == ("poor_reuse",) and older.metrics == {}

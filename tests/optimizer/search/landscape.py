@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kb.answers import SignalFinding
 from kb.errors import NotFound, Unavailable
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
+from optimizer.evaluation.records import Evaluation, EvaluationVerdict, Interval
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.loop import Search
@@ -69,7 +70,7 @@ def evaluation(bundle: Bundle | None, value: float | None, validity: str = "corr
         timing="measured" if speedup else "none",
         reached="benchmark",
         speedup=speedup,
-        verdict=verdict_from_json({"signals": [{"id": "memory_bound"}]}),
+        verdict=EvaluationVerdict((SignalFinding("memory_bound", "B"),)),
     )
 
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from kb.errors import InvalidRequest
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.goal import (
     UNKNOWN_ROOFLINE,
     Goal,
     floor_of,
-    goal_from_json,
     reason_at_floor,
     reason_to_stop,
     roofline_of,
@@ -94,9 +94,9 @@ def test_speed_up_goal_uses_lower_bound() -> None:
 
 def test_goal_round_trips_through_json() -> None:
     goal = Goal(target_us=120.0, target_roofline=0.85, synthesizers=("recipe", "llm"))
-    assert goal_from_json(json.loads(json.dumps(goal.as_json()))) == goal
+    assert from_json(Goal, json.loads(json.dumps(goal.as_json()))) == goal
     older = {"candidates": 3, "knowledge": False}
-    assert goal_from_json(older) == Goal(candidates=3, knowledge=False)
+    assert from_json(Goal, older) == Goal(candidates=3, knowledge=False)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_goal_round_trips_through_json() -> None:
 )
 def test_invalid_goal_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
-        goal_from_json(changes)
+        from_json(Goal, changes)
 
 
 # -- the floor of a run with counters: fitted costs of events, and when a run stops at it

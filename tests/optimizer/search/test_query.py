@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from optimizer.evaluation.records import Evaluation, verdict_from_json
+from kb.plain import from_json
+from optimizer.evaluation.records import Evaluation, EvaluationVerdict
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
     ShownKnowledge,
@@ -24,8 +25,8 @@ FOUND = Evaluation(
     key="", problem="p", candidate="", language="cpp", hardware="x86-64", device="cpu",
     toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
     metrics={"packed_instructions": 3},
-    verdict=verdict_from_json({
-        "signals": [{"id": "poor_reuse"}, {"id": "memory_bound"}],
+    verdict=from_json(EvaluationVerdict, {
+        "signals": [{"id": id, "confidence": ""} for id in ("poor_reuse", "memory_bound")],
         "metrics": {"packed_instructions": 3, "roofline_pct": 40.0},
         "problem": {"reduction_length": 64, "element_bytes": 4},
     }),
@@ -41,7 +42,10 @@ def test_query_has_evidence_of_verdict() -> None:
 
 
 def test_verdict_of_an_earlier_release_is_queried() -> None:
-    old = replace(FOUND, verdict=verdict_from_json({"signals": [{"id": "poor_reuse"}]}))
+    old = replace(
+        FOUND,
+        verdict=from_json(EvaluationVerdict, {"signals": [{"id": "poor_reuse", "confidence": ""}]}),
+    )
     question = request_for(TASK, Node(1, 0, "evaluated", None, old))
     assert question.metrics == {"packed_instructions": 3} and question.problem is None
     move = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",

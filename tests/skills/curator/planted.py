@@ -12,6 +12,7 @@ from kb.blobs import Blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.schema import parse_hardware
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Interval
 from optimizer.search.records import Proposal, Value
@@ -23,7 +24,6 @@ from skills.trajectories.records import (
     Trajectory,
     TrajectoryProblem,
     TrajectoryStep,
-    summary_from_json,
 )
 from tests.catalogs import filled_data_dir
 
@@ -89,7 +89,7 @@ def measured(key: str, speedup: float | Interval | None, **other: Any) -> Evalua
     if figure is not None:
         case = {"case": "main", "baseline_us": 100.0, "candidate_us": 100.0 / figure.value}
         row["cases"] = ({**case, "speedup": bounds, "state": "measured"},)
-    return summary_from_json({**row, **other})
+    return from_json(EvaluationSummary, {**row, **other})
 
 
 def instance(values: Mapping[str, Value], recipe: str | None = RECIPE, note: str = "") -> Proposal:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kb.answers import SignalFinding
 from kb.catalog import Catalog
 from kb.catalog.evaluations import Review, ReviewDecision
 from optimizer.evaluation.bundle import Bundle
@@ -22,7 +23,6 @@ from optimizer.evaluation.records import (
     EvaluationVerdict,
     Flag,
     Interval,
-    verdict_from_json,
 )
 from optimizer.search.records import Node, Proposal, ShownIds
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe
@@ -76,7 +76,9 @@ def evaluation_of(of: Bundle | None, value: float | None, **changes: object) -> 
         checks=(CaseCheck("main", 1, True), CaseCheck("odd", 1, True)),
         timings=(CaseTiming("main", "measured", 20.0, 10.0, ratio, 100),),
         speedup=ratio,
-        verdict=verdict_from_json({"signals": [{"id": "latency_bound"}, {"id": "memory_bound"}]}),
+        verdict=EvaluationVerdict(
+            (SignalFinding("latency_bound", "B"), SignalFinding("memory_bound", "B"))
+        ),
     )
     return replace(evaluation, **changes)  # type: ignore[arg-type]
 

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from kb.errors import Unavailable
+from kb.plain import from_json
 from optimizer.search.records import Cost
 from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction
 
@@ -206,9 +207,7 @@ def reply_as_json(reply: ChatReply | CallFailed) -> dict[str, Any]:
 def reply_from_json(row: Mapping[str, Any]) -> ChatReply | CallFailed:
     """Inverse of `reply_as_json`."""
     if "reply" in row:
-        fields = row["reply"]
-        calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
-        return ChatReply(**{**fields, "tool_calls": calls})
+        return from_json(ChatReply, row["reply"])
     kind = next(kind for kind in FAILURES if kind in row)
     return FAILURES[kind](row[kind])
 

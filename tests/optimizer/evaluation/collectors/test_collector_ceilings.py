@@ -25,7 +25,7 @@ from optimizer.evaluation.collectors.ceilings import (
     DeviceStore,
     MeasuredRate,
     _ceilings,
-    from_json,
+    ceilings_from_json,
     interpolated,
     joined,
 )
@@ -72,7 +72,7 @@ def test_child_process_measures_this_machine() -> None:
         assert 1e6 < point.value < 1e13 and point.spread >= 0 and point.n >= 4
     assert set(found.matmul) == {"float32", "float64", "bfloat16"}
     assert found.dispatch is not None and 1e-8 < found.dispatch.value < 1e-2
-    assert from_json(json.loads(json.dumps(found.as_json()))) == found
+    assert ceilings_from_json(json.loads(json.dumps(found.as_json()))) == found
 
 
 def test_bandwidth_between_measured_footprints() -> None:

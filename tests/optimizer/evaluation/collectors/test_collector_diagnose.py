@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kb.hardware.spec import SignatureSpec
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
 from optimizer.evaluation.collectors.probe import tool
@@ -32,7 +33,6 @@ from optimizer.evaluation.records import (
     EvaluationVerdict,
     Flag,
     OutputError,
-    verdict_from_json,
 )
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget, Loader
@@ -409,7 +409,7 @@ def test_lines_of_a_compiled_candidate_are_sampled_and_stored(tmp_path: Path) ->
     first = verdict.lines[0]
     assert first.last == 7 and first.share_pct > 50 and "x[j * 256 + i]" in first.source[-1]
     assert first.signals and set(first.signals) <= {*verdict.signal_ids}
-    assert verdict_from_json(verdict.as_json()).lines == verdict.lines
+    assert from_json(EvaluationVerdict, verdict.as_json()).lines == verdict.lines
 
 
 def test_python_lines_are_not_sampled_on_cpu(tmp_path: Path) -> None:

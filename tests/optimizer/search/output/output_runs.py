@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -12,9 +13,9 @@ from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
     Evaluation,
+    EvaluationVerdict,
     Flag,
     Interval,
-    verdict_from_json,
 )
 from optimizer.search.confirm import CaseFigure, RunOutcome
 from optimizer.search.goal import Goal
@@ -163,7 +164,8 @@ def evaluation(
         timings=(timing,) if speedup else (),
         speedup=speedup,
         flags=(Flag(29, "review", "faster than the ceilings give"),) if value == 2.1 else (),
-        verdict=verdict_from_json(
+        verdict=from_json(
+            EvaluationVerdict,
             {
                 "signals": [
                     {
@@ -176,7 +178,7 @@ def evaluation(
                 ],
                 "ruled_out": [],
                 "measure_next": [],
-            }
+            },
         ),
     )
 

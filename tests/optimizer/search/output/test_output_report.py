@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.evaluation.records import CaseCheck, CaseTiming, verdict_from_json
+from kb.answers import SignalFinding
+from optimizer.evaluation.records import CaseCheck, CaseTiming, EvaluationVerdict
 from optimizer.search.confirm import RunOutcome
 from optimizer.search.output.plots import STYLES, write_plots
 from optimizer.search.output.report import write_report
@@ -221,7 +222,7 @@ def test_roofline_position_is_drawn_if_known(tmp_path: Path) -> None:
     known = {"matmul_peak_pct": 4.0, "copy_bandwidth_pct": 81.0}
     evidence = [{"name": name, "value": value / 2} for name, value in known.items()]
     reference = replace(evaluation(None, None), metrics=known)
-    verdict = verdict_from_json({"signals": [{"id": "memory_bound", "evidence": evidence}]})
+    verdict = EvaluationVerdict((SignalFinding("memory_bound", "B", tuple(evidence)),))
     _, tree, _ = winner_run(bundle)
     step = replace(tree[1], evaluation=replace(evaluation(bundle, 1.4), verdict=verdict))
     nodes: list[Node] = [replace(tree[0], evaluation=reference), step]

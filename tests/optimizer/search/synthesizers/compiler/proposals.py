@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optimizer.evaluation.records import CaseCheck, Evaluation, Interval, verdict_from_json
+from kb.answers import SignalFinding
+from optimizer.evaluation.records import CaseCheck, Evaluation, EvaluationVerdict, Interval
 from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, ProposalContext
@@ -78,7 +79,7 @@ def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) ->
         reached="benchmark",
         checks=(CaseCheck("main", 1, True),),
         speedup=Interval(speedup, speedup, speedup, 6),
-        verdict=verdict_from_json({"signals": [{"id": signal} for signal in signals]}),
+        verdict=EvaluationVerdict(tuple(SignalFinding(signal, "B") for signal in signals)),
     )
     return Node(number, proposal.parent, "evaluated", proposal, evaluation)
 

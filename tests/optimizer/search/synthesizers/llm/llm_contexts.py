@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kb.answers import SignalFinding
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
+from optimizer.evaluation.records import Evaluation, EvaluationVerdict, Interval
 from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge, ShownMove, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
@@ -42,12 +43,8 @@ def evaluation(**changes: Any) -> Evaluation:
         "reached": "diagnose",
         "speedup": Interval(1.2, 1.1, 1.3, 20),
         "metrics": {"l2_miss_rate": 0.31},
-        "verdict": verdict_from_json(
-            {
-                "signals": [
-                    {"id": "memory_bound", "confidence": 0.9, "evidence": ["31 % of loads miss"]}
-                ]
-            }
+        "verdict": EvaluationVerdict(
+            (SignalFinding("memory_bound", 0.9, ("31 % of loads miss",)),)  # type: ignore[arg-type]
         ),
     }
     return Evaluation(**{**fields, **changes})

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from kb.answers import HotLines
+from kb.answers import HotLines, SignalFinding
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.correctness.prepared import MAX_UNDECIDED
 from optimizer.evaluation.problem import bounds
@@ -21,7 +21,6 @@ from optimizer.evaluation.records import (
     Evaluation,
     EvaluationVerdict,
     Interval,
-    verdict_from_json,
 )
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
@@ -210,8 +209,8 @@ def test_traits_of_allocations_and_views_are_omitted() -> None:
 
 
 def signals(evidence: Any) -> EvaluationVerdict:
-    rows = [{"id": "compute_bound", "evidence": evidence}, {"id": "at_roofline"}]
-    return verdict_from_json({"signals": rows})
+    bound = SignalFinding("compute_bound", "B", tuple(evidence))
+    return EvaluationVerdict((bound, SignalFinding("at_roofline", "B")))
 
 
 def test_verdict_is_in_sentences() -> None:
