@@ -6,7 +6,7 @@ Does not know how an answer is computed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kb.validity import Validity
@@ -280,10 +280,6 @@ class Answer:
     uplift: tuple[Uplift, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[NamedFact, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The body of /retrieve."""
-        return asdict(self)
 
     def only(self, names: Collection[str]) -> Answer:
         """The answer with only these parts; all of them if there are no names."""

@@ -9,7 +9,7 @@ search is restricted to a scope. Does not know HTTP and does not log (`service` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
 from kb.answers import Answer, ContextPart, Excerpt, Move
@@ -449,7 +449,7 @@ def _answer(
         parts=tuple(
             ContextPart(b.kind, b.id, b.tokens, b.citation) for b in context.shown if b.citation
         ),
-        unknown_names=tuple(name.as_json() for name in composed.unknown),
+        unknown_names=tuple(asdict(name) for name in composed.unknown),
     )
 
 

@@ -104,6 +104,14 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else _cell(value)
 
 
+def interval(figure: Mapping[str, float] | None, digits: int = 3) -> str:
+    """A figure with its interval, "-" without one."""
+    if figure is None:
+        return "-"
+    value, low, high = (f"{figure[name]:.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
 def shortened(text: str, length: int) -> str:
     """One line of at most `length` characters."""
     line = " ".join(text.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -418,7 +419,7 @@ def first_prompt(
     body |= {"language": language} if language else {}
     answer = retrieve(services, read_body(body))
     return page(
-        request, "first_prompt.html", chip=chip, op=op, language=language, answer=answer.as_json()
+        request, "first_prompt.html", chip=chip, op=op, language=language, answer=asdict(answer)
     )
 
 

@@ -34,6 +34,7 @@ from api.http.routes import from_this_machine
 from api.operations import Operation
 from api.services import Services
 from api.strict_json import check_text
+from kb import clock
 from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
@@ -102,7 +103,7 @@ def _environment() -> Environment:
     environment.filters["markdown"] = markdown
     environment.filters["code"] = code
     environment.filters["title_of"] = plain_title
-    environment.filters["duration"] = duration
+    environment.filters["duration"] = clock.time_left
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
     environment.filters["chip_label"] = lambda chip: (
         chip.name if chip.name == chip.id else f"{chip.name} ({chip.id})"
@@ -135,13 +136,6 @@ def words_of(key: str) -> str:
     """The key of a fact as words: Peak FP32, L2 size."""
     text = " ".join(word.upper() if re.search(r"\d", word) else word for word in key.split("_"))
     return text[:1].upper() + text[1:]
-
-
-def duration(seconds: float) -> str:
-    """A time left as a person reads it: 40 s, 12 min, 2 h."""
-    if seconds < 90:
-        return f"{max(5, round(seconds / 5) * 5)} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
 
 
 def moment(stored: Any) -> str:

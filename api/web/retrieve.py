@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -100,7 +100,7 @@ def _answered(request: Request, services: Services, given: dict[str, str]) -> HT
     base = str(request.base_url).rstrip("/")
     shown = body.get("log") or body.get("profile") or body.get("draft") or ""
     values |= {
-        "answer": answer.as_json(),
+        "answer": asdict(answer),
         "changes": {move.id: move_in_words(move.name, move.change) for move in answer.moves},
         "kind": next((kind for kind in KINDS if body.get(kind)), "signal"),
         "named": named,

@@ -147,7 +147,7 @@ class KilledRun:
             "run": self.run_id,
             "problem": str(self.problem),
             "hardware": HARDWARE,
-            "goal": self.goal.as_json(),
+            "goal": asdict(self.goal),
             "proposers": ["builtin"],
         }
         first = ["-m", "api.run_worker", json.dumps(request)]

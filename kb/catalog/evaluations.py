@@ -9,7 +9,7 @@ how a candidate is evaluated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -259,10 +259,6 @@ class Review:
     actor: str
     reason: str
     created_at: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Its fields by name."""
-        return asdict(self)
 
 
 class Reviews:

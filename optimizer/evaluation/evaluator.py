@@ -56,7 +56,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerSettings,
 )
 from optimizer.evaluation.journal import EvaluationJournal
-from optimizer.evaluation.loaded_kernel import CandidateFailed, LoadedKernel, TimedBlock
+from optimizer.evaluation.loaded_kernel import CandidateFailed, LoadedKernel, TimedBlock, one_thread
 from optimizer.evaluation.problem.check import too_little
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import (
@@ -635,7 +635,7 @@ class Attempt:
         with self._stage("correctness"), self.processes.runner() as runner:
             self._check(runner, loader)
         if self._to_be_timed(loader):
-            with self._stage("benchmark"), self.context.lock, _one_thread():
+            with self._stage("benchmark"), self.context.lock, one_thread():
                 self._benchmark(loader, None)
 
     def _in_one_process(self, loader: Loader) -> None:
@@ -824,18 +824,6 @@ class Attempt:
             self._end("incorrect", result.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread of torch. The supervisor compares outputs between blocks, and other threads
-    would spin for milliseconds into the next block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _beyond_interpreter(failed: CandidateFailed) -> bool:

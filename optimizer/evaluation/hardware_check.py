@@ -370,24 +370,28 @@ def signature_of(arguments: tuple[SampleArgument, ...]) -> Signature:
     )
 
 
+def random_inputs(signature: Signature) -> list[torch.Tensor]:
+    """Equal random values in every call for the inputs and buffers."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def drawn(spec: TensorSpec) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        if dtype.is_floating_point:
+            return torch.randn(spec.shape, generator=generator).to(dtype)
+        return torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
+
+    return list(map(drawn, signature.of("input", "buffer")))
+
+
 def _run(
     chain: CommandToolchain, compiled: Compiled, signature: Signature, workdir: Path
 ) -> SampleRun:
-    generator = torch.Generator().manual_seed(SEED)
-    tensors = [_random(spec, generator) for spec in signature.of("input", "buffer")]
-    outcome = chain.run(compiled, tensors, signature, workdir, SAMPLE_SECONDS)
+    outcome = chain.run(compiled, random_inputs(signature), signature, workdir, SAMPLE_SECONDS)
     if not outcome.ok:
         return SampleRun(True, False, message=_tail(f"{outcome.log}\n{outcome.message}"))
     count = f"{outcome.count} {outcome.counted}" if outcome.count else ""
     time = _time(count or (f"{outcome.cycles} cycles" if outcome.cycles else ""), outcome.time_us)
     return SampleRun(True, True, None, "; ".join(outcome.notes), outcome.metrics, time)
-
-
-def _random(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point:
-        return torch.randn(spec.shape, generator=generator).to(dtype)
-    return torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
 
 
 def _run_and_compare(

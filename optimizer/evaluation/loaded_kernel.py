@@ -335,7 +335,7 @@ class LoadedKernel:
         tokens = draws.tokens(sampling == "inside", self._written_here > 0)
         outer: list[int] = []
         if single:
-            with _one_thread():
+            with one_thread():
                 outer = self._runner.grant(tokens, deadline, sampler, self._preparation(draws))
         else:
             self._runner.grant_all(tokens)
@@ -489,8 +489,9 @@ def _check_times(reply: Mapping[str, Any], calls: int) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """torch computes with one thread of this process: others would spin into the timed calls."""
+def one_thread() -> Iterator[None]:
+    """Use one thread of torch in this process. The supervisor compares outputs between blocks, and
+    other threads would spin for milliseconds into the next timed calls."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from kb import telemetry
 from kb.errors import KernloreError
@@ -72,10 +72,6 @@ class RunOutcome:
     clock: str = "wall"
     measured: bool = True
     best_so_far: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The `result` of a stored run."""
-        return asdict(self)
 
 
 @telemetry.traced("run: confirm")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from kb.errors import InvalidRequest
 from optimizer.search.records import Node, best_of
@@ -203,10 +203,6 @@ class Goal:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
-
-    def as_json(self) -> dict[str, Any]:
-        """The stored row."""
-        return asdict(self)
 
 
 RESERVED = 0.5  # largest share of the minutes that is reserved for the last measurement

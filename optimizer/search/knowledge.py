@@ -169,10 +169,6 @@ class KnowledgeSnapshot:
     answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        """The JSON that `SnapshotKnowledge` reads."""
-        return asdict(self)
-
 
 def take_snapshot(
     consult: Ask,

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ class RunRow:
     def as_json(self) -> dict[str, Any]:
         """The stored row."""
         row = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**row, "goal": self.goal.as_json()}
+        return {**row, "goal": asdict(self.goal)}
 
 
 class RunStore(Protocol):

@@ -13,9 +13,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -54,10 +53,6 @@ class UnknownName:
     name: str
     line: int
     nearest: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON in an answer of /retrieve."""
-        return asdict(self)
 
 
 class Cards(list[Symbol]):

@@ -134,7 +134,7 @@ def _reviews_of(base: KnowledgeBase, samples: Sequence[TrainingSample]) -> list[
     row."""
     reviews = Reviews(base.catalog).latest(sample.reward.evaluation for sample in samples)
     return [
-        {"candidate": sample.id, **reviews[sample.reward.evaluation].as_json()}
+        {"candidate": sample.id, **asdict(reviews[sample.reward.evaluation])}
         for sample in samples
         if sample.reward.evaluation in reviews
     ]

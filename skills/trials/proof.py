@@ -15,7 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -491,7 +491,7 @@ class Prover:
         write_session(
             output,
             session_id=new_id("session"),
-            goal=Goal(candidates=budget).as_json(),
+            goal=asdict(Goal(candidates=budget)),
             target=target,
             trials=_in_rounds(trials),
             knowledge=KnowledgeSnapshot(),

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -172,7 +172,7 @@ def test_hot_lines_are_in_answer_and_context(snapshot: Snapshot, config: AnswerC
     assert line.finding.startswith("k.py line 3: 100 % of samples, waits for data of a load")
     assert line.source == ("3: v = tl.load(p)",)
     assert line.finding in result.context and "    3: v = tl.load(p)" in result.context
-    assert result.diagnosis.primary == "memory_latency" and result.as_json()["diagnosis"]["lines"]
+    assert result.diagnosis.primary == "memory_latency" and asdict(result)["diagnosis"]["lines"]
 
 
 # -- times of answer stages add up and are counted where an observer is present

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def mirrored(answer: Answer) -> Any:
 
 
 def test_answer_is_parsed_completely(script: Script, kernlore: Kernlore) -> None:
-    script.reply = always(200, SERVED.as_json())
+    script.reply = always(200, asdict(SERVED))
     answer = kernlore.retrieve(signal="bank_conflict", hardware="h100")
     assert mirrored(answer) == as_served(SERVED)
     assert answer.excerpts[0].document.title == "Tuning notes"
@@ -158,7 +158,7 @@ def test_answer_is_parsed_completely(script: Script, kernlore: Kernlore) -> None
 
 
 def test_only_given_fields_are_sent(script: Script, kernlore: Kernlore) -> None:
-    script.reply = always(200, SERVED.as_json())
+    script.reply = always(200, asdict(SERVED))
     kernlore.retrieve(log="error: x", hardware="h100", categories=("constraint",))
     sent = script.seen[0]
     assert (sent.method, sent.path) == ("POST", "/retrieve")
@@ -179,7 +179,7 @@ SAMPLES: Mapping[str, Any] = {
 
 
 def test_every_request_field_can_be_given_and_is_sent(script: Script, kernlore: Kernlore) -> None:
-    script.reply = always(200, SERVED.as_json())
+    script.reply = always(200, asdict(SERVED))
     body = {spec.name: SAMPLES[spec.kind] for spec in request_fields()}
     kernlore.retrieve(**body)
     assert script.seen[0].json == body
@@ -208,7 +208,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(
 
 def test_real_profiler_and_compiler_output_can_be_sent(script: Script, kernlore: Kernlore) -> None:
     numpy = pytest.importorskip("numpy")
-    script.reply = always(200, SERVED.as_json())
+    script.reply = always(200, asdict(SERVED))
     log = b"error: \xff in kernel".decode("utf-8", "surrogateescape")
     metrics = {"a": float("nan"), "b": "12,345.6", "c": numpy.float32(0.5), "d": 3}
     kernlore.retrieve(log=log, metrics=metrics)
@@ -461,7 +461,7 @@ class InProcess:
         files: Sequence[Part] | None = None,
     ) -> tuple[int, Any]:
         self.asked.append((method, path, json))
-        return (200, SERVED.as_json()) if path == "/retrieve" else (404, error_body())
+        return (200, asdict(SERVED)) if path == "/retrieve" else (404, error_body())
 
 
 def error_body() -> dict[str, Any]:
@@ -470,7 +470,7 @@ def error_body() -> dict[str, Any]:
 
 def test_in_process_answers_equal_those_over_http(script: Script, kernlore: Kernlore) -> None:
     backend = InProcess()
-    script.reply = always(200, SERVED.as_json())
+    script.reply = always(200, asdict(SERVED))
     with Kernlore(backend=backend) as inside:
         assert mirrored(inside.retrieve(query="q", k=3)) == mirrored(
             kernlore.retrieve(query="q", k=3)

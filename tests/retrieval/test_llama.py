@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ class InProcess:
             return 404, {"code": "unknown_hardware", "message": "h10", "hint": "", "details": {}}
         excerpts = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
         empty = contract.Verdict()
-        return 200, contract.Answer("ret_1", empty, None, excerpts, (), (), "context").as_json()
+        return 200, asdict(contract.Answer("ret_1", empty, None, excerpts, (), (), "context"))
 
 
 @pytest.fixture

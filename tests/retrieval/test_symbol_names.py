@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_unknown_names_of_a_draft_with_nearest_known_ones() -> None:
     line = unknown_line(unknown[0])
     assert line.startswith("- `mulac` (line 5 of the draft) is no name that the documents")
     assert "near it: mulacc" in line
-    assert unknown[0].as_json() == {"name": "mulac", "line": 5, "nearest": unknown[0].nearest}
+    assert asdict(unknown[0]) == {"name": "mulac", "line": 5, "nearest": unknown[0].nearest}
 
 
 def test_dotted_calls_are_held_against_cards_of_their_module() -> None:

@@ -21,6 +21,7 @@ from api.cli.command import AsJson, command, operation_command
 from api.cli.output import Json, pairs, shortened, table
 from api.cli.target import CommandTarget
 from api.operations import documents
+from kb import clock
 from kb.catalog.jobs import JobState
 from kb.errors import KernloreError, NotFound
 
@@ -30,13 +31,6 @@ JobId = Annotated[str, typer.Argument(help="The job_id that an upload returned."
 TITLE_LENGTH, PROBLEM_LENGTH = 48, 160
 
 
-def time_left(seconds: float) -> str:
-    """An estimate of the time left: 40 s, 12 min, 2 h."""
-    if seconds < 90:
-        return f"{max(5, round(seconds / 5) * 5)} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
-
-
 def _page_text(page: Json) -> str:
     states = ("queued", "running", "ready", "partial", "failed")
     counts = page["counts"]
@@ -44,7 +38,7 @@ def _page_text(page: Json) -> str:
     if counts["queued"] or counts["running"]:
         lines[0] += f"; {counts['passages_done']:,} of {counts['passages']:,} known passages done"
         if page["counts"].get("seconds_left") is not None:
-            lines[0] += f", about {time_left(page['counts']['seconds_left'])} left"
+            lines[0] += f", about {clock.time_left(page['counts']['seconds_left'])} left"
     if page["jobs"]:
         headers = ("job", "state", "document", "passages", "began", "took", "problem")
         lines += ["", table(headers, [_row(job) for job in page["jobs"]])]

@@ -366,7 +366,7 @@ def _begin(base: KnowledgeBase, search: _Search, options: SearchOptions) -> None
         "run": search.run,
         "problem": str(search.problem),
         "hardware": options.hardware,
-        "goal": dict(options.goal.as_json()),
+        "goal": asdict(options.goal),
         "proposers": [],
         "models": asdict(options.models),
         "ray": options.ray,

@@ -27,7 +27,7 @@ from api.cli.command import (
     switched_on,
 )
 from api.cli.commands.optimize import named_synthesizers
-from api.cli.output import Json, columns, note, pairs, show, table
+from api.cli.output import Json, columns, interval, note, pairs, show, table
 from api.cli.target import CommandTarget, login, open_target, opened
 from kb.errors import InvalidRequest
 from kb.plain import Doc
@@ -103,8 +103,7 @@ def show_run(
         elif attribution:
             from optimizer.search.runs.optimize import attributed
 
-            rows = [row.as_json() for row in attributed(services, run)]
-            show(rows, as_json, _attribution_text)
+            show(attributed(services, run), as_json, _attribution_text)
         else:
             show(run_store.run_account(services, run), as_json, pairs)
 
@@ -365,15 +364,10 @@ def _flagged_text(rows: list[Json]) -> str:
     if not rows:
         return "nothing waits for a person"
     cells = [
-        [row["node"], _figure(row["speedup"]), row["told"], "; ".join(row["flags"])] for row in rows
+        [row["node"], interval(row["speedup"], 2), row["told"], "; ".join(row["flags"])]
+        for row in rows
     ]
     return table(("node", "speed-up", "answer", "flagged"), cells)
-
-
-def _figure(speedup: Any) -> str | None:
-    if speedup is None:
-        return None
-    return f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"
 
 
 @command(app, text=_flagged_text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from annotated_types import Ge
 
 from api.cli.command import Actor, ApiBase, Reader, command, operation_command
-from api.cli.output import Json, columns, note, pairs, shortened, table
+from api.cli.output import Json, columns, interval, note, pairs, shortened, table
 from api.cli.target import CommandTarget, login
 from api.operations import Incoming, skills
 from kb.errors import InvalidKnowledge, InvalidRequest, Unavailable
@@ -93,7 +93,7 @@ def _gains(rows: Any) -> str:
             row["hardware"],
             row["device"],
             row["dtype"],
-            _figure(row["gain"]),
+            interval(row["gain"]),
             row["cases"],
             row["harmed"],
         ]
@@ -436,7 +436,7 @@ def _history_row(change: Json) -> Json:
         **change,
         "commit": change["commit"][:10],
         "claimed": "-" if claimed is None else f"{claimed:g}x",
-        "measured": _figure(change["gain"]),
+        "measured": interval(change["gain"]),
         "steps": len(change["steps"]) or "-",
     }
 
@@ -547,13 +547,9 @@ def _trials(trials: Any) -> str:
 
 def _trial_row(trial: Json) -> list[Any]:
     arms = [trial["with_skill"], trial["without"]]
-    figures = [f"{_figure(a['best'])} ({a['correct']} of {a['tried']} correct)" for a in arms]
+    figures = [f"{interval(a['best'])} ({a['correct']} of {a['tried']} correct)" for a in arms]
     place = [trial["problem"], trial["case"], trial["unseen"]]
-    return [*place, _figure(trial["gain"]), *figures, trial["wrong"], trial["note"]]
-
-
-def _figure(ratio: Mapping[str, float] | None) -> str:
-    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "-"
+    return [*place, interval(trial["gain"]), *figures, trial["wrong"], trial["note"]]
 
 
 @command(app, text=_verified_text)
@@ -605,7 +601,7 @@ def _proved_text(proved: Any) -> str:
             row.get("place"),
             row.get("problem"),
             row.get("case"),
-            *(_figure(row.get(figure)) for figure in ("gain", "end", "placebo")),
+            *(interval(row.get(figure)) for figure in ("gain", "end", "placebo")),
             row.get("wrong"),
             row.get("untried") or row.get("note"),
         ]

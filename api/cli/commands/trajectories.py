@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.command import Output, command
-from api.cli.output import Json, columns, note, pairs, table
+from api.cli.output import Json, columns, interval, note, pairs, table
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 
@@ -52,7 +52,7 @@ def _trajectory_text(answer: Json) -> str:
         [
             verdict["step"],
             verdict["validity"],
-            _figure(verdict["speedup"]),
+            interval(verdict["speedup"]),
             verdict["claimed_speedup"],
             "; ".join([*verdict["flags"], *filter(None, [verdict["message"]])]),
         ]
@@ -60,12 +60,6 @@ def _trajectory_text(answer: Json) -> str:
     ]
     steps = table(("step", "validity", "speed-up here", "claimed", "remarks"), rows)
     return f"{pairs(head)}\n\n{steps}"
-
-
-def _figure(speedup: Any) -> str:
-    if speedup is None:
-        return "-"
-    return f"{speedup['value']:.3f} [{speedup['low']:.3f}, {speedup['high']:.3f}]"
 
 
 def _is_not_ready(answer: Json) -> bool:

@@ -16,12 +16,11 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from kb.errors import KernloreError
-from kb.hardware.spec import SampleArgument, ToolchainSpec
+from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.hardware_check import random_inputs, signature_of
 from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 
@@ -126,7 +125,7 @@ class ProbedTool:
     def compile(self, source: str, words: str = "") -> Tried:
         """Compile a whole source. `words` is the statement whose words messages may repeat."""
         if source not in self._tried:
-            built, _ = self._compile(source, signature_of(self.template.sample_arguments))
+            built, _ = self._compile(source, interface_of(self.template))
             codes = tuple(dict.fromkeys(_CODE.findall(built.log))) if not built.ok else ()
             kind = "" if built.ok else kind_of(built.log, words)
             self._tried[source] = Tried(built.ok, kind, codes, "" if built.ok else built.log)
@@ -139,30 +138,18 @@ class ProbedTool:
             built, folder = self._compile(source, signature)
             if not built.ok:
                 return CommandRun("crashed", _first_message(built.log), log=built.log)
-            generator = torch.Generator().manual_seed(7)
-            tensors = [_random(t, generator) for t in signature.of("input", "buffer")]
+            inputs = random_inputs(signature)
             try:
-                self._runs[key] = self.chain.run(built, tensors, signature, folder, RUN_SECONDS)
+                self._runs[key] = self.chain.run(built, inputs, signature, folder, RUN_SECONDS)
             except KernloreError as problem:
                 return CommandRun("crashed", f"{problem.message}. {problem.hint}")
         return self._runs[key]
 
 
-def _random(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point:
-        return torch.randn(spec.shape, generator=generator).to(dtype)
-    return torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
-
-
-def signature_of(arguments: Sequence[SampleArgument]) -> Signature:
-    """The interface of stated arguments, or of one input and one output by default."""
-    roles = {"input": "input", "weight": "buffer", "output": "output"}
-    if not arguments:
-        return guessed(1, SHAPES[0])
-    return Signature(
-        tuple(TensorSpec(a.name, roles[a.role], a.dtype, a.shape) for a in arguments)  # type: ignore[arg-type]
-    )
+def interface_of(template: ToolchainSpec) -> Signature:
+    """The interface of the sample, or of one input and one output by default."""
+    arguments = template.sample_arguments
+    return signature_of(arguments) if arguments else guessed(1, SHAPES[0])
 
 
 def guessed(inputs: int, shape: tuple[int, ...]) -> Signature:
@@ -253,7 +240,7 @@ def _runs_with(tool: ProbedTool, source: str) -> Signature | None:
 
 def _signatures(template: ToolchainSpec) -> Iterator[Signature]:
     if template.sample_arguments:
-        yield signature_of(template.sample_arguments)
+        yield interface_of(template)
     for shape in SHAPES:
         for inputs in range(1, MOST_INPUTS + 1):
             yield guessed(inputs, shape)

@@ -6,6 +6,7 @@ Standard library and torch only, since compilers of candidates run it without Ke
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import random
@@ -41,6 +42,16 @@ def as_script(path: Path | str) -> Iterator[None]:
         raise EndsProcess(f"it ends the process with {ended.code!r}") from ended
     finally:
         sys.argv = before
+
+
+def script_module(source: str) -> ModuleType:
+    """A new module with a file's code. Raises EndsProcess."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    module = ModuleType(f"kernlore_script_{digest}")
+    sys.modules[module.__name__] = module  # dataclasses look a class's module up
+    with as_script(module.__name__):
+        exec(compile(source, module.__name__, "exec"), module.__dict__)
+    return module
 
 
 def positional(function: Any, returned: Any, skip: int) -> list[Any]:

@@ -73,7 +73,7 @@ def account(run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem) -> d
         "hardware": run.hardware,
         "device": device,
         "environment": dict(run.environment),
-        "goal": run.goal.as_json(),
+        "goal": asdict(run.goal),
         "state": run.state,
         "ended": run.ended,
         "started_at": run.started_at,

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -250,7 +250,7 @@ def _search(
         ended = search.run()
         untried = partial(why_untried, search, ended.ended, {})
         outcome = confirm(search.tree, bench, most=most, left=search.left, untried=untried)
-    store.update(replace(ended, result=outcome.as_json()))
+    store.update(replace(ended, result=asdict(outcome)))
 
 
 def _try_recipe(
@@ -369,7 +369,7 @@ def evaluate_drafts(
         del waiting[: len(nodes)]
     outcome = confirm(tree, bench, most=most)
     ended = replace(run, state="finished", ended=MEASURED, seconds=round(clock(), 3))
-    store.update(replace(ended, result=outcome.as_json()))
+    store.update(replace(ended, result=asdict(outcome)))
     listener.log(f"{outcome.gain or outcome.reason} ({MEASURED})")
 
 

@@ -400,7 +400,7 @@ def _stored(
     if isinstance(bench, SimulatedBench):
         clock = clock_of(next(iter(bench.places.values())).toolchain)
         outcome = replace(outcome, over=over, clock=clock)
-    run = replace(run, result=outcome.as_json())
+    run = replace(run, result=asdict(outcome))
     store.update(run)
     return FinishedRun(run, tree, outcome, problem)
 
@@ -696,10 +696,6 @@ class Attribution:
     recorded: tuple[str, ...] = ()
     note: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """The row of a report."""
-        return asdict(self)
-
 
 def attribution(
     tree: Tree, task: SearchTask, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
@@ -886,7 +882,7 @@ def write_result(finished: FinishedRun, output: Path | None = None) -> dict[str,
         "correct": tree[_held(outcome)].correct,
         "kernel": str(kernel) if kernel is not None else None,
         "models": model_costs(tree),
-        "outcome": outcome.as_json(),
+        "outcome": asdict(outcome),
         "module": str(module),
         "report": str(report),
         "import": _through_tools(kernel, finished.run.hardware)

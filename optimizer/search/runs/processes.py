@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ class ServiceRuns:
         from optimizer.search.goal import Goal
         from optimizer.search.runs.places import refuse_absent
 
-        checked_goal = from_json(Goal, goal).as_json()
+        checked_goal = asdict(from_json(Goal, goal))
         submitted = submitted_problem(problem)
         refuse_absent(self._base, hardware, checked_goal["language"])
         run_id = new_id("run")

@@ -484,7 +484,7 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
     from optimizer.search.output.report import model_costs
 
     run, tree = _loaded(base, run_id)
-    goal = {name: value for name, value in run.goal.as_json().items() if value not in (None, ())}
+    goal = {name: value for name, value in asdict(run.goal).items() if value not in (None, ())}
     owner = owner_of(base, run_id) if run.state == "running" else None
     return {
         **summary_of(run),

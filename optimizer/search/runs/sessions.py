@@ -15,7 +15,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def write_session(
         "goal": dict(goal),
         "target": dict(target),
         "recipes": list(recipes),
-        "knowledge": knowledge.as_json(),
+        "knowledge": asdict(knowledge),
         "problems": [
             *(
                 {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
@@ -202,7 +202,7 @@ def pack_session(
     return write_session(
         output,
         session_id=new_id("session"),
-        goal=goal.as_json(),
+        goal=asdict(goal),
         target=target,
         problems=problems,
         knowledge=knowledge,
@@ -527,7 +527,7 @@ def _write_batch(
     write_session(
         output,
         session_id=batch,
-        goal=drafted[0].run.goal.as_json(),
+        goal=asdict(drafted[0].run.goal),
         target=target,
         drafted=drafted,
         knowledge=KnowledgeSnapshot(),

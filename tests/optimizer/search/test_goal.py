@@ -5,7 +5,7 @@ bound.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_speed_up_goal_uses_lower_bound() -> None:
 
 def test_goal_round_trips_through_json() -> None:
     goal = Goal(target_us=120.0, target_roofline=0.85, synthesizers=("recipe", "llm"))
-    assert from_json(Goal, json.loads(json.dumps(goal.as_json()))) == goal
+    assert from_json(Goal, json.loads(json.dumps(asdict(goal)))) == goal
     older = {"candidates": 3, "knowledge": False}
     assert from_json(Goal, older) == Goal(candidates=3, knowledge=False)
 

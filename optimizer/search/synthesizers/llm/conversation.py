@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from kb.candidate_abi import HEADER_NAME
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreError
+from kb.plain import from_json
 from optimizer.evaluation.bundle import MANIFEST, Bundle, Parameter
 from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.records import Cost, Proposal
@@ -400,30 +401,13 @@ class ModelTranscript:
 
 
 def transcript_from_json(row: Mapping[str, Any]) -> ModelTranscript:
-    """Inverse of `ModelTranscript.as_json`; ignores fields of newer versions."""
-    fields = {name: row[name] for name in ModelTranscript.__dataclass_fields__ if name in row}
+    """Inverse of `ModelTranscript.as_json`."""
     replies = row["replies"] if "replies" in row else row["heard"]  # of versions up to 0.1
-    return ModelTranscript(**{**fields, "replies": [reply_from_json(one) for one in replies]})
-
-
-class Transcripts(Protocol):
-    """A store of transcripts."""
-
-    def write(self, transcript: ModelTranscript) -> None:
-        """Store a transcript. Raises OSError."""
-        ...
-
-    def read(self, run: str, step: int, attempt: int) -> ModelTranscript | None:
-        """A stored transcript, if any. Raises StoreError for a broken file."""
-        ...
-
-    def attempts(self, run: str, step: int) -> int:
-        """Number of stored attempts at a step."""
-        ...
+    return from_json(ModelTranscript, {**row, "replies": list(map(reply_from_json, replies))})
 
 
 class FolderTranscripts:
-    """`Transcripts` in files `RUN/STEP-ATTEMPT.json` of a folder, written atomically."""
+    """Transcripts in files `RUN/STEP-ATTEMPT.json` of a folder, written atomically."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -490,8 +474,7 @@ class ReplayClient:
 
 def redacted(transcript: ModelTranscript, clean: Any) -> ModelTranscript:
     """A copy with `clean` applied to every text."""
-    row = _each_text(transcript.as_json(), clean)
-    return transcript_from_json(row)
+    return transcript_from_json(_each_text(transcript.as_json(), clean))
 
 
 def _each_text(value: Any, clean: Any) -> Any:
@@ -537,13 +520,13 @@ class ToolBench:
         self.shown: set[str] = set()
         self._run: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
             "lookup_symbol": lambda arguments: self._excerpts(
-                tools.lookup_symbol(_text(arguments, "name")[:MAX_QUERY])
+                tools.lookup_symbol(_answer_text(arguments, "name")[:MAX_QUERY])
             ),
             "search_manual": lambda arguments: self._excerpts(
-                tools.search_manual(_text(arguments, "query")[:MAX_QUERY])
+                tools.search_manual(_answer_text(arguments, "query")[:MAX_QUERY])
             ),
             "read_section": lambda arguments: self._excerpts(
-                [tools.read_section(_text(arguments, "id"))]
+                [tools.read_section(_answer_text(arguments, "id"))]
             ),
             "compile_draft": lambda arguments: (
                 tools.compile_draft(step, files_from(arguments.get("files"))) or "It compiles."
@@ -568,13 +551,6 @@ class ToolBench:
         self.shown |= {excerpt.id for excerpt in excerpts}
         parts = [f"id: {e.id}\nfrom: {e.title} {e.citation}\n{e.text}" for e in excerpts]
         return "\n\n".join(parts) or "Nothing was found."
-
-
-def _text(arguments: Mapping[str, Any], name: str) -> str:
-    value = arguments.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise BadAnswer(f"`{name}` must be a text")
-    return value
 
 
 class Conversation:
@@ -739,7 +715,7 @@ class LlmSynthesizer:
     def __init__(
         self,
         settings: LlmSettings,
-        transcripts: Transcripts,
+        transcripts: FolderTranscripts,
         *,
         tools: Tools | None = None,
         check: DraftCheck | None = None,

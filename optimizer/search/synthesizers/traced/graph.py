@@ -7,10 +7,7 @@ Problem files are their user's own code and run in this process, as when the har
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import sys
-import types
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -25,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from optimizer.evaluation.problem.user_code import positional
-from optimizer.evaluation.runner.constructor import as_script
+from optimizer.evaluation.runner.constructor import script_module
 
 # A failure is reported as the reason of a missing graph, not as a traceback on the terminal.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -93,7 +90,7 @@ def trace(
 
 
 def _traced(source: str, dtype: str | None, attention: bool, values: bool) -> Traced | NotTraced:
-    module = _module(source)
+    module = script_module(source)
     model_class, known = module.__dict__["Model"], module.__dict__
     wanted = getattr(torch, dtype) if dtype else None
     make_init = known.get("get_init_inputs")
@@ -249,12 +246,3 @@ def _of_dtype(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 def _decompositions() -> dict[Any, Any]:
     every = {**core_aten_decompositions(), **get_decompositions(_WHOLE)}
     return {name: made for name, made in every.items() if name not in _NOT_DECOMPOSED}
-
-
-def _module(source: str) -> types.ModuleType:
-    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    module = types.ModuleType(f"kernlore_lowered_{digest}")
-    sys.modules[module.__name__] = module  # dataclasses look a class's module up
-    with as_script(module.__name__):
-        exec(compile(source, module.__name__, "exec"), module.__dict__)
-    return module

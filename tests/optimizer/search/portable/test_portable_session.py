@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -99,11 +99,11 @@ def test_documents_are_searched_once_per_signal(
 
 
 def test_skill_is_stored_once(snapshot: KnowledgeSnapshot) -> None:
-    assert json.dumps(snapshot.as_json()).count("Raise the tile.") == 1
+    assert json.dumps(asdict(snapshot)).count("Raise the tile.") == 1
 
 
 def test_moves_are_decided_by_measurements_of_session(snapshot: KnowledgeSnapshot) -> None:
-    knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(asdict(snapshot))), "softmax", FACTS)
     answer = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
     assert [(move.id, move.applies) for move in answer.moves] == [
         ("mv_softmax", True),
@@ -119,7 +119,7 @@ def test_moves_are_decided_by_measurements_of_session(snapshot: KnowledgeSnapsho
 def test_session_search_starts_with_same_skills(
     snapshot: KnowledgeSnapshot,
 ) -> None:
-    knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(asdict(snapshot))), "softmax", FACTS)
     (skill,) = knowledge.consult(query()).skills
     assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
 
@@ -131,7 +131,7 @@ def test_session_search_starts_with_same_skills(
 def test_missing_answer_gives_facts(
     snapshot: KnowledgeSnapshot, op: str, signals: tuple[str, ...]
 ) -> None:
-    knowledge = SnapshotKnowledge(snapshot.as_json(), op, FACTS)
+    knowledge = SnapshotKnowledge(asdict(snapshot), op, FACTS)
     assert knowledge.consult(query(*signals)) == ShownKnowledge(facts=FACTS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ GAIN = {"value": 1.237, "low": 1.195, "high": 1.281, "n": 12}
 
 
 def outcome(reason: str, **changes: Any) -> dict[str, Any]:
-    return RunOutcome(None, None, reason + WHY, **changes).as_json()
+    return asdict(RunOutcome(None, None, reason + WHY, **changes))
 
 
 @pytest.mark.parametrize(

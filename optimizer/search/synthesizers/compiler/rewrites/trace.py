@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import ast
 import builtins
-import hashlib
 import logging
 import math
 import re
-import sys
 import threading
-import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +31,7 @@ from torch.fx import Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
-from optimizer.evaluation.runner.constructor import as_script
+from optimizer.evaluation.runner.constructor import script_module
 from optimizer.search.synthesizers.compiler.configurations import ForwardText
 
 # -- reading a graph
@@ -340,7 +337,7 @@ def trace(source: str) -> SymbolicGraph | NoSymbolicGraph:
 def _traced(source: str) -> SymbolicGraph | NoSymbolicGraph:
     if _adds_in_place(source):
         return NoSymbolicGraph("it writes in place")
-    module = _module(source)
+    module = script_module(source)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         model: torch.nn.Module = module.Model(*module.get_init_inputs()).eval()
         graph = _graph(model)
@@ -396,15 +393,6 @@ def _drop_unused(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
-
-
-def _module(source: str) -> types.ModuleType:
-    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    module = types.ModuleType(f"kernlore_traced_{digest}")
-    sys.modules[module.__name__] = module  # dataclasses look a class's module up
-    with as_script(module.__name__):
-        exec(compile(source, module.__name__, "exec"), module.__dict__)
-    return module
 
 
 # -- back to Python
