@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from kb.settings import MIB, Settings
 from tests.api.cli_process import data, files  # noqa: F401  (fixtures)
 from tests.known_device import store_ceilings
 from tests.shared import copy_knowledge, place_models
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.api.keyed_service import KeyedService
@@ -93,13 +93,10 @@ def validate_answers(client: TestClient) -> None:
 
 def wait_until_ready(client: Client, seconds: float = 400) -> dict[str, Any]:
     """The readiness once it is ready."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        state: dict[str, Any] = client.get("/readyz").json()
-        if state["ready"]:
-            return state
-        time.sleep(0.2)
-    raise AssertionError(f"not ready: {state}")
+    state: dict[str, Any] = until(
+        lambda: client.get("/readyz").json(), lambda state: state["ready"], seconds=seconds
+    )
+    return state
 
 
 def upload(client: Client, name: str, content: bytes, **fields: Any) -> Response:
@@ -108,13 +105,12 @@ def upload(client: Client, name: str, content: bytes, **fields: Any) -> Response
 
 def finished(client: Client, job_id: str, seconds: float = 400) -> dict[str, Any]:
     """The job once it has ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
-        if job["state"] in ("ready", "partial", "failed"):
-            return job
-        time.sleep(0.1)
-    raise AssertionError(f"still {job}")
+    job: dict[str, Any] = until(
+        lambda: client.get(f"/jobs/{job_id}").json(),
+        lambda job: job["state"] in ("ready", "partial", "failed"),
+        seconds=seconds,
+    )
+    return job
 
 
 def assert_error(response: Response, status: int, code: str | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from optimizer.search.store import RunRow
 from skills.trajectories.reading import trajectory_store
 from tests.api.conftest import finished, upload, wait_until_ready
 from tests.shared import copy_knowledge, place_models
+from tests.waiting import until
 
 SECRET_WORDS = "zanzibarium"  # of the manual that only one team may read
 QUESTION = "cache of this chip has 48 KB"
@@ -100,10 +100,7 @@ def running(app: FastAPI) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: server.started or not thread.is_alive(), seconds=60, pause=0.02)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from api.services import open_services
 from kb.settings import Settings
 from tests.api.cli_process import kernlore
 from tests.api.conftest import assert_error
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -69,13 +69,13 @@ def evaluated(client: TestClient, sent_body: Any, seconds: float = 400) -> dict[
     answer = sent(client, sent_body)
     assert answer.status_code == 202, answer.text
     assert answer.json()["state"] == "queued" and answer.json()["result"] is None
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        run: dict[str, Any] = client.get(f"/evaluations/{answer.json()['id']}").json()
-        if run["state"] in ("ready", "failed"):
-            return run
-        time.sleep(0.1)
-    raise AssertionError(f"still {run}")
+    place = f"/evaluations/{answer.json()['id']}"
+    run: dict[str, Any] = until(
+        lambda: client.get(place).json(),
+        lambda run: run["state"] in ("ready", "failed"),
+        seconds=seconds,
+    )
+    return run
 
 
 @pytest.mark.parametrize(

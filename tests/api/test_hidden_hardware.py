@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.keyed_service import KeyedService, keyed_service
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=20)
 
@@ -27,6 +27,11 @@ Always.
 """
 
 
+def read(keyed: KeyedService, job_id: str) -> None:
+    """Wait until a document is read."""
+    until(lambda: keyed.ask("admin", "GET", f"/jobs/{job_id}").json()["state"] == "ready")
+
+
 @pytest.fixture(scope="module")
 def service(
     tmp_path_factory: pytest.TempPathFactory, model_cache: Path
@@ -40,10 +45,7 @@ def service(
             files=[("file", ("shared.md", b"# Shared\n\nTwo persimmon chips share this.\n"))],
             data={"hardware": "h100,mi300x"},
         ).json()
-        deadline = time.monotonic() + 60
-        while keyed.ask("admin", "GET", f"/jobs/{sent['job_id']}").json()["state"] != "ready":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        read(keyed, sent["job_id"])
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr("shared-tiles/SKILL.md", SKILL)
@@ -91,10 +93,7 @@ def test_hidden_document_changes_no_score(service: tuple[KeyedService, str]) -> 
     hidden = b"# Hidden\n\n## Chips\n\n" + b"Quixotry of persimmon chips.\n\n" * 9
     files = [("file", ("hidden.md", hidden))]
     sent = keyed.ask("admin", "POST", "/documents", data={"hardware": "h100"}, files=files).json()
-    deadline = time.monotonic() + 60
-    while keyed.ask("admin", "GET", f"/jobs/{sent['job_id']}").json()["state"] != "ready":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    read(keyed, sent["job_id"])
     every = keyed.ask("admin", "GET", "/retrieve?q=persimmon+quixotry").json()["excerpts"]
     assert any(excerpt["document"]["title"] == "Hidden" for excerpt in every)
     assert answers() == before and before[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from io import BytesIO
 from typing import Any
 from zipfile import ZipFile
@@ -12,6 +11,7 @@ from fastapi.testclient import TestClient
 from kb.settings import Settings
 from tests.api.conftest import assert_error, finished, upload
 from tests.stored_text import files_with
+from tests.waiting import until
 
 MANUAL = """# Zephyr engine
 
@@ -299,14 +299,11 @@ def test_one_request_watches_all_files_of_an_upload(client: TestClient) -> None:
     documents = sent(client, source_key="")
     [group] = {document["group"] for document in documents}
     assert group.startswith("upl_")
-    deadline = time.monotonic() + 120
-    while True:
-        page = client.get("/jobs", params={"group": group}).json()
-        counts = page["counts"]
-        if not counts["queued"] and not counts["running"]:
-            break
-        assert time.monotonic() < deadline, page
-        time.sleep(0.1)
+    page = until(
+        lambda: client.get("/jobs", params={"group": group}).json(),
+        lambda page: not page["counts"]["queued"] and not page["counts"]["running"],
+    )
+    counts = page["counts"]
     assert [job["id"] for job in page["jobs"]] == [d["job_id"] for d in reversed(documents)]
     nothing, foehn, bora = page["jobs"]
     assert (counts["ready"], counts["failed"]) == (2, 1)

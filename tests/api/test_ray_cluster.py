@@ -10,7 +10,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +50,7 @@ from tests.api.cli_process import BARRIERS, MEMORY, kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE
 from tests.optimizer.search.landscape import RecordingListener
 from tests.shared import copy_knowledge, place_models
+from tests.waiting import until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
 
@@ -387,9 +387,9 @@ def test_files_of_a_killed_node_are_read_on_another(
     with connect_to_cluster(nodes.address, ("kb", "ingestion")) as cluster:
         local.read_on(cluster)
         with local.reading():
-            _until(lambda: services.jobs.counts().get("running", 0) > 0)
+            until(lambda: services.jobs.counts().get("running", 0) > 0)
             nodes.kill(nodes.killable()[0])
-            _until(lambda: not services.jobs.counts().get("queued", 0) and _idle(services))
+            until(lambda: not services.jobs.counts().get("queued", 0) and _idle(services))
     assert services.jobs.counts()["ready"] == 12
     embedded, passages = services.vectors()
     assert embedded == passages > 0
@@ -398,13 +398,6 @@ def test_files_of_a_killed_node_are_read_on_another(
 
 def _idle(services: Any) -> bool:
     return not services.jobs.counts().get("running", 0)
-
-
-def _until(happens: Callable[[], bool], seconds: float = 400.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _vectors(data: Path) -> dict[str, Any]:

@@ -5,8 +5,7 @@ the jobs of a killed one, and an older release runs next to a newer one.
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.api.test_evaluations import TIMED, body, candidate
 from tests.api.test_runs import alive
 from tests.postgresql import Server
 from tests.shared import copy_knowledge
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=55)
 
@@ -30,7 +30,6 @@ BUILT_IN = ("hardware/h100/tuning.md", "guidance/memory-bound.md")
 LEASE = 4  # seconds
 ROUNDS = 6
 PARTS = 60  # of reading a document when its reader is killed: a second
-SECONDS = 240.0
 GOAL = {"candidates": 1, "language": "cpp", "knowledge": False}
 SIGNED = {"actor": "ann", "reason": "a person has seen it"}
 
@@ -53,17 +52,6 @@ def pair(
         folder, database, knowledge, model_cache, 2, lease_seconds=str(LEASE)
     ) as running:
         yield running[0], running[1]
-
-
-def until(ask: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """The first true answer."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        answer = ask()
-        if answer:
-            return answer
-        time.sleep(0.1)
-    raise AssertionError("it did not come")
 
 
 def upload(replica: Replica, name: str, text: str) -> dict[str, Any]:
@@ -249,7 +237,7 @@ def test_replica_watches_feeds_and_cancels_run(pair: tuple[Replica, Replica]) ->
     until(lambda: context_of(other, run_id))
     cancelled = other.client.post(f"/runs/{run_id}/cancel").json()
     assert cancelled["state"] == "cancelled", cancelled
-    until(lambda: not alive(run_id), 10.0)
+    until(lambda: not alive(run_id), seconds=10.0)
 
 
 def test_replica_finishes_jobs_of_a_killed_one(

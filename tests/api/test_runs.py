@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from retrieval.knowledge_base import KnowledgeBase
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, TIMED, candidate
 from tests.catalogs import builtin_data_dir
+from tests.waiting import until
 
-SECONDS = 400.0
 GOAL = {"candidates": 2, "language": "cpp", "knowledge": False}
 
 
@@ -34,17 +33,6 @@ def started(client: TestClient, **changes: Any) -> str:
     answer = client.post("/runs", json=given, headers=HERE)
     assert answer.status_code == 202, answer.text
     return str(answer.json()["id"])
-
-
-def until(ask: Callable[[], Any]) -> Any:
-    """The first true answer."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        found = ask()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come")
 
 
 def waiting(client: TestClient, run_id: str) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from kb.settings import Settings
 from tests.api.conftest import URL, small_knowledge, wait_until_ready
 from tests.known_device import store_ceilings
 from tests.shared import place_models
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=6)
 
@@ -88,12 +89,8 @@ def test_second_start_answers_before_it_compares_the_files(
         answer = client.post("/retrieve", json=REQUEST).json()
         assert answer["excerpts"] and not answer["hints"]
         compared.set()
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            documents = client.get("/documents").json()["documents"]
-            if any(document["version"]["number"] == 2 for document in documents):
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the changed file is not read")
+        until(
+            lambda: client.get("/documents").json()["documents"],
+            lambda documents: any(d["version"]["number"] == 2 for d in documents),
+        )
         assert wait_until_ready(client)["passages"] == passages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tests.api.conftest import assert_error, finished, upload
 from tests.chroma_server import ChromaServer
 from tests.seaweed import SECRET, S3Server
 from tests.shared import copy_knowledge, place_models
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=25)
 MANUAL = b"# Quince\n\n## Loads\n\nThe quince unit loads 16 bytes; it is memory bound.\n"
@@ -56,19 +56,16 @@ def served(environment: dict[str, str], folder: Path, model_cache: Path) -> Iter
             serving(folder / "data", knowledge, ready=False, command=WATCHFUL) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
-            until(client, lambda state: state["ready"])
+            readiness(client, lambda state: state["ready"])
             yield client
 
 
-def until(client: Any, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def readiness(client: Any, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The readiness once the condition holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        state: dict[str, Any] = client.get("/readyz").json()
-        if wanted(state):
-            return state
-        time.sleep(0.2)
-    raise AssertionError(f"still {state}")
+    state: dict[str, Any] = until(
+        lambda: client.get("/readyz").json(), wanted, seconds=WAIT_SECONDS
+    )
+    return state
 
 
 def ask(client: Any, **request: Any) -> Any:
@@ -113,12 +110,12 @@ def test_answers_continue_without_file_server_and_uploads_are_refused(
         body = assert_error(send(served, "refused.md"), 503, "store_away")
         assert "s3://" in body["message"] and "AWS_ENDPOINT_URL" in body["hint"]
         assert ask(served, signal="memory_bound")["context"] == before
-        state = until(served, lambda state: bool(state["note"]))
+        state = readiness(served, lambda state: bool(state["note"]))
         assert not state["ready"] and "s3://" in state["note"] and "later" in state["note"]
         assert served.get("/readyz").status_code == 200 and SECRET not in str(state)
     finally:
         s3_server.start()
-    assert until(served, lambda state: state["ready"])["note"] == ""
+    assert readiness(served, lambda state: state["ready"])["note"] == ""
     sent = send(served, "late.md", MANUAL.replace(b"quince", b"loquat")).json()
     assert finished(served, sent["job_id"])["state"] == "ready"
 
@@ -129,7 +126,7 @@ def test_answers_continue_without_vector_server_until_it_catches_up(
     before = ask(served, query="how do barriers wait")["excerpts"]
     chroma_server.stop()
     try:
-        state = until(served, lambda state: state["index"] != "chroma")
+        state = readiness(served, lambda state: state["index"] != "chroma")
         assert state["index"].startswith("away: the Chroma server http://127.0.0.1:")
         assert not state["ready"] and served.get("/readyz").status_code == 200
         assert ask(served, query="how do barriers wait")["excerpts"] == before
@@ -139,7 +136,7 @@ def test_answers_continue_without_vector_server_until_it_catches_up(
         assert found["document"]["id"] == sent["document_id"]
     finally:
         chroma_server.start()
-    assert until(served, lambda state: state["ready"])["index"] == "chroma"
+    assert readiness(served, lambda state: state["ready"])["index"] == "chroma"
 
 
 def test_service_starts_without_stores_and_connects_later(
@@ -164,12 +161,12 @@ def test_service_starts_without_stores_and_connects_later(
             serving(tmp_path / "data", knowledge, ready=False, command=WATCHFUL) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
-            state = until(client, lambda state: "s3://" in state["note"])
+            state = readiness(client, lambda state: "s3://" in state["note"])
             assert client.get("/readyz").status_code == 503 and state["passages"] == 0
             s3_server.start()
-            until(client, lambda state: state["passages"] > 0 and state["index"] != "starting")
+            readiness(client, lambda state: state["passages"] > 0 and state["index"] != "starting")
             chroma_server.start()
-            assert until(client, lambda state: state["ready"])["note"] == ""
+            assert readiness(client, lambda state: state["ready"])["note"] == ""
     finally:
         for server in (s3_server, chroma_server):
             server.stop()

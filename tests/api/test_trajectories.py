@@ -5,7 +5,6 @@ obeyed.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from skills.trajectories.reading import trajectory, trajectory_row, trajectory_s
 from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TIMED
+from tests.waiting import until
 
 # Correct, but much slower than the reference.
 SLOW = KERNEL.replace("y[i] = 2", "{ for (volatile int w = 0; w < 20; w++) {} y[i] = 2").replace(
@@ -46,13 +46,12 @@ def submitted(client: TestClient, given: Any, **sent: Any) -> dict[str, Any]:
 
 
 def ended(client: TestClient, identity: str, seconds: float = 400) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        row: dict[str, Any] = client.get(f"/trajectories/{identity}").json()
-        if row["state"] not in ("queued", "running"):
-            return row
-        time.sleep(0.2)
-    raise AssertionError(f"still {row}")
+    row: dict[str, Any] = until(
+        lambda: client.get(f"/trajectories/{identity}").json(),
+        lambda row: row["state"] not in ("queued", "running"),
+        seconds=seconds,
+    )
+    return row
 
 
 def app_of(client: TestClient) -> FastAPI:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from skills.trajectories.queue import TrajectoryQueue, requeue
 from skills.trajectories.reading import trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -56,13 +56,6 @@ def sql(services: Services, statement: str) -> None:
 
 def add_damaged(services: Services, name: str = DAMAGED) -> None:
     assert trajectory_store(services).add(name, "told", "queued", {}, {"steps": 0})
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def failed(services: Services, name: str = DAMAGED) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-import time
 import zipfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from kb.errors import ParseFailed
 from kb.settings import Settings
 from tests.ingestion.formats import office_files
 from tests.ingestion.formats.test_pdf import drawn_by_reportlab
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.fixtures import Store
@@ -207,11 +207,8 @@ def test_slow_document_does_not_delay_others(store: Store, monkeypatch: pytest.M
     worker = store.worker_with(LocalReader(store.embedder, store.tagger, parse_slowly))
     working = threading.Thread(target=worker.drain)
     working.start()
-    deadline = time.monotonic() + 30
     try:
-        while {store.job(one).state for one in small} != {"ready"}:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: {store.job(one).state for one in small} == {"ready"})
         assert store.job(slow).state == "running"
     finally:
         finish.set()

@@ -26,6 +26,7 @@ from kb.catalog.work import Job
 from kb.embedding import LocalEmbedder, Vectors
 from tests.catalogs import environment_of
 from tests.ingestion import golden
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -451,24 +452,19 @@ def test_failing_step_ends_its_jobs_and_not_the_worker(
     thread = threading.Thread(target=store.worker().run, args=(stop, 0.05))
     thread.start()
     try:
-        failed = until(store, submitted.job_id or "", "failed")
+        failed = job_in(store, submitted.job_id or "", "failed")
         assert failed.error is not None and "model file" in failed.error["message"]
         broken.clear()
         store.jobs.retry(failed.id)
-        assert until(store, failed.id, "ready").attempts == 2
+        assert job_in(store, failed.id, "ready").attempts == 2
     finally:
         stop.set()
         thread.join()
 
 
-def until(store: Store, job_id: str, state: str) -> Job:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        job = store.jobs.get(job_id)
-        if job.state == state:
-            return job
-        time.sleep(0.02)
-    raise AssertionError(f"the job is {store.jobs.get(job_id).state}, not {state}")
+def job_in(store: Store, job_id: str, state: str) -> Job:
+    job: Job = until(lambda: store.jobs.get(job_id), lambda job: job.state == state, pause=0.02)
+    return job
 
 
 def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) -> None:
@@ -521,10 +517,7 @@ def test_idle_worker_sends_no_queries_until_change(
             time.sleep(0.02)
         assert len(looks) <= 5
         second = store.submit("other.md", "# N\n\nMore text.\n")
-        deadline = time.monotonic() + 20
-        while store.job(second).state != "ready":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: store.job(second).state == "ready", pause=0.02)
         assert store.job(second).attempts == 1
     finally:
         stop.set()

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from kb.memory import THRESHOLDS
 from kb.settings import Settings
 from kb.workers import ChildProcess, WorkerThread, keep_lease
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -70,10 +71,7 @@ def test_ending_child_ends_its_descendants(settings: Settings, tmp_path: Path) -
     grandchild = f"while True: open({str(beats)!r}, 'a').write('.'); import time; time.sleep(0.02)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
     child = ChildProcess([sys.executable, "-c", parent], settings, output=tmp_path / "log")
-    deadline = time.monotonic() + 60
-    while not beats.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(beats.exists, pause=0.02)
     child.end(grace_seconds=0.2)
     assert not child.alive
     time.sleep(0.2)  # a partial write is complete now

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills.evidence import RateInterval, wilson
 from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillHead, SkillScopes
@@ -21,7 +19,6 @@ from retrieval.answer import traits_of
 from retrieval.compose.skill_choice import SkillSelection, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.knowledge import Knowledge
-from tests.catalogs import fresh_data_dir
 from tests.retrieval.test_tree import snapshots_of
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -49,13 +46,6 @@ HEAD = SkillHead(
     updated_at="",
     scopes=SkillScopes(),
 )
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
-    yield opened
-    opened.close()
 
 
 def put(catalog: Catalog, name: str, **given: Any) -> None:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.documents import Documents
 from kb.catalog.knowledge.versions import (
@@ -29,7 +28,6 @@ from kb.ids import sha256
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
 from retrieval.snapshot.store import SnapshotStore
-from tests.catalogs import fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -91,13 +89,6 @@ def add(
 
 
 BANDWIDTH, BANKS = ("topic", "memory bandwidth"), ("topic", "bank conflicts")
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = open_catalog(fresh_data_dir(tmp_path))
-    yield catalog
-    catalog.close()
 
 
 @pytest.fixture

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, write_skill
 from skills.skill_library import Imported, SkillLibrary
-from tests.catalogs import fresh_data_dir
 from tests.skills.states import set_state
 
 pytestmark = pytest.mark.slow(seconds=3)
@@ -32,13 +30,6 @@ WARNING = replace(
         "kb.signals": "memory_latency",
     },
 )
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
-    yield opened
-    opened.close()
 
 
 def import_skill(catalog: Catalog, tmp_path: Path, skill: SkillFile) -> Imported:

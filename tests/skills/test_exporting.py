@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from skills.format.schema import SkillFile
 from skills.format.skillfile import Exported, write_export, write_skill
 from skills.skill_library import SkillLibrary
-from tests.catalogs import fresh_data_dir
 from tests.skills.states import set_state
 
 pytestmark = pytest.mark.slow(seconds=2)
@@ -30,14 +29,12 @@ WARNING = replace(
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
-    library = SkillLibrary(opened)
+def catalog(catalog: Catalog, tmp_path: Path) -> Catalog:
+    library = SkillLibrary(catalog)
     for skill in (SKILL, WARNING):
         folder = write_skill(skill, tmp_path / "in")
         library.import_folder(folder, actor="ann")
-    yield opened
-    opened.close()
+    return catalog
 
 
 def export(catalog: Catalog, parent: Path, names: list[str]) -> Exported:

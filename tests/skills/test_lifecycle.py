@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from kb.catalog.skills.reading import (
     EvidenceRow,
     SkillDraft,
@@ -23,18 +23,10 @@ from kb.catalog.skills.writing import add_evidence, store_skill
 from kb.errors import Conflict, InvalidRequest
 from skills import lifecycle
 from skills.lifecycle import Wanted, change_state
-from tests.catalogs import fresh_data_dir
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
 
 OLD, NEW = "triton-nvidia triton 3.4.0, torch 2.8.0", "triton-nvidia triton 3.5.0, torch 2.9.0"
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
-    yield opened
-    opened.close()
 
 
 def step(wanted: Wanted) -> Callable[..., SkillEvent]:

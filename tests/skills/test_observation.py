@@ -5,13 +5,11 @@ active.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills.evidence import evidence_of
 from kb.catalog.skills.reading import SkillRow, SkillScopes, events_of, get_skill
@@ -34,7 +32,6 @@ from skills.uses import (
     parts_of,
     record_of,
 )
-from tests.catalogs import fresh_data_dir
 from tests.skills.planted_uses import Gain, Uses, learned, row
 
 pytestmark = pytest.mark.slow(seconds=11)
@@ -43,14 +40,12 @@ SEEDS = range(10)
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
-    registry = HardwareRegistry(opened)
+def catalog(catalog: Catalog) -> Catalog:
+    registry = HardwareRegistry(catalog)
     for name, parent in (("nvidia", None), ("h100", "nvidia"), ("a100", "nvidia")):
         spec = {"id": name, "name": name.upper(), "vendor": "nvidia", "summary": "A test chip."}
         registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
-    yield opened
-    opened.close()
+    return catalog
 
 
 def skill_of(catalog: Catalog, name: str) -> SkillRow:

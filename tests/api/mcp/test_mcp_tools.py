@@ -24,6 +24,7 @@ from tests.api.cli_process import COMMAND, ROOT
 from tests.api.mcp.mcp_sessions import TOOLS, Agent, over_http, over_stdio
 from tests.catalogs import fresh_data_dir
 from tests.shared import place_models
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=20)
 DRAWN = 50
@@ -56,10 +57,7 @@ KEPT = ("id", "hardware", "section", "page", "score")
 def rest(service_url: str) -> Iterator[httpx.Client]:
     """The service once everything is embedded: answers improve until then."""
     with httpx.Client(base_url=service_url, timeout=60) as client:
-        deadline = time.monotonic() + 300
-        while not client.get("/readyz").json()["ready"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: client.get("/readyz").json()["ready"])
         yield client
 
 

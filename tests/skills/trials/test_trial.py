@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -137,13 +137,6 @@ def test_precondition_excludes_case_only_if_certainly_false(
 
 
 # -- A skill as a proposer receives it: moves, or a last step
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
-    yield opened
-    opened.close()
 
 
 def test_avoid_skill_is_a_warning_without_role(catalog: Catalog, tmp_path: Path) -> None:
