@@ -270,7 +270,7 @@ def rough_ratio(timings: Sequence[CaseTiming | Mapping[str, Any]]) -> str:
     if not ratios:
         return ""
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return f"roughly {_two_digits(mean)}x ({BUSY})"
+    return f"roughly {two_digits(mean)}x ({BUSY})"
 
 
 def rough_times(timing: Mapping[str, Any]) -> str:
@@ -278,9 +278,9 @@ def rough_times(timing: Mapping[str, Any]) -> str:
     candidate, baseline = timing.get("rough_us"), timing.get("rough_baseline_us")
     if not candidate or not baseline:
         return ""
-    return f"about {_two_digits(candidate)} us a call, reference {_two_digits(baseline)} us"
+    return f"about {two_digits(candidate)} us a call, reference {two_digits(baseline)} us"
 
 
-def _two_digits(value: float) -> str:
+def two_digits(value: float) -> str:
     """The value with two significant digits; more would look like a measurement."""
     return f"{float(f'{value:.2g}'):g}"

@@ -119,17 +119,12 @@ def _source_text(candidate: Json) -> str:
 def _attribution_text(rows: list[Json]) -> str:
     if not rows:
         return "no candidate was shown knowledge"
-    cells = [
-        [
-            row["node"],
-            len(row["shown"]),
-            ", ".join(row["claimed"]) or "-",
-            ", ".join(row["attributed"]) or "-",
-            row["note"],
-        ]
+    listed = (
+        {**row, "shown": len(row["shown"])}
+        | {name: ", ".join(row[name]) or "-" for name in ("claimed", "attributed")}
         for row in rows
-    ]
-    return table(("node", "shown", "claimed", "attributed", "note"), cells)
+    )
+    return columns("node", "shown", "claimed", "attributed", "note")(listed)
 
 
 def _tree_text(rows: list[Json]) -> str:
@@ -363,11 +358,11 @@ def import_runs(
 def _flagged_text(rows: list[Json]) -> str:
     if not rows:
         return "nothing waits for a person"
-    cells = [
-        [row["node"], interval(row["speedup"], 2), row["told"], "; ".join(row["flags"])]
+    listed = (
+        {**row, "speedup": interval(row["speedup"], 2), "flags": "; ".join(row["flags"])}
         for row in rows
-    ]
-    return table(("node", "speed-up", "answer", "flagged"), cells)
+    )
+    return columns("node", "speed-up=speedup", "answer=told", "flagged=flags")(listed)
 
 
 @command(app, text=_flagged_text)

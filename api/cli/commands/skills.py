@@ -86,20 +86,8 @@ def _skill_text(skill: Json) -> str:
 
 
 def _gains(rows: Any) -> str:
-    headers = ("measured by", "hardware", "device", "dtype", "gain", "cases", "harmed")
-    cells = [
-        [
-            row["by"],
-            row["hardware"],
-            row["device"],
-            row["dtype"],
-            interval(row["gain"]),
-            row["cases"],
-            row["harmed"],
-        ]
-        for row in rows
-    ]
-    return table(headers, cells)
+    names = ("measured by=by", "hardware", "device", "dtype", "gain", "cases", "harmed")
+    return columns(*names)({**row, "gain": interval(row["gain"])} for row in rows)
 
 
 operation_command(
@@ -290,12 +278,8 @@ def _exported(target: CommandTarget, name: str) -> SkillFile:
 
 
 def _imported_table(rows: Any) -> str:
-    headers = ("name", "outcome", "state", "dropped")
-    cells = [
-        (row["name"], row["outcome"], row["state"], ", ".join(row["dropped"]) or "nothing")
-        for row in rows
-    ]
-    return table(headers, cells)
+    listed = ({**row, "dropped": ", ".join(row["dropped"]) or "nothing"} for row in rows)
+    return columns("name", "outcome", "state", "dropped")(listed)
 
 
 def _warn_all(skills: list[Json]) -> None:
@@ -594,22 +578,15 @@ def _proved_text(proved: Any) -> str:
     if "session" in proved:
         left = [f"left out: {name}: {why}" for name, why in proved["left out"].items()]
         return "\n".join([f"{proved['session']}: {proved['trials']} trials", *left])
-    headers = ("skill", "place", "problem", "case", "gain", "end", "placebo", "wrong", "note")
-    cells = [
-        [
-            name,
-            row.get("place"),
-            row.get("problem"),
-            row.get("case"),
-            *(interval(row.get(figure)) for figure in ("gain", "end", "placebo")),
-            row.get("wrong"),
-            row.get("untried") or row.get("note"),
-        ]
+    names = ("skill", "place", "problem", "case", "gain", "end", "placebo", "wrong", "note")
+    shown = [
+        {**row, **{figure: interval(row.get(figure)) for figure in ("gain", "end", "placebo")}}
+        | {"skill": name, "note": row.get("untried") or row.get("note")}
         for name, rows in proved["trials"].items()
         for row in rows
     ]
     effects = [f"{name}: {effect}" for name, effect in proved["effects"].items()]
-    return "\n".join([table(headers, cells), *effects])
+    return "\n".join([columns(*names)(shown), *effects])
 
 
 @command(app, text=_proved_text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.command import Output, command
-from api.cli.output import Json, columns, interval, note, pairs, table
+from api.cli.output import Json, columns, interval, note, pairs
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 
@@ -48,18 +48,13 @@ def _trajectory_text(answer: Json) -> str:
         head["steps"] = len(record["steps"])
     if not verdicts:
         return pairs(head)
-    rows = [
-        [
-            verdict["step"],
-            verdict["validity"],
-            interval(verdict["speedup"]),
-            verdict["claimed_speedup"],
-            "; ".join([*verdict["flags"], *filter(None, [verdict["message"]])]),
-        ]
+    rows = (
+        {**verdict, "speedup": interval(verdict["speedup"])}
+        | {"remarks": "; ".join([*verdict["flags"], *filter(None, [verdict["message"]])])}
         for verdict in verdicts
-    ]
-    steps = table(("step", "validity", "speed-up here", "claimed", "remarks"), rows)
-    return f"{pairs(head)}\n\n{steps}"
+    )
+    names = ("step", "validity", "speed-up here=speedup", "claimed=claimed_speedup", "remarks")
+    return f"{pairs(head)}\n\n{columns(*names)(rows)}"
 
 
 def _is_not_ready(answer: Json) -> bool:

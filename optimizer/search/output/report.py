@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.hardware.spec import COST_KINDS
+from kb.plain import plain
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.confirm import RunOutcome
@@ -105,14 +106,12 @@ def _result_data(tree: Tree, outcome: RunOutcome) -> dict[str, Any]:
         "reason": outcome.reason,
         "best_so_far": outcome.best_so_far,
         "measured": outcome.measured,
-        "gain": _interval(outcome.gain),
+        "gain": plain(outcome.gain),
         "over": outcome.over,
         "clock": outcome.clock,
-        "inherited": _interval(inherited),
-        "new": _interval(_new(tree, outcome)),
-        "search_figure": _interval(tree[outcome.node].speedup)
-        if outcome.node is not None
-        else None,
+        "inherited": plain(inherited),
+        "new": plain(_new(tree, outcome)),
+        "search_figure": plain(tree[outcome.node].speedup) if outcome.node is not None else None,
     }
 
 
@@ -128,10 +127,6 @@ def _new(tree: Tree, outcome: RunOutcome) -> Interval | None:
     half = math.hypot(*(math.log(i.high / i.low) / 2 for i in (gain, before)))
     n = min(gain.n, before.n)
     return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
-
-
-def _interval(interval: Interval | None) -> dict[str, Any] | None:
-    return asdict(interval) if interval is not None else None
 
 
 def _verdicts_data(tree: Tree) -> dict[str, dict[str, int]]:
@@ -171,7 +166,7 @@ def _counts(nodes: Sequence[Node], tree: Tree) -> dict[str, Any]:
         "n": len(nodes),
         "correct": sum(node.correct for node in nodes),
         "failures": dict(failures.most_common()),
-        "best": _interval(best.speedup) if best is not None else None,
+        "best": plain(best.speedup) if best is not None else None,
         "best_node": best.number if best is not None else None,
         "best_is_baseline": best is not None and best is tree.baseline,
         "rough": rough_best(nodes) if best is None else "",
@@ -219,8 +214,8 @@ def _step_data(before: Node, after: Node) -> dict[str, Any]:
         "synthesizer": proposal.synthesizer,
         "recipe": proposal.recipe,
         "changes": _changes(before.proposal, proposal),
-        "speedup_before": _interval(before.speedup),
-        "speedup_after": _interval(after.speedup),
+        "speedup_before": plain(before.speedup),
+        "speedup_after": plain(after.speedup),
         "signals_before": list(before.signals),
         "signals_after": list(after.signals),
         "shown": asdict(after.shown),
@@ -318,7 +313,7 @@ def _state(tree: Tree, node: Node) -> dict[str, Any]:
     return {
         "shown": asdict(node.shown),
         "parent_signals": list(parent.signals) if parent else [],
-        "parent_speedup": _interval(parent.speedup) if parent else None,
+        "parent_speedup": plain(parent.speedup) if parent else None,
         "inherited": node.inherited,
     }
 
@@ -360,7 +355,7 @@ def _reward(node: Node) -> dict[str, Any]:
         "state": node.state,
         "same_as": node.same_as,
         "value": 0.0 if failed else value,
-        "speedup": _interval(node.speedup),
+        "speedup": plain(node.speedup),
         "provenance": _provenance(evaluation) if evaluation is not None else None,
         "problem": node.problem,
         "attempts": node.attempts,

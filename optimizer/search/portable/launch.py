@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from optimizer.evaluation.isolation.launch import AVAILABLE, PreparedProcesses
 
@@ -95,19 +95,6 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-class _Processes(Protocol):
-    """Starts the processes of problems."""
-
-    def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
-        """Exit code of a process that searches the problem of the arguments, None if it was killed
-        after `limit` seconds. `more`: another problem follows. Its process group has ended."""
-        ...
-
-    def close(self) -> None:
-        """End processes that wait for a problem."""
-        ...
-
-
 class _Interpreters:
     """New interpreters; on a GPU the next one is started while a problem is searched."""
 
@@ -117,6 +104,8 @@ class _Interpreters:
         self._next: subprocess.Popen[bytes] | None = None
 
     def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
+        """Exit code of a process that searches the problem of the arguments, None if it was killed
+        after `limit` seconds. `more`: another problem follows. Its process group has ended."""
         process, self._next = self._next, None
         if process is None or process.poll() is not None:  # it may have ended while it waited
             process = self._start()
@@ -128,6 +117,7 @@ class _Interpreters:
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:
+        """End the process that waits for a problem."""
         if self._next is not None:
             _kill(self._next)
 
@@ -140,6 +130,7 @@ class _Forks:
         self._prepared = PreparedProcesses(_FORKED)
 
     def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
+        """As `_Interpreters.exit_code`."""
         given = [str(self._folder), *arguments]
         process = self._prepared.start(given, os.environ, Path.cwd(), (1, 2))
         grace = 0.0
@@ -154,6 +145,9 @@ class _Forks:
 
     def close(self) -> None:
         self._prepared.close()
+
+
+_Processes = _Forks | _Interpreters
 
 
 def _processes(folder: Path, device: str) -> _Processes:
@@ -291,14 +285,15 @@ def _outcome(out: Path, run_id: str, name: str) -> str:
     trial = out / f"{name}{TRIAL}"
     if trial.is_file():
         result = json.loads(trial.read_text(encoding="utf-8"))
-        gain = result["gain"]
-        figure = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
+        figure = _figure(result["gain"])
         return f"{figure or result['note']} ({result['place']}, {result['seconds']} s)"
     row = _row(out, run_id)
     result = row.get("result") or {}
-    gain = result.get("gain")
-    figure = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
-    return f"{figure or result.get('reason')} ({row['ended']})"
+    return f"{_figure(result.get('gain')) or result.get('reason')} ({row['ended']})"
+
+
+def _figure(gain: Mapping[str, float] | None) -> str:
+    return f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
 
 
 def _store_failure(out: Path, run_id: str, reason: str) -> None:

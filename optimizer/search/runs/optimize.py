@@ -224,7 +224,7 @@ class _Work:
         note: dict[str, Any] = {"candidate": self.candidate, "stage": stage, "since": time.time()}
         if self.threads and span == "evaluate: benchmark":
             note["busy"] = other_work(self.threads, MIN_SECONDS)
-        self.store.note_work(self.run_id, note)
+        self.store.note(self.run_id, "work", note)
         if isinstance(self.listener, WorkListener):
             self.listener.working(self.candidate, stage)
 
@@ -322,7 +322,7 @@ def _begun(
     if isinstance(bench, ClusterBench | SimulatedOnCluster):
         activity = bench.nodes.activity
         run = replace(run, cluster=activity.state)
-        activity.changed = lambda state: store.note_cluster(run_id, state)
+        activity.changed = lambda state: store.note(run_id, "cluster", state)
         store.update(run)
     return run, reference
 

@@ -325,13 +325,11 @@ class CatalogStore:
         )
         self._runs.update(run.id, run.state, run.as_json(), spent)
 
-    def note_cluster(self, run_id: str, cluster: Mapping[str, Any]) -> None:
-        """Store only the state of a run on a cluster."""
-        self._runs.note(run_id, "cluster", cluster)
-
-    def note_work(self, run_id: str, work: Mapping[str, Any]) -> None:
-        """Store only the present work of a run."""
-        self._runs.note(run_id, "work", work)
+    def note(
+        self, run_id: str, field: Literal["cluster", "work"], value: Mapping[str, Any]
+    ) -> None:
+        """Store only this field of a run."""
+        self._runs.note(run_id, field, value)
 
     def add(self, run_id: str, node: Node) -> None:
         """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from kb.answers import HotLines, SignalFinding
 from kb.prompt_tokens import count_tokens
-from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, two_digits
 from optimizer.search.goal import floor_of
 from optimizer.search.knowledge import ShownExcerpt
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
@@ -416,7 +416,9 @@ def _roof(metrics: Mapping[str, float | str]) -> list[str]:
     }
     known = [(what, metrics.get(name)) for name, what in shares.items()]
     parts = [
-        f"{what} {_about(share)} %" for what, share in known if isinstance(share, float) and share
+        f"{what} {two_digits(share)} %"
+        for what, share in known
+        if isinstance(share, float) and share
     ]
     if not parts:
         return []
@@ -448,18 +450,13 @@ def _rough_case(timing: CaseTiming, alone: bool) -> str:
         return f"case {timing.case} {_us(timing.candidate_us)} us a call, measured"
     if timing.rough_us is None:
         return ""
-    text = f"case {timing.case} about {_about(timing.rough_us)} us a call"
+    text = f"case {timing.case} about {two_digits(timing.rough_us)} us a call"
     if alone:
         return f"{text} by itself, under another load than the candidates"
     if timing.rough_baseline_us is None:
         return text
-    reference = _about(timing.rough_baseline_us)
+    reference = two_digits(timing.rough_baseline_us)
     return f"{text}, the reference about {reference} us in turns with it, under the same load"
-
-
-def _about(number: float) -> str:
-    """The number with two digits, since more would look like a measurement."""
-    return f"{float(f'{number:.2g}'):g}"
 
 
 def _us(microseconds: float) -> str:
