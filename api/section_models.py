@@ -82,11 +82,7 @@ def section_model(names: str, api_base: str | None, seconds: float = SECONDS) ->
 
 
 def propose_symbols(
-    base: KnowledgeBase,
-    hardware: str,
-    model: SectionModel,
-    most: int,
-    say: Callable[[str], None],
+    base: KnowledgeBase, hardware: str, model: SectionModel, most: int, say: Callable[[str], None]
 ) -> CardProposals:
     """Have a model propose cards for a chip; see `ingestion.symbols.proposals.propose_cards`. Its
     answers are stored in `transcripts/symbols` of the data directory."""

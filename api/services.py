@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 from threadpoolctl import threadpool_limits
 
-from ingestion.builtin import (
-    BuiltinReport,
-    files_key,
-    load_builtin,
-    load_hardware,
-    loaded_by_newer,
-)
+from ingestion.builtin import BuiltinReport, files_key, load_builtin, load_hardware, loaded_by_newer
 from ingestion.builtin.precomputed import ShippedReadings, put_shipped
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import RegisteredHardware, register_hardware

@@ -172,10 +172,7 @@ def _calls(material: Sequence[SignalMaterial]) -> list[_Call]:
 
 
 def _sentences(
-    row: Mapping[str, Any],
-    sections: Sequence[WholeSection],
-    name: str,
-    report: DraftReport,
+    row: Mapping[str, Any], sections: Sequence[WholeSection], name: str, report: DraftReport
 ) -> Iterator[DraftSentence]:
     """The sound sentences of a draft; reports the others."""
     for entry in list(rows_in(row.get("sentences")))[:MAX_SENTENCES]:

@@ -243,8 +243,7 @@ class FactFilterBody:
 
     key: Annotated[Name | None, Doc("The key of the fact, such as l2_size.")] = None
     subject: Annotated[
-        Name | None,
-        Doc("A part of what names the subject; empty for facts without a subject."),
+        Name | None, Doc("A part of what names the subject; empty for facts without a subject.")
     ] = None
     subject_kind: Annotated[
         SubjectKind | None,
@@ -281,12 +280,10 @@ def facts_of(
     ] = "effective",
     key: Annotated[Name | None, Doc("Only this key.")] = None,
     subject: Annotated[
-        Name | None,
-        Doc("A part of what names the subject; empty for facts without a subject."),
+        Name | None, Doc("A part of what names the subject; empty for facts without a subject.")
     ] = None,
     subject_kind: Annotated[
-        SubjectKind | None,
-        Doc("Read as about the chip itself, a family above it, or unclear."),
+        SubjectKind | None, Doc("Read as about the chip itself, a family above it, or unclear.")
     ] = None,
     document: Annotated[Name | None, Doc("The id of a document, or part of its title.")] = None,
 ) -> Facts:
@@ -447,13 +444,7 @@ def decide_fact(
 ) -> ShownFact:
     """The decision applies to every later request."""
     fact = registry.patch_fact(
-        fact_id,
-        status=status,
-        number=number,
-        text=text,
-        note=note,
-        withdraw=withdraw,
-        actor=actor,
+        fact_id, status=status, number=number, text=text, note=note, withdraw=withdraw, actor=actor
     )
     return _fact(fact, fact.hardware_id)
 
@@ -466,8 +457,7 @@ def decide_facts(
         Annotated[list[Name], MinLen(1), MaxLen(1000)] | None, Doc("Facts of this hardware.")
     ] = None,
     where: Annotated[
-        FactFilterBody | None,
-        Doc("A filter of proposed facts; an empty one means all of them."),
+        FactFilterBody | None, Doc("A filter of proposed facts; an empty one means all of them.")
     ] = None,
     include_unclear: Annotated[
         bool, Doc("Also accept facts whose subject is not clearly this hardware.")

@@ -96,8 +96,7 @@ class DocumentLimits:
         """Refuse a document with more text."""
         if characters > self.characters:
             raise _too_large(
-                f"it has more than {self.characters:,} characters of text",
-                "KERNLORE_MAX_PASSAGES",
+                f"it has more than {self.characters:,} characters of text", "KERNLORE_MAX_PASSAGES"
             )
 
     def check_passages(self, passages: int, what: str = "passages") -> None:

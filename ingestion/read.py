@@ -311,10 +311,7 @@ def _section_draft(section: ParsedSection, scopes: SectionScopes) -> SectionDraf
 
 
 def _tagged(
-    passage: PassageDraft,
-    section: ParsedSection,
-    tagger: Tagger,
-    front_matter: Mapping[str, Any],
+    passage: PassageDraft, section: ParsedSection, tagger: Tagger, front_matter: Mapping[str, Any]
 ) -> PassageDraft:
     """The passage with its prose and tags."""
     words = len(passage.text.split())

@@ -160,10 +160,7 @@ def read_sections(
             raise UnusableAnswer("the answer names no section")
         kept = [
             Reading(
-                section.document_id,
-                section.key,
-                model.name,
-                _lines(rows[n], section, ids, dropped),
+                section.document_id, section.key, model.name, _lines(rows[n], section, ids, dropped)
             )
             for n, section in enumerate(batch, 1)
             if n in rows

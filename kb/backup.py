@@ -162,8 +162,7 @@ def write_backup(settings: Settings, output: Path, progress: Progress = lambda _
     source = settings.data_dir.absolute() / CATALOG
     if not source.is_file():
         raise NotFound(
-            f"there is no store in {settings.data_dir}",
-            hint="Give the --data-dir of the service.",
+            f"there is no store in {settings.data_dir}", hint="Give the --data-dir of the service."
         )
     target = _new_file(output)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:

@@ -143,11 +143,7 @@ class UnknownHardware(NotFound):
         if not ids:
             message = f"{name!r} is not known: the data directory has no hardware yet"
             hint = "`kernlore serve` or `kernlore ingest --builtin` loads the built-in knowledge."
-        super().__init__(
-            message,
-            hint=hint,
-            details={"hardware": name, "nearest": near},
-        )
+        super().__init__(message, hint=hint, details={"hardware": name, "nearest": near})
 
 
 class Conflict(KernloreError):

@@ -59,10 +59,7 @@ def _pack(model: bytes | str, weights: Mapping[str, NDArray[Any]], target: Path)
     options.optimized_model_filepath = str(target)
     for name, value in (
         ("session.optimized_model_external_initializers_file_name", _weights_of(target)),
-        (
-            "session.optimized_model_external_initializers_min_size_in_bytes",
-            str(LEAST_MAPPED),
-        ),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", str(LEAST_MAPPED)),
         ("session.save_external_prepacked_constant_initializers", "1"),
     ):
         options.add_session_config_entry(name, value)

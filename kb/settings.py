@@ -140,10 +140,7 @@ class Settings(BaseSettings):
 
     # Answers
     default_k: int = Field(
-        8,
-        ge=1,
-        le=200,
-        description="Excerpts in an answer, if the request does not give a number.",
+        8, ge=1, le=200, description="Excerpts in an answer, if the request does not give a number."
     )
     max_k: int = Field(200, ge=1, description="Largest number of excerpts that a request may set.")
     default_max_tokens: int = Field(

@@ -35,13 +35,7 @@ from kb.plain import Doc
 from kb.problem_terms import problem_terms
 from kb.scope import AccessScope
 from retrieval.answer import AnswerConfig, answer
-from retrieval.compose.kernels import (
-    KernelRequest,
-    WholeKernel,
-    kernels_of,
-    main_parts,
-    score_of,
-)
+from retrieval.compose.kernels import KernelRequest, WholeKernel, kernels_of, main_parts, score_of
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.documents import list_documents
 from retrieval.knowledge_base import KnowledgeBase

@@ -460,9 +460,7 @@ class DecidedRecipe:
 
 
 def decide_proposed_recipe(
-    base: KnowledgeBase,
-    recipe_id: str,
-    status: Annotated[RecipeStatus, Doc("The decision.")],
+    base: KnowledgeBase, recipe_id: str, status: Annotated[RecipeStatus, Doc("The decision.")]
 ) -> DecidedRecipe:
     """Only an accepted recipe is used by a search."""
     with base.catalog.write() as connection:

@@ -275,10 +275,7 @@ def _live(place: _Place, *columns: Any) -> sa.Select[Any]:
         sa.select(*columns)
         .select_from(t.passages)
         .join(t.documents, t.documents.c.id == t.passages.c.document_id)
-        .where(
-            t.passages.c.active.is_(True),
-            visible.passages(place.access_scope),
-        )
+        .where(t.passages.c.active.is_(True), visible.passages(place.access_scope))
     )
     if place.category is not None:
         query = query.where(t.documents.c.category == place.category)

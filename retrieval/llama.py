@@ -32,11 +32,7 @@ class KernloreRetriever(BaseRetriever):
     `retrieval_id` in its metadata is the id for `Kernlore.report`."""
 
     def __init__(
-        self,
-        client: Kernlore,
-        *,
-        callback_manager: CallbackManager | None = None,
-        **options: Any,
+        self, client: Kernlore, *, callback_manager: CallbackManager | None = None, **options: Any
     ) -> None:
         """`options` are keyword arguments of `Kernlore.retrieve` for every query, like `hardware`
         and `k`. Raises TypeError for an unknown option."""

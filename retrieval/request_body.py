@@ -72,8 +72,7 @@ _MetricValue = Annotated[float | str, PlainValidator(_metric, json_schema_input_
 _Name = Annotated[str, Field(max_length=MAX_NAME)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Versions = Annotated[
-    dict[_Name, _Name],
-    BeforeValidator(_versions, json_schema_input_type=dict[str, str] | str),
+    dict[_Name, _Name], BeforeValidator(_versions, json_schema_input_type=dict[str, str] | str)
 ]
 _Output = Annotated[
     str, BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any] | list[Any])

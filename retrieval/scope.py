@@ -82,9 +82,7 @@ def scope_of(
 
 
 def _languages(
-    lineage: Sequence[str],
-    specs: Mapping[str, HardwareSpec],
-    documented: Documented,
+    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], documented: Documented
 ) -> tuple[str, ...]:
     """Languages of kernels for a chip: those that its description, its toolchains or its own
     documents name. Text, moves and skills of other languages do not apply to it."""

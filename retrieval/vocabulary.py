@@ -83,8 +83,7 @@ def list_symbols(
     q: Annotated[str, Doc("A name, or words about it."), MaxLen(400)] = "",
     limit: Annotated[int, Doc("Most cards."), Ge(1), Le(MAX_LISTED)] = MAX_LISTED,
     status: Annotated[
-        SymbolStatus,
-        Doc("proposed, rejected: cards proposed by a language model and not accepted"),
+        SymbolStatus, Doc("proposed, rejected: cards proposed by a language model and not accepted")
     ] = "accepted",
     language: Annotated[str, Doc("Without names of another language."), MaxLen(200)] = "",
 ) -> Symbols:

@@ -398,11 +398,7 @@ class SkillLibrary:
         return sync_shipped(self._catalog, self._registry, folder)
 
     def import_folder(
-        self,
-        folder: Path,
-        *,
-        actor: str,
-        access_scope: AccessScope = ALL_ACCESS,
+        self, folder: Path, *, actor: str, access_scope: AccessScope = ALL_ACCESS
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. A candidate or
         retired skill of its name gets a new version, one in use a revision. Raises

@@ -43,13 +43,7 @@ from tests import chroma_server as chroma_server_module
 from tests import postgresql, seaweed
 from tests.catalogs import environment_of, filled_data_dir, fresh_data_dir
 from tests.places import ROOT
-from tests.shared import (
-    copy_knowledge,
-    exported_models,
-    once,
-    place_models,
-    read_builtin_knowledge,
-)
+from tests.shared import copy_knowledge, exported_models, once, place_models, read_builtin_knowledge
 
 SERVICE_START_SECONDS = 90
 SERVED_DOCUMENTS = (

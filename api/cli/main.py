@@ -38,10 +38,7 @@ COMMANDS = {
     "serve": ("serve:serve", "Run the HTTP service, which also reads uploads."),
     "mcp": ("serve:mcp", "Answer a coding agent through MCP tools."),
     "ingest": ("ingest:ingest", "Read files and folders into the knowledge base."),
-    "retrieve": (
-        "retrieve:retrieve",
-        "Ask about a log, a profile, code, a question or a signal.",
-    ),
+    "retrieve": ("retrieve:retrieve", "Ask about a log, a profile, code, a question or a signal."),
     "outcome": ("retrieve:outcome", "Report whether an answer led to a correct and faster kernel."),
     "signals": ("knowledge:signals", "List the run-time signals."),
     "evaluate": ("problem:evaluate", "Compile, check and time one candidate kernel."),

@@ -361,9 +361,7 @@ def _body_reader(operation: Operation[Any, Any]) -> Callable[..., Any] | None:
         return await _text(request, operation)
 
     def decoded(
-        request: Request,
-        raw: Annotated[Any, Depends(read)],
-        parameters: BaseModel | None = None,
+        request: Request, raw: Annotated[Any, Depends(read)], parameters: BaseModel | None = None
     ) -> tuple[Operation[Any, Any], dict[str, Any]]:
         if isinstance(raw, tuple) and isinstance(raw[0], Operation):
             return raw

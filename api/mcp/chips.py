@@ -120,10 +120,7 @@ async def upload_document(routes: Routes, given: DocumentArguments) -> results.U
 
         job = await until(ended, given.wait_seconds) or await state()
     stated = await routes.call(
-        "facts_of",
-        hardware_id=given.hardware,
-        status="proposed",
-        document=sent["document_id"],
+        "facts_of", hardware_id=given.hardware, status="proposed", document=sent["document_id"]
     )
     read = job["result"] or {}
     return results.UploadedDocument(

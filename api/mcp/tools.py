@@ -17,13 +17,7 @@ from api.operations.hardware import (
 )
 from api.operations.knowledge import list_signals
 from api.operations.retrieve import report_outcome, retrieve
-from api.operations.runs import (
-    cancel_run,
-    list_runs,
-    propose_candidate,
-    show_context,
-    start_run,
-)
+from api.operations.runs import cancel_run, list_runs, propose_candidate, show_context, start_run
 from api.operations.trajectories import submit_trajectory
 
 TOOLS: Mapping[str, Operation[Any, Any]] = {

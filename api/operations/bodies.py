@@ -73,20 +73,16 @@ class HardwareBody(BaseModel):
         " locator, date.",
     )
     signatures: list[dict[str, Any]] | None = Field(
-        None,
-        description="Error texts of its compiler: pattern, signal, title, remedy.",
+        None, description="Error texts of its compiler: pattern, signal, title, remedy."
     )
     rules: list[dict[str, Any]] | None = Field(
-        None,
-        description="Conclusions from its counters: id, when, signal, title, why, confidence.",
+        None, description="Conclusions from its counters: id, when, signal, title, why, confidence."
     )
     metrics: dict[str, Any] | None = Field(
-        None,
-        description="For each of its counters that is a canonical metric: canonical, scale.",
+        None, description="For each of its counters that is a canonical metric: canonical, scale."
     )
     terms: dict[str, str] | None = Field(
-        None,
-        description="Words of its manuals with the concept that each means, empty for none.",
+        None, description="Words of its manuals with the concept that each means, empty for none."
     )
     toolchains: dict[str, Any] | None = Field(
         None,
@@ -229,8 +225,7 @@ class TrajectoryStepBody(Body):
         description="Evaluate it only on these cases of the problem. Empty: on all.",
     )
     claimed_speedup: StrictFloat | StrictInt | None = Field(
-        None,
-        description="The speed-up that the optimizer reports, only to be compared.",
+        None, description="The speed-up that the optimizer reports, only to be compared."
     )
     provenance: dict[Name, Annotated[str, Field(max_length=MAX_ORIGIN)]] = Field(
         default_factory=dict,

@@ -244,9 +244,7 @@ show_document = declared("GET /documents/{document_id}", "Show one document with
 
 
 @declared(
-    "DELETE /documents/{document_id}",
-    "Remove a document and everything read from it",
-    role="admin",
+    "DELETE /documents/{document_id}", "Remove a document and everything read from it", role="admin"
 )
 def delete_document(services: Services, document_id: str) -> documents.DeletedDocument:
     """After the response, no answer contains any part of the document. Drafts that quote it are
@@ -273,12 +271,7 @@ def restore_document(
 ) -> Submitted:
     """Its file is read again as the newest version; no version is lost."""
     return restore_version(
-        services.uploads,
-        services.documents,
-        services.blobs,
-        document_id,
-        version,
-        services.access,
+        services.uploads, services.documents, services.blobs, document_id, version, services.access
     )
 
 

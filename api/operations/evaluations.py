@@ -100,8 +100,7 @@ def evaluate_candidate(
         Name, Doc("An id, name or alias. `auto`: the hardware of this machine.")
     ] = "auto",
     cases: Annotated[
-        Annotated[list[Name], MaxLen(200)] | None,
-        Doc("Evaluate only these cases of the problem."),
+        Annotated[list[Name], MaxLen(200)] | None, Doc("Evaluate only these cases of the problem.")
     ] = None,
 ) -> EvaluationJob:
     """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. A service carries

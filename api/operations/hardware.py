@@ -94,12 +94,10 @@ remove_hardware = declared(
     "DELETE /hardware/{hardware_id}", "Remove a chip, family or vendor", role="admin"
 )(remove)
 show_coverage = declared(
-    "GET /hardware/{hardware_id}/coverage",
-    "Show the knowledge about a chip and its gaps",
+    "GET /hardware/{hardware_id}/coverage", "Show the knowledge about a chip and its gaps"
 )(coverage)
 show_acceptance = declared(
-    "GET /hardware/{hardware_id}/acceptance",
-    "Show the last acceptance test of a chip's manuals",
+    "GET /hardware/{hardware_id}/acceptance", "Show the last acceptance test of a chip's manuals"
 )(records.show_acceptance)
 
 show_probes = declared(

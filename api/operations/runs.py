@@ -16,12 +16,7 @@ from kb.catalog.evaluations import ReviewDecision
 from kb.errors import InvalidRequest, NotFound
 from kb.plain import Doc
 from optimizer.search.runs import run_store as runs
-from optimizer.search.runs.run_store import (
-    AcceptedStep,
-    ListedRuns,
-    RunContext,
-    ShownRun,
-)
+from optimizer.search.runs.run_store import AcceptedStep, ListedRuns, RunContext, ShownRun
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS
 from retrieval.request import MAX_TOKENS
 from skills.trajectories.reading import FlaggedCandidate, FlaggedNodes, flagged_nodes, review_node

@@ -227,9 +227,7 @@ def show_history(services: Services, name: str) -> SkillHistory:
 
 
 @declared(
-    "GET /skills/{name}/export",
-    "Download a skill's folder as a zip",
-    produces=("application/zip",),
+    "GET /skills/{name}/export", "Download a skill's folder as a zip", produces=("application/zip",)
 )
 def export_skill(services: Services, name: str) -> Download:
     """In the open SKILL.md format, without scripts."""

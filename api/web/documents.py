@@ -124,11 +124,7 @@ def upload(
 
 @router.get("/documents/{document_id}")
 def show(
-    document_id: str,
-    request: Request,
-    services: Parts,
-    section: str = "",
-    number: Number = 1,
+    document_id: str, request: Request, services: Parts, section: str = "", number: Number = 1
 ) -> HTMLResponse:
     """The report, the outline, and the passages of the document or of one section."""
     document = documents.show_document(services, document_id)
@@ -173,9 +169,7 @@ def restore(document_id: str, request: Request, services: Parts, form: SentForm)
 
 
 @form_route(
-    router,
-    "/documents/{document_id}/corrections/{correction_id}/drop",
-    documents.drop_correction,
+    router, "/documents/{document_id}/corrections/{correction_id}/drop", documents.drop_correction
 )
 def drop_correction(
     document_id: str, correction_id: str, request: Request, services: Parts

@@ -217,11 +217,7 @@ def list_documents_page(
     """The documents about exactly this chip."""
     chip = hardware.show_hardware(services, hardware_id)
     rows, total = page_of_documents(
-        services,
-        limit=PAGE_SIZE,
-        offset=(number - 1) * PAGE_SIZE,
-        hardware=chip.id,
-        words=q[:400],
+        services, limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, hardware=chip.id, words=q[:400]
     )
     return page(request, "chip_documents.html", chip=chip, q=q, shown=counted(rows, number, total))
 
@@ -375,11 +371,7 @@ def symbols(
 
 @router.get("/{hardware_id}/samples")
 def samples(
-    hardware_id: str,
-    request: Request,
-    services: Parts,
-    operator: str = "",
-    number: Number = 1,
+    hardware_id: str, request: Request, services: Parts, operator: str = "", number: Number = 1
 ) -> HTMLResponse:
     """Whole kernels for a chip."""
     chip = hardware.show_hardware(services, hardware_id)

@@ -31,9 +31,7 @@ router = page_router("/ui")
 
 @router.get("/knowledge")
 def tree(
-    request: Request,
-    services: Parts,
-    path: Annotated[str, Query(max_length=2000)] = "",
+    request: Request, services: Parts, path: Annotated[str, Query(max_length=2000)] = ""
 ) -> HTMLResponse:
     """One place of the tree, with its children."""
     node = knowledge.show_knowledge(services, path)

@@ -514,10 +514,7 @@ def _parts(outcome: Outcome) -> list[str]:
         ("jobs that failed and were retried", retried),
         ("jobs still running after a SIGTERM at the end", outcome.running),
         ("texts embedded twice", outcome.twice),
-        (
-            "contents",
-            "as undisturbed" if not outcome.different else "; ".join(outcome.different),
-        ),
+        ("contents", "as undisturbed" if not outcome.different else "; ".join(outcome.different)),
         ("temporary files left", len(outcome.scratch)),
         ("seconds in all", f"{outcome.seconds:.0f}"),
     ]

@@ -81,8 +81,7 @@ def check_rows(rows: Sequence[Row], root: Path = ROOT) -> None:
     problems = [problem for row in rows for problem in row_problems(row, root)]
     if problems:
         raise InvalidRequest(
-            "; ".join(problems),
-            hint=f"Quote the document as it reads now in {QUESTIONS.name}.",
+            "; ".join(problems), hint=f"Quote the document as it reads now in {QUESTIONS.name}."
         )
 
 

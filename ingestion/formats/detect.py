@@ -117,10 +117,7 @@ _OLE_STREAMS = {
     "Book": "xls",
 }
 _ZIP_MEMBERS = {"ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
-_MIMETYPES = {
-    b"application/epub+zip": "epub",
-    b"application/vnd.oasis.opendocument.text": "odt",
-}
+_MIMETYPES = {b"application/epub+zip": "epub", b"application/vnd.oasis.opendocument.text": "odt"}
 _LONGEST_MIMETYPE = 128
 _SNIFF_BYTES = 65_536
 _PDF_HEADER_WITHIN = 1024
@@ -142,8 +139,7 @@ _MIXED = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])", re.S)
 
 # Searched by the service itself, on any bytes: no part may match one text in several ways.
 _HTML_START = re.compile(
-    rb"\s*+(?:<\?xml[^>]*>\s*+)?(?:<!--(?>.*?-->)\s*+)*+<(?:!doctype\s+html|html[\s>])",
-    re.I | re.S,
+    rb"\s*+(?:<\?xml[^>]*>\s*+)?(?:<!--(?>.*?-->)\s*+)*+<(?:!doctype\s+html|html[\s>])", re.I | re.S
 )
 _RST_DIRECTIVE = re.compile(rb"^[ \t]*\.\. [\w:-]+::", re.M)
 _RST_TITLE = re.compile(rb"^\w[^\n]{2,}\n([=~^*-])\1{3,}[ \t]*$", re.M)

@@ -165,11 +165,7 @@ class HardwareRegistry:
         return [outcomes.get(spec.id, "unchanged") for spec in specs]
 
     def _store(
-        self,
-        connection: Connection,
-        spec: HardwareSpec,
-        origin: str,
-        before: HardwareSpec | None,
+        self, connection: Connection, spec: HardwareSpec, origin: str, before: HardwareSpec | None
     ) -> PutOutcome:
         text = dump_hardware(spec)
         row = connection.execute(

@@ -96,12 +96,7 @@ class Keys:
         self._used: dict[str, str] = {}
 
     def create(
-        self,
-        role: str,
-        *,
-        name: str = "",
-        hardware: Sequence[str] = (),
-        days: float | None = None,
+        self, role: str, *, name: str = "", hardware: Sequence[str] = (), days: float | None = None
     ) -> NewKey:
         """Create a key. `hardware` are registered ids; it expires after `days`. Raises
         InvalidRequest."""

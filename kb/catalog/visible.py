@@ -44,9 +44,7 @@ def passages(access: AccessScope) -> Condition:
     about = t.passage_hardware.alias()
     visible = sa.select(about.c.passage_id).where(about.c.hardware_id.in_(sorted(access.hardware)))
     return sa.and_(
-        mine,
-        t.passages.c.id.in_(visible),
-        t.passages.c.document_id.in_(_document_ids(access)),
+        mine, t.passages.c.id.in_(visible), t.passages.c.document_id.in_(_document_ids(access))
     )
 
 

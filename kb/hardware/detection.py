@@ -183,10 +183,7 @@ def _nvidia_device(row: Mapping[str, str]) -> DetectedDevice:
 def _amd(notes: list[str]) -> list[DetectedDevice]:
     commands = (
         (["amd-smi", "static", "--asic", "--vram", "--driver", "--json"], parse_amd_smi),
-        (
-            [*_ROCM_SMI, "--showuniqueid", "--showdriverversion", "--json"],
-            parse_rocm_smi,
-        ),
+        ([*_ROCM_SMI, "--showuniqueid", "--showdriverversion", "--json"], parse_rocm_smi),
     )
     for command, parse in commands:
         if shutil.which(command[0]) is None:

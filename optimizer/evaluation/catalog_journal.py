@@ -146,10 +146,7 @@ def _shape_bucket(signature: Signature) -> str:
 
 
 def store_device(
-    catalog: Catalog,
-    hardware_id: str,
-    identity: DeviceIdentity,
-    ceilings: Ceilings | None = None,
+    catalog: Catalog, hardware_id: str, identity: DeviceIdentity, ceilings: Ceilings | None = None
 ) -> str:
     """Create or update the row of a device and its driver, and return its id. The last ceilings
     stored win."""

@@ -69,11 +69,7 @@ class InputMirror:
     only on demand, because the outputs of most blocks agree."""
 
     def __init__(
-        self,
-        values: CaseValues,
-        device: Device,
-        defences: Defences | None = None,
-        inputs: int = 0,
+        self, values: CaseValues, device: Device, defences: Defences | None = None, inputs: int = 0
     ) -> None:
         """`device` is the runner's. `inputs` is the number of tensors whose values the supervisor
         writes."""

@@ -120,11 +120,7 @@ def check_submission(
     InvalidRequest, NotFound, UnknownHardware, and Unavailable if this machine cannot evaluate it.
     """
     from optimizer.evaluation.bundle import Bundle, default_entry
-    from optimizer.evaluation.evaluate import (
-        check_request,
-        entry_for,
-        problem_from_text,
-    )
+    from optimizer.evaluation.evaluate import check_request, entry_for, problem_from_text
     from optimizer.evaluation.problem.load import problem_named
 
     language, main = candidate["language"], candidate["main"]

@@ -233,11 +233,7 @@ def _low(outcome: RunOutcome) -> float:
 
 
 def _measured(
-    node: Node,
-    bench: Confirming,
-    notes: list[str],
-    wrong: list[int],
-    left: Callable[[], float],
+    node: Node, bench: Confirming, notes: list[str], wrong: list[int], left: Callable[[], float]
 ) -> tuple[RunOutcome | None, float]:
     """Measure the searched cases in ROUNDS fresh processes and the held-out ones once; also returns
     the seconds of the longest round. `wrong` gets the number of a node that fails on fresh values.

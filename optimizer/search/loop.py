@@ -22,12 +22,7 @@ from optimizer.evaluation.records import BRIEFLY, Evaluation
 from optimizer.search.confirm import UNTRIED, last_seconds
 from optimizer.search.goal import Goal, minutes_are_over, reason_to_stop
 from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
-from optimizer.search.propose import (
-    NOTHING_LEFT,
-    Proposer,
-    SearchTask,
-    without_evaluation,
-)
+from optimizer.search.propose import NOTHING_LEFT, Proposer, SearchTask, without_evaluation
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, NodeState, Proposal
 from optimizer.search.store import RunRow, RunStore
 from optimizer.search.synthesizers.base import (

@@ -140,11 +140,7 @@ class Proposer:
         return self.create_node(tree, proposal, shown, exhausted=exhausted, silent=silent)
 
     def _attempt(
-        self,
-        tree: Tree,
-        stop: Callable[[], str | None],
-        exhausted: list[Pair],
-        silent: list[str],
+        self, tree: Tree, stop: Callable[[], str | None], exhausted: list[Pair], silent: list[str]
     ) -> tuple[Proposal, ShownIds] | str:
         chance = random.Random(f"{self._task.goal.seed}:{len(tree)}")
         while True:

@@ -15,10 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.section_texts import (
-    WholeSection,
-    section_text,
-)
+from kb.catalog.knowledge.section_texts import WholeSection, section_text
 from kb.prompt_tokens import count_tokens, fits
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import below_title
@@ -279,8 +276,7 @@ def _families(
         every = (parent, *snapshot.below([parent]).get(parent, []))
         tokens = snapshot.section_tokens(every, scope)
         return _Family(
-            tuple(i for i in every if i in tokens),
-            sum(tokens.values()) + HEADING * len(tokens),
+            tuple(i for i in every if i in tokens), sum(tokens.values()) + HEADING * len(tokens)
         )
 
     return {

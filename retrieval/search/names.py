@@ -216,10 +216,7 @@ _RESERVED = re.compile(
 
 
 def unknown_names(
-    draft: str,
-    symbols: Sequence[Symbol],
-    embed: Embed | None = None,
-    texts: Iterable[str] = (),
+    draft: str, symbols: Sequence[Symbol], embed: Embed | None = None, texts: Iterable[str] = ()
 ) -> list[UnknownName]:
     """Names in instruction position in a draft, and dotted calls, that have no card, by line. Empty
     if there are too few cards to judge. `texts` are those of the chip's documents: a name that
@@ -328,10 +325,7 @@ _UNKNOWN = tuple(
             ("unknown type", "named"),
             rf"(?:unknown type name|no (?:template|member) named) {_QUOTE}{_NAME}{_QUOTE}",
         ),
-        (
-            ("declared",),
-            rf"{_QUOTE}{_NAME}{_QUOTE} (?:was not declared in this scope|undeclared)",
-        ),
+        (("declared",), rf"{_QUOTE}{_NAME}{_QUOTE} (?:was not declared in this scope|undeclared)"),
         (("not a member",), rf"{_QUOTE}{_NAME}{_QUOTE} is not a member of"),
         (("has no member",), rf"has no member {_QUOTE}{_NAME}{_QUOTE}"),
         (("nameerror",), rf"NameError\W{{1,3}}name {_QUOTE}{_NAME}{_QUOTE} is not defined"),

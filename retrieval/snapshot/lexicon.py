@@ -28,7 +28,7 @@ _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\"])|\n\s*(?:[-*•] +)?")
 _DEFINITION = re.compile(
     rf"^(?:The|An?|Each|Every)? ?(?P<term>{_NAME})(?: \((?P<also>[^()]{{2,40}})\))?,?"
     r" (?:is|are|refers? to|denotes?|stands? for|means)"
-    r" (?:called )?(?P<meaning>(?:an?|the|one|each|its|on|local|fast|software)\b.*)",
+    r" (?:called )?(?P<meaning>(?:an?|the|one|each|its|on|local|fast|software)\b.*)"
 )
 _BOTH = re.compile(r"(?P<long>(?:[A-Za-z][\w/-]* ){1,5})\((?P<short>[A-Z][A-Za-z0-9_-]{1,11})\)")
 _CALLED = re.compile(

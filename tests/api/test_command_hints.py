@@ -88,9 +88,7 @@ def test_mistyped_setting_has_suggestion(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not settings.ok and "KERNLORE_PORT?" in settings.detail
 
 
-def test_hints_about_settings_name_existing_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hints_about_settings_name_existing_options(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest) as error:
         read_settings(None, port=99999)
     assert "Correct --port;" in error.value.hint

@@ -80,10 +80,7 @@ def evaluated(client: TestClient, sent_body: Any, seconds: float = 400) -> dict[
 
 @pytest.mark.parametrize(
     ("old", "new", "validity"),
-    [
-        ("2 * x", "2 * x", "correct"),
-        ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed"),
-    ],
+    [("2 * x", "2 * x", "correct"), ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed")],
 )
 def test_candidate_gets_its_verdict(client: TestClient, old: str, new: str, validity: str) -> None:
     run = evaluated(client, body(KERNEL.replace(old, new)))

@@ -108,9 +108,7 @@ def test_exported_skill_shows_only_own_chip(service: tuple[KeyedService, str]) -
         assert f"kb.hardware: {chips}\n" in text.replace(", ", ",").replace('"', "")
 
 
-def test_source_key_does_not_reveal_other_documents(
-    service: tuple[KeyedService, str],
-) -> None:
+def test_source_key_does_not_reveal_other_documents(service: tuple[KeyedService, str]) -> None:
     keyed, _ = service
     theirs = {"hardware": "mi300x", "source_key": "taken"}
     file = [("file", ("a.md", b"# A\n\nText of theirs.\n"))]

@@ -77,9 +77,7 @@ def test_several_signals_and_roles_by_url_and_body(client: TestClient) -> None:
     assert_error(client.get("/retrieve?signal=memory_bound&roles=tile_q"), 400)
 
 
-def test_every_request_field_is_in_schema_and_command_line(
-    client: TestClient,
-) -> None:
+def test_every_request_field_is_in_schema_and_command_line(client: TestClient) -> None:
     schema = client.get("/openapi.json").json()
     body = schema["components"]["schemas"]["RetrieveBody"]["properties"]
     specs = {spec.name: spec for spec in request_fields()}

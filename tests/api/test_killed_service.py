@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")
-def test_killed_service_loses_and_repeats_no_job_and_leaves_no_process(
-    model_cache: Path,
-) -> None:
+def test_killed_service_loses_and_repeats_no_job_and_leaves_no_process(model_cache: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.knowledge.killed_service", "--json"]
     command += ["--kills", "2", "--documents", "3", "--parser-every", "2", "--latest", "0.5"]
     command += ["--models", str(model_cache)]

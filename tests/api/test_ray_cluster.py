@@ -37,12 +37,7 @@ from optimizer.search.bench.on_node import NodeWork, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
 from optimizer.search.runs.optimize import optimize
-from optimizer.search.runs.places import (
-    ClusterPlaces,
-    bench_for,
-    cluster_places,
-    places_for,
-)
+from optimizer.search.runs.places import ClusterPlaces, bench_for, cluster_places, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.sessions import PACKAGES
 from optimizer.search.tree import Tree

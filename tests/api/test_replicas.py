@@ -240,9 +240,7 @@ def test_replica_watches_feeds_and_cancels_run(pair: tuple[Replica, Replica]) ->
     until(lambda: not alive(run_id), seconds=10.0)
 
 
-def test_replica_finishes_jobs_of_a_killed_one(
-    pair: tuple[Replica, Replica],
-) -> None:
+def test_replica_finishes_jobs_of_a_killed_one(pair: tuple[Replica, Replica]) -> None:
     killed, left = pair
     left.signal(signal.SIGSTOP)  # so that the other has all of it
     try:

@@ -23,12 +23,7 @@ from ingestion.elements import (
     document_to_json,
 )
 from ingestion.limits import DocumentLimits
-from ingestion.parse_process import (
-    KILLED_TRIES,
-    ParseLimits,
-    ParserProcess,
-    memory_is_enforced,
-)
+from ingestion.parse_process import KILLED_TRIES, ParseLimits, ParserProcess, memory_is_enforced
 from kb.errors import ParseFailed, Unavailable, UnsupportedFormat
 
 pytestmark = pytest.mark.slow(seconds=15)

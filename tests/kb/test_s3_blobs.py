@@ -114,11 +114,7 @@ def test_missing_bucket_is_named(blobs: Blobs) -> None:
         assert "no-such-bucket-of-kernlore" in error.message and "bucket" in error.hint
 
 
-WRONG = {
-    "secret": (KEY, "another"),
-    "key": ("nobody", SECRET),
-    "none": ("", ""),
-}
+WRONG = {"secret": (KEY, "another"), "key": ("nobody", SECRET), "none": ("", "")}
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -50,10 +50,7 @@ HIP version: 6.4.43482-0f2d60242
         ('{"default": {"triton": {"hashes": [], "version": "==3.4.0"}}}', {"triton": "3.4.0"}),
         ("  - cuda-nvcc=12.8.93=hcdd1206_0\n", {"cuda": "12.8.93"}),
         ("PyTorch version: 2.11.0+cu130\n[pip3] triton==3.7.1\n", {"triton": "3.7.1"}),
-        (
-            "ptxas fatal   : Unsupported .version 9.0; current version is '8.8'\n",
-            {"ptx": "8.8"},
-        ),
+        ("ptxas fatal   : Unsupported .version 9.0; current version is '8.8'\n", {"ptx": "8.8"}),
         ("#$ _TARGET_DIR_=/usr/local/cuda-12.6/bin\n", {"cuda": "12.6"}),
     ],
 )

@@ -147,9 +147,7 @@ def cycles(node: Any) -> int:
     return int(node.evaluation.timings[0].cycles)
 
 
-def test_every_candidate_is_within_limits_and_correct(
-    searched: tuple[Chip, FinishedRun],
-) -> None:
+def test_every_candidate_is_within_limits_and_correct(searched: tuple[Chip, FinishedRun]) -> None:
     chip, finished = searched
     assert len(proposed_values(finished)) == CANDIDATES
     assert [values for values in proposed_values(finished) if not legal(values, chip.numbers)] == []
@@ -157,9 +155,7 @@ def test_every_candidate_is_within_limits_and_correct(
     assert len({n.proposal.bundle.sha256 for n in finished.tree if n.proposal}) == CANDIDATES
 
 
-def test_best_candidate_beats_sample_and_names_baseline(
-    searched: tuple[Chip, FinishedRun],
-) -> None:
+def test_best_candidate_beats_sample_and_names_baseline(searched: tuple[Chip, FinishedRun]) -> None:
     _, finished = searched
     tree, outcome = finished.tree, finished.outcome
     best = tree.best

@@ -148,9 +148,7 @@ def test_heading_names_signal(signal: str, heading: str, least: float, most: flo
     assert least <= TITLES.affinity(heading, signal) <= most
 
 
-def test_own_section_about_signal_is_first_and_unique(
-    retriever: Retriever,
-) -> None:
+def test_own_section_about_signal_is_first_and_unique(retriever: Retriever) -> None:
     excerpts = answered(retriever, signal="memory_bound").excerpts
     sections = [e.section.rpartition(" > ")[2] for e in excerpts]
     assert sections[0] == "Memory bound: count bytes first"
@@ -173,9 +171,7 @@ def test_heading_is_the_title_of_another_signal(signal: str, heading: str, named
     assert TITLES.of_another(heading, signal) == named
 
 
-def test_context_starts_with_chip_and_is_about_signal(
-    retriever: Retriever,
-) -> None:
+def test_context_starts_with_chip_and_is_about_signal(retriever: Retriever) -> None:
     answer = answered(retriever, signal="memory_bound")
     cited = [part.citation.rpartition(", ")[2] for part in answer.parts]
     assert cited[0] == "Memory bound: count bytes first"
@@ -216,9 +212,7 @@ def test_own_remedy_for_requested_operator_is_first(retriever: Retriever, op: st
     assert (first == "Attention: keys share the port") is (op == "attention")
 
 
-def test_own_remedy_whose_text_names_signal_is_first(
-    retriever: Retriever,
-) -> None:
+def test_own_remedy_whose_text_names_signal_is_first(retriever: Retriever) -> None:
     answer = answered(retriever, hardware="a100", signal="memory_bound")
     sections = [e.section.rpartition(" > ")[2] for e in answer.excerpts]
     assert sections[0] == "When the port is full" and "What memory bound means" in sections
@@ -226,9 +220,7 @@ def test_own_remedy_whose_text_names_signal_is_first(
     assert answer.parts[0].citation.endswith("When the port is full")
 
 
-def test_manual_about_signal_precedes_general_text(
-    retriever: Retriever,
-) -> None:
+def test_manual_about_signal_precedes_general_text(retriever: Retriever) -> None:
     answer = answered(retriever, hardware="h200", signal="memory_bound")
     sections = [e.section.rpartition(" > ")[2] for e in answer.excerpts]
     assert sections[:2] == ["Slabs", "What memory bound means"]

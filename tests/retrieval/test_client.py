@@ -265,10 +265,7 @@ def test_slow_service_is_a_timeout(script: Script) -> None:
         return 200, []
 
     script.reply = late
-    with (
-        Kernlore(script.url, timeout=0.1) as client,
-        pytest.raises(KernloreClientError) as caught,
-    ):
+    with Kernlore(script.url, timeout=0.1) as client, pytest.raises(KernloreClientError) as caught:
         client.signals()
     assert caught.value.code == "timeout"
 

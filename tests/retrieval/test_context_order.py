@@ -247,9 +247,7 @@ def test_unknown_language_gives_one_hint(retriever: Retriever) -> None:
     assert "klingon" in hint
 
 
-def test_section_about_another_signal_comes_later(
-    retriever: Retriever,
-) -> None:
+def test_section_about_another_signal_comes_later(retriever: Retriever) -> None:
     answer = answer_to(
         retriever, hardware="h100", language="triton", signal="correctness_mismatch", log=UNEQUAL
     )

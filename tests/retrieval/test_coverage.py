@@ -16,13 +16,7 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.hardware.facts import fact_keys
 from kb.hardware.schema import parse_hardware
-from retrieval.coverage import (
-    Coverage,
-    Subject,
-    coverage,
-    coverage_data_from,
-    load_coverage_data,
-)
+from retrieval.coverage import Coverage, Subject, coverage, coverage_data_from, load_coverage_data
 from retrieval.diagnose.signals import DATA, load_signals
 from retrieval.request import RetrieveRequest
 from tests.catalogs import fresh_data_dir

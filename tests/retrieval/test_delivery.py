@@ -161,9 +161,7 @@ def test_every_shipped_kernel_reaches_contexts_of_its_operator(
 
 
 @pytest.mark.slow
-def test_kernel_of_operator_kind_is_first_on_every_chip(
-    base: KnowledgeBase,
-) -> None:
+def test_kernel_of_operator_kind_is_first_on_every_chip(base: KnowledgeBase) -> None:
     snapshot = base.retriever.snapshots.current()
     chips = snapshot.knowledge.chips()
     cells = 0
@@ -272,9 +270,7 @@ def test_rates_of_vector_and_matrix_units_have_different_names(base: KnowledgeBa
 
 
 @pytest.mark.slow
-def test_strong_model_gets_short_context_without_measured_gain(
-    base: KnowledgeBase,
-) -> None:
+def test_strong_model_gets_short_context_without_measured_gain(base: KnowledgeBase) -> None:
     about: dict[str, object] = {"hardware": "h200", "language": "cuda", "op": "attention"}
     strong = ask(base, **about, task="write", reader="strong")
     assert strong.context_tokens <= 2_000 and "`setmaxnreg` needs" in strong.context
@@ -291,9 +287,7 @@ def test_strong_model_gets_short_context_without_measured_gain(
 
 
 @pytest.mark.slow
-def test_unknown_language_is_explained_to_every_model(
-    base: KnowledgeBase,
-) -> None:
+def test_unknown_language_is_explained_to_every_model(base: KnowledgeBase) -> None:
     about = {"hardware": "trainium2", "language": "nki", "op": "matmul", "task": "write"}
     strong = ask(base, **about, reader="strong")
     assert strong.context == ask(base, **about).context
@@ -357,9 +351,7 @@ def test_shipped_marks_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_kernels_of_other_operators_do_not_follow_own_ones(
-    base: KnowledgeBase,
-) -> None:
+def test_kernels_of_other_operators_do_not_follow_own_ones(base: KnowledgeBase) -> None:
     got = ask(base, hardware="h100", language="cuda", op="attention", task="write")
     titles = [part.citation for part in got.parts if part.kind == "sample"]
     assert titles and not any("ecode" in title for title in titles)

@@ -97,9 +97,7 @@ def test_roofline_rule_abstains_without_compulsory_bytes() -> None:
 
 
 @pytest.mark.parametrize("problem", [{}, COMPULSORY])
-def test_strided_gather_is_uncoalesced_not_only_memory_bound(
-    problem: dict[str, int],
-) -> None:
+def test_strided_gather_is_uncoalesced_not_only_memory_bound(problem: dict[str, int]) -> None:
     verdict = diagnose(normalise(STRIDED_GATHER), {}, problem, H200)
     assert verdict.primary == "uncoalesced_access"
     assert ids(verdict) == ["uncoalesced_access", "memory_bound"]
@@ -109,9 +107,7 @@ def test_strided_gather_is_uncoalesced_not_only_memory_bound(
 
 
 @pytest.mark.parametrize("raw", [STREAMING_ADD, STRIDED_GATHER])
-def test_raw_bank_conflict_counts_need_wavefronts(
-    raw: dict[str, float | str],
-) -> None:
+def test_raw_bank_conflict_counts_need_wavefronts(raw: dict[str, float | str]) -> None:
     verdict = diagnose(normalise(raw), {}, {}, H200)
     assert "bank_conflict" not in ids(verdict)
     with_wavefronts = raw | {

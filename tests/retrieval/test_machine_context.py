@@ -186,9 +186,7 @@ def test_repair_omits_sections_of_other_failures(retriever: Retriever) -> None:
     assert linking in answer_to(retriever).context  # no failure
 
 
-def test_guide_to_operator_missing_from_reference_is_omitted(
-    retriever: Retriever,
-) -> None:
+def test_guide_to_operator_missing_from_reference_is_omitted(retriever: Retriever) -> None:
     message = "Attention gives rows of a softmax"
     assert message in answer_to(retriever, op="reduction").context  # its operators are unknown
     assert message not in answer_to(retriever, op="reduction", operators=("sum", "amax")).context
@@ -196,9 +194,7 @@ def test_guide_to_operator_missing_from_reference_is_omitted(
     assert message in answer_to(retriever, op="attention", operators=("sum",)).context
 
 
-def test_refused_section_is_not_replaced_by_low_ranked_ones(
-    retriever: Retriever,
-) -> None:
+def test_refused_section_is_not_replaced_by_low_ranked_ones(retriever: Retriever) -> None:
     scope = ScopeFilter(("x86-64", ANY), ("guidance",), ("cpp",))
     read: list[str] = []
 

@@ -89,10 +89,7 @@ MESSAGES = [
     ),
     ("error: ran out of registers during register allocation", "register_limit"),
     ("d.cpp:2:10: fatal error: nothere.h: No such file or directory", "compile_error"),
-    (
-        "e.cpp:4:24: error: cannot convert \u2018double\u2019 to \u2018int*\u2019",
-        "compile_error",
-    ),
+    ("e.cpp:4:24: error: cannot convert \u2018double\u2019 to \u2018int*\u2019", "compile_error"),
     ("f.cpp:(.text+0x5): undefined reference to `z()'", "link_error"),
     ("test.s:12: Error: illegal operands `vadd.vv v0,v1,v2,v0.t'", "compile_error"),
     ("Segmentation fault (core dumped)", "illegal_memory_access"),
@@ -727,10 +724,7 @@ def test_dialects(line: str, signal: str, failure_class: str | None) -> None:
         (TRITON.format(294_912), None),  # Triton compiles for several vendors
         ("IndexError: list index out of range", None),
         ("nothing is known", None),
-        (
-            PTXAS.format("0x41000", "0x38c00") + "\nlocal memory (70000) exceeds limit (65536)",
-            None,
-        ),
+        (PTXAS.format("0x41000", "0x38c00") + "\nlocal memory (70000) exceeds limit (65536)", None),
         ("=== hipSYCL error report ===\nterminate called", ""),
         ("[AdaptiveCpp Error] cuda_queue: could not load module (error code = CU:218)", "nvidia"),
         ("[AdaptiveCpp Error] LLVMToAmdgpu: hiprtcLinkComplete() failed", "amd"),

@@ -128,9 +128,7 @@ def test_another_language_gets_no_names_of_it(retriever: Retriever) -> None:
     assert "tl.load" not in written(retriever, language="cuda").context
 
 
-def test_guides_to_operator_and_language_are_both_included(
-    retriever: Retriever,
-) -> None:
+def test_guides_to_operator_and_language_are_both_included(retriever: Retriever) -> None:
     context = written(retriever).context
     norms, masks = context.index("mean and variance of a row"), context.index("masks at the border")
     assert max(norms, masks) < context.index("Warps and stages of")

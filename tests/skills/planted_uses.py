@@ -94,11 +94,7 @@ class Uses:
         situation = {"op": request.op, "dtype": request.dtype, **(request.problem or {})}
         gain = self.gain(situation) * (1 + NOISE * self.random.gauss(0, 1))
         self.journal.report(
-            retrieval,
-            used=[name],
-            correct=True,
-            speedup=before * gain,
-            baseline_speedup=before,
+            retrieval, used=[name], correct=True, speedup=before * gain, baseline_speedup=before
         )
         observe(self.catalog, [name])
         return True

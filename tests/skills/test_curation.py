@@ -167,9 +167,7 @@ def test_synthesizers_that_cannot_propose_are_refused(
         optimize(services, Path("map_id"), goal, "auto", Quiet(), models=ModelOptions(models))
 
 
-def test_torch_is_listed_last_and_only_by_default(
-    services: Services,
-) -> None:
+def test_torch_is_listed_last_and_only_by_default(services: Services) -> None:
     places = places_for(services, "auto", "cpp")
     target = next(iter(places.values())).target
     assert set(places) == {"cpp", "torch"}

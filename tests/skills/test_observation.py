@@ -70,9 +70,7 @@ def after(catalog: Catalog, seed: int, gain: Gain, uses: int) -> SkillRow:
 # -- planted outcomes
 
 
-def test_half_losing_skill_is_narrowed_or_retired_within_20_uses(
-    catalog: Catalog,
-) -> None:
+def test_half_losing_skill_is_narrowed_or_retired_within_20_uses(catalog: Catalog) -> None:
     for seed in SEEDS:
         skill = after(
             catalog, seed, lambda situation: 0.85 if situation["op"] == "softmax" else 1.15, 20

@@ -11,13 +11,7 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills.shipped import (
-    Figure,
-    ShippedTrial,
-    effect_of,
-    read_trials,
-    trial_from_json,
-)
+from kb.catalog.skills.shipped import Figure, ShippedTrial, effect_of, read_trials, trial_from_json
 from kb.errors import Conflict, InvalidRequest
 from kb.hardware.table_reader import Problems
 from skills.importing import sync_shipped

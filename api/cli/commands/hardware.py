@@ -314,8 +314,7 @@ def lexicon(
         list[str] | None, typer.Option(metavar="TERM", help="TERM means no concept; repeatable.")
     ] = None,
     as_read: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TERM", help="Take the decision about TERM back."),
+        list[str] | None, typer.Option(metavar="TERM", help="Take the decision about TERM back.")
     ] = None,
     as_json: AsJson = False,
 ) -> Json:

@@ -438,8 +438,7 @@ def prepare() -> Json:
 @command(app, text=lambda row: f"{row['path']}: {row['passages']} passages, {row['bytes']:,} bytes")
 def vectors(
     folder: Annotated[
-        Path | None,
-        typer.Argument(help="A folder of knowledge. Default: the built-in one."),
+        Path | None, typer.Argument(help="A folder of knowledge. Default: the built-in one.")
     ] = None,
 ) -> Json:
     """Write the readings, vectors and text values of a folder.

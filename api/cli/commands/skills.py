@@ -229,8 +229,7 @@ def revise(
 def export(
     target: CommandTarget,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="A folder, which gets a folder for each skill."),
+        Path, typer.Option("--output", "-o", help="A folder, which gets a folder for each skill.")
     ],
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of skills. Default: all that are active.")
@@ -371,8 +370,7 @@ def _stored(distilled: Json) -> list[str]:
 def distill(
     services: Services,
     run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`."),
+        str | None, typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`.")
     ] = None,
     trajectory: Annotated[
         str | None, Doc("Instead of a run: id of an external trajectory.")

@@ -28,9 +28,7 @@ MAX_FILE = 64 * 1024 * 1024
 
 
 @command(
-    app,
-    "list",
-    text=columns("id", "origin", "state", "problem", "hardware", "steps", "created_at"),
+    app, "list", text=columns("id", "origin", "state", "problem", "hardware", "steps", "created_at")
 )
 def list_trajectories(services: Services) -> Any:
     """List external trajectories and runs, newest first."""

@@ -27,10 +27,7 @@ READ_32 = both_halves(
     ]
 )
 READ_64 = both_halves(
-    [
-        [*range(4), *range(12, 16), *range(20, 28)],
-        [*range(4, 12), *range(16, 20), *range(28, 32)],
-    ]
+    [[*range(4), *range(12, 16), *range(20, 28)], [*range(4, 12), *range(16, 20), *range(28, 32)]]
 )
 WRITE = [list(range(8 * i, 8 * i + 8)) for i in range(8)]
 LAYOUTS: Sequence[tuple[str, int, int, Place]] = (

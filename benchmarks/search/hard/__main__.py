@@ -24,12 +24,7 @@ from kb.errors import InvalidRequest
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore
 
-SEALED = (
-    "fp8_block_product",
-    "int4_embedding_bags",
-    "routed_experts",
-    "sparse_indexer",
-)
+SEALED = ("fp8_block_product", "int4_embedding_bags", "routed_experts", "sparse_indexer")
 
 
 @dataclass(frozen=True)

@@ -493,9 +493,7 @@ def regions_of_page(words: Iterable[Word]) -> list[list[list[Word]]]:
 _PANEL_RUNS = 4  # lines of a panel, at least
 
 
-def _panels(
-    runs: list[list[Word]],
-) -> tuple[list[list[Word]], dict[int, list[list[list[Word]]]]]:
+def _panels(runs: list[list[Word]]) -> tuple[list[list[Word]], dict[int, list[list[list[Word]]]]]:
     """The runs, with those of listings side by side replaced by one run of all their words, and the
     listings by the id of that run. Panels are drawn one after the other, a listing with remarks at
     its right line by line."""

@@ -164,11 +164,7 @@ def _placed_table(
 
 
 def _table_of(
-    cells: Sequence[Cell],
-    xs: Sequence[float],
-    ys: Sequence[float],
-    used: Sequence[Word],
-    page: int,
+    cells: Sequence[Cell], xs: Sequence[float], ys: Sequence[float], used: Sequence[Word], page: int
 ) -> PlacedTable:
     """The table of these cells, with the coordinates of its columns and rows."""
     cells, kept_columns = _without_empty_columns(_with_signs(cells, len(xs) - 1), len(xs) - 1)
@@ -192,10 +188,7 @@ def _holds(box: Box4, word: Word) -> bool:
 
 
 def _cell(
-    place: tuple[int, int, int, int],
-    words: Sequence[Word],
-    page: int,
-    vocabulary: Collection[str],
+    place: tuple[int, int, int, int], words: Sequence[Word], page: int, vocabulary: Collection[str]
 ) -> Cell:
     """The cell of these words; `place` is its row and column, and how many of each it spans."""
     lines = in_one_column(words, page)

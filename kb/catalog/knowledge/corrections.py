@@ -147,9 +147,7 @@ class UnfitCorrection:
 
 
 def unfit(
-    connection: Connection,
-    document_id: str | None = None,
-    access: AccessScope = ALL_ACCESS,
+    connection: Connection, document_id: str | None = None, access: AccessScope = ALL_ACCESS
 ) -> list[UnfitCorrection]:
     """The corrections of one document, or of all, that do not fit its current version, oldest
     first."""

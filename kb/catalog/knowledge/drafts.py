@@ -75,8 +75,7 @@ def store_readings(catalog: Catalog, readings: Sequence[Reading]) -> None:
             return
         connection.execute(
             r.delete().where(
-                r.c.document_id == sa.bindparam("document"),
-                r.c.text_sha256 == sa.bindparam("text"),
+                r.c.document_id == sa.bindparam("document"), r.c.text_sha256 == sa.bindparam("text")
             ),
             [{"document": document, "text": text} for document, text in values],
         )

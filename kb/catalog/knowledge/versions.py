@@ -545,10 +545,7 @@ def deactivate(connection: Connection, document_id: str) -> None:
 
 
 def _add_sections(
-    rows: _Rows,
-    version_id: str,
-    drafts: Sequence[SectionDraft],
-    fixes: corrections.Corrections,
+    rows: _Rows, version_id: str, drafts: Sequence[SectionDraft], fixes: corrections.Corrections
 ) -> list[StoredSection]:
     ids = [SectionId(derived_id("sec", version_id, n)) for n in range(len(drafts))]
     sections = []

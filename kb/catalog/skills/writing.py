@@ -536,19 +536,13 @@ def _count(connection: Connection, skill_id: str, helped: int | None, now: str) 
         t.skills.update()
         .where(t.skills.c.id == skill_id)
         .values(
-            trials=t.skills.c.trials + known,
-            wins=t.skills.c.wins + (helped or 0),
-            last_used_at=now,
+            trials=t.skills.c.trials + known, wins=t.skills.c.wins + (helped or 0), last_used_at=now
         )
     )
 
 
 def uses_of(
-    connection: Connection,
-    skill_id: str,
-    *,
-    role: UseRole | None = None,
-    since: str | None = None,
+    connection: Connection, skill_id: str, *, role: UseRole | None = None, since: str | None = None
 ) -> list[UseRow]:
     """Uses of a skill, oldest first."""
     query = (

@@ -113,11 +113,7 @@ def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
         row["calls"] += 1
         row["cpu_us"] += event.cpu_time_total
         row["device_us"] += event.self_device_time_total
-    return {
-        "calls": job["calls"],
-        "events": list(rows.values()),
-        "operators": job["trace"](call),
-    }
+    return {"calls": job["calls"], "events": list(rows.values()), "operators": job["trace"](call)}
 
 
 def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:

@@ -373,10 +373,7 @@ def write_back(
             "status": _STATUS.get(evaluation.validity, "RUNTIME_ERROR"),
             "log": evaluation.message or "\n".join(evaluation.notes),
             # The judge bounds errors in units of each output's own size.
-            "correctness": {
-                "max_relative_error": max(errors),
-                "max_absolute_error": None,
-            }
+            "correctness": {"max_relative_error": max(errors), "max_absolute_error": None}
             if errors
             else None,
             "performance": {

@@ -110,13 +110,7 @@ def _read(task: Path, submission: Path) -> ForeignTask:
         )
     fields = {"names": ", ".join(_arguments(tree))}
     problem = converted(
-        task.stem,
-        task,
-        {FUNCTION: text},
-        _PROBLEM,
-        fields,
-        (Case("declared"),),
-        reference=text,
+        task.stem, task, {FUNCTION: text}, _PROBLEM, fields, (Case("declared"),), reference=text
     )
     return ForeignTask(problem, read_bundle(submission), kernel_bench.write_back)
 

@@ -44,10 +44,7 @@ STEADY_MEMORY = {
 # For torch's compiler on a CPU. Processes that it starts in advance, to compile for GPUs, disturb
 # the timing. Precompiling a header in every evaluation takes longer than a candidate's few kernels
 # save by it; the fork server compiles it for all (`runner.inductor`).
-COMPILER = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-}
+COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 # A candidate on a CPU sees no GPU. Torch's compiler looks for one at import, after which forks
 # cannot use it, and then asks it for the state of its random numbers.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}

@@ -123,11 +123,7 @@ PROCESSES = 4096
 _PROBE_SECONDS, _PEER = 30.0, struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt")
 # crun refuses systems that mix both versions of cgroups; runc mounts them only on request.
-_ENGINES = (
-    ("podman", ()),
-    ("podman --runtime runc", ("--cgroupns", "host")),
-    ("docker", ()),
-)
+_ENGINES = (("podman", ()), ("podman --runtime runc", ("--cgroupns", "host")), ("docker", ()))
 
 
 @dataclass(frozen=True)

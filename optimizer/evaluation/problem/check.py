@@ -214,11 +214,7 @@ def _repeatable(run: _Run) -> Iterator[CaseFault]:
     bounds = run.case.bounds(run.inputs, exact, run.references)
     for bound, golden, other in zip(bounds, exact, again, strict=True):
         if not within(other, golden, bound):
-            yield _invalid(
-                run,
-                f"{bound.name} differs in the next call",
-                _RANDOM_HINT,
-            )
+            yield _invalid(run, f"{bound.name} differs in the next call", _RANDOM_HINT)
 
 
 def _widened(reference: torch.Tensor) -> torch.Tensor:

@@ -110,11 +110,7 @@ class Problem:
 Trait = int | float | bool | str
 Quantities = dict[str, float | str]
 ATTENTION = "scaled_dot_product_attention"
-WINDOWS = {
-    "stride": "window_stride",
-    "dilation": "window_dilation",
-    "groups": "channel_groups",
-}
+WINDOWS = {"stride": "window_stride", "dilation": "window_dilation", "groups": "channel_groups"}
 SIZES = frozenset(
     {
         *("rows", "row_length", *WINDOWS.values(), "query_length", "key_length", "attention_mask"),

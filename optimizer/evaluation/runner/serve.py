@@ -281,12 +281,7 @@ class Runner:
             os.environ["TRITON_INTERPRET"] = "1"
         if message["kind"] == "c_abi":
             return library_kernel(
-                path,
-                entry,
-                inputs=inputs,
-                state=state,
-                outputs=self._expected,
-                device=self._device,
+                path, entry, inputs=inputs, state=state, outputs=self._expected, device=self._device
             )
         return module_kernel(
             path,
@@ -420,10 +415,7 @@ class Runner:
         return clocks.now_ns() - started
 
     def _request(
-        self,
-        request: bytes,
-        read: Callable[[int, int], bytes],
-        write: Callable[[int, bytes], int],
+        self, request: bytes, read: Callable[[int, int], bytes], write: Callable[[int, bytes], int]
     ) -> bytes:
         """The supervisor's token, which does not exist before the request."""
         if self._defences.single_tokens:

@@ -200,11 +200,7 @@ def _failed(done: FinishedCommand, command: Sequence[str], limits: CommandLimits
     elif not log:
         log = f"error: the compiler ended with status {done.code} and printed nothing"
     return Compiled(
-        False,
-        log=log,
-        command=tuple(command),
-        seconds=done.seconds,
-        timed_out=done.timed_out,
+        False, log=log, command=tuple(command), seconds=done.seconds, timed_out=done.timed_out
     )
 
 

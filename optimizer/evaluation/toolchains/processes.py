@@ -264,12 +264,7 @@ class CompileServer:
             self._started()
 
     def run(
-        self,
-        arguments: Sequence[str],
-        *,
-        cwd: Path,
-        limits: CommandLimits,
-        env: Mapping[str, str],
+        self, arguments: Sequence[str], *, cwd: Path, limits: CommandLimits, env: Mapping[str, str]
     ) -> FinishedCommand:
         """Run the program with these arguments in a fork, and wait. It does not inherit this
         process's environment."""

@@ -27,7 +27,7 @@ EVERYWHERE: Mapping[str, str] = {"torch": "torch"}
 # Names that hardware files may use and that are not implemented.
 NOT_BUILT: Mapping[str, str] = {
     "hipcc": "hipcc is not driven by a built-in toolchain; write the kernel in Triton, or describe "
-    "hipcc as command templates under [toolchains.hip].",
+    "hipcc as command templates under [toolchains.hip]."
 }
 
 

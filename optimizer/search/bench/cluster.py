@@ -30,11 +30,7 @@ from optimizer.evaluation.toolchains.base import (
     EvaluationTarget,
 )
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.search.bench.local import (
-    ProblemBench,
-    journal_evaluation,
-    reference_bundle,
-)
+from optimizer.search.bench.local import ProblemBench, journal_evaluation, reference_bundle
 from optimizer.search.bench.on_node import (
     Differs,
     Environment,
@@ -175,12 +171,7 @@ class Nodes:
         options = {**self.slots.options(self._excluded()), "num_cpus": 1}
         options = {name: options[name] for name in ("num_cpus", "label_selector")}
         sent = self._cluster.send(
-            compile_draft,
-            self._setting,
-            bundle,
-            cases,
-            name="a draft",
-            options=options,
+            compile_draft, self._setting, bundle, cases, name="a draft", options=options
         )
         try:
             self._wait(sent, time.monotonic() + LONGEST_SECONDS)

@@ -38,12 +38,7 @@ from optimizer.search.knowledge import SnapshotKnowledge
 from optimizer.search.loop import Search, evaluate_all
 from optimizer.search.records import REFERENCE, Node, Proposal, best_of, node_from_json
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import (
-    HardwareView,
-    ModelCall,
-    ProposalContext,
-    Synthesizer,
-)
+from optimizer.search.synthesizers.base import HardwareView, ModelCall, ProposalContext, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import PYTHON, Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer
 from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer

@@ -37,9 +37,7 @@ SIZES: Mapping[str, int] = {"M": 32, "N": 64, "K": 128}
 SUM_OF_SQUARES = "(x0 * x0).sum(-1, keepdim=True)"
 PROBLEMS: Mapping[str, _Written] = {
     "elementwise": _Written(
-        (("M", "N"), ("M", "N")),
-        "x0 * 2 + torch.maximum(x0, x1)",
-        "x0 * 2 + torch.maximum(x0, x1)",
+        (("M", "N"), ("M", "N")), "x0 * 2 + torch.maximum(x0, x1)", "x0 * 2 + torch.maximum(x0, x1)"
     ),
     "reduction": _Written((("M", "K"),), "x0.sum(-1)", "x0.sum(-1)"),
     # The scale is a whole number with 15 bits of fraction over the length of the row.
@@ -119,13 +117,7 @@ def _written(
             path = Path(folder) / f"accept_{name.replace(' ', '_')}.py"
             path.write_text(problem_source(name, dtype, SIZES), encoding="utf-8")
             finished = optimize(
-                base,
-                path,
-                goal,
-                hardware,
-                _Progress(log, name),
-                models=models,
-                proposers=(),
+                base, path, goal, hardware, _Progress(log, name), models=models, proposers=()
             )
             yield written_problem(finished, name, language, models.models)
 

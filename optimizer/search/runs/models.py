@@ -20,11 +20,7 @@ from optimizer.search.loop import Listener
 from optimizer.search.runs.knowledge import excerpt_of
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
-from optimizer.search.synthesizers.llm.settings import (
-    LlmSettings,
-    ModelOptions,
-    models_from,
-)
+from optimizer.search.synthesizers.llm.settings import LlmSettings, ModelOptions, models_from
 from retrieval.compose.cards import symbol_line
 from retrieval.compose.sections import citation
 from retrieval.compose.target import (
@@ -65,11 +61,7 @@ def check_keys(options: ModelOptions) -> None:
 
 
 def language_models(
-    base: KnowledgeBase,
-    options: ModelOptions,
-    goal: Goal,
-    listener: Listener,
-    tools: ModelTools,
+    base: KnowledgeBase, options: ModelOptions, goal: Goal, listener: Listener, tools: ModelTools
 ) -> Synthesizer:
     """The synthesizer that asks these models, or replays the transcripts of a run. Raises
     Unavailable without litellm."""
@@ -135,9 +127,7 @@ class ModelTools:
         cards = usable_symbols(snapshot, self._hardware.lineage, language, ALL_ACCESS)
         return [
             ShownExcerpt(
-                card.id,
-                f"{card.document_title}: {' > '.join(card.path)}",
-                symbol_line(card),
+                card.id, f"{card.document_title}: {' > '.join(card.path)}", symbol_line(card)
             )
             for card in search_symbols(
                 name, cards, self._embed if self._base.dense_ready else None, SYMBOLS

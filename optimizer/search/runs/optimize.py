@@ -461,11 +461,7 @@ def _measured_again(stored: Proposal) -> Proposal:
 
 
 def store_correct_kernels(
-    base: KnowledgeBase,
-    tree: Tree,
-    problem: ProblemView,
-    hardware: HardwareView,
-    run_id: str,
+    base: KnowledgeBase, tree: Tree, problem: ProblemView, hardware: HardwareView, run_id: str
 ) -> list[str]:
     """Store the best correct kernel in each of the chip's own languages as a sample, and return the
     ids: for a language that no model has seen it is worth more than any page of a manual."""

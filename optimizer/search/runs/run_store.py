@@ -214,8 +214,7 @@ class ShownRun(TypedDict, total=False):
     asked: Json
     cluster: Annotated[Json, Doc("Where candidates are measured; empty for one machine.")]
     work: Annotated[
-        Json,
-        Doc("The present work: `candidate`, `stage`, `since` (a time), `busy` (other work)."),
+        Json, Doc("The present work: `candidate`, `stage`, `since` (a time), `busy` (other work).")
     ]
     result: Json
     note: str
@@ -641,8 +640,7 @@ def _transcript(base: KnowledgeBase, node: Node) -> Json | None:
 
 def _no_candidate(run_id: str, number: int) -> NotFound:
     return NotFound(
-        f"{run_id} has no candidate {number}",
-        hint=f"`kernlore runs tree {run_id}` lists them.",
+        f"{run_id} has no candidate {number}", hint=f"`kernlore runs tree {run_id}` lists them."
     )
 
 

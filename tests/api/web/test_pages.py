@@ -491,9 +491,7 @@ def test_run_is_watched_with_candidates_appearing(filled: Filled) -> None:
     assert "<html" not in node.text and "+int b;" in node.text
 
 
-def test_refused_run_has_reason_and_orphaned_run_is_cancelled(
-    filled: Filled,
-) -> None:
+def test_refused_run_has_reason_and_orphaned_run_is_cancelled(filled: Filled) -> None:
     client = filled.client
     assert "no problem was chosen" in soup(client.post("/ui/runs", data={"name": "x"}), 400).text
     sent = {"problem": "softmax", "candidates": "many"}

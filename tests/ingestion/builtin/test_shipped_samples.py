@@ -158,7 +158,6 @@ def test_shipped_samples_are_recognised_as_kernels() -> None:
     for sample in shipped:
         parsed = parse_markdown(sample.document())
         (kernel,) = with_checks(
-            kernels_of(split_sections(parsed.elements), (), {sample.language}),
-            parsed.front_matter,
+            kernels_of(split_sections(parsed.elements), (), {sample.language}), parsed.front_matter
         )
         assert (kernel.code, kernel.status) == (sample.code.strip(), sample.status)

@@ -61,10 +61,7 @@ One block may take 227 KiB of kumquat memory.
     ],
 )
 def test_headings_give_scopes(
-    store: Store,
-    document: tuple[str, ...],
-    path: tuple[str, ...],
-    expected: tuple[str, ...] | None,
+    store: Store, document: tuple[str, ...], path: tuple[str, ...], expected: tuple[str, ...] | None
 ) -> None:
     assert SectionScopes(document, store.registry.all()).of(path) == expected
 

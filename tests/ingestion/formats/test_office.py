@@ -12,11 +12,7 @@ import pytest
 from ingestion.elements import Element, ParsedDocument, Table
 from ingestion.formats import office, parse
 from ingestion.formats.office import parse_other
-from ingestion.parse_process import (
-    ParseLimits,
-    ParserProcess,
-    memory_is_enforced,
-)
+from ingestion.parse_process import ParseLimits, ParserProcess, memory_is_enforced
 from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
 from tests.ingestion.formats import office_files
 
@@ -37,11 +33,7 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "msg": office_files.outlook_message,
 }
 OUTLINE = [(1, "Memory"), (2, "Banks"), (1, "Barriers")]
-MESSAGE = [
-    (1, "Errata of Orion"),
-    (2, "Barriers"),
-    (3, "Workaround"),
-]
+MESSAGE = [(1, "Errata of Orion"), (2, "Barriers"), (3, "Workaround")]
 needs_unstructured = pytest.mark.skipif(
     importlib.util.find_spec("unstructured") is None,
     reason="the extra [unstructured] is not installed",

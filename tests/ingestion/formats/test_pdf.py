@@ -88,9 +88,7 @@ def test_items_and_code_keep_their_layout(manual: ParsedDocument) -> None:
     assert code.text == "for (int i = 0; i < n; ++i) {\n    acc += a[i];\n}"
 
 
-def test_complaint_10_table_over_two_pages_keeps_header_rows(
-    manual: ParsedDocument,
-) -> None:
+def test_complaint_10_table_over_two_pages_keeps_header_rows(manual: ParsedDocument) -> None:
     tables = [e for e in manual.elements if e.kind == "table"]
     assert len(tables) == 1
     table = tables[0].table

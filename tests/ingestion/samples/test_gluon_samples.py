@@ -97,10 +97,7 @@ def test_attention_of_transposed_tensors() -> None:
 
 @pytest.mark.parametrize(
     "name, function",
-    [
-        ("gemm-gluon-persistent.py", "persistent_gemm"),
-        ("gemm-gluon-cta-pair.py", "pair_gemm"),
-    ],
+    [("gemm-gluon-persistent.py", "persistent_gemm"), ("gemm-gluon-cta-pair.py", "pair_gemm")],
 )
 def test_odd_number_of_pieces_is_refused(name: str, function: str) -> None:
     """The last piece of a tile and the first of the next would use the same half of the ring."""
@@ -139,11 +136,7 @@ PAIR = ("gemm-gluon-cta-pair.py", "pair_gemm")
     ],
 )
 def test_simulation_detects_missing_wait_or_commit(
-    sample: tuple[str, str],
-    right: str,
-    wrong: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sample: tuple[str, str], right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, function = sample
     monkeypatch.setattr(gluon_barriers, "PATIENCE", 0.5)
@@ -279,9 +272,7 @@ def test_ties_round_to_even_code(quantised: dict[str, Quantised]) -> None:
     assert torch.equal(decoded[1:8], rounded) and torch.equal(decoded[8:15], -rounded)
 
 
-def test_product_of_quantised_matrices_equals_float64(
-    quantised: dict[str, Quantised],
-) -> None:
+def test_product_of_quantised_matrices_equals_float64(quantised: dict[str, Quantised]) -> None:
     a, b = quantised["A"], quantised["B"]
     product = gluon_machine.sample(FOLDER / "nvfp4-gemm-gluon.py")
     alpha = a.tensor_scale * b.tensor_scale

@@ -385,9 +385,7 @@ def test_manual_of_chip_without_command_templates_proposes_nothing(store: Store)
     assert listed(store, "h100") == []
 
 
-def test_decision_survives_new_heading_of_equal_samples(
-    chip_store: Store,
-) -> None:
+def test_decision_survives_new_heading_of_equal_samples(chip_store: Store) -> None:
     twice = f"{MANUAL}\n## Again\n\n```quill\n{QUILL}```\n"
     chip_store.ingest("q1.md", twice, hardware=("q1",))
     first, second = sorted(listed(chip_store), key=lambda r: r.section != ("Q1 manual", "Blend"))

@@ -365,8 +365,7 @@ KINDS: tuple[ElementKind, ...] = ("text", "list", "code", "table")
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(KINDS),
-            st.text(alphabet="ab_.`*:-|()<>[]{}#;,= \n1A", max_size=120),
+            st.sampled_from(KINDS), st.text(alphabet="ab_.`*:-|()<>[]{}#;,= \n1A", max_size=120)
         ),
         max_size=8,
     )

@@ -94,9 +94,7 @@ def unmatched_corrections(
         return corrections.unfit(connection, access=access)
 
 
-def test_unmatched_correction_is_listed_until_dropped(
-    store: Store,
-) -> None:
+def test_unmatched_correction_is_listed_until_dropped(store: Store) -> None:
     ingest(store, MANUAL)
     old = with_text(store, "700 W")
     correct(store, old, Patch(text="The board draws 699 W.", tags=(("topic", "power"),)))

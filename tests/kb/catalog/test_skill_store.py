@@ -93,9 +93,7 @@ def ablation(connection: Connection, name: str, low: float = 1.1) -> EvidenceRow
 # -- finding
 
 
-def test_skills_about_family_include_its_operators_any_and_named(
-    connection: Connection,
-) -> None:
+def test_skills_about_family_include_its_operators_any_and_named(connection: Connection) -> None:
     ops = {"a-sibling": ("log_softmax",), "b-other": ("matmul",), "c-any": (), "d-odd": ("xyz",)}
     put(connection, DRAFT, *(named(name, scopes=SkillScopes(ops=op)) for name, op in ops.items()))
     assert names(skills_about(connection, "softmax")) == ["a-sibling", "c-any", "widen-loads"]

@@ -100,7 +100,7 @@ def test_released_work_can_be_taken_again(work: Work, catalog: Catalog) -> None:
     assert work.give_back("w1", but=["c"]) == 1
     found = [work.find(job_id) for job_id in ("a", "b", "c")]
     assert [(job.state, job.attempts) for job in found if job] == [
-        *(("queued", 0), ("queued", 0), ("running", 1)),
+        *(("queued", 0), ("queued", 0), ("running", 1))
     ]
     again = work.take("w2", 60)
     assert again is not None and (again.id, again.attempts) == ("a", 1)

@@ -47,11 +47,7 @@ def test_shipped_formulas_give_stated_values() -> None:
 
 # Lines as the compilers and run times of these chips print them.
 LINES = [
-    (
-        "tpu-v6e",
-        "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:",
-        "shared_memory_limit",
-    ),
+    ("tpu-v6e", "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:", "shared_memory_limit"),
     (
         "tpu-v7",
         "XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 115.95M",

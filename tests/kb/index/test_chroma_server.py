@@ -176,11 +176,7 @@ def test_emptied_server_is_refilled(filled: Store, url: str, chroma_server: Chro
 
 @pytest.mark.parametrize("mode", ["refuse", "silent", "cut"])
 def test_unresponsive_server_costs_one_timeout(
-    filled: Store,
-    url: str,
-    proxy: FaultyProxy,
-    mode: str,
-    monkeypatch: pytest.MonkeyPatch,
+    filled: Store, url: str, proxy: FaultyProxy, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chroma_client, "READ_SECONDS", 0.5)
     monkeypatch.setattr(chroma_client, "WRITE_SECONDS", 0.5)

@@ -126,9 +126,7 @@ def test_reference_process_is_reused_for_all_candidates(evaluator: Evaluator) ->
     assert reference_pid(evaluator) == first
 
 
-def test_lost_reference_process_is_replaced_without_verdict(
-    evaluator: Evaluator,
-) -> None:
+def test_lost_reference_process_is_replaced_without_verdict(evaluator: Evaluator) -> None:
     evaluated(evaluator, 1)
     os.kill(reference_pid(evaluator), signal.SIGKILL)
     evaluation = evaluated(evaluator, 2)
@@ -149,9 +147,7 @@ def test_uses_of_a_process_are_bounded(
     assert reference_pid(evaluator) != first
 
 
-def test_reused_memory_holds_nothing_of_previous_candidate(
-    evaluator: Evaluator,
-) -> None:
+def test_reused_memory_holds_nothing_of_previous_candidate(evaluator: Evaluator) -> None:
     evaluated(evaluator, 1)
     evaluator.context.departures.settle()
     held = {shared.fd for shared in evaluator.context.store._free}

@@ -45,9 +45,7 @@ def reason(search: Search, *others: Synthesizer, stages: dict[str, float] | None
     return why
 
 
-def test_no_candidate_names_proposers_tried_and_others_with_one(
-    tmp_path: Path,
-) -> None:
+def test_no_candidate_names_proposers_tried_and_others_with_one(tmp_path: Path) -> None:
     why = reason(
         search(tmp_path, Goal(minutes=2), synthesizers=(Unable(),)), Steps(), EmptyProposer()
     )
@@ -69,9 +67,7 @@ def test_time_over_names_the_stages(tmp_path: Path) -> None:
     )
 
 
-def test_first_candidate_is_tried_despite_long_last_measurement(
-    tmp_path: Path,
-) -> None:
+def test_first_candidate_is_tried_despite_long_last_measurement(tmp_path: Path) -> None:
     """Of a minute, 45 s are over and the last measurement would take as long."""
     going = search(tmp_path, Goal(minutes=1, candidates=1), SlowReference())
     going.spent = 45.0

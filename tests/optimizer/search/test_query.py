@@ -109,12 +109,7 @@ def request_with(**problem: float) -> RetrieveRequest:
     signals = ("memory_bound",)
     metrics: dict[str, float | str] = {"roofline_pct": 40.0, "kernel": "k"}
     return RetrieveRequest(
-        signals=signals,
-        metrics=metrics,
-        op="mm",
-        language="triton",
-        dtype="fp32",
-        problem=problem,
+        signals=signals, metrics=metrics, op="mm", language="triton", dtype="fp32", problem=problem
     )
 
 

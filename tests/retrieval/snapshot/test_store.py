@@ -219,9 +219,7 @@ def test_skills_and_facts_are_reloaded_without_documents(store: Store) -> None:
     assert store.snapshots.current().knowledge.facts is not before.knowledge.facts
 
 
-def test_answer_waits_for_change_of_skills_published_by_another_thread(
-    store: Store,
-) -> None:
+def test_answer_waits_for_change_of_skills_published_by_another_thread(store: Store) -> None:
     before = store.snapshots.current()
     answers: list[Snapshot] = []
     asking = threading.Thread(target=lambda: answers.append(store.snapshots.current()))

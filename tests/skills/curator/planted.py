@@ -120,11 +120,7 @@ def step(
 
 
 def distil(
-    made: Trajectory,
-    catalog: Catalog,
-    *,
-    roles: Roles | None = None,
-    **other: Any,
+    made: Trajectory, catalog: Catalog, *, roles: Roles | None = None, **other: Any
 ) -> Distillation:
     """Distil one trajectory as the product does; the record is in memory only."""
     blobs = Blobs("memory://planted")

@@ -48,9 +48,7 @@ def compared_skills(catalog: Catalog, **fields: Any) -> list[str]:
     return [known.row.name for known in snapshot(catalog, trajectory(change)).known]
 
 
-def test_trajectory_is_compared_with_family_any_and_named_skills(
-    catalog: Catalog,
-) -> None:
+def test_trajectory_is_compared_with_family_any_and_named_skills(catalog: Catalog) -> None:
     for name, op in (("a-norm", "rmsnorm"), ("b-other", "matmul"), ("c-far", "conv")):
         put(catalog, name, op)
     put(catalog, "d-any")

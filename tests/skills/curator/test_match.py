@@ -65,9 +65,7 @@ def test_paraphrases_match_and_near_misses_do_not(embedder: LocalEmbedder) -> No
         assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
 
 
-def test_other_parameters_operators_or_chips_never_match(
-    embedder: LocalEmbedder,
-) -> None:
+def test_other_parameters_operators_or_chips_never_match(embedder: LocalEmbedder) -> None:
     first, other = PAIRS["prefetch"]
     texts, draft, known = TextSimilarity(embedder), draft_with(other), as_known(first)
     assert match(draft, [known], texts, LINEAGES) is not None
@@ -96,9 +94,7 @@ def evidence(catalog: Catalog, name: str) -> Sequence[EvidenceRow]:
         return evidence_of(connection, get_skill(connection, name, ALL_ACCESS).id)
 
 
-def test_same_claim_on_sibling_chip_and_dtype_widens_candidate(
-    catalog: Catalog,
-) -> None:
+def test_same_claim_on_sibling_chip_and_dtype_widens_candidate(catalog: Catalog) -> None:
     distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
     made = distil(trajectory(tuned(), hardware="h200", run="run_2", dtype="bf16",
                              sizes=LARGE), catalog, roles=ROLES)  # fmt: skip
@@ -166,9 +162,7 @@ def test_opposite_effects_narrow_both_skills(
     assert [e.details["polarity"] for e in evidence(catalog, use.name)] == ["use"]
 
 
-def test_opposite_evidence_is_recorded_without_averaging(
-    catalog: Catalog,
-) -> None:
+def test_opposite_evidence_is_recorded_without_averaging(catalog: Catalog) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
     made = distil(trajectory(tuned(speedups=(1.0, 0.7)), run="run_2"), catalog, roles=ROLES)
     assert [delta.operation for delta in made.deltas] == ["CONTRADICT"]

@@ -100,9 +100,7 @@ def test_repeated_distillation_changes_nothing_and_another_run_adds_evidence(
     assert set(stored(catalog)) == set(known)
 
 
-def test_library_changed_during_distillation_is_a_conflict(
-    catalog: Catalog,
-) -> None:
+def test_library_changed_during_distillation_is_a_conflict(catalog: Catalog) -> None:
     made = trajectory(tuned(), tuned(after={**VALUES, "lanes": 16}, nodes=(1, 3)))
     library = snapshot(catalog, made)
     judged = propose_deltas(made, library, context_of(catalog, roles=ROLES))

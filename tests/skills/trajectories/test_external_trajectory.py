@@ -116,11 +116,7 @@ def evaluation(of: Bundle) -> Evaluation:
 
 def test_tree_has_only_measured_values() -> None:
     """The claim of 10 is in no node; an equal bundle is a duplicate; one bundle may be missing."""
-    steps = (
-        step(1, 0, "int a;", claimed_speedup=10.0),
-        step(2, 1, "int b;"),
-        step(3, 2, "int a;"),
-    )
+    steps = (step(1, 0, "int a;", claimed_speedup=10.0), step(2, 1, "int b;"), step(3, 2, "int a;"))
     first, second = steps[0].bundle, steps[1].bundle
     tree = tree_of(steps, None, {first.sha256: evaluation(first)}, {second.sha256: "it exited"})
     assert [node.state for node in tree] == ["evaluated", "evaluated", "failed", "duplicate"]

@@ -112,11 +112,7 @@ def recipe(catalog: Catalog, folder: Path, template: str = TEMPLATE) -> Recipe:
 def history(catalog: Catalog, name: str) -> tuple[str, list[EvidenceRow], list[SkillEvent]]:
     with catalog.read() as connection:
         row = get_skill(connection, name)
-        return (
-            row.state,
-            evidence_of(connection, row.id),
-            events_of(connection, row.id),
-        )
+        return (row.state, evidence_of(connection, row.id), events_of(connection, row.id))
 
 
 # -- true warnings, false ones, and open ones

@@ -648,11 +648,7 @@ class SampleSynthesizer:
                 continue
             bundle = instantiate(item.recipe, values, fitting.binding, problem.source)
             proposal = Proposal(
-                bundle,
-                SAMPLE,
-                recipe=item.recipe.name,
-                values=dict(values),
-                cases=fitting.cases,
+                bundle, SAMPLE, recipe=item.recipe.name, values=dict(values), cases=fitting.cases
             )
             return item.marked(proposal, item.beginning(values))
         return None

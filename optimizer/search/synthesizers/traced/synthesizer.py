@@ -159,10 +159,7 @@ class TracedSynthesizer:
         return self._lowered[key]
 
     def _programs_of_cases(
-        self,
-        problem: ProblemView,
-        library: frozenset[str] | None,
-        without: frozenset[str],
+        self, problem: ProblemView, library: frozenset[str] | None, without: frozenset[str]
     ) -> Lowered | None:
         programs: list[tuple[Signature, Program]] = []
         served = []
@@ -204,9 +201,7 @@ def _within(language: Language, hardware: HardwareView) -> Language:
 
 
 def lowered(
-    case: CaseView,
-    library: frozenset[str] | None = None,
-    without: frozenset[str] = frozenset(),
+    case: CaseView, library: frozenset[str] | None = None, without: frozenset[str] = frozenset()
 ) -> Program | str:
     """The program of a case, or the reason why it has none. With `library`, its operators and those
     that cannot be lowered are left to torch. Operators of `without` are rejected."""

@@ -367,11 +367,7 @@ def test_cpu_profilers_run_candidate_in_separate_process(tmp_path: Path) -> None
     found = {collected.collector: collected for collected in collect_all(job)}
     operators = found["torch_profiler"]
     assert operators.metrics["kernel_launches"] == 3
-    assert {row["name"] for row in operators.kernels} == {
-        "aten::mul",
-        "aten::add",
-        "aten::relu",
-    }
+    assert {row["name"] for row in operators.kernels} == {"aten::mul", "aten::add", "aten::relu"}
     if tool("perf").available:
         assert float(found["perf"].metrics["instructions"]) > 0
     else:

@@ -148,9 +148,7 @@ def runs_containers() -> None:
 
 
 @pytest.mark.usefixtures("runs_containers")
-def test_kernel_runs_in_container_which_leaves_nothing(
-    tmp_path: Path,
-) -> None:
+def test_kernel_runs_in_container_which_leaves_nothing(tmp_path: Path) -> None:
     file = tmp_path / "plus_one.py"
     file.write_text(PROBLEM)
     outside = tmp_path / "outside"

@@ -502,9 +502,7 @@ def test_inputs_that_gpu_cannot_draw_are_drawn_on_cpu() -> None:
     assert draws == [1, 1, 2]  # cached for the same seed
 
 
-def test_draw_of_most_free_memory_is_not_cached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_draw_of_most_free_memory_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_case, "ALWAYS_CACHED", 0)
     draws: list[int] = []
 

@@ -73,9 +73,7 @@ def ran(
     return chain.run(compiled(chain, source, workdir), inputs(), ADD, workdir, seconds)
 
 
-def test_program_gets_tensors_and_returns_outputs_and_simulated_time(
-    tmp_path: Path,
-) -> None:
+def test_program_gets_tensors_and_returns_outputs_and_simulated_time(tmp_path: Path) -> None:
     result = ran(GOOD + REPORT + 'print("hello")', tmp_path)
     assert (result.ok, result.message) == (True, "")
     assert torch.equal(result.outputs[0], inputs()[0] + 1)
@@ -96,9 +94,7 @@ def test_manifest_has_tensors_in_abi_order(tmp_path: Path) -> None:
     ]
 
 
-def test_profiled_hardware_is_not_timed_and_cycles_are_not_a_time(
-    tmp_path: Path,
-) -> None:
+def test_profiled_hardware_is_not_timed_and_cycles_are_not_a_time(tmp_path: Path) -> None:
     write = "Path(folder, manifest['report']).write_text(json.dumps({TOLD}))"
     wall = toolchain(
         timing="wall", profile="python -c 'raise SystemExit(9)' {source} {input} {report}"
@@ -110,8 +106,7 @@ def test_profiled_hardware_is_not_timed_and_cycles_are_not_a_time(
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    ["bfloat16", "float16", "float64", "int64", "int8", "uint8", "bool"],
+    "dtype", ["bfloat16", "float16", "float64", "int64", "int8", "uint8", "bool"]
 )
 def test_every_dtype_round_trips_bit_for_bit(dtype: str, tmp_path: Path) -> None:
     kind = getattr(torch, dtype)
@@ -301,9 +296,7 @@ def test_hanging_compiler_is_stopped(tmp_path: Path) -> None:
     assert made.timed_out and not made.ok and "was stopped after" in made.log
 
 
-def test_templates_keep_words_with_spaces_and_set_environment(
-    tmp_path: Path,
-) -> None:
+def test_templates_keep_words_with_spaces_and_set_environment(tmp_path: Path) -> None:
     show = "import os, sys; open(sys.argv[2], 'w').write(repr((sys.argv[3:], os.environ['FLAGS'])))"
     template = ToolchainSpec(
         compile=f'python -c "{show}" {{source}} {{output}} "a b {{arch}}" {{{{x}}}} {{hardware}}',

@@ -133,10 +133,5 @@ def test_start_up_code_is_not_counted() -> None:
     )
     counts = count_instructions(listing)
     assert counts == {
-        "work": {
-            "instructions": 3,
-            "packed_instructions": 2,
-            "vector_bits": 256,
-            "stack_vector": 1,
-        }
+        "work": {"instructions": 3, "packed_instructions": 2, "vector_bits": 256, "stack_vector": 1}
     }

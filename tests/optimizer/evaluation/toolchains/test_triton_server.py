@@ -56,7 +56,7 @@ def compiled(folder: Path, first: str = "pass", seconds: float = 90.0) -> Compil
     cases = tuple(
         CompileCase(
             Signature(
-                (TensorSpec("x", "input", "float32", s), TensorSpec("y", "output", "float32", s)),
+                (TensorSpec("x", "input", "float32", s), TensorSpec("y", "output", "float32", s))
             )
         )
         for s in SHAPES

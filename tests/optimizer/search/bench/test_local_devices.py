@@ -83,9 +83,7 @@ def test_processes_with_different_visible_devices_do_not_block(
     assert LocalDevice("cpu").lock._path == DeviceLock("cpu")._path
 
 
-def test_runners_see_only_device_of_their_pool(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_runners_see_only_device_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the pool's own thread: a runner ends with the thread that started it."""
     real, threads = RunnerProcess.__init__, []
 

@@ -116,17 +116,14 @@ def test_moves_are_decided_by_measurements_of_session(snapshot: KnowledgeSnapsho
     assert [move.applies for move in unmeasured.moves] == [None, True, None]
 
 
-def test_session_search_starts_with_same_skills(
-    snapshot: KnowledgeSnapshot,
-) -> None:
+def test_session_search_starts_with_same_skills(snapshot: KnowledgeSnapshot) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(asdict(snapshot))), "softmax", FACTS)
     (skill,) = knowledge.consult(query()).skills
     assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
 
 
 @pytest.mark.parametrize(
-    ("op", "signals"),
-    [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
+    ("op", "signals"), [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))]
 )
 def test_missing_answer_gives_facts(
     snapshot: KnowledgeSnapshot, op: str, signals: tuple[str, ...]
@@ -224,12 +221,7 @@ PROBLEMS = {
         FLOATS,
         "",
     ),
-    "trains": (
-        "self.norm = torch.nn.BatchNorm1d(64)",
-        "return self.norm.train()(x)",
-        FLOATS,
-        "",
-    ),
+    "trains": ("self.norm = torch.nn.BatchNorm1d(64)", "return self.norm.train()(x)", FLOATS, ""),
 }
 FAILING = {name for name, (*_, words) in PROBLEMS.items() if words}
 

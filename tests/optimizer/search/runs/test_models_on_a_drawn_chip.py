@@ -123,9 +123,7 @@ def test_second_kernel_is_correct_after_remark(ran: tuple[FinishedRun, ModelServ
     assert last_failure(finished.tree, 0) is None
 
 
-def test_prompts_share_prefix_and_describe_failure(
-    ran: tuple[FinishedRun, ModelServer],
-) -> None:
+def test_prompts_share_prefix_and_describe_failure(ran: tuple[FinishedRun, ModelServer]) -> None:
     _, server = ran
     first, second = (prompt_of(request) for request in server.requests[:2])
     assert "The documents of this chip, whole" in first

@@ -16,11 +16,7 @@ class Model(nn.Module):
     sees itself alone; sequences may be empty."""
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        offsets: torch.Tensor,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor
     ) -> torch.Tensor:
         result = torch.zeros_like(value)
         ends = offsets.tolist()

@@ -144,9 +144,7 @@ def _unfold(op: OperatorCall) -> Value:
     """Windows along a dimension; the position in the window becomes the last dimension."""
     value, step = op.tensor(0), op.argument(3)
     dim = op.argument(1) % len(value.shape)
-    return op.result(
-        lambda p: value.at((*p[:dim], p[dim] * step + p[-1], *p[dim + 1 : -1])),
-    )
+    return op.result(lambda p: value.at((*p[:dim], p[dim] * step + p[-1], *p[dim + 1 : -1])))
 
 
 @rule("aten.flip", "prims.rev")

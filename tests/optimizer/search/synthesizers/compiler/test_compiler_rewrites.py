@@ -131,12 +131,7 @@ RULE_CASES = [
     ("common_factor", model("return x * y + x * z", "*torch.randn(3, 5, 8)"), 3, 2),
     ("kept_constant", model(CAUSAL, "torch.randn(2, 5, 5)"), 4, 1),
     ("kept_constant", model("return x * torch.arange(8).float().div(8).exp()"), 5, 1),
-    (
-        "kept_constant",
-        model("return x + (self.a * self.b).sum(0)", init=BUFFERS),
-        3,
-        1,
-    ),
+    ("kept_constant", model("return x + (self.a * self.b).sum(0)", init=BUFFERS), 3, 1),
 ]
 
 

@@ -36,9 +36,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ProblemView:
     return replace(problem_view(load_problem(path), "cpu"), op="softmax")
 
 
-def test_default_precedes_rewrites_and_other_configurations(
-    problem: ProblemView,
-) -> None:
+def test_default_precedes_rewrites_and_other_configurations(problem: ProblemView) -> None:
     proposals = all_proposals(problem)
     rows = [(p.origin, p.values["mode"], p.values.get("rewrites")) for p in proposals]
     assert rows == [
@@ -72,9 +70,7 @@ def changed(parent: Proposal, child: Proposal) -> set[str]:
     return {name for name in names if parent.values.get(name) != child.values.get(name)}
 
 
-def test_neighbours_of_best_differ_in_one_value_and_never_repeat(
-    problem: ProblemView,
-) -> None:
+def test_neighbours_of_best_differ_in_one_value_and_never_repeat(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     first = synthesizer.propose(context(problem))
     assert first is not None

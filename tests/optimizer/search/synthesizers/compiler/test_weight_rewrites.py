@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.optimizer.search.synthesizers.compiler.small_models import (
-    applied,
-    model,
-    same_result,
-)
+from tests.optimizer.search.synthesizers.compiler.small_models import applied, model, same_result
 
 IMAGE = "torch.randn(2, 3, 12, 12)"
 ROWS = "torch.randn(64, 8)"

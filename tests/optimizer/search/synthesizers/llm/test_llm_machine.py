@@ -11,12 +11,7 @@ from kb.hardware.schema import extensions_of, lacking
 from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
 from optimizer.search.knowledge import ShownKnowledge, ShownMove
-from optimizer.search.records import (
-    REFERENCE,
-    Node,
-    Proposal,
-    node_from_json,
-)
+from optimizer.search.records import REFERENCE, Node, Proposal, node_from_json
 from optimizer.search.runs.hardware_view import machine_here, machine_of
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose

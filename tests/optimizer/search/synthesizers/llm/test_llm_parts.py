@@ -365,9 +365,7 @@ def test_unknown_price_makes_sum_unknown() -> None:
 
 
 @pytest.mark.slow(seconds=6)
-def test_model_without_key_is_refused_before_measuring(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_model_without_key_is_refused_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
     for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)

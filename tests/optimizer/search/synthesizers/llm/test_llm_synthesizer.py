@@ -60,8 +60,7 @@ def answer(body: dict[str, Any], number: int) -> Answered:
 
 
 @pytest.mark.parametrize(
-    ("limit", "simd", "rows"),
-    [(48, 4, 16), (12, 4, 12), (13, 4, 12), (15, 7, 14), (100, 16, 16)],
+    ("limit", "simd", "rows"), [(48, 4, 16), (12, 4, 12), (13, 4, 12), (15, 7, 14), (100, 16, 16)]
 )
 def test_candidate_follows_limit_and_fact(
     serve: Serve, synthesizer: Made, limit: float, simd: float, rows: int

@@ -19,10 +19,7 @@ from optimizer.search.synthesizers.traced.cpp import write_candidate
 from optimizer.search.synthesizers.traced.expression import Program
 from optimizer.search.synthesizers.traced.synthesizer import lowered
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 FILE = """
 import torch
