@@ -9,6 +9,7 @@ parser and model.
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParseLimits, ParserProcess, error_from_json, error_to_json
 from ingestion.passages import encode_whole
 from ingestion.read import DocumentFile, LocalReader, ReadDocument, pipeline_parts
-from kb.cluster import NODE_ID, Cluster, SentTask, WorkLost, this_node
+from kb.cluster import NODE_ID, Cluster, SentTask, WorkLost
 from kb.embedding import LocalEmbedder, open_embedder
 from kb.errors import KernloreError, Unavailable
 from kb.hardware.spec import HardwareSpec
@@ -189,7 +190,7 @@ def read_file(
     pairs = zip(pipeline_parts(embedder, pipeline.tagger), pipeline.parts, strict=False)
     differences = [f"{own} instead of {wanted}" for own, wanted in pairs if own != wanted]
     if differences:
-        yield DifferentPipeline(*this_node(), ", ".join(differences))
+        yield DifferentPipeline(*_node(), ", ".join(differences))
         return
     limits = pipeline.limits
     parse = _parsers(limits).parse_bytes
@@ -207,7 +208,7 @@ def embed(
     embedder = _embedder(pipeline.model)
     if embedder.fingerprint != pipeline.fingerprint:
         difference = f"model {embedder.fingerprint} instead of {pipeline.fingerprint}"
-        yield DifferentPipeline(*this_node(), difference)
+        yield DifferentPipeline(*_node(), difference)
         return
     yield encode_whole(embedder, texts)
 
@@ -220,3 +221,11 @@ def _parsers(limits: ParseLimits) -> ParserProcess:
 @cache
 def _embedder(model: str) -> LocalEmbedder:
     return open_embedder(model, Path(tempfile.gettempdir()) / f"kernlore-node-{os.getuid()}")
+
+
+def _node() -> tuple[str, str]:
+    """The id of this node, and a name for people."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return node, f"{socket.gethostname()}/{node[:6]}"

@@ -302,14 +302,6 @@ class ClusterNode:
     resources: Mapping[str, float]
 
 
-def this_node() -> tuple[str, str]:
-    """The id of the node of this process, and a name for people."""
-    import ray
-
-    node = ray.get_runtime_context().get_node_id()
-    return node, f"{socket.gethostname()}/{node[:6]}"
-
-
 def living_nodes(rows: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
     """The nodes that are alive among the rows of `ray.nodes()`."""
     return [

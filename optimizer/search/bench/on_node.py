@@ -5,6 +5,7 @@ bench of a single machine. Nodes have few packages, so this imports nothing of t
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 
-from kb.cluster import this_node
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
@@ -177,7 +177,7 @@ def measure(
     setting: Setting, expected: Environment, work: NodeWork
 ) -> Iterator[WorkStarted | Differs | Failed | NodeEvaluation]:
     """Carry out a task: yields that it has begun, then the result."""
-    node, host = this_node()
+    node, host = _where()
     yield WorkStarted(node, host)
     try:
         here = _surveyed(setting).environment
@@ -209,6 +209,13 @@ def _carried_out(bench: LocalBench | SimulatedBench, work: NodeWork) -> Evaluati
     return bench.evaluate(work.proposal)
 
 
+def _where() -> tuple[str, str]:
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return node, f"{socket.gethostname()}/{node[:6]}"
+
+
 @cache
 def _identity(device: DeviceKind) -> DeviceIdentity:
     return identify(device)
@@ -235,7 +242,7 @@ def _places(setting: Setting) -> tuple[dict[str, TargetToolchain], dict[str, str
 
 
 def _surveyed(setting: Setting) -> Surveyed:
-    node, host = this_node()
+    node, host = _where()
     places, refused = _places(setting)
     identity = _identity(setting.device) if setting.device is not None else None
     settings = _settings(setting)
