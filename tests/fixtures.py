@@ -118,6 +118,12 @@ class Store:
         self.documents = Documents(self.catalog)
         self.snapshots = SnapshotStore(self.catalog, embedder.fingerprint)
         self.pipeline = pipeline_fingerprint(embedder, tagger)
+        self._retrievers: list[Retriever] = []
+
+    def close(self) -> None:
+        for opened in self._retrievers:
+            opened.close()
+        self.catalog.close()
 
     @property
     def uploads(self) -> Uploads:
@@ -192,8 +198,11 @@ class Store:
         return [found[seq] for seq in hits if seq in found]
 
     def retriever(self, near: NearIndex | None = None) -> Retriever:
-        """A retriever; the caller closes it."""
-        return Retriever(self.catalog, self.snapshots, self.embedder, lambda: near)
+        """A retriever, which is closed with the store."""
+        self._retrievers.append(
+            Retriever(self.catalog, self.snapshots, self.embedder, lambda: near)
+        )
+        return self._retrievers[-1]
 
     def rows(self, table: str) -> int:
         with self.catalog.read() as connection:
@@ -294,7 +303,7 @@ def make_store(
 
     yield make
     for store in opened:
-        store.catalog.close()
+        store.close()
 
 
 @pytest.fixture
@@ -312,7 +321,7 @@ def module_store(
     """One store for all tests of a module."""
     store = Store(tmp_path_factory.mktemp("store"), embedder, parsers, tagger)
     yield store
-    store.catalog.close()
+    store.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -110,7 +109,7 @@ ATTENTION = """\
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     store = module_store
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("notes.md", NOTES, hardware=("a100",))
@@ -123,9 +122,7 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
         store.submit(f"{language}.md", text, category="guidance", languages=(language,))
     store.submit("cute-h100.md", "# Layouts\n\nOf tiles.", hardware=("h100",), languages=("cute",))
     store.worker().drain()
-    opened = store.retriever()
-    yield opened
-    opened.close()
+    return store.retriever()
 
 
 def answered(retriever: Retriever, **given: object) -> Answer:

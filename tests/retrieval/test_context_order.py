@@ -4,8 +4,6 @@ excludes, and hints name what the answer lacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kb.answers import Answer
@@ -116,7 +114,7 @@ UNEQUAL = "max abs error 0.5 only in last 7 columns of each row; N=1000 wrong, N
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     store = module_store
     toml = hardware_toml("kestrel-2", "Kestrel-2", None, "accelerator").replace("triton", "kasm")
     store.registry.put(parse_hardware(toml, "kestrel-2"), "user")
@@ -129,9 +127,7 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
     for name, text in (("chip.md", CHIP), ("memory.md", MEMORY), ("fp8.md", UNSTABLE)):
         store.submit(name, text, category="hardware", hardware=("h100",), languages=("triton",))
     store.worker().drain()
-    opened = store.retriever()
-    yield opened
-    opened.close()
+    return store.retriever()
 
 
 def answer_to(retriever: Retriever, **given: object) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -49,13 +48,11 @@ Registers of the toy are counted from zero.
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     module_store.registry.put(parse_hardware(TOML, "toy"), "user")
     module_store.submit("m.md", MANUAL, hardware=("toy",), title=ATTACK)
     module_store.worker().drain()
-    opened = module_store.retriever()
-    yield opened
-    opened.close()
+    return module_store.retriever()
 
 
 def check(text: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from retrieval.knowledge_base import Retriever
@@ -39,13 +37,11 @@ CHIP = "\n\n".join(
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     module_store.submit("guide.md", GUIDE, category="guidance")
     module_store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
     module_store.worker().drain()
-    opened = module_store.retriever()
-    yield opened
-    opened.close()
+    return module_store.retriever()
 
 
 @pytest.mark.parametrize("hardware", ["h100", None])

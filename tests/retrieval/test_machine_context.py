@@ -4,8 +4,6 @@ extensions that its processor lacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kb.answers import Answer
@@ -101,7 +99,7 @@ languages: [cpp]
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     store = module_store
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
@@ -116,9 +114,7 @@ def retriever(module_store: Store) -> Iterator[Retriever]:
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
     store.worker().drain()
-    opened = store.retriever()
-    yield opened
-    opened.close()
+    return store.retriever()
 
 
 def answer_to(retriever: Retriever, **given: object) -> Answer:

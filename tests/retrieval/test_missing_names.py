@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from retrieval.compose.hints import names_asked
@@ -42,11 +40,9 @@ header, and check the target of the build.
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     module_store.ingest("manual.md", MANUAL, hardware=("h100",))
-    opened = module_store.retriever()
-    yield opened
-    opened.close()
+    return module_store.retriever()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kb.catalog.knowledge.symbols import Symbol
@@ -52,11 +50,9 @@ MANUAL = f"""\
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     module_store.ingest("manual.md", MANUAL, hardware=("h100",))
-    opened = module_store.retriever()
-    yield opened
-    opened.close()
+    return module_store.retriever()
 
 
 def first(retriever: Retriever, **given: str) -> str:
@@ -148,7 +144,5 @@ The library qlib wraps the products of the chip; a repeat count belongs to its a
 def test_part_of_a_joined_name_finds_section_titled_with_it(store: Store, question: str) -> None:
     store.ingest("products.md", PRODUCTS, hardware=("h100",))
     asked = f"Which repeat count does {question} need, an atom of the library?"
-    opened = store.retriever()
-    answer = opened.retrieve(RetrieveRequest(hardware="h100", query=asked))
-    opened.close()
+    answer = store.retriever().retrieve(RetrieveRequest(hardware="h100", query=asked))
     assert answer.excerpts[0].section.endswith("VQDOT: products of four values")

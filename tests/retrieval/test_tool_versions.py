@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,8 @@ def store(module_store: Store) -> Store:
 
 
 @pytest.fixture(scope="module")
-def retriever(store: Store) -> Iterator[Retriever]:
-    retriever = store.retriever()
-    yield retriever
-    retriever.close()
+def retriever(store: Store) -> Retriever:
+    return store.retriever()
 
 
 def ask(retriever: Retriever, **given: Any) -> Answer:

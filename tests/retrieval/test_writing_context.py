@@ -4,8 +4,6 @@ operator is computed, and how kernels are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kb.answers import Answer
@@ -73,15 +71,13 @@ A Triton kernel is a program of blocks; write a kernel for each tile.
 
 
 @pytest.fixture(scope="module")
-def retriever(module_store: Store) -> Iterator[Retriever]:
+def retriever(module_store: Store) -> Retriever:
     for name, text in (("reference", REFERENCE), ("errors", ERRORS)):
         module_store.submit(f"{name}.md", text, category="guidance", languages=("triton",))
     for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):
         module_store.submit(f"{name}.md", text, category="guidance")
     module_store.worker().drain()
-    opened = module_store.retriever()
-    yield opened
-    opened.close()
+    return module_store.retriever()
 
 
 PLACES = {
@@ -103,9 +99,7 @@ def test_first_kernel_gets_sections_of_uploaded_manual(store: Store, origin: str
     builtin = {"origin": origin, "source_key": "builtin/hardware/h100/manual.md"}
     about = {"category": "hardware", "hardware": ("h100",)}
     store.ingest("manual.md", MANUAL, **about, **(builtin if origin == "builtin" else {}))
-    opened = store.retriever()
-    context = written(opened, max_tokens=12_000).context
-    opened.close()
+    context = written(store.retriever(), max_tokens=12_000).context
     shown = [f"The {place} {text}" in context for place, text in PLACES.items()]
     assert all(shown) if origin == "upload" else sum(shown) <= 2
 
