@@ -80,6 +80,7 @@ Reader = Annotated[
         " fits, or auto for that of their names."
     ),
 ]
+ModelSeconds = Annotated[float, Doc("Longest time of one call of a model, in seconds."), Ge(1)]
 ModelSecondsOfRun = Annotated[
     float | None,
     Doc("Longest time of one call of a model, in seconds. Default: that of the run, or 300."),

@@ -23,6 +23,7 @@ from api.cli.command import (
     DataDir,
     DeviceHardware,
     Models,
+    ModelSeconds,
     Ray,
     Reader,
     Seed,
@@ -81,9 +82,7 @@ def optimize(
             " they answer. Default: models that are known to take tools.",
         ),
     ] = None,
-    model_seconds: Annotated[
-        float, Doc("Longest time of one call of a model, in seconds."), Ge(1)
-    ] = 300.0,
+    model_seconds: ModelSeconds = 300.0,
     synthesizers: Annotated[
         str,
         Doc(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from annotated_types import Ge
 
-from api.cli.command import Actor, ApiBase, Reader, command, operation_command
+from api.cli.command import Actor, ApiBase, ModelSeconds, Reader, command, operation_command
 from api.cli.output import Json, columns, interval, note, pairs, shortened, table
 from api.cli.target import CommandTarget, login
 from api.operations import Incoming, skills
@@ -610,13 +610,10 @@ def prove(
         Path | None, Doc("Folder of the shipped skills, whose evidence.jsonl is written.")
     ] = None,
     models: Annotated[
-        str,
-        typer.Option(help="Models that write kernels with and without the skills that are text."),
+        str, Doc("Models that write kernels with and without the skills that are text.")
     ] = "",
     api_base: ApiBase = None,
-    model_seconds: Annotated[
-        float, typer.Option(help="Longest time of one call of a model, in seconds.", min=1)
-    ] = 300.0,
+    model_seconds: ModelSeconds = 300.0,
     reader: Reader = "auto",
 ) -> Json:
     """Measure searches with and without skills.
