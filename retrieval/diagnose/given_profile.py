@@ -30,7 +30,7 @@ from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.rules import rules_of
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
-from retrieval.profiles.counters import counters, growths, of_columns, rates, sweep
+from retrieval.profiles.counters import counters, growths, rates, sweep
 from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
 from retrieval.profiles.reader import read_profile
 from retrieval.profiles.tables import NO_UNIT
@@ -181,7 +181,7 @@ def is_profile(text: str) -> bool:
     try:
         return bool(read_profile(text, loose=False))
     except InvalidRequest:
-        if _known(dict(of_columns(text)), ()):
+        if _known(counters(text, rows=True), ()):
             return True
         lines = sum(1 for line in text.splitlines() if line.strip())
         known = normalise(_known(counters(text), ())).sources  # one states that none is implausible

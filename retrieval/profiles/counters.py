@@ -1,55 +1,86 @@
-"""Counters and their values in a text of any layout: a list, a table with bars or in Markdown, CSV
-with a column for each counter, or words ("768 threads", "0.75 theoretical occupancy").
+"""Counters by name from the quantities of a text, and sweeps over sizes.
 
-Does not know which counters mean what: it yields every name that a line may have, and the registry
+Does not know which counters mean what: it yields every name that a number may have, and the registry
 of metrics keeps those that it knows.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from retrieval.profiles.lines import stall_name
-from retrieval.profiles.profile import without_deviations, without_prefix
-
-MAX_LINE = 2_000
-MAX_NAME = 90
-_MARKS = "*_`~ \t\u2937\u21b3\u2514\u2500"
-_RULE = re.compile(r"[\s|:+=─═-]*-[\s|:+=─═-]*")
-_NUMBERED = re.compile(r"\d+(?:\.\d+)+|metric[ _]?id|index(?:[ _]?id)?", re.IGNORECASE)
-_LEVEL = re.compile(r"(?:Idle|Low|Mid|High|Max) \((\d{1,2})\)")
-_NUMBER = (
-    r"-?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:[,'\u2019\u202f\xa0 ]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
-    r"(?:[eE][+-]?\d+)?"
-)
-_UNIT = r"%|[KMGT]?i?[Bb](?:yte)?s?(?:/s(?:ec(?:ond)?)?)?|[num\u00b5\u03bc]?s(?:ec(?:ond)?s?)?"
-_VALUE = re.compile(rf"(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})?(?![\w.])")
-# In the text of perf: its locale has a decimal comma, also where three digits follow it.
-_DECIMAL_COMMA = re.compile(r"\d,\d\d\s?%|\d,\d{4,} .{0,40}seconds time elapsed")
-_WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
+from retrieval.profiles.quantities import MAX_NAME, PREFIXES, Quantity, label_of, quantities
 
 
-def counters(text: str, columns: bool = True) -> dict[str, str]:
+def counters(text: str, columns: bool = True, rows: bool = False) -> dict[str, str]:
     """Every possible name of a counter with its value and unit; the first of a name. With `columns`
-    also those of CSV with a column for each counter."""
-    text = without_deviations(text)
-    if _DECIMAL_COMMA.search(text):
-        text = re.sub(r"(#\s*-?\d+),(\d)", r"\1.\2", text)
+    also those of tables with a row for each case, of the row with the largest numbers; with `rows`
+    these alone."""
     found: dict[str, str] = {}
-    for name, value in (*(of_columns(text) if columns else ()), *_of_lines(text)):
-        unit = _IN_BRACKETS.search(name)
-        for form in _forms(name):
-            with_unit = unit is not None and form != name and value[-1:].isdigit()
-            found.setdefault(form, f"{value} {unit[1]}" if unit and with_unit else value)
-        if metric := _in_words(name):
-            number = value.removesuffix("%").strip()
-            part = name.lower().endswith("ratio") and "." in number and float(number) <= 1
-            if part or value.endswith("%"):
-                found.setdefault(metric, f"{100 * float(number):g} %" if part else value)
+    for quantity in _leading(quantities(text), columns):
+        if rows and not quantity.row:
+            continue
+        for name in quantity.names:
+            for form in _forms(name):
+                bare = form == name or quantity.unit == "%" or not quantity.words
+                found.setdefault(form, quantity.text if bare else f"{quantity.number:.15g}")
+            found.update({k: v for k, v in meaning(name, quantity).items() if k not in found})
     return {**found, **_imbalance(text)}
+
+
+def _leading(found: Sequence[Quantity], columns: bool) -> Iterator[Quantity]:
+    """The quantities without those of further rows of a table of cases."""
+    sizes: dict[int, float] = {}
+    for quantity in found:
+        if quantity.row:
+            sizes[quantity.line] = sizes.get(quantity.line, 0.0) + abs(quantity.number)
+    largest = max(sizes, key=sizes.__getitem__, default=-1)
+    for quantity in sorted(found, key=lambda q: (q.line, q.column)):
+        if not quantity.row or (columns and quantity.line == largest):
+            yield quantity
+
+
+def meaning(name: str, quantity: Quantity) -> dict[str, str]:
+    """The metric of a share by the words of its name; empty for another."""
+    part = name.lower().endswith("ratio") and 0 <= quantity.number <= 1 and not quantity.unit
+    if quantity.unit != "%" and not part:
+        return {}
+    value = 100 * quantity.number if part else quantity.number
+    words = name.strip("*_`-\u2022 :")
+    if reason := stall_name(
+        re.sub(r"(?i)^(?:warp )?stalls? ?[(:]* ?", "stall_", words).rstrip(")")
+    ):
+        return {f"smsp__warp_issue_stalled_{reason}_per_warp_active.pct": f"{value:g} %"}
+    label = label_of(name, "%")
+    if label is None:
+        return {}
+    return {label.metric: f"{100 - value if label.complement else value:g} %"}
+
+
+def growths(text: str) -> dict[str, float]:
+    """How much larger each counter of a table is in its second column of values than in the first;
+    empty for other texts."""
+    firsts: dict[str, float] = {}
+    found: dict[str, float] = {}
+    for quantity in quantities(text):
+        name = next(iter(quantity.names), "")
+        if quantity.unit or quantity.row or quantity.words:
+            continue
+        if quantity.column == 0:
+            firsts.setdefault(name, quantity.number)
+        elif quantity.column == 1 and firsts.get(name, 0.0) > 0:
+            found.setdefault(name, quantity.number / firsts[name])
+    return found
+
+
+def rates(text: str) -> dict[str, float]:
+    """The highest rates of bytes and of floating-point operations in a text, in a second."""
+    found: dict[str, float] = {}
+    for name, amount in filter(None, (quantity.rate for quantity in quantities(text))):
+        found[name] = max(amount, found.get(name, 0.0))
+    return found
 
 
 # A time of each thread with the columns sum, minimum, maximum and average.
@@ -68,94 +99,6 @@ def _imbalance(text: str) -> dict[str, str]:
     if len(numbers) < 4 or not numbers[2]:
         return {}
     return {"thread_imbalance_pct": f"{100 * (1 - numbers[3] / numbers[2]):.1f}"}
-
-
-# A unit behind a name, as likwid prints it; shares keep their bare numbers.
-_IN_BRACKETS = re.compile(r"[\[(]([KMGT]?(?:Bytes|B)(?:/s)?)[\])]\s*(?:STAT)?$")
-
-
-def _in_words(name: str) -> str:
-    """The metric of a share by the words of its name; empty for another name."""
-    words = name.strip("*_`-\u2022 :")
-    if reason := stall_name(
-        re.sub(r"(?i)^(?:warp )?stalls? ?[(:]* ?", "stall_", words).rstrip(")")
-    ):
-        return f"smsp__warp_issue_stalled_{reason}_per_warp_active.pct"
-    return metric_of(words)
-
-
-# Heads of columns and names of rows in the words of people, with the metric of their cells.
-_OF_PEAK = r"\b.*(?:%|peak|util|throughput|busy|active|sol|usage)"
-_METRIC_HEADS = tuple(
-    (re.compile(words, re.IGNORECASE), name)
-    for words, name in (
-        (r"(?:hbm|dram|gddr|vram|(?:device|global) mem\w*)" + _OF_PEAK, "dram_throughput_pct"),
-        (r"(?:mem\w*[ _])?(?:bandwidth|bw)\b.*(?:util|% ?(?:of )?peak)", "dram_throughput_pct"),
-        (r"l2\b.*\bhit", "l2_hit_pct"),
-        (r"(?:l1|tex)\b.*\bhit", "l1_hit_pct"),
-        (r"l2" + _OF_PEAK, "l2_throughput_pct"),
-        (r"l1" + _OF_PEAK, "l1_throughput_pct"),
-        (r"(?:pm )?(?:tensor|mma|mfma|fpu|matrix)(?: pipe\b|" + _OF_PEAK + ")", "tensor_pipe_pct"),
-        (r"(?:fp64|double(?: precision)?)(?: pipe\b|" + _OF_PEAK + ")", "fp64_pipe_pct"),
-        (r"(?:sm|compute|cu)(?: compute|" + _OF_PEAK + ")", "compute_throughput_pct"),
-        (r"(?:aic_?)?(?:mac|cube)_(?:fp16_|int8_)?ratio$", "tensor_pipe_pct"),
-        (r"(?:aiv_?)?vec_(?:fp32_|fp16_)?ratio$", "vector_pipe_pct"),
-        (r"(?:ai[cv]_)?mte2_ratio$", "load_engine_pct"),
-        (r"(?:ai[cv]_)?scalar_ratio$", "scalar_unit_pct"),
-        (r"theor\w*\W*occ\w*", "theoretical_occupancy_pct"),
-        (r"(?:warps? active|active warps?|(?:achieved )?occ(?:upancy)?)[\W%]*$", "occupancy_pct"),
-        (r"reg(?:ister)?s?(?: ?(?:/|per) ?(?:thread|work-?item))?$", "registers_per_thread"),
-    )
-)
-
-
-def metric_of(head: str) -> str:
-    """The metric of a column by its head; empty for another column."""
-    return next((name for words, name in _METRIC_HEADS if words.match(head.strip("*` "))), "")
-
-
-def growths(text: str) -> dict[str, float]:
-    """How much larger each counter of a table is in its second column of values than in the first;
-    empty for other texts."""
-    found: dict[str, float] = {}
-    for cells in _table(text):
-        values = [m for cell in cells[1:3] if (m := _VALUE.fullmatch(cell)) and not m["unit"]]
-        if len(values) == 2 and len(cells) > 2:
-            first, second = (float(_plain(value["number"])) for value in values)
-            if first > 0:
-                found.setdefault(cells[0], second / first)
-    return found
-
-
-_RATE = re.compile(
-    r"(?<![\w.])(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?(?:e\+\d{1,3})?)\s?(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|B/sec|FLOPS?(?:/s)?)(?![\w])",
-    re.I,
-)
-_LABELLED_RATE = re.compile(
-    r"\((?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B/s|FLOPS?(?:/s)?)\)\s*:\s*(?P<number>\d[\d,]*(?:\.\d+)?)",
-    re.I,
-)
-# A rate of device memory in a row of likwid.
-_MEMORY_RATE = re.compile(
-    r"\bMemory bandwidth \[(?P<prefix>[KMGT])(?P<i>i?)(?P<unit>B)ytes/s\][^\d\n]{1,40}"
-    r"(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?(?:e\+?\d{1,3})?)",
-    re.I,
-)
-MOST_RATE = 1e18  # of any device; a larger number is no less wrong
-_PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_BINARY_PREFIXES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
-
-
-def rates(text: str) -> dict[str, float]:
-    """The highest rates of bytes and of floating-point operations in a text, in a second."""
-    found: dict[str, float] = {}
-    patterns = (_RATE, _LABELLED_RATE, _MEMORY_RATE)
-    for match in (m for pattern in patterns for m in pattern.finditer(text)):
-        name = "achieved_bytes_per_s" if match["unit"][0] in "Bb" else "achieved_flops"
-        prefixes = _BINARY_PREFIXES if match["i"] else _PREFIXES
-        value = float(_plain(match["number"])) * prefixes[match["prefix"].lower()]
-        found[name] = min(max(value, found.get(name, 0.0)), MOST_RATE)
-    return found
 
 
 @dataclass(frozen=True)
@@ -224,7 +167,7 @@ def _swept(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Sweep:
     metrics: dict[str, float] = {}
     for name, column in named:
         if rate := re.search(r"\((?P<prefix>[KMGT])B/s\)", name):
-            metrics["achieved_bytes_per_s"] = max(column) * _PREFIXES[rate["prefix"].lower()]
+            metrics["achieved_bytes_per_s"] = max(column) * PREFIXES[rate["prefix"].lower()]
     at = [f"{sizes[0][0]} = {sizes[0][1][i]:g}" if sizes else "that row" for i in (0, -1)]
     notes = [
         f"{name} goes from {column[0]:.4g} to {column[-1]:.4g} between {at[0]} and {at[1]}"
@@ -253,100 +196,3 @@ def _forms(name: str) -> Iterator[str]:
     yield from dict.fromkeys(form for form in (name, bare, leaf) if re.search("[A-Za-z]", form))
 
 
-def _table(text: str) -> Iterator[list[str]]:
-    """The rows of tables with bars."""
-    for line in text.splitlines():
-        if line.count("|") + line.count("│") < 1 or len(line) > MAX_LINE or _RULE.fullmatch(line):
-            continue
-        inner = re.split("[|│]", line.strip().strip("|│"))
-        cells = [cell.strip(_MARKS).removeprefix("- ") for cell in inner]
-        if _NUMBERED.fullmatch(cells[0]):
-            cells = cells[1:]
-        if len(cells) >= 2 and cells[0]:
-            yield cells
-
-
-def _of_lines(text: str) -> Iterator[tuple[str, str]]:
-    average: int | None = None
-    for cells in _table(text):
-        folded = [cell.lower() for cell in cells]
-        if "avg" in folded and folded.index("avg") > 0:
-            average = folded.index("avg")
-        place = average if average and average < len(cells) else 1
-        for cell in (cells[place], *cells[1:]):
-            if match := _VALUE.fullmatch(cell.replace(" %", "%")):
-                yield cells[0], _shown(match)
-                break
-    for line in text.splitlines():
-        if len(line) <= MAX_LINE and "│" not in line and line.count("|") < 2:
-            yield from _of_line(without_prefix(line))
-
-
-def _of_line(line: str) -> Iterator[tuple[str, str]]:
-    """A name before its value or behind it; of a minimum, a maximum and an average, the last."""
-    whole, _, remark = _LEVEL.sub(lambda level: f"{10 * int(level[1])} %", line).partition("#")
-    matches = [
-        m
-        for m in _VALUE.finditer(whole)
-        if not re.match(r"[\w./-]", whole[m.start() - 1 :][: m.start()])
-    ]
-    if not matches:
-        return
-    bracket = whole.find("(", matches[0].end())
-    matches = [m for m in matches if bracket < 0 or m.start() < bracket]
-    leading = [m for m in matches if not re.search("[A-Za-z]", whole[: m.start()])]
-    if leading and len(leading) == len(matches):
-        words = re.match(rf"\s*(?:msec\s+)?({_WORDS.pattern})", whole[leading[-1].end() :])
-        if words:
-            for name in filter(None, re.split(r"\s{2,}|\(", words[1])):
-                yield name, _shown(leading[-1])
-    elif matches[len(leading) :]:
-        values = matches[len(leading) :]
-        front = whole[: values[0].start()].strip(" \t=:")
-        numbers = [float(_plain(m["number"])) for m in values]
-        average = len(values) == 3 and numbers[0] <= numbers[2] <= numbers[1]
-        parts = [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", front) if part]
-        for name in dict.fromkeys([*reversed(parts), front]):
-            yield name, _shown(values[-1] if average else values[0])
-    rate = re.match(rf"\s*({_NUMBER})\s?(%)?\s+(?:of )?([A-Za-z][\w ./-]+)", remark)
-    if rate:  # "# 57.98% of all cache refs"
-        yield rate[3].strip(), f"{_plain(rate[1])}{' %' if rate[2] else ''}"
-
-
-def of_columns(text: str) -> Iterator[tuple[str, str]]:
-    """The counters of CSV, or of a table with bars, with a row for each case: of the row with the
-    largest numbers."""
-    rows = [
-        [cell.strip() for cell in next(csv.reader([line]), [])]
-        for line in text.splitlines()
-        if line.count(",") >= 2 and len(line) <= MAX_LINE
-    ] + [*_table(text)]
-    for place, header in enumerate(rows):
-        words = [cell for cell in header if re.fullmatch(r"[A-Za-z%#][\w .:%()/-]*", cell)]
-        if len(words) < len(header) or len(header) < 3:
-            continue
-        body = [row for row in rows[place + 1 :] if len(row) == len(header)]
-        numeric = [row for row in body if sum(bool(_VALUE.fullmatch(c)) for c in row) >= 2]
-        if not numeric:
-            continue
-        largest = max(numeric, key=_size)
-        for name, cell in zip(header, largest, strict=True):
-            if match := _VALUE.fullmatch(cell):
-                yield name, _shown(match)
-        return
-
-
-def _size(row: list[str]) -> float:
-    return sum(float(_plain(m["number"])) for cell in row if (m := _VALUE.fullmatch(cell)))
-
-
-def _plain(number: str) -> str:
-    if re.fullmatch(r"-?(?:\d+,\d{1,2}|\d+,\d{4,}|0,\d+)", number):
-        return number.replace(",", ".")  # a decimal comma
-    if number.count(".") > 1:
-        return number.replace(".", "")
-    return re.sub(r"[,'\u2019\u202f\xa0 ](?=\d{3})", "", number)
-
-
-def _shown(match: re.Match[str]) -> str:
-    return f"{_plain(match['number'])} {match['unit'] or ''}".strip()

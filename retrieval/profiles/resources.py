@@ -8,10 +8,10 @@ spills. Other messages of a compiler make a text a log, which is not read here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from retrieval.profiles.profile import Metric, Profile, number
+from retrieval.profiles.profile import Metric, Profile
+from retrieval.profiles.quantities import Quantity, label_of, quantities
 
 KIND = "resources"
 LEAST_PART = 0.5  # of the lines that state resources or quote source
@@ -35,48 +35,6 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _ENTRY = re.compile(r"^\s*- \.")  # of a list of kernels; the name may follow its numbers
-# Patterns of a line, with the canonical metric of their number.
-_STATED = tuple(
-    (re.compile(pattern, re.IGNORECASE), name)
-    for pattern, name in (
-        (
-            r"(?<!Spilled )\bV?GPRs: +(\d+)|\bNumVgprs: +(\d+)|\bvgpr_count: *(\d+)"
-            r"|\bUsed (\d+) registers|\b(\d+) registers used|\bn_regs\W{1,3}(\d+)"
-            r"|\bgrf_count: (\d+)"
-            r"|workitem_vgpr_count = (\d+)|allocated (\d+) regs"
-            r"|(?<!Spilled )\b(?:[VA]GPRs?|regs|registers|num_regs|nregs)(?:=|: ?)(\d+)",
-            "registers_per_thread",
-        ),
-        (
-            r"VGPRs Spill: (\d+)|\bvgpr_spill_count: *(\d+)|\bn_spills\W{1,3}(\d+)|\b(\d+) spills\b"
-            r"|spilled around (\d+)"
-            r"|\b(?:vgpr_|num_|reg_)?spill(?:s|ed)?(?:=|: ?)(\d+)\b(?! ?bytes)",
-            "spilled_registers",
-        ),
-        (r"SGPRs Spill: (\d+)|\bsgpr_spill_count: *(\d+)", "sgpr_spills"),
-        (r"\b(\d+) bytes spill stores", "spill_store_bytes"),
-        (r"spill_mem_used: (\d+)", "spill_bytes"),
-        (r"\b(\d+) bytes spill loads", "spill_load_bytes"),
-        (
-            r"ScratchSize(?: \[bytes/lane\])?: +(\d+)|\.private_segment_fixed_size: +(\d+)"
-            r"|workitem_private_segment_byte_size = (\d+)|private_mem_used: (\d+)|\bscratch:(\d+)B",
-            "scratch_bytes",
-        ),
-        (
-            r"LDS Size \[bytes/block\]: (\d+)|LDSByteSize: (\d+)|\.group_segment_fixed_size: +(\d+)"
-            r"|\b(\d+) bytes smem|slm_used: (\d+)",
-            "shared_memory_per_block_bytes",
-        ),
-        (r"Occupancy(?: \[waves/SIMD\])?: +(\d+)\b(?!%)", "waves"),
-    )
-)
-# A name and its number in any other statistics of a compiler; the heads of columns tell which.
-_PAIR = re.compile(
-    r"(?P<name>[A-Za-z][A-Za-z_ -]{2,60}?)(?: ?[:=] {0,12}| \()(?P<number>\d+)(?![\w.]*[:.]\d)"
-    r"(?: ?(?:/|out of) ?(?P<whole>\d+))?(?P<bytes> bytes)?"
-)
-_INTEL = re.compile(r"\b(?P<stores>\d+):(?P<loads>\d+) spills:fills")  # of Mesa, in registers
-_ARM = re.compile(r"Work registers: (?P<registers>\d+) \(\d+% used at (?P<pct>\d+)% occupancy\)")
 _BESIDE = re.compile(
     r"^\s*(?:\d*\s*\||\^|;|\.|-|#|//|ptxas info|\d+ bytes (?:gmem|stack))|kernel-resource-usage\]"
     r"|^\s*(?:build succeeded|warning:)|\bS(?:GPRs|gprs)\b",
@@ -85,18 +43,6 @@ _BESIDE = re.compile(
 # What a listing with a line for each case states of it.
 _CASE = re.compile(r"\b(?:[VAS]GPRs?|n?_?regs?\w*|registers|num_\w+|spill\w*)\s?[=:].*", re.I)
 _FAILED = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
-# Heads of columns, with the metric of their cells.
-_HEADS = (
-    (re.compile(r"spill.*(?:byte|store)|(?:byte|store).*spill", re.I), "spill_store_bytes"),
-    (re.compile(r"sgpr.*spill|spill.*sgpr", re.I), "sgpr_spills"),
-    (re.compile(r"spill", re.I), "spilled_registers"),
-    (re.compile(r"scratch|private|stack|local mem", re.I), "scratch_bytes"),
-    (re.compile(r"^(?:v|arch)?_?(?:gprs?|vgprs?)\b|^(?:num_)?reg(?:ister)?s?\b|^vgpr", re.I), ""),
-    (re.compile(r"^(?:vector|work|total) reg(?:ister)?s?\b|^(?:full|temp) regs?\b", re.I), ""),
-    (re.compile(r"\blds\b|\bs(?:hared|hmem|mem)\b|\bslm\b", re.I), "shared_memory_per_block_bytes"),
-    (re.compile(r"waves|\bocc$|wavefront occ", re.I), "waves"),
-    (re.compile(r"occ", re.I), "occupancy"),
-)
 # A word of every line that states a resource, and of every head of a table.
 _WORDS = re.compile(
     r"gpr|reg|spill|scratch|private|stack|local mem|smem|slm_|LDS|group_segment|grf|occupancy"
@@ -182,8 +128,7 @@ def read(text: str) -> Profile | None:
     things too."""
     if not _WORDS.search(text):
         return None
-    usages = _of_table(text) or ([] if _FAILED.search(text) else _of_lines(text))
-    usages = [usage for usage in usages if usage.stated]
+    usages = [usage for usage in _usages(text) if usage.stated]
     if not usages:
         return None
     leading, *others = sorted(usages, key=lambda usage: usage.order)
@@ -199,12 +144,33 @@ def read(text: str) -> Profile | None:
     )
 
 
-def _of_lines(text: str) -> list[_Usage]:
-    lines = [line for line in text.splitlines() if line.strip()]
-    usages = [_Usage("")]
-    stating = 0
-    listing = sum({*dict(_numbers(line))} >= {*_WEIGHED} for line in lines if _WORDS.search(line))
-    for line in lines:
+def _usages(text: str) -> list[_Usage]:
+    """The resources of each kernel: of the rows of a table, of a listing with a line for each case,
+    or of the lines below a kernel's name."""
+    lines = text.splitlines()
+    stated: dict[int, dict[str, float]] = {}
+    cases: dict[int, str] = {}
+    rows: dict[int, str] = {}
+    for quantity in quantities(text):
+        metric, value, name = _resource(quantity)
+        if not metric:
+            continue
+        if quantity.row:
+            rows[quantity.line] = quantity.row
+        elif quantity.line not in stated:
+            line = lines[quantity.line]
+            cases[quantity.line] = line[: max(line.find(name), 0)].strip(" \t:-|,=")
+        stated.setdefault(quantity.line, {}).setdefault(metric, value)
+    table = [
+        _Usage(row, stated[place]) for place, row in rows.items() if len(_TELLING & {*stated[place]}) > 1
+    ]
+    if table:
+        return table
+    if _FAILED.search(text):
+        return []
+    usages, stating = [_Usage("")], 0
+    listing = sum({*found} >= {*_WEIGHED} for found in stated.values())
+    for place, line in enumerate(lines):
         if _ENTRY.match(line):
             usages.append(_Usage(""))
         if (found := _KERNEL.search(line)) is not None:
@@ -213,90 +179,39 @@ def _of_lines(text: str) -> list[_Usage]:
                 usages[-1].kernel = name
             elif name != usages[-1].kernel:
                 usages.append(_Usage(name))
-        stated = dict(_numbers(line)) if _WORDS.search(line) else {}
-        case = _CASE.sub("", line).strip(" \t:-|,")
-        if found is None and (case or listing > 1) and {*stated} >= {*_WEIGHED}:
-            usages.append(_Usage(case))  # a listing with a line for each case
-        stating += bool(stated or found or _BESIDE.search(line))
-        for metric, value in stated.items():
+        numbers = stated.get(place, {})
+        if found is None and {*numbers} >= {*_WEIGHED} and (cases[place] or listing > 1):
+            usages.append(_Usage(cases[place]))
+        stating += bool(line.strip() and (numbers or found or _BESIDE.search(line)))
+        for metric, value in numbers.items():
             usages[-1].stated.setdefault(metric, value)
-    numbers = sum(len(usage.stated) for usage in usages)
-    if any(_ARM.search(line) or _INTEL.search(line) for line in lines):
+    if re.search(r"^Work registers:|spills:fills", text, re.MULTILINE):
         return usages  # of a compiler that prints other statistics beside
-    return usages if numbers >= 2 and stating >= LEAST_PART * len(lines) else []
+    written = sum(1 for line in lines if line.strip())
+    several = sum(len(usage.stated) for usage in usages) >= 2
+    return usages if several and stating >= LEAST_PART * written else []
 
 
-_OF_OTHERS = re.compile(
-    r"occ_|uniform|scalar|count|limit|sgpr|max(?!.?waves)|alloc|dword|achieved", re.I
-)
-
-
-def _numbers(line: str) -> Iterator[tuple[str, float]]:
-    arm, intel = _ARM.search(line), _INTEL.search(line)
-    pairs = [] if arm else [p for p in _PAIR.finditer(line) if not _OF_OTHERS.search(p["name"])]
-    named: dict[str, float] = {}
-    for pair in pairs:  # "4 out of 16", "2 / 16"
-        if pair["whole"] and _head_of(pair["name"]) in ("waves", "occupancy"):
-            named["occupancy"] = 100 * float(pair["number"]) / max(float(pair["whole"]), 1.0)
-    for pattern, metric in _STATED:
-        if (found := pattern.search(line)) is not None and not (metric == "waves" and named):
-            named[metric] = float(next(group for group in found.groups() if group))
-    if arm is not None:
-        named |= {"registers_per_thread": float(arm["registers"]), "occupancy": float(arm["pct"])}
-    elif intel is not None:
-        named["spilled_registers"] = float(intel["stores"])
-    for pair in pairs:
-        metric = _head_of(pair["name"])
-        metric = "spill_bytes" if metric == "spilled_registers" and pair["bytes"] else metric
-        if metric in ("waves", "occupancy") and {"waves", "occupancy"} & named.keys():
+def _resource(quantity: Quantity) -> tuple[str, float, str]:
+    """The resource that a number is of, with its amount and its name; empty for another number."""
+    for name in quantity.names:
+        label = label_of(name, quantity.kind(name))
+        if label is None or label.metric not in _RESOURCES:
             continue
-        if metric:
-            named.setdefault(metric, float(pair["number"]))
-    yield from named.items()
+        metric = "occupancy" if "occupancy" in label.metric else label.metric
+        if metric == "waves" and quantity.whole:
+            return "occupancy", 100 * quantity.number / quantity.whole, name
+        if metric == "waves" and not 1 <= quantity.number <= MOST_PRINTED:
+            metric = "occupancy"
+        return metric, quantity.number, name
+    return "", 0.0, ""
 
 
-def _head_of(name: str) -> str:
-    """The metric of a column or of a number by its name; empty for others."""
-    heads = (metric or "registers_per_thread" for words, metric in _HEADS if words.search(name))
-    return next(heads, "")
-
-
-def _of_table(text: str) -> list[_Usage]:
-    """The rows below a header that names registers and spills."""
-    heads: dict[int, str] = {}
-    usages: list[_Usage] = []
-    for line in text.splitlines():
-        if not heads and not _WORDS.search(line):
-            continue
-        cells = _cells(line)
-        named = _named(cells)
-        if len({*named.values()} & _TELLING) >= 2:
-            heads = named
-        elif heads and len(cells) > max(heads):
-            values = {m: number(cells[i].rstrip("%")) for i, m in heads.items()}
-            stated = {m: v for m, v in values.items() if v is not None}
-            if len(stated) >= max(2, len(heads) - 1):
-                usages.append(_Usage(cells[0], stated))
-    return usages
-
-
+MOST_PRINTED = 20  # waves of a SIMD; a larger number is a share
 _TELLING = frozenset(
     ("registers_per_thread", "spilled_registers", "spill_store_bytes", "scratch_bytes")
 )
-
-
-def _named(cells: Sequence[str]) -> dict[int, str]:
-    named: dict[int, str] = {}
-    for place, cell in enumerate(cells[1:], 1):
-        if len(cell) > MAX_HEAD:
-            continue
-        metric = _head_of(cell)
-        if metric and metric not in named.values() and not re.search(r"\d{2}", cell):
-            named[place] = metric
-    return named
-
-
-def _cells(line: str) -> list[str]:
-    bars = line.strip().strip("|").split("|") if "|" in line else []
-    cells = bars or line.split(",") if "," in line or bars else re.split(r"\s{2,}|\t", line.strip())
-    return [cell.strip(" *`") for cell in cells]
+_RESOURCES = _TELLING | {
+    *("sgpr_spills", "spill_bytes", "spill_load_bytes", "shared_memory_per_block_bytes"),
+    *("waves", "theoretical_occupancy_pct"),
+}

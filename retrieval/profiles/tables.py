@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-from retrieval.profiles.counters import metric_of, rates
+from retrieval.profiles.counters import rates
 from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
+from retrieval.profiles.quantities import metric_of
 from retrieval.profiles.program import (
     OF_OPERATORS,
     WAITS,
