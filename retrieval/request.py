@@ -78,7 +78,8 @@ class RetrieveRequest:
     that skills are withheld by in place of `run_id`, equal in runs that repeat each other) and
     `facts_apart` (the reader gets the facts of the device beside `context`).
     `lines` are rows of a profile by line, whose samples are in `line_unit`; `notes` are sentences
-    about a profile, and `advised` are signals that the profiler's own rules name."""
+    about a profile, `by_words` its metrics that a text names in words, and `advised` are signals
+    that the profiler's own rules name."""
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
     log: str | None = _field("text", "Output of the compiler or the run, unchanged.", limit=None)
@@ -182,6 +183,7 @@ class RetrieveRequest:
     lines: tuple[LineRow, ...] = ()
     line_unit: str = "samples"
     notes: tuple[str, ...] = ()
+    by_words: frozenset[str] = frozenset()
     advised: tuple[Advised, ...] = ()
 
     @property

@@ -12,7 +12,7 @@ the signals that it rules out; a rule whose own signal has been ruled out rules 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -126,6 +126,8 @@ class Diagnoser:
             measured = diagnose(
                 metrics, facts, request.problem_values, lineage, own=own, counters=counters_of(raw)
             )
+        if request.by_words:
+            measured = replace(measured, signals=_of_words(measured.signals, request.by_words))
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
@@ -190,6 +192,18 @@ class Diagnoser:
             extra = [signature_from_mapping(asdict(spec), "hardware") for spec in key]
             self._indexes[key] = SignatureIndex([*extra, *load_signatures()])
         return self._indexes[key]
+
+
+def _of_words(
+    findings: Sequence[SignalFinding], names: Collection[str]
+) -> tuple[SignalFinding, ...]:
+    """The findings, with a confidence of B at most where their metrics are named in words."""
+    return tuple(
+        replace(finding, confidence=max(finding.confidence, "B"))
+        if any(evidence.get("raw") in names for evidence in finding.evidence)
+        else finding
+        for finding in findings
+    )
 
 
 # -- from the log

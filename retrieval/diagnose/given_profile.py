@@ -32,6 +32,7 @@ from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.profiles.counters import counters, growths, rates, sweep
 from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
+from retrieval.profiles.quantities import labels, quantities
 from retrieval.profiles.reader import read_profile
 from retrieval.profiles.tables import NO_UNIT
 from retrieval.request import RetrieveRequest
@@ -85,7 +86,10 @@ def with_known_counters(
                 as_profile = replace(request, profile=request.log, log=None)
                 return with_known_counters(as_profile, own_counters)
         notes = readings(request.metrics) if request.metrics else request.notes
-        return replace(request, advised=advice_of(request.log or ""), notes=notes), None
+        advised = advice_of(request.log or "")
+        if request.log and not (notes or advised or known_errors().match(request.log, 1)):
+            notes = tuple(filter(None, (_numbers_in(request.log),)))
+        return replace(request, advised=advised, notes=notes), None
     request = replace(request, advised=advice_of(text))
     try:
         profile = _read(text, own_counters)
@@ -112,14 +116,46 @@ def with_known_counters(
         log = "\n".join(filter(None, (log, text)))
     without = replace(request, profile=None, log=log, lines=profile.lines, line_unit=profile.unit)
     metrics = {**known, **(request.metrics or {})}
-    return replace(without, metrics=metrics, notes=read.notes), read
+    in_words = profile.kind in _LISTED or profile.kind == "words"
+    by_words = _metrics_of_labels() & known.keys() if in_words else frozenset()
+    return replace(without, metrics=metrics, notes=read.notes, by_words=by_words), read
+
+
+@lru_cache(maxsize=1)
+def _metrics_of_labels() -> frozenset[str]:
+    return frozenset(label.metric for label in labels())
+
+
+LEAST_NUMBERS = 2  # with a name and a unit
+MOST_NUMBERS = 6  # in a note
+
+
+def _numbers_in(text: str) -> str:
+    """The named numbers of a text that no rule reads, and what to measure; empty without any."""
+    named = {
+        q.names[0]: f"{q.names[0]} {q.number:g} {q.unit}"
+        for q in quantities(text[:MAX_STATED])
+        if q.names and q.unit and not q.words and len(q.names[0]) <= MAX_LABEL
+    }
+    if len(named) < LEAST_NUMBERS:
+        return ""
+    listed = ", ".join([*named.values()][:MOST_NUMBERS])
+    return (
+        f"numbers were read that decide nothing alone ({listed}): measure the shares of the peak of"
+        " memory and of the units for the part with most time (ncu, rocprofv3, perf stat)"
+    )
+
+
+MAX_STATED = 20_000  # characters of a text without a profile that are read for numbers
+MAX_LABEL = 50  # characters of a name in a note
 
 
 def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:
     """The request with the text of a profile that cannot be read in its log, where known messages
     and the prose of people are still found; the summary names the unread profile."""
     log = "\n".join(filter(None, (request.log, request.profile)))
-    note = f"{error.message}: its lines were read as those of a log. {error.hint}"
+    note = _numbers_in(request.profile or "")
+    note = note or f"{error.message}: its lines were read as those of a log. {error.hint}"
     if request.advised:
         note = "the text has sentences of a profiler's rules and no table: paste the counters too"
     read = ProfileRead(

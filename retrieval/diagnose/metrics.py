@@ -275,7 +275,8 @@ def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
             for name in dict.fromkeys((key, key.removeprefix("tma_"))):
                 if name in aliases and aliases[name][0] is not metric:
                     raise _broken(origin, f"{name!r} names two metrics")
-                aliases.setdefault(name, (metric, rank, alias))
+                known = aliases.setdefault(name, (metric, rank, alias))
+                aliases[name] = (metric, known[1], known[2] or alias)
     for metric in metrics.values():
         for formula in metric.derived:
             _check_formula(formula, metric, metrics, origin)

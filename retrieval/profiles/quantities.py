@@ -256,6 +256,7 @@ def _of_line(line: str, place: int) -> Iterator[Quantity]:
     bare = [float(plain(m["number"])) for m in matches]
     ordered = len(matches) == 3 and bare[0] <= bare[2] <= bare[1]
     first = 0
+    last: tuple[str, ...] = ()
     for n, match in enumerate(matches):
         before = whole[first : match.start()]
         end = matches[n + 1].start() if n + 1 < len(matches) else len(whole)
@@ -268,7 +269,10 @@ def _of_line(line: str, place: int) -> Iterator[Quantity]:
         count = not re.search("[A-Za-z]", before) and n + 1 < len(matches) and not match["unit"]
         if count and whole[match.end() :].startswith("  "):
             continue  # a column of counts before the name of the others
+        if re.fullmatch(r"\s?[\[(]\s{0,4}", before):  # "761.5 ms (26.4%)"
+            names = [*last] or names
         quantity = _quantity(match, names, line=place, start=start, words=words)
+        last = quantity.names
         if quantity.names or quantity.rate:
             yield quantity
     rate = re.match(rf"\s*(?P<number>{_NUMBER})\s?(?P<unit>%)?(?P<whole>)\s+(?:of )?([A-Za-z][\w ./-]+)", remark)
@@ -299,7 +303,8 @@ def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
     whole = re.sub(r"^.*[.;:] ", "", ahead)
     if place == 0:
         named += [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", ahead)[::-1] if part]
-    return [*named, whole], True
+    clause = re.split(r"[,;()|]|\.\s", following, maxsplit=1)[0].strip()
+    return [*named, whole, clause], True
 
 
 # -- what names mean
@@ -334,7 +339,7 @@ def labels() -> tuple[QuantityLabel, ...]:
 
 def label_of(name: str, kind: str = "") -> QuantityLabel | None:
     """The label whose words begin a name; of those with a unit only one of this kind."""
-    bare = re.sub(r"\s*[\[(][^\])]*[\])]", "", name).strip(_MARKS + ".;\u2022:-")
+    bare = (re.sub(r"\s*[\[(][^\])]*[\])]", "", name) or name).strip(_MARKS + ".;\u2022:-")
     return next((x for x in labels() if x.words.match(bare) and x.unit in ("", kind)), None)
 
 

@@ -196,7 +196,7 @@ def _resource(quantity: Quantity) -> tuple[str, float, str]:
     """The resource that a number is of, with its amount and its name; empty for another number."""
     for name in quantity.names:
         label = label_of(name, quantity.kind(name))
-        if label is None or label.metric not in _RESOURCES:
+        if label is None or label.metric not in _RESOURCES or name.lower().startswith("achieved"):
             continue
         metric = "occupancy" if "occupancy" in label.metric else label.metric
         if metric == "waves" and quantity.whole:
@@ -213,5 +213,5 @@ _TELLING = frozenset(
 )
 _RESOURCES = _TELLING | {
     *("sgpr_spills", "spill_bytes", "spill_load_bytes", "shared_memory_per_block_bytes"),
-    *("waves", "theoretical_occupancy_pct"),
+    *("waves", "theoretical_occupancy_pct", "occupancy_pct"),
 }

@@ -70,7 +70,13 @@ _COUNT = re.compile(
 )
 _TIME = re.compile(r"time|duration|total|sum|self|elapsed|latency|device|cuda|gpu|xpu|/step", re.I)
 _SHARE = re.compile(r"%|\bpct\b|percent|share|fraction|\bratio\b", re.IGNORECASE)
-_OF_LIMIT = re.compile(r"peak|util|occupancy|roof|\bmax|hit|efficien|_ratio", re.IGNORECASE)
+# The other words of a column of shares of the time.
+_OF_TIME = re.compile(
+    r"(?:\W|_|\b(?:time|total|tot|self|own|cpu|gpu|cuda|xpu|hip|npu|device|host|kernels?|cost|age|all"
+    r"|avg|sum|of|the|in|run|program|wall|duration|overhead|clock|cycles|samples|inclusive|exclusive"
+    r"|incl|excl|accelerator|latency|i|e)(?=\W|_|$))*",
+    re.IGNORECASE,
+)
 # Time of the device between two rows.
 _GAP = re.compile(r"\bop[ -_]to[ -_]op\b|wait time|\bgap\b|idle time", re.IGNORECASE)
 _MEAN = re.compile(r"avg|average|mean|median", re.IGNORECASE)
@@ -95,7 +101,7 @@ _BARS = re.compile("[│┃|]")
 _DRAWN = " ├└─│↳"  # of trees, before names
 _WITH_UNIT = re.compile(r"[A-Za-z]\((?:[nuµm]?s|[KMGT]B(?:/s)?|%)\)(?:\s|$)")
 _ALL = re.compile(
-    r"(?:grand )?totals?\b|sum$|all$|.*time total$|wall ?time|profiler ran"
+    r"(?:grand )?totals?(?:[_ ]time)?\b|(?:busy|idle)[_ ]time$|sum$|all$|.*time total$|wall ?time|profiler ran"
     r"|(?:host|device)-side activity|.*\btrace\)$",
     re.IGNORECASE,
 )
@@ -425,12 +431,12 @@ def _rows(text: str, loose: bool) -> Iterator[TableRow]:
     columns: _TableColumns | None = None
     last: TableRow | None = None
     free: list[_Free] = []
-    before = ""
+    before, unit = "", _stated_unit(text)
     for line in map(without_prefix, text.splitlines()):
         if not line.strip() or len(line) > MAX_LINE or _RULE.fullmatch(line):
             continue
         cells = _cells(line, columns)
-        found, row = _columns(cells, before, line), None
+        found, row = _columns(cells, before, line, unit), None
         before = line
         if found is not None:
             columns = found
@@ -484,7 +490,7 @@ class _TableColumns:
         self._host = next(iter(of_host), None)
         self._time = next(iter(of_device), None)
         share = [i for i, head in enumerate(heads) if _SHARE.search(head) and i != name]
-        share = [i for i in share if not metric_of(heads[i]) and not _OF_LIMIT.search(heads[i])]
+        share = [i for i in share if _OF_TIME.fullmatch(_SHARE.sub(" ", heads[i]))]
         # The share of the chosen times has a name like theirs: "CUDA total %" of "CUDA total".
         base = _plain(heads[self._time]) if self._time is not None else ""
         like = [i for i in share if base and _plain(heads[i]) == base]
@@ -609,7 +615,9 @@ def _plain(head: str) -> str:
     return re.sub(r"[^a-z]+", "", _UNIT.sub("", head).lower().replace("pct", ""))
 
 
-def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | None:
+def _columns(
+    cells: Sequence[str], before: str, line: str, unit: str
+) -> _TableColumns | None:
     """The columns of a header with names and with times or shares; None for another line."""
     most = MAX_HEADER if len(cells) < MANY_CELLS else MAX_LINE
     if len(line) > most or len(cells) < 2 or any(c[:1].isdigit() for c in cells):
@@ -630,12 +638,7 @@ def _columns(cells: Sequence[str], before: str, line: str) -> _TableColumns | No
         for i, head in enumerate(heads)
         if i != name and _is_time(head) and not _COUNT.fullmatch(head)
     ]
-    titled = _TITLE_UNIT.search(before)
-    return _TableColumns(heads, name, times, _TITLED[titled[1]] if titled else "")
-
-
-_TITLE_UNIT = re.compile(r"\((nano|micro|milli)seconds\)")
-_TITLED = {"nano": "ns", "micro": "us", "milli": "ms"}
+    return _TableColumns(heads, name, times, "" if any(_unit(heads[i]) for i in times) else unit)
 
 
 def _joined(before: str, line: str, heads: Sequence[str]) -> list[str]:
@@ -807,7 +810,10 @@ def _is_prose(line: str, name: str) -> bool:
     )
 
 
-_SUMMARY = re.compile(r"(?:min|max|mean|median|avg|average|std ?dev)(?:imum)?")
+_SUMMARY = re.compile(
+    r"(?:(?:min|max|mean|median|avg|average|std ?dev|range|time|latency|gc|histogram|frequency|by|ms|us|ns|s|\W|\d|[\u03c3\u2026])(?:imum)?)+",
+    re.IGNORECASE,
+)
 _LABELS = re.compile(
     r"^\w+:\s{2,}|(?:\s+\(?(?:total|time|avg|run|min|max|mean|realTime|id)\s*[=:]?)+$", re.I
 )
@@ -915,22 +921,30 @@ _PER_CASE = re.compile(
 )
 
 
+_STATED_UNIT = re.compile(
+    r"(?:\bin |\bunits?\W{1,3}|\btime\W{1,3}|\()(?P<long>nano|micro|milli)?seconds\b"
+    r"|\btime unit\W{1,3}(?P<unit>ns|us|ms|s)\b|(?<=[\s\[(])[\[(](?P<own>ns|us|ms|s)[\])]"
+    r"|(?:time|duration|latency|elapsed|total|avg|mean|min|max|cost)\((?P<of>ns|us|ms|s)\)",
+    re.IGNORECASE,
+)
+_LONG = {"nano": "ns", "micro": "us", "milli": "ms"}
+
+
+def _stated_unit(text: str) -> str:
+    """The unit of times that a text states outside their cells and heads; empty without."""
+    found = _STATED_UNIT.search(text)
+    if found is None:
+        return ""
+    written = found["unit"] or found["own"] or found["of"]
+    return written.lower() if written else _LONG.get((found["long"] or "").lower(), "s")
+
+
 def _unit_of_text(text: str) -> float:
-    """The unit of times without one: named before the table, or nanoseconds as in nsys."""
-    named = re.search(r"\bin (nano|micro|milli)?seconds|\((ns|us|ms|s)\)", text, re.IGNORECASE)
-    if named is None:
-        return 1e-3 if re.search(r"\b(?:cuda|cu)[A-Z]\w+", text) else 0.0
-    factors = {
-        "nano": 1e-3,
-        "micro": 1.0,
-        "milli": 1e3,
-        "": 1e6,
-        "ns": 1e-3,
-        "us": 1.0,
-        "ms": 1e3,
-        "s": 1e6,
-    }
-    return factors[(named[1] or named[2] or "").lower()]
+    """The unit of times without one, in microseconds: as stated, or nanoseconds as in nsys."""
+    if unit := _stated_unit(text):
+        return UNITS[unit]
+    functions = re.search(r"\b(?:cuda|cu)[A-Z]\w+", text)
+    return 1e-3 if functions and not re.search(r"(?<![\w.])0\.\d{4,}", text) else 0.0
 
 
 @dataclass(frozen=True)
