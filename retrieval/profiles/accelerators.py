@@ -1,12 +1,10 @@
-"""Accelerators' own profilers. XLA: the op profile and the HLO statistics that XProf (TensorBoard's
-profiler) exports; AWS Neuron: summaries of `neuron-profile`.
+"""Accelerators' own profilers. XLA: the op profile that XProf (TensorBoard's profiler)
+exports; AWS Neuron: summaries of `neuron-profile`.
 
 Formats, from its protobuf files and recorded exports:
 - op profile, JSON: {byCategory | byProgram: node}, a node is {name, metrics: {rawTime in
   picoseconds, flops and bandwidthUtils as shares of the peak, occurrences}, children, xla: {op,
   category}}; names may be in snake case.
-- HLO statistics, CSV: HLO op name, #Occurrences, Total self time (us), Bound by, ... in a row for
-  each operation.
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from retrieval.profiles.profile import Kernel, Metric, Profile, choice_note, number, total_times
-from retrieval.profiles.rocm import find_table
 
 KIND = "xprof"
 _ROOTS = ("byCategoryExcludeIdle", "byCategory", "byProgram", "by_category", "by_program")
 _PICOSECONDS = 1e-6
-_BOUNDS = {"hbm": "dram_bound_share", "compute": "compute_bound_share"}
 
 
 def read_json(decoded: object) -> Profile | None:
@@ -61,28 +57,6 @@ def _leaves(root: Mapping[str, Any]) -> Iterator[tuple[str, float, float, Mappin
         raw = number(metrics.get("rawTime", metrics.get("raw_time"))) or 0.0
         calls = number(metrics.get("occurrences")) or 1.0
         yield str(node.get("name", "")), calls, raw * _PICOSECONDS, metrics
-
-
-def read_table(text: str) -> Profile | None:
-    """The operations of the HLO statistics; None for another text."""
-    names, times = ("HLO op name", "HLO Op Name"), ("Total self time (us)", "Total Self Time (us)")
-    table = find_table(text, names, times)
-    if table is None:
-        return None
-    counts = table.cells("#Occurrences", "Occurrences", "# occurrences")
-    bounds = table.cells("Bound by")
-    rows = list(zip(table.cells(*names), counts, table.cells(*times), bounds, strict=True))
-    kernels = total_times(
-        [Kernel(name, number(calls) or 1.0, number(us) or 0.0) for name, calls, us, _ in rows]
-    )
-    if not kernels:
-        return Profile(KIND)
-    metrics: dict[str, Metric] = {"duration_us": kernels[0].us / kernels[0].calls}
-    by = next((bound.lower() for name, _, _, bound in rows if name == kernels[0].name), "")
-    for word, metric in _BOUNDS.items():
-        if word in by:
-            metrics[metric] = 1.0
-    return Profile(KIND, kernels[0].name, metrics, kernels, choice_note(kernels))
 
 
 # -- AWS Neuron: the summary of `neuron-profile view --output-format summary-json` (or

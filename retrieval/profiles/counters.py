@@ -194,5 +194,3 @@ def _forms(name: str) -> Iterator[str]:
     bare = re.sub(r"\s*[(\[][^)\]]*[)\]]\s*(?:STAT)?", "", name).strip()
     leaf = re.sub(r"^.*\.(?=[A-Z]\w+$)", "", bare)
     yield from dict.fromkeys(form for form in (name, bare, leaf) if re.search("[A-Za-z]", form))
-
-

@@ -43,7 +43,7 @@ _PARTS = re.compile(
 # In the text of perf: its locale has a decimal comma, also where three digits follow it.
 _DECIMAL_COMMA = re.compile(r"\d,\d\d\s?%|\d,\d{4,} .{0,40}seconds time elapsed")
 _LEVEL = re.compile(r"(?:Idle|Low|Mid|High|Max) \((\d{1,2})\)")
-_MARKS = "*_`~\" \t\u2937\u21b3\u2514\u251c\u2500"
+_MARKS = '*_`~" \t\u2937\u21b3\u2514\u251c\u2500'
 _RULE = re.compile(r"[\s|:+=\u2500\u2550-]*-[\s|:+=\u2500\u2550-]*")
 _NUMBERED = re.compile(r"\d+(?:\.\d+)+")
 _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
@@ -90,10 +90,14 @@ class Quantity:
     @property
     def rate(self) -> tuple[str, float] | None:
         """The metric and the amount in a second, for a rate of bytes or of operations."""
-        found = re.fullmatch(r"(?P<p>[kmgtp]?)(?P<i>i?)(?:(?P<b>b\w*)/s\w*|flops?(?:/\w+)?)", self.unit.lower())
+        found = re.fullmatch(
+            r"(?P<p>[kmgtp]?)(?P<i>i?)(?:(?P<b>b\w*)/s\w*|flops?(?:/\w+)?)", self.unit.lower()
+        )
         if found is None:
             return None
-        factor = 1024.0 ** _POWERS[found["p"]] if found["i"] and found["p"] else PREFIXES[found["p"]]
+        factor = (
+            1024.0 ** _POWERS[found["p"]] if found["i"] and found["p"] else PREFIXES[found["p"]]
+        )
         name = "achieved_bytes_per_s" if found["b"] else "achieved_flops"
         return name, min(self.number * factor, MOST_RATE)
 
@@ -275,7 +279,9 @@ def _of_line(line: str, place: int) -> Iterator[Quantity]:
         last = quantity.names
         if quantity.names or quantity.rate:
             yield quantity
-    rate = re.match(rf"\s*(?P<number>{_NUMBER})\s?(?P<unit>%)?(?P<whole>)\s+(?:of )?([A-Za-z][\w ./-]+)", remark)
+    rate = re.match(
+        rf"\s*(?P<number>{_NUMBER})\s?(?P<unit>%)?(?P<whole>)\s+(?:of )?([A-Za-z][\w ./-]+)", remark
+    )
     if rate:  # "# 57.98% of all cache refs"
         yield _quantity(rate, (rate[4],), line=place, start=len(whole))
 

@@ -57,7 +57,6 @@ _OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
     resources.read,
     tool_logs.read_monitor,
     tool_logs.read,
-    accelerators.read_table,
     rocm.read,
     linux_perf.read,
     proton.read_text,

@@ -25,7 +25,6 @@ _WIDE = (
     f"SIMD{{}} holds that many work-items in one thread: a sub-group of 16 halves them; {_LARGE}"
 )
 MAX_TOLD = 3  # kernels in the notes
-MAX_HEAD = 80  # characters of the head of a column
 MOST_WAVES = 8  # of a SIMD on AMD's data-centre GPUs; others have more, so the share is a bound
 
 _KERNEL = re.compile(
@@ -40,8 +39,6 @@ _BESIDE = re.compile(
     r"|^\s*(?:build succeeded|warning:)|\bS(?:GPRs|gprs)\b",
     re.IGNORECASE,
 )
-# What a listing with a line for each case states of it.
-_CASE = re.compile(r"\b(?:[VAS]GPRs?|n?_?regs?\w*|registers|num_\w+|spill\w*)\s?[=:].*", re.I)
 _FAILED = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
 # A word of every line that states a resource, and of every head of a table.
 _WORDS = re.compile(
@@ -162,7 +159,9 @@ def _usages(text: str) -> list[_Usage]:
             cases[quantity.line] = line[: max(line.find(name), 0)].strip(" \t:-|,=")
         stated.setdefault(quantity.line, {}).setdefault(metric, value)
     table = [
-        _Usage(row, stated[place]) for place, row in rows.items() if len(_TELLING & {*stated[place]}) > 1
+        _Usage(row, stated[place])
+        for place, row in rows.items()
+        if len(_TELLING & {*stated[place]}) > 1
     ]
     if table:
         return table

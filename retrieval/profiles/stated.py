@@ -70,7 +70,6 @@ OSACA = "osaca"
 _PORTS = re.compile(
     r"^ {4,}(?P<ports>\d+\.\d\d(?: +\d+\.\d+)*) {2,}(?P<path>[\d.]+) +(?P<carried>[\d.]+)\s*$", re.M
 )
-_PORT_HEADS = re.compile(r"^ +\|(?P<heads>[^\n]*\bDV\b|[^\n]*\|\| +CP +\| LCD)", re.MULTILINE)
 
 
 def read_ports(text: str) -> Profile | None:

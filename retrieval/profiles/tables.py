@@ -21,7 +21,7 @@ from itertools import permutations
 from retrieval.profiles.counters import rates
 from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
-from retrieval.profiles.quantities import metric_of
+from retrieval.profiles.quantities import metric_of, quantities
 from retrieval.profiles.program import (
     OF_OPERATORS,
     WAITS,
@@ -48,6 +48,7 @@ _TOOLS = (
     ("unitrace", re.compile(r"Device Timing Summary|Backend ==|API Timing Results|L0 Backend")),
     ("rocprof", re.compile(r"TotalDurationNs|^0\.1 Top Kernels", re.MULTILINE)),
     ("vtune", re.compile(r"^Function +Module +CPU Time", re.MULTILINE)),
+    ("cuda_profile_log", re.compile(r"CUDA_PROFILE_LOG|[gc]putime \(us\)")),
     ("xprof", re.compile(r"HLO op name", re.IGNORECASE)),
     ("xcode", re.compile(r"ALU Limiter|Kernel Occupancy|Buffer Read Limiter")),
     ("ggml", re.compile(r"^\w* ?Timings:$|ggml_|llama_p|test-backend-ops|us/run", re.MULTILINE)),
@@ -137,6 +138,7 @@ def read(text: str, loose: bool = True) -> Profile | None:
     header, or several lines of one form."""
     if (sampled := _sampled(text)) is not None:
         return sampled
+    text = _of_keys(text)
     text = _SECONDS.sub(r"total time (s)\1time / call (s)", text)
     text = text.replace(" percall filename:", " percall  filename:")  # of cProfile
     text = text.replace(" tottime  percall ", " tottime (s)  percall ")
@@ -171,6 +173,29 @@ def read(text: str, loose: bool = True) -> Profile | None:
     more = {**_of_stages(rows), **_host_share(rows), **more}
     notes = (NO_UNIT,) if any(row.relative for row in rows) else ()
     return of_program(kind, kernels, functions, more, notes)
+
+
+# Rows of CUDA's command-line profiler, whose times are in microseconds.
+_KEY = re.compile(r"\b(\w+)=\[ ?([^\[\]]*?) ?\]")
+_OLD_NAMES = (
+    (re.compile(r"\b([gc]putime)\b"), r"\1 (us)"),
+    (re.compile(r"\boccupancy\b"), "theoretical occupancy"),
+    (re.compile(r"\bregperthread\b"), "registers per thread"),
+)
+
+
+def _of_keys(text: str) -> str:
+    """A text with rows of "key=[ value ]" as a table."""
+    if "CUDA_PROFILE_LOG_VERSION" not in text and "method=[" not in text:
+        return text
+    rows = [dict(pairs) for line in text.splitlines() if len(pairs := _KEY.findall(line)) > 1]
+    if rows:
+        heads = [*dict.fromkeys(key for row in rows for key in row)]
+        cells = [heads, *([row.get(head, "") for head in heads] for row in rows)]
+        text = "\n".join(map("\t".join, cells))
+    for name, whole in _OLD_NAMES:
+        text = name.sub(whole, text)
+    return text
 
 
 FEW = 0.5  # of the threads of the stage that has most
@@ -291,23 +316,20 @@ def _sampled(text: str) -> Profile | None:
     )
 
 
-_STALL_SHARE = re.compile(
-    r"(?<![A-Za-z_])(?P<name>[A-Za-z_]{1,40}(?: [A-Za-z_]{1,40}){0,3})[\s'`*\":=(|,-]{1,8}"
-    r"(?P<pct>\d+(?:[.,]\d+)?)\s?%"
-)
-_OF_STALLS = re.compile(r"stall|scoreboard|throttle", re.IGNORECASE)
-
-
 def _stall_shares(text: str) -> dict[str, float]:
-    """The reasons of stalls with a percentage behind their names, in a text that has few others."""
+    """The reasons of stalls with a percentage, in a text that has few others."""
     shares: dict[str, float] = {}
-    for match in _STALL_SHARE.finditer(text) if _OF_STALLS.search(text) else ():
-        words = match["name"].split(" ")
-        names = (" ".join(words[start:]) for start in range(len(words)))
+    found = [q for q in quantities(text) if q.unit == "%"] if _OF_STALLS.search(text) else []
+    for quantity in found:
+        words = [name.split() for name in quantity.names]
+        names = (" ".join(parts[start:]) for parts in words for start in range(len(parts)))
         if name := next(filter(None, map(stall_name, names)), None):
-            shares.setdefault(name, float(match["pct"].replace(",", ".")))
-    few = 2 * len(shares) < len(re.findall(r"\d\s?%", text)) or sum(shares.values()) > ONE_WHOLE
+            shares.setdefault(name, quantity.number)
+    few = 2 * len(shares) < len(found) or sum(shares.values()) > ONE_WHOLE
     return {} if few else shares
+
+
+_OF_STALLS = re.compile(r"stall|scoreboard|throttle", re.IGNORECASE)
 
 
 def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
@@ -564,6 +586,9 @@ class _TableColumns:
                 found.setdefault(metric, cell if whole or part is None else f"{100 * part:g}")
             if _THREADS.fullmatch(head) and number(cell) is not None:
                 found[THREADS] = cell
+            if _BOUND.fullmatch(head):
+                limits = (metric for words, metric in _LIMITS if words.search(cell))
+                found.update({metric: "1" for metric in limits})
             rate = _RATE.search(head)
             if rate and _CELL.fullmatch(cell):
                 found.setdefault(_rate_name(rate[0]), f"{cell} {rate[0]}")
@@ -590,6 +615,12 @@ class _TableColumns:
         return value if value is not None and 0 <= value <= 100 else None
 
 
+# A column that says what limits each row.
+_BOUND = re.compile(r"bound(?:[ _](?:by|hint))?|limit(?:ed by|er)|bottleneck", re.IGNORECASE)
+_LIMITS = (
+    (re.compile(r"hbm|dram|memory|bandwidth", re.IGNORECASE), "dram_bound_share"),
+    (re.compile(r"compute|alu\b|arith|mxu", re.IGNORECASE), "compute_bound_share"),
+)
 _RATE = re.compile(r"[KMGT]i?B/s(?:ec)?|[KMGT]FLOPS?(?:/s)?", re.IGNORECASE)
 
 
@@ -615,9 +646,7 @@ def _plain(head: str) -> str:
     return re.sub(r"[^a-z]+", "", _UNIT.sub("", head).lower().replace("pct", ""))
 
 
-def _columns(
-    cells: Sequence[str], before: str, line: str, unit: str
-) -> _TableColumns | None:
+def _columns(cells: Sequence[str], before: str, line: str, unit: str) -> _TableColumns | None:
     """The columns of a header with names and with times or shares; None for another line."""
     most = MAX_HEADER if len(cells) < MANY_CELLS else MAX_LINE
     if len(line) > most or len(cells) < 2 or any(c[:1].isdigit() for c in cells):
@@ -734,20 +763,21 @@ class _Free:
         return "".join(q.kind[0] for q in self.quantities)  # both: b, rate: r, other: o
 
 
-_QUANTITY = re.compile(
-    r"(?P<label>[A-Za-z][\w.]*[=:])?(?P<number>-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
-    r"(?:e[+-]?\d+)?)(?P<unit>%|[A-Za-zµμ][A-Za-z/]*)?"
+_PER = r"(?:ns|us|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?"
+_ITEM = re.compile(
+    r"(?:(?<=[\s()\[\];:|│┃*/=±])|^)(?P<label>[A-Za-z][\w.]*[=:])?"
+    r"(?P<number>-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)(?:e[+-]?\d+)?)"
+    rf"(?:(?:(?P<share> ?%)|\s?(?P<time>{_PER})|\s?(?P<other>[KMGT]?i?[Bb](?:/s|ytes?)?"
+    r"|[kKMGTP]?[Ff][Ll][Oo][Pp][Ss]?(?:/s|/run)?|[KMGkmg]?[hH][zZ]|M/sec|[Cc]ycles?)"
+    r"|(?P<suffix>[A-Za-zµμ][A-Za-z/]*))(?![:=\w]))?(?=[\s()\[\],;:|│┃*/±]|$)"
 )
-_OTHER_UNITS = re.compile(
-    r"[KMGT]?i?[Bb](?:/s|ytes?)?|[kKMGTP]?FLOPS?(?:/s|/run)?|[KMG]?[hH]z|M/sec|cycles?|GB|kB", re.I
-)
-_PER = re.compile(r"(?P<unit>ns|us|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?")
+# What may stand between the numbers of one row.
 _JOINT = re.compile(
-    r"[x\u00d7=/|:±,-]+|\+/-|in|of|runs?|calls?|tokens?|samples?|per|for|cost|‥|[│┃]|average|mean|avg|min|max"
-    r"|median|total|took"
+    r"(?:[\s()\[\],;:|│┃*=/±×-]|\+/-|‥|\b(?:x|in|of|runs?|calls?|tokens?|samples?|per|for|cost|average"
+    r"|mean|avg|min|max|median|total|took)\b(?!-)|\b[A-Za-z]+ ?[=:])*",
+    re.IGNORECASE,
 )
 _CLOCK = re.compile(r"\b0:(\d\d):(\d\d\.\d+)")
-_STRIP = "()[],;:|│┃*"
 _SHARE_FIRST = re.compile(r"^\s*\[\s*([\d.]+ ?%)\] (\S+)(?=\s.*\btotal\b)")
 _BOTH = re.compile(
     r"\s*(?P<name>.*?)\s*CPU:\s*(?P<host>[\d.]+)\s?(?P<host_unit>[nuµm]?s)\b.*?"
@@ -762,36 +792,33 @@ def _free(line: str) -> _Free | None:
         return _Free(both["name"].strip(" :-"), tuple(_Quantity("both", us) for us in times))
     line = _CLOCK.sub(lambda m: f"{60 * int(m[1]) + float(m[2])}s ", line)
     line = _SHARE_FIRST.sub(r"\2 \1", line)
-    tokens = [(m.start(), m.end(), m[0]) for m in re.finditer(r"\S+", line)]
-    classes = [_class(text) for _, _, text in tokens]
-    for place in range(1, len(tokens)):  # "1.83 ms", "18 %"
-        bare = tokens[place][2].strip(_STRIP)
-        if (
-            classes[place - 1] == "number"
-            and bare
-            and tokens[place][2][-1] not in ":="  # a key of the next number
-            and (bare == "%" or _PER.fullmatch(bare) or _OTHER_UNITS.fullmatch(bare))
-        ):
-            classes[place] = "unit"
-    zone = _zone(classes, [text for _, _, text in tokens])
-    if zone is None:
+    row = _longest(line)
+    if not row:
         alone = re.fullmatch(r"\s*(?P<name>\S.*?)[:=,;]\s*(?P<number>\d+(?:\.\d+)?)\s*", line)
         named = alone is not None and re.search("[A-Za-z]", alone["name"])
         quantity = _Quantity("number", float(alone["number"])) if alone else None
         return _Free(alone["name"], (quantity,)) if alone and quantity and named else None
-    first, last = zone
-    front = line[: tokens[first][0]].strip(" \t:=|-([") if first else ""
-    back = line[tokens[last][1] :].strip() if last + 1 < len(tokens) else ""
+    front = line[: row[0].start()].strip(" \t:=|-([")
+    back = line[row[-1].end() :].lstrip(")],;:|│┃* \t").rstrip()
     section = front.endswith(("activities", "calls")) or not re.search(r"[A-Za-z_]", front)
-    label = re.match(r"([A-Za-z][\w.]*)[=:]", tokens[first][2])
-    name = front if front and not section else label[1] if label and not front else back
+    label = (row[0]["label"] or "")[:-1]
+    name = front if front and not section else label if label and not front else back
     whole, name = name, _LABELS.sub("", name).strip(" |│@(:├└─")
     if _ALL.match(whole) or _ALL.match(name) or _SUMMARY.fullmatch(name):
         return None
     if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS or _is_prose(line, name):
         return None
-    quantities = tuple(_quantities(tokens, classes, first, last, line))
-    return _Free(name, quantities) if quantities else None
+    return _Free(name, tuple(_quantity(item, n, line) for n, item in enumerate(row)))
+
+
+def _longest(line: str) -> list[re.Match[str]]:
+    """The numbers of the part of a line that has most of them and no words but joints."""
+    runs: list[list[re.Match[str]]] = [[]]
+    for item in _ITEM.finditer(line):
+        if runs[-1] and not _JOINT.fullmatch(line[runs[-1][-1].end() : item.start()]):
+            runs.append([])
+        runs[-1].append(item)
+    return max(runs, key=len)
 
 
 # Words of sentences, which names of kernels and operators lack.
@@ -819,62 +846,22 @@ _LABELS = re.compile(
 )
 
 
-def _class(text: str) -> str:
-    bare = text.strip(_STRIP)
-    if _QUANTITY.fullmatch(bare):
-        return "number"
-    return (
-        "joint"
-        if not bare or _JOINT.fullmatch(bare) or re.fullmatch(r"[A-Za-z]+[=:]", bare + text[-1:])
-        else "word"
-    )
-
-
-def _zone(classes: Sequence[str], texts: Sequence[str]) -> tuple[int, int] | None:
-    """The first and the last token of the run with most quantities."""
-    best: tuple[int, int, int] | None = None
-    start = None
-    for place, kind in enumerate([*classes, "word"]):
-        if kind == "number" and start is None:
-            start = place
-        elif kind == "word" and start is not None:
-            last = max(i for i in range(start, place) if classes[i] in ("number", "unit"))
-            count = classes[start : last + 1].count("number")
-            if best is None or count > best[0]:
-                best = (count, start, last)
-            start = None
-    return best[1:] if best else None
-
-
-def _quantities(
-    tokens: Sequence[tuple[int, int, str]], classes: Sequence[str], first: int, last: int, line: str
-) -> Iterator[_Quantity]:
-    for place in range(first, last + 1):
-        if classes[place] != "number":
-            continue
-        match = _QUANTITY.fullmatch(tokens[place][2].strip(_STRIP))
-        if match is None:
-            continue
-        unit = match["unit"] or ""
-        if not unit and place + 1 < len(tokens) and classes[place + 1] == "unit":
-            unit = tokens[place + 1][2].strip(_STRIP)
-        value = _value(match["number"], bool(unit))
-        start, end, _ = tokens[place]
+def _quantity(item: re.Match[str], place: int, line: str) -> _Quantity:
+    value = _value(item["number"], bool(item["time"] or item["share"] or item["other"]))
+    start, end = item.start(), item.end()
+    word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[max(0, start - 80) : start])
+    label = (item["label"] or (word[1] if word else "")).strip("=:").lower()
+    keyed = place > 0 and bool(item["label"] or re.search(r"\w[=:]\s*$", line[:start]))
+    if item["share"]:
+        return _Quantity("share", value)
+    if unit := item["time"]:
         beside = line[max(0, start - 14) : end + 12]
-        word = re.search(r"([A-Za-z]+)\s*[=:]?\s*$", line[max(0, start - 80) : start])
-        label = (match["label"] or (word[1] if word else "")).strip("=:").lower()
-        keyed = place > first and bool(match["label"] or re.search(r"\w[=:]\s*$", line[:start]))
-        per = _PER.fullmatch(unit)
-        if unit == "%":
-            yield _Quantity("share", value)
-        elif per:
-            of_one = "/" in unit or bool(re.search(r"avg|average|mean|\bper\b", beside, re.I))
-            yield _Quantity("time", value * UNITS[per["unit"]], of_one, label)
-        elif unit in ("", "b", "x"):
-            yield _Quantity("number", value, label=label, keyed=keyed)
-        else:
-            rate = _RATE.fullmatch(unit)
-            yield _Quantity("rate" if rate else "other", value, label=unit)
+        of_one = "/" in unit or bool(re.search(r"avg|average|mean|\bper\b", beside, re.I))
+        return _Quantity("time", value * UNITS[unit.partition("/")[0]], of_one, label)
+    unit = item["other"] or item["suffix"] or ""
+    if unit in ("", "b", "x"):
+        return _Quantity("number", value, label=label, keyed=keyed)
+    return _Quantity("rate" if _RATE.fullmatch(unit) else "other", value, label=unit)
 
 
 def _value(text: str, with_unit: bool) -> float:

@@ -1,25 +1,17 @@
-"""Logs of tools that state a key for each value: CUDA's command-line profiler (COMPUTE_PROFILE),
-and the tables of Intel's performance counter monitor (pcm, ipm, pcm-memory); and samples of the
-programs that watch a device (nvidia-smi, rocm-smi).
-"""
+"""The tables of Intel's performance counter monitor (pcm, ipm, pcm-memory), and samples of the
+programs that watch a device (nvidia-smi, rocm-smi)."""
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from retrieval.profiles.profile import Kernel, Metric, Profile, number
-from retrieval.profiles.program import of_program
+from retrieval.profiles.profile import Metric, Profile, number
 
-CUDA_LOG, PCM = "cuda_profile_log", "pcm"
+PCM = "pcm"
 IMBALANCE = 4.0  # times the traffic of the other sockets from which on one socket has it all
 
-_MARK = re.compile(
-    r"^# CUDA_PROFILE_LOG_VERSION|^method=\[|^(?=(?:\w+,)*gputime)(?:\w+,)*method,", re.M
-)
-_PAIR = re.compile(r"\b(\w+)=\[ ?([^\[\]]*?) ?\]")
 _CORE = re.compile(
     r"^[ \t]*(?:Core \(SKT\)|Time elapsed|EXEC)\b.*\bIPC\b|^[ \t]*Core \(SKT\) \|", re.M
 )
@@ -31,51 +23,10 @@ _SOCKET = re.compile(
 
 
 def read(text: str) -> Profile | None:
-    """The profile of either tool; None for other texts."""
-    if _MARK.search(text):
-        return _cuda_log(text)
+    """The profile of pcm; None for other texts."""
     if _CORE.search(text) or _SOCKET.search(text):
         return _pcm(text)
     return None
-
-
-# -- COMPUTE_PROFILE
-
-
-def _cuda_log(text: str) -> Profile | None:
-    rows = [row for row in _log_rows(text) if row.get("method")]
-    kernels = [Kernel(row["method"], 1.0, number(row.get("gputime")) or 0.0) for row in rows]
-    if not any(kernel.us for kernel in kernels):
-        return None
-    profile = of_program(CUDA_LOG, kernels)
-    longest = max(
-        (row for row in rows if row["method"] == profile.kernel),
-        key=lambda row: number(row.get("gputime")) or 0.0,
-        default={},
-    )
-    return of_program(CUDA_LOG, kernels, more=_of_launch(longest))
-
-
-def _log_rows(text: str) -> list[dict[str, str]]:
-    if rows := [dict(_PAIR.findall(line)) for line in text.splitlines() if "=[" in line]:
-        return rows
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(lines)]
-
-
-def _of_launch(row: Mapping[str, str]) -> dict[str, Metric]:
-    """The resources of a launch; its occupancy is what they allow."""
-    names = {
-        "regperthread": "registers_per_thread",
-        "stasmemperblock": "shared_memory_per_block_bytes",
-    }
-    metrics: dict[str, Metric] = {}
-    for key, metric in names.items():
-        if (value := number(row.get(key))) is not None:
-            metrics[metric] = value
-    if (occupancy := number(row.get("occupancy"))) is not None:
-        metrics["theoretical_occupancy_pct"] = 100 * occupancy
-    return metrics
 
 
 # -- pcm

@@ -129,7 +129,7 @@ SOCKETS = """|-- NODE 0 Memory (MB/s):   122522.73 --||-- NODE 1 Memory (MB/s): 
 def test_log_of_the_command_line_profiler(text: str) -> None:
     profile = read_profile(text)
     assert [kernel.name for kernel in profile.kernels] == ["_Z6solverPfi", "memcpyHtoD"]
-    assert profile.metrics["theoretical_occupancy_pct"] == pytest.approx(16.7)
+    assert float(profile.metrics["theoretical_occupancy_pct"]) == pytest.approx(16.7)
     assert diagnosed(text) == ["occupancy_limited"]
 
 
